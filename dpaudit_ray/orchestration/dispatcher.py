@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -23,8 +22,8 @@ from .executors import (
     Work,
     WorkerDiedError,
 )
-from .faults import LOOK_SECONDS, Deadlines, FaultAttribution, HangDetection
-from .interruption import GONE_SECONDS, HeadLiveness
+from .faults import Deadlines, FaultAttribution, HangDetection
+from .interruption import HeadLiveness
 from .progress import Activity, Progress
 from .workers import PACKS_PER_TRAINER, MachineCompatibility, Places, Pool, Worker
 
@@ -40,7 +39,6 @@ class Dispatcher:
         self._owners: dict[Future[Any], Worker] = {}
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
         self._in_flight = 0
-        self._looked = -math.inf  # for nodes that do not answer
         self._aggregator = executor.start("Aggregator", f"{sweep.name}-aggregator")
         try:
             # Rebuilds the estimates now: a damaged run directory is told before any training.
@@ -57,7 +55,7 @@ class Dispatcher:
             self._pool = Pool(self._start_worker, executor.kill, places, packs_each)
             self._attribution = FaultAttribution(places, tell, self._pool.changed)
             self._hangs = HangDetection(
-                work, self._deadlines, self._pool, self._attribution, self._client
+                self._deadlines, self._pool, self._attribution, self._client
             )
             self.backlog(work.packs)
             self._pool.resize()
@@ -110,7 +108,7 @@ class Dispatcher:
             self._pool.resize()
         arrived = [(self._owners.pop(a, None), a) for a in self._executor.wait(timeout)]
         collected = [self._collect(worker, answer) for worker, answer in arrived if worker]
-        hung = [self._lost(lost) for lost in (*self._hangs.lost(), *self._on_silent_nodes())]
+        hung = [self._lost(lost) for lost in self._hangs.lost()]
         outcomes = [*(outcome for outcome in collected if outcome), *hung]
         for outcome in outcomes:
             self._in_flight -= len(outcome.packs) if isinstance(outcome, Lost) else 1
@@ -250,32 +248,6 @@ class Dispatcher:
             return self._lost(Lost(packs, f"{worker.name}: {where} has left", "node", foreseen))
         where = f" on node {worker.address}" if worker.ready else ""
         return self._lost(Lost(packs, f"{worker.name}{where}: {error}", begun=worker.ready))
-
-    def _on_silent_nodes(self) -> list[Lost]:
-        """Packs on nodes that do not answer, of which Ray hears a minute later."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:  # it is a look at all trainers
-            return []
-        self._looked = now
-        addresses = {worker.node: worker.address for worker in self._pool.ready}
-        daemons = self._places.daemons
-        self._liveness.nodes = {
-            node: daemons[node]
-            for node in addresses.keys() | self._places.silent
-            if node in daemons
-        }
-        silent = self._liveness.silent_nodes
-        for node in silent - self._places.silent:
-            self._work.tell(
-                f"node {addresses[node]} has not answered for {GONE_SECONDS:.0f} s: it is left "
-                "out until it does, and its packs are run again elsewhere"
-            )
-        self._places.silent = silent
-        lost = []
-        for worker in (worker for worker in self._pool.ready if worker.node in silent):
-            reason = f"{worker.name}: node {worker.address} does not answer"
-            lost.append(Lost(self._pool.replace(worker), reason, "node", foreseen=True))
-        return lost
 
     def _lost(self, lost: Lost) -> Lost:
         for pack in lost.packs:

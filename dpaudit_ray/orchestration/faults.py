@@ -12,7 +12,7 @@ from typing import Literal
 from ..plan.model import Pack, Part
 from ..plan.outcomes import Failure
 from .aggregator_client import AggregatorClient
-from .executors import Lost, Work
+from .executors import Lost
 from .trainer import runs_of
 from .workers import Places, Pool, Worker
 
@@ -128,15 +128,11 @@ class Deadlines:
         """Its trainer was silent for longer than the limit: it hung, or the limit is too low."""
         self._missed[pack] += 1
 
-    def unknown(self, pack: Pack) -> bool:
-        """Whether the limit is a guess."""
-        return self._fixed == "auto" and _kind(pack) not in self._slowest
-
     def seconds(self, pack: Pack) -> float:
         """The limit for a pack; a guess until a pack of its audit was timed."""
         if self._fixed != "auto":
             return self._fixed
-        if self.unknown(pack):
+        if _kind(pack) not in self._slowest:
             usual = FIRST * 2.0 ** self._missed[pack]
         else:
             usual = max(SHORTEST, FACTOR * self._slowest[_kind(pack)] * (pack.size or 1))
@@ -152,22 +148,19 @@ def _kind(pack: Pack) -> tuple[int, bool]:
 class HangDetection:
     """Replaces trainers that work on a pack for longer than it may take.
 
-    Each audit whose first pack takes long is told of before. While the aggregator is silent, and
-    for as long before, nobody is to blame.
+    While the aggregator is silent, and for as long before, nobody is to blame.
     """
 
     def __init__(
         self,
-        work: Work,
         deadlines: Deadlines,
         pool: Pool,
         attribution: FaultAttribution,
         aggregator: AggregatorClient,
     ) -> None:
-        self._work, self._deadlines, self._pool = work, deadlines, pool
+        self._deadlines, self._pool = deadlines, pool
         self._attribution, self._aggregator = attribution, aggregator
         self._looked = -math.inf
-        self._slow: set[int] = set()  # audits of whose first pack the user was told
 
     def lost(self) -> list[Lost]:
         """The packs of trainers that hang now, and are replaced."""
@@ -182,22 +175,8 @@ class HangDetection:
             self._deadlines.missed(packs[0])
             reason = f"{worker.name} on node {worker.address} was silent for {seconds:.0f} s"
             lost.append(Lost(packs, reason))
-        for worker, _ in self._pool.overdue(lambda pack: SHORTEST, since):
-            self._tell_of_first_pack(worker)
         return lost
 
     def _limit(self, pack: Pack) -> float:
         seconds = self._deadlines.seconds(pack)
         return seconds * (runs_of(pack) if self._attribution.failure(pack) else 1)
-
-    def _tell_of_first_pack(self, worker: Worker) -> None:
-        pack = worker.running
-        if pack is None or pack.audit in self._slow or not self._deadlines.unknown(pack):
-            return
-        self._slow.add(pack.audit)
-        label = self._work.plan.audits[pack.audit].label
-        self._work.tell(
-            f"{label}: {worker.name} has worked for {SHORTEST:.0f} s "
-            f"on its first pack and counts as hung after {self._limit(pack):.0f} s; "
-            "resources.pack_deadline sets another limit"
-        )

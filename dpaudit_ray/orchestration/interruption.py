@@ -1,7 +1,7 @@
 """What ends a sweep early: signals that ask it to stop, and a cluster that no longer answers.
 
 What hangs is not what dies: the kernel of a stopped process goes on accepting connections, and a
-call of Ray's waits for it without a limit. So head and nodes are asked a question, with a limit.
+call of Ray's waits for it without a limit. So the head is asked a question, with a limit.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from ..errors import ClusterError
 
 LOOK_SECONDS = 2.0  # between two questions, and for an answer
-GONE_SECONDS = 20.0  # without an answer, before the sweep is stopped, or a node left out
+GONE_SECONDS = 20.0  # without an answer, before the sweep is stopped
 LEAVING_SECONDS = 5.0  # the same once the sweep was asked to stop: its head may have been asked too
 LEAVE_SECONDS = 4.0  # for stopping, before this process is ended
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -149,7 +149,7 @@ class HealthChecks:
 
 
 class HeadLiveness:
-    """Watches whether the cluster's head, this node's daemon and those of trainers' nodes answer.
+    """Watches whether the cluster's head and this node's daemon answer.
 
     It asks from a thread of its own, until it is closed; without a `head` (HOST:PORT), nothing is
     watched. `channel` opens a gRPC channel. `tell` takes the line for the user when this process
@@ -165,7 +165,6 @@ class HeadLiveness:
         self._head, self._daemon, self._tell = head, "", tell
         self._checks = HealthChecks(channel)
         self.leaving: Callable[[], bool] = lambda: False  # whether the sweep was asked to stop
-        self.nodes: Mapping[str, str] = {}  # addresses of other daemons to ask, by node
         self._closed = threading.Event()
         if head:
             threading.Thread(target=self._look, name="liveness", daemon=True).start()
@@ -180,12 +179,6 @@ class HeadLiveness:
     def answers(self) -> bool:
         """Whether head and daemon did so when they were asked last."""
         return not self._silent
-
-    @property
-    def silent_nodes(self) -> set[str]:
-        """Those of `nodes`, but for this one, that have not answered for `GONE_SECONDS`."""
-        others = [(node, at) for node, at in self.nodes.items() if at != self._daemon]
-        return {node for node, at in others if self._silence(at) >= GONE_SECONDS}
 
     def require(self) -> None:
         """Raises ClusterError when head or daemon have been silent for too long."""
@@ -217,7 +210,7 @@ class HeadLiveness:
 
     def _look(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
-            self._checks.ask({self._head, self._daemon, *self.nodes.values()} - {""})
+            self._checks.ask({self._head, self._daemon} - {""})
             if self._silent >= self.limit and not self._closed.wait(LEAVE_SECONDS):
                 self._end(self._reason)
         self._checks.close()

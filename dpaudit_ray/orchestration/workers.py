@@ -163,7 +163,6 @@ class Places:
         self._left_out: set[str] = set()
         self._gone: set[str] = set()
         self._faults: collections.Counter[str] = collections.Counter()
-        self.silent: set[str] = set()  # nodes that do not answer: left out while that lasts
         self.daemons: dict[str, str] = {}  # HOST:PORT, by node
         self._look()
 
@@ -192,13 +191,13 @@ class Places:
 
     @property
     def leaving(self) -> set[str]:
-        """Nodes that are given no more work: drained, left out, or silent."""
-        return self._left_out | self.silent | self._cluster.draining
+        """Nodes that are given no more work: drained, or left out."""
+        return self._left_out | self._cluster.draining
 
     @property
     def avoided(self) -> set[str]:
         """Nodes that no trainer is started on."""
-        return self._left_out | self.silent
+        return self._left_out
 
     def tell_what_for(self, trainers: int, room: Room) -> None:
         """Says what `trainers` wait for, none of which has its place."""

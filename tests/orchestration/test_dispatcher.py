@@ -15,7 +15,7 @@ from dpaudit_ray.orchestration.dispatcher import Dispatcher
 from dpaudit_ray.orchestration.driver import Driver, FailureBudget, Summary
 from dpaudit_ray.orchestration.executors import TRAINER, Cluster, Done, Node, Work, WorkerDiedError
 from dpaudit_ray.orchestration.faults import FIRST, SHORTEST
-from dpaudit_ray.orchestration.interruption import GONE_SECONDS, HeadLiveness, Stop
+from dpaudit_ray.orchestration.interruption import HeadLiveness, Stop
 from dpaudit_ray.orchestration.progress import Progress
 from dpaudit_ray.orchestration.workers import FAULTS_PER_NODE, Places, ResourceRequest
 from dpaudit_ray.plan import provenance
@@ -187,12 +187,11 @@ def test_a_trainer_that_dies_is_replaced_and_its_packs_are_run_again(run, cluste
 
 
 def test_a_hang_in_the_first_pack_is_found_by_a_guess(run, cluster):
-    """Nothing is known of how long the audit's packs take: the limit is long, and told before."""
+    """Nothing is known of how long the audit's packs take: the limit is long."""
     cluster.cpus = {"a": 1}
     cluster.fault = only("tiny-trainer-0", "hangs")
     assert run(cluster).lost == 1
-    slow, lost = run.lines
-    assert f"tiny-trainer-0 has worked for {SHORTEST:.0f} s on its first pack and counts as" in slow
+    (lost,) = run.lines
     assert lost.endswith(f"tiny-trainer-0 on node address-of-a was silent for {FIRST:.0f} s")
     assert cluster.now - 1000 < FIRST + 100
 
@@ -248,15 +247,3 @@ def test_a_node_with_another_version_is_left_out(run, cluster):
     run(cluster)
     assert {node for _, node in cluster.done} == {"b"}
     assert len(run.told("node address-of-a is left out: it has numba 9.9, the driver")) == 1
-
-
-def test_packs_on_a_node_that_stands_still_are_run_elsewhere(run, cluster, monkeypatch):
-    """Ray hears of it a minute later."""
-    silent: set[str] = set()
-    monkeypatch.setattr(HeadLiveness, "silent_nodes", property(lambda self: set(silent)))
-    cluster.at = lambda done: silent.add("a") if done > 9 else None
-    cluster.fault = lambda trainer, node: "hangs" if node in silent else ""
-    assert run(cluster).lost == 0
-    assert len(run.told(f"node address-of-a has not answered for {GONE_SECONDS:.0f} s")) == 1
-    assert len(run.told("node address-of-a does not answer (2 packs run again; not a fail")) == 2
-    assert run.liveness.nodes == dict.fromkeys("ab", f"127.0.0.1:{cluster.port}")
