@@ -105,8 +105,6 @@ class Estimator(ABC):
 
 # Bounds that assume no trade-off curve, the one first that speaks for an audit where it may.
 _CURVE_FREE = ("one-run", "eps-delta", "eps-delta-anytime")
-# Estimators of earlier versions, and what certifies more on the same trials.
-RETIRED = {"band": "accuracy", "katz": "eps-delta", "bayes": "eps-delta"}
 
 
 def estimators() -> dict[str, type[Estimator]]:
@@ -166,8 +164,6 @@ def _method_class(method: str | type[Estimator]) -> type[Estimator]:
     methods = estimators()
     if not isinstance(method, str):
         return method
-    if method in RETIRED:
-        raise ValueError(f"method {method!r} was taken out; use {RETIRED[method]}")
     if method not in methods:
         raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
     return methods[method]

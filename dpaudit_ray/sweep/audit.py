@@ -22,7 +22,6 @@ from pydantic import (
 from .. import accounting, imports, stats
 from ..errors import Mistakes, SpecError, unknown_name
 from ..plugins import Strict, carried, got, spec_error
-from ..stats.base import RETIRED
 
 T = TypeVar("T", bound=Any)
 
@@ -167,8 +166,6 @@ def _is_data(name: str) -> bool:
 def _estimator_class(name: str, key: str) -> type[stats.Estimator]:
     registered = stats.estimators()
     if ":" not in name:
-        if name in RETIRED:
-            raise SpecError(key, f"{name!r} was taken out; use {RETIRED[name]}")
         if name not in registered:
             raise SpecError(key, unknown_name("estimator", name, registered))
         return registered[name]

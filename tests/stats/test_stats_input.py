@@ -137,7 +137,6 @@ def test_confidence_outside_its_bounds_is_refused(confidence):
         (lambda: stats.make("group-sequential", 9, spending="x"), "obrien-fleming or pocock"),
         (lambda: stats.make("gdp", 10, threshold="best"), "threshold must be one of past"),
         (lambda: stats.make("gdp", 10, threshold="fixed"), "fixed goes with a finite value"),
-        (lambda: stats.make("band", 10), "method 'band' was taken out; use accuracy"),
         (lambda: stats.make("one-run", 10, guesses=-1), "guesses must be at least 0, got -1"),
     ],
 )
