@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from . import plan as planning
-from .errors import DamagedArraysError, DamagedScoresError, SpecError
+from .errors import DamagedFileError, SpecError
 from .orchestration import ExecutorName, metrics
 from .orchestration.dispatcher import Dispatcher
 from .orchestration.driver import Driver, FailureBudget
@@ -113,7 +113,7 @@ class _Job:
             while True:
                 try:
                     return self._run(executor, address, retry_failed)
-                except (DamagedScoresError, DamagedArraysError):
+                except DamagedFileError:
                     if not quarantine.set_aside(self.directory, self.plan, self.tell):
                         raise
 

@@ -6,8 +6,7 @@
     │   └── SweepError          several of them, each a line
     ├── DataError           exit 2    a data set is missing or unusable
     ├── RunDirectoryError   exit 2    a run directory cannot be used as it is
-    │   ├── DamagedScoresError  a score file is damaged: its trials can be run again
-    │   ├── DamagedArraysError  a preparation or a checkpoint is damaged: it can be made again
+    │   ├── DamagedFileError    scores or arrays are damaged: they can be made again
     │   └── ChangedCodeError    it was run with other code; says what has changed
     ├── ScriptError         exit 2    a script cannot be audited as it is; has what it printed
     ├── NoClusterError      exit 2    the cluster cannot be joined, or never fits this sweep
@@ -227,12 +226,8 @@ class RunDirectoryError(DpauditError):
     """A run directory that belongs to another sweep, is damaged, or cannot be written."""
 
 
-class DamagedScoresError(RunDirectoryError):
-    """A score file that is damaged: its trials can be run again."""
-
-
-class DamagedArraysError(RunDirectoryError):
-    """A part of a preparation, or a checkpoint, that is damaged: it can be made again."""
+class DamagedFileError(RunDirectoryError):
+    """Scores, a part of a preparation or a checkpoint that is damaged: it can be made again."""
 
 
 class ChangedCodeError(RunDirectoryError):

@@ -111,7 +111,7 @@ class Aggregation:
         self._prepared.keep(part, arrays)
 
     def prepared(self, audit: int) -> tuple[Arrays, ...]:
-        """The parts of what an audit waits for. Raises DamagedArraysError."""
+        """The parts of what an audit waits for. Raises DamagedFileError."""
         return self._prepared.parts(audit)
 
     def give_up(self, failed: Iterable[Failure]) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import DamagedArraysError
+from ..errors import DamagedFileError
 from ..plan.model import Pack, Plan
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
@@ -50,7 +50,7 @@ class Checkpoints:
         for step in steps:
             try:
                 return step, self._run.read_checkpoint(*self._place(pack), step)
-            except DamagedArraysError as error:
+            except DamagedFileError as error:
                 _log.warning("%s; the checkpoint before is used", str(error).partition(";")[0])
         return None
 

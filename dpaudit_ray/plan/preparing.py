@@ -90,14 +90,14 @@ class Prepared:
             self._done[part.preparation].add(part.first)
 
     def parts(self, audit: int) -> tuple[Arrays, ...]:
-        """All parts that an audit waits for. Raises DamagedArraysError where one is damaged."""
+        """All parts that an audit waits for. Raises DamagedFileError where one is damaged."""
         awaited = self._plan.audits[audit].preparation
         if awaited is None:
             return ()
         return tuple(self._run.read_part(awaited.id, part) for part in range(awaited.parts))
 
     def complete(self, audit: int) -> tuple[Arrays, ...]:
-        """All parts, or none while one is not done. Raises DamagedArraysError."""
+        """All parts, or none while one is not done. Raises DamagedFileError."""
         finished, parts = self.progress(audit)
         return self.parts(audit) if finished == parts else ()
 

@@ -162,7 +162,7 @@ class Place:
                 "of device; run the same command again to go on with what is stored"
             )
 
-    def _set_aside(self, name: str) -> str:
+    def set_aside(self, name: str) -> str:
         """Gives a damaged file a name that nobody looks for; returns it."""
         aside = f"{name}.damaged-{secrets.token_hex(4)}"
         self._try(name, self._folder.move, name, aside, self._passage)

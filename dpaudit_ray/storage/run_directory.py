@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import pandas as pd
 import pyarrow as pa
 
-from ..errors import DamagedArraysError, RunDirectoryError
+from ..errors import DamagedFileError, RunDirectoryError
 from . import strangers
 from .arrays import Arrays, same
 from .arrays import decoded as decoded_arrays
@@ -58,7 +58,7 @@ class RunDirectory(ScoreFiles):
 
     def write_part(self, preparation: str, part: int, arrays: Arrays) -> None:
         """Puts a part in place for good; then it is done. Raises StorageError where that fails."""
-        name = _part(preparation, part)
+        name = part_file(preparation, part)
 
         def difference() -> str | None:
             return None if same(arrays, self._read_arrays(name)) else "gave other arrays"
@@ -69,19 +69,15 @@ class RunDirectory(ScoreFiles):
         """Reads a part of a preparation and checks it.
 
         Raises:
-            DamagedArraysError: it is gone, or not what was written.
+            DamagedFileError: it is gone, or not what was written.
             RunDirectoryError: it cannot be read.
             StorageError: the storage fails; it may be read later.
         """
-        return self._read_arrays(_part(preparation, part))
+        return self._read_arrays(part_file(preparation, part))
 
     def parts(self, preparation: str) -> set[int]:
         """The parts of a preparation that are done."""
         return {part for (part,) in self._numbered("preparations", preparation)}
-
-    def set_part_aside(self, preparation: str, part: int) -> str:
-        """Renames a part, so that it is not done; returns its new name."""
-        return self._set_aside(_part(preparation, part))
 
     # Checkpoints --------------------------------------------------------------------------
 
@@ -111,7 +107,7 @@ class RunDirectory(ScoreFiles):
             return decoded_arrays(content)
         except (OSError, ValueError, pa.ArrowException) as error:
             remedy = "run the sweep again: it is set aside and made again"
-            raise DamagedArraysError(str(self._unusable(name, error, remedy))) from error
+            raise DamagedFileError(str(self._unusable(name, error, remedy))) from error
 
     # Results ------------------------------------------------------------------------------
 
@@ -161,5 +157,6 @@ def _checkpoint(audit: str, pack: Bounds, step: int) -> str:
     return f"checkpoints/{audit}/{pack[0]}-{pack[1]}-{step}.parquet"
 
 
-def _part(preparation: str, part: int) -> str:
+def part_file(preparation: str, part: int) -> str:
+    """Where a part of a preparation lies."""
     return f"preparations/{preparation}/{part}.parquet"

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import DamagedScoresError
+from ..errors import DamagedFileError
 from . import strangers
 from .contents import numbers
 from .place import Place
@@ -285,28 +285,28 @@ class ScoreFiles(Place):
             there = self.read_scores(audit, pack.first, pack.last, len(pack.steps))
             return there.difference(pack)
 
-        self._create(self._pack(audit, pack.first, pack.last), pack.encoded(audit), difference)
+        self._create(self.score_file(audit, pack.first, pack.last), pack.encoded(audit), difference)
 
     def read_scores(self, audit: str, first: int, last: int, steps: int = _STEPS) -> PackScores:
         """Reads a score file and checks that it is what its name says, of so many steps at most.
 
         Raises:
-            DamagedScoresError: it is not.
+            DamagedFileError: it is not.
             RunDirectoryError: there is none, or it may not be read.
             StorageError: it cannot be read now.
         """
-        name, rows = self._pack(audit, first, last), (last - first + 1) * steps
+        name, rows = self.score_file(audit, first, last), (last - first + 1) * steps
         try:
             content = self._content(name, strangers.score_bytes(rows))
             if content is None:
                 raise self._unusable(name, FileNotFoundError("it is gone"), "run the sweep again")
             return PackScores.from_table(decoded(content, rows), audit, first, last)
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise DamagedScoresError(str(self._unusable(name, error, RERUN))) from error
+            raise DamagedFileError(str(self._unusable(name, error, RERUN))) from error
 
     def delete_scores(self, audit: str, first: int, last: int) -> None:
         """Removes a score file whose trials are in another one."""
-        self.delete(self._pack(audit, first, last))
+        self.delete(self.score_file(audit, first, last))
 
     def score_files(self, audit: str) -> set[Bounds]:
         """First and last trial of each score file of an audit; `compaction` knows the packs."""
@@ -316,10 +316,6 @@ class ScoreFiles(Place):
         """Name, bytes and time of change (ns) of each file among the scores of an audit."""
         return self._list(self._folder.stamps, f"scores/{audit}")
 
-    def set_aside(self, audit: str, first: int, last: int) -> str:
-        """Renames a score file, so that its packs are not finished; returns its new name."""
-        return self._set_aside(self._pack(audit, first, last))
-
     @property
     def has_scores(self) -> bool:
         """Whether any pack of any audit is finished."""
@@ -327,5 +323,6 @@ class ScoreFiles(Place):
         return any(numbers("scores", path[-1]) for path in paths)
 
     @staticmethod
-    def _pack(audit: str, first: int, last: int) -> str:
+    def score_file(audit: str, first: int, last: int) -> str:
+        """Where trials `first` to `last` lie."""
         return f"scores/{audit}/{first}-{last}.parquet"

@@ -181,7 +181,7 @@ WRITES: dict[str, Callable[[RunDirectory], object]] = {
     "complete": lambda run: run.set_complete(True),
     "not complete": lambda run: run.set_complete(False),
     "delete": lambda run: run.delete(fence.FILE),
-    "set aside": lambda run: run.set_aside("a", 10, 15),
+    "set aside": lambda run: run.set_aside("scores/a/10-15.parquet"),
     "patient": lambda run: run.patient(run._patience).write_text("sweep.yaml", "x"),
 }
 

@@ -257,7 +257,8 @@ def test_two_writers_of_one_file_do_not_share_a_temporary_one(local, monkeypatch
 def test_what_is_no_pack_is_no_pack(local):
     local.write_scores("a", pack())
     folder = Path(local.location) / "scores/a"
-    for name in (".0-9.parquet.1f.tmp", "notes.txt", "0-9.parquet.bak", "x-9.parquet", "0-9.csv"):
+    strange = ("notes.txt", "0-9.parquet.bak", "x-9.parquet", "0-9.csv", "10-15.parquet\n")
+    for name in (*strange, ".0-9.parquet.1f.tmp", "010-015.parquet", "10-15.parquet.damaged-1f"):
         (folder / name).write_text("x")
     (folder / "0-9.parquet").mkdir()
     assert local.score_files("a") == {(10, 15)}

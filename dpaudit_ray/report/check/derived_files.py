@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from ...errors import DamagedArraysError, DpauditError, first_line
+from ...errors import DamagedFileError, DpauditError, first_line
 from ...mechanisms.base import Recorded
 from ...orchestration.aggregation import AuditState, OpenSweep, Taken
 from ...plan import compaction, outcomes, plan_consistency, preparing
@@ -142,7 +142,7 @@ class _Derivation:
             if not cell.mechanism.sampled and cell.unimported:
                 raise DpauditError("they take code or data not here")
             self._compare_estimates(index)
-        except DamagedArraysError as error:
+        except DamagedFileError as error:
             name = "" if audit.preparation is None else audit.preparation.id
             self._checked.differs(f"preparations/{name}", "", first_line(error), "", audit.label)
         except DpauditError as error:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ... import seeds
-from ...errors import DamagedArraysError, DamagedScoresError, DpauditError, first_line, printable
+from ...errors import DamagedFileError, DpauditError, first_line, printable
 from ...imports import is_data
 from ...mechanisms.base import Recorded
 from ...plan import (
@@ -222,7 +222,7 @@ def _wrong_preparations(given: Given, checked: Checked) -> set[int]:
             continue
         try:
             run.read_part(name, part.first)
-        except DamagedArraysError as error:
+        except DamagedFileError as error:
             why = first_line(error.__cause__ or error)
             checked.differs(f"preparations/{name}/{part.first}.parquet", "", why)
             wrong |= {*part.waiting}
@@ -288,5 +288,5 @@ def _faults(
                 other = read(*segment.file).part(low, high)
                 if difference := other.difference(scores.part(low, high)):
                     yield "", f"trials {low}-{high} twice: this one {difference}", ""
-    except DamagedScoresError as error:
+    except DamagedFileError as error:
         yield "", first_line(error.__cause__ or error), ""
