@@ -134,17 +134,17 @@ def submit(  # noqa: PLR0913 (options of a command line)
     """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
     from .. import plan as planning
     from ..orchestration.submission import JobsClient, SweepJob
-    from ..orchestration.working_dir_package import Withheld, WorkingDirPackage
+    from ..orchestration.working_dir_package import WorkingDirPackage
     from ..storage.run_directory import RunDirectory
     from ..sweep import spec
     from ..sweep.yamlfile import parse_changes
 
     prepared = spec.load(sweep, parse_changes(changes))
     package = WorkingDirPackage(Path(working_dir), tuple(exclude or ()))
-    for reason in Withheld:
-        if names := [printable(str(path)) for path in package.withheld(reason)]:
-            rest = f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
-            terminal.complain(f"not sent, {reason.value}: {', '.join(names[:_MAX_NAMES])}{rest}")
+    if names := [printable(str(path)) for path in package.withheld()]:
+        rest = f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
+        what = ", ".join(names[:_MAX_NAMES]) + rest
+        terminal.complain(f"not sent (links, what git ignores, what looks like a secret): {what}")
     options = [word for change in changes or () for word in ("--set", change)]
     options += [] if trust is None else ["--trust", trust]
     job = SweepJob(prepared, sweep, storage_path, package, options, python, install)

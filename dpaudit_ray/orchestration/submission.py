@@ -25,7 +25,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError, printable
+from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError
 from ..sweep.spec import Sweep
 from .working_dir_package import WorkingDirPackage
 
@@ -72,7 +72,6 @@ class SweepJob:
         python: str = "python",
         install: bool = False,
     ) -> None:
-        # As they are called, without following links: links inside the folder are sent.
         folder, path = Path(os.path.abspath(package.folder)), Path(os.path.abspath(file))
         if not path.is_relative_to(folder):
             raise SpecError(
@@ -354,12 +353,6 @@ def _version_status(address: str, headers: dict[str, str]) -> int:
         with opener.open(request, timeout=CONNECT_SECONDS) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
-        if 300 <= error.code < 400:
-            elsewhere = printable(str(error.headers.get("Location", "another place")))
-            raise NoClusterError(
-                f"{address} sends requests on to {elsewhere:.200}, and the token is for {address} "
-                "only; give the address of the dashboard itself"
-            ) from error
         return error.code
     except (OSError, ValueError) as error:
         raise NoClusterError(

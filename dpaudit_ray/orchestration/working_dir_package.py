@@ -1,9 +1,7 @@
 """The working directory of a job: what is sent to the cluster, and what is withheld.
 
 Ray's own packager follows links out of the folder and round in circles, does not know the
-.gitignore of folders above, and sends secrets. So it gets a copy of what may be sent. To be told
-what to leave out, it would need the name of each such file, and the walk that finds them is this
-whole file.
+.gitignore of folders above, and sends secrets. So it gets a copy of what may be sent.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from pathlib import Path
 
 from ..errors import SpecError
@@ -40,21 +37,13 @@ SECRETS = (
 CODE = ("*.py", "*.pyi", "*.ipynb")  # about secrets, perhaps, and none itself
 
 
-class Withheld(Enum):
-    """Why a file that was not excluded is not sent, in words."""
-
-    SECRET = "for they look like secrets"
-    OUTSIDE = "for they lead out of the working directory"
-    IGNORED = "for git ignores them"
-
-
 @dataclasses.dataclass(frozen=True)
 class WorkingDirPackage:
-    """The files of a folder that a job needs; links in it count as what they lead to.
+    """The files of a folder that a job needs.
 
     `excludes` are patterns of file or folder names, or of paths below the folder; those of its
     .rayignore are added. What begins with a dot, looks like a secret, was made by tools, is ignored
-    by git or lies outside of the folder is withheld in any case. Packages are sent whole otherwise,
+    by git or is a link is withheld in any case. Packages are sent whole otherwise,
     whatever their folders are called.
     """
 
@@ -69,7 +58,7 @@ class WorkingDirPackage:
         """
         sizes: dict[Path, int] = {}
         total = 0
-        for path in (path for path, reason in self._paths() if reason is None):
+        for path in (path for path, withheld in self._paths() if not withheld):
             with _named_if_unreadable(path):
                 sizes[path] = (self.folder / path).stat().st_size
             total += sizes[path]
@@ -84,9 +73,9 @@ class WorkingDirPackage:
                 )
         return sorted(sizes)
 
-    def withheld(self, reason: Withheld) -> list[Path]:
-        """Files and folders without a dot that are not sent for this reason, sorted."""
-        return sorted(path for path, why in self._paths() if why is reason)
+    def withheld(self) -> list[Path]:
+        """Links, secrets, and what git ignores: without a dot, folders whole, sorted."""
+        return sorted(path for path, withheld in self._paths() if withheld)
 
     def copy(self, folder: Path) -> None:
         """Copies the files below a new folder, with their modes. Raises SpecError as `files` does.
@@ -100,49 +89,34 @@ class WorkingDirPackage:
             with _named_if_unreadable(path):
                 shutil.copy(self.folder / path, target)
 
-    def _paths(self) -> Iterator[tuple[Path, Withheld | None]]:
-        """Files that were not excluded, and why they are withheld; or folders, withheld whole."""
+    def _paths(self) -> Iterator[tuple[Path, bool]]:
+        """Files that are not excluded, and whether they are withheld; or folders, so whole."""
         if not self.folder.is_dir():
             raise SpecError("--working-dir", f"{self.folder} is not a folder")
         ray_ignore = self.folder / RAY_IGNORE
         lines = ray_ignore.read_text().splitlines() if ray_ignore.is_file() else []
-        ignored = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        patterns = (HIDDEN, *MADE, *ignored, *self.excludes)
-        root = self.folder.resolve()
+        listed = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        patterns = (HIDDEN, *MADE, *listed, *self.excludes)
         with _named_if_unreadable():
-            yield from self._below(Path(), patterns, (root,), _git_ignored(root))
+            ignored = _git_ignored(self.folder)
+            yield from self._below(Path(), patterns, ignored, packaged=False)
 
     def _below(
-        self,
-        here: Path,
-        patterns: Sequence[str],
-        above: tuple[Path, ...],
-        ignored: frozenset[Path],
-    ) -> Iterator[tuple[Path, Withheld | None]]:
-        """`above` are the real folders that lead here."""
+        self, here: Path, patterns: Sequence[str], ignored: frozenset[Path], packaged: bool
+    ) -> Iterator[tuple[Path, bool]]:
+        """`packaged`: whether a folder that leads here is a package."""
         for path in (here / name for name in sorted(os.listdir(self.folder / here))):
             full = self.folder / path
-            if _matches(path, patterns) or not (full.is_file() or full.is_dir()):
+            if _matches(path, patterns):
                 continue
-            if (reason := self._reason(full, path, ignored)) is not None or full.is_file():
-                yield path, reason
-            elif full.resolve() not in above:  # else links lead round in a circle
-                inside = any(_is_package(folder) for folder in (full, *above[1:]))
+            if full.is_symlink() or path in ignored or self._is_secret(path):
+                yield path, True
+            elif full.is_file():
+                yield path, False
+            elif full.is_dir():
+                inside = packaged or _is_package(full)
                 if inside or not _matches(path, MADE_OUTSIDE):
-                    yield from self._below(path, patterns, (*above, full.resolve()), ignored)
-
-    def _reason(self, full: Path, path: Path, ignored: frozenset[Path]) -> Withheld | None:
-        """Why a file or folder is withheld; a link has the reasons of what it leads to, too."""
-        real, root = full.resolve(), self.folder.resolve()
-        if not real.is_relative_to(root):
-            return Withheld.OUTSIDE
-        names = [path]
-        if full.is_symlink():
-            target = real.relative_to(root)
-            names += [target, *target.parents][: len(target.parts)]
-        if any(name.name.startswith(".") or self._is_secret(name) for name in names):
-            return Withheld.SECRET
-        return Withheld.IGNORED if ignored.intersection([*names, real.relative_to(root)]) else None
+                    yield from self._below(path, patterns, ignored, inside)
 
     def _is_secret(self, path: Path) -> bool:
         code = _matches(path, CODE) or _is_package(self.folder / path)

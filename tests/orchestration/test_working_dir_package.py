@@ -8,7 +8,7 @@ import pytest
 
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.orchestration import working_dir_package
-from dpaudit_ray.orchestration.working_dir_package import Withheld, WorkingDirPackage
+from dpaudit_ray.orchestration.working_dir_package import WorkingDirPackage
 
 
 def laid_out(folder: Path, *names: str) -> Path:
@@ -55,7 +55,7 @@ SECRETS = (
 def test_secrets_stay_at_home(tmp_path):
     laid_out(tmp_path, "sweep.yaml", *SECRETS)
     assert sent(tmp_path) == ["sweep.yaml"]
-    told = [path.as_posix() for path in WorkingDirPackage(tmp_path).withheld(Withheld.SECRET)]
+    told = [path.as_posix() for path in WorkingDirPackage(tmp_path).withheld()]
     assert {"id_rsa", "server.key", "sub/client.pem", "secrets"} <= set(told)
     assert not any(name.startswith(".") for name in told)  # nobody expects those to be sent
 
@@ -72,33 +72,14 @@ def test_packages_are_sent_whole_whatever_they_are_called(tmp_path, name):
     assert sent(tmp_path) == files
 
 
-def test_folders_behind_links_are_sent_and_circles_end(tmp_path):
-    laid_out(tmp_path, "repo/sweep.yaml", "repo/lib/mine/__init__.py", "repo/lib/mine/build/a.py")
-    (tmp_path / "repo/mine").symlink_to("lib/mine")
-    (tmp_path / "repo/lib/mine/again").symlink_to(tmp_path / "repo/lib/mine")
-    (tmp_path / "repo/lib/mine/up").symlink_to(tmp_path / "repo")
-    (tmp_path / "repo/gone").symlink_to(tmp_path / "nowhere")
-    mine = [f"{place}/{name}" for place in ("lib/mine", "mine")
-            for name in ("__init__.py", "build/a.py")]  # fmt: skip
-    assert sent(tmp_path / "repo") == [*mine, "sweep.yaml"]
-
-
-def test_no_link_leads_out_of_the_folder(tmp_path):
-    laid_out(tmp_path, "repo/sweep.yaml", "elsewhere/data.csv", "elsewhere/mine/__init__.py")
-    laid_out(tmp_path, "elsewhere/.ssh/config")
-    for name, target in {
-        "shadow": "/etc/passwd",
-        "data.csv": tmp_path / "elsewhere/data.csv",
-        "mine": tmp_path / "elsewhere/mine",
-        "innocent": tmp_path / "elsewhere/.ssh/config",
-    }.items():
+def test_links_are_not_sent(tmp_path):
+    laid_out(tmp_path, "repo/sweep.yaml", "repo/sub/a.py", "repo/sub/.env", "elsewhere/data.csv")
+    targets = {"shadow": "/etc/passwd", "data": tmp_path / "elsewhere", "round": tmp_path / "repo"}
+    targets |= {"inside": "sub/.env", "same": "sub", "gone": tmp_path / "nowhere"}
+    for name, target in targets.items():
         (tmp_path / "repo" / name).symlink_to(target)
-    laid_out(tmp_path, "repo/sub/.env", "repo/secrets/db")
-    (tmp_path / "repo/inside").symlink_to("sub/.env")
-    (tmp_path / "repo/base").symlink_to("secrets/db")
-    assert sent(tmp_path / "repo") == ["sweep.yaml"]
-    told = WorkingDirPackage(tmp_path / "repo").withheld(Withheld.OUTSIDE)
-    assert list(map(str, told)) == ["data.csv", "innocent", "mine", "shadow"]
+    assert sent(tmp_path / "repo") == ["sub/a.py", "sweep.yaml"]
+    assert list(map(str, WorkingDirPackage(tmp_path / "repo").withheld())) == sorted(targets)
 
 
 def test_what_git_ignores_stays_at_home(tmp_path):
@@ -116,7 +97,7 @@ def test_what_git_ignores_stays_at_home(tmp_path):
     ]  # fmt: skip
     known = git_sends(tmp_path / "repo")
     assert sent(tmp_path / "repo") == sorted(known - {"link.txt"})
-    told = [str(path) for path in WorkingDirPackage(tmp_path / "repo").withheld(Withheld.IGNORED)]
+    told = [str(path) for path in WorkingDirPackage(tmp_path / "repo").withheld()]
     assert told == ["a/deep.log", "above.txt", "big.csv", "link.txt", "out", "whole"]
 
 
