@@ -24,7 +24,7 @@ from .plan import compaction, outcomes, quarantine
 from .plan.model import Pack, Plan
 from .plan.outcomes import Failure
 from .result import Result, notebook_progress
-from .storage import lease, patience
+from .storage import lease, place
 from .storage.lease import Lease
 from .storage.run_directory import RunDirectory
 from .sweep import spec
@@ -78,7 +78,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         raise SpecError("sweep", f"is a {kind}; give a sweep file's path, its content or a Sweep")
     if executor != "ray":
         _require_gpu(prepared, executor)
-    directory = RunDirectory.under(storage_path, prepared.name, patience.OPENING)
+    directory = RunDirectory.under(storage_path, prepared.name, place.OPENING)
     prepared = planning.kept(prepared, directory, tell)
     phase("loading the data")
     check_inputs(prepared, tell)
@@ -88,7 +88,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     stop = Stop(prepared.resources.grace_seconds, tell)
     with stop.listening(), lease.held(directory) as held:
         plan = planning.open_run(prepared, held.run, tell)
-        running = held.run.patient(patience.RUNNING)
+        running = held.run.patient(place.RUNNING)
         job = _Job(prepared, plan, running, held, stop, show or notebook_progress(), tell, phase)
         return job.run(executor, address, retry_failed)
 

@@ -17,7 +17,7 @@ from ray.util.metrics import Gauge
 from ..data.base import provide
 from ..plan import provenance
 from ..plan.provenance import Machine
-from ..storage import patience
+from ..storage import place
 from ..storage.run_directory import RunDirectory
 from . import metrics, trainer
 from .aggregation import KEEP_UP_SECONDS, Aggregation
@@ -54,7 +54,7 @@ class Aggregator:
         # reaches the driver as the error it is and not as the death of an actor.
         with self._opening:
             if self._opened is None:
-                run = RunDirectory(self._location, patience.RUNNING, self._owner)
+                run = RunDirectory(self._location, place.RUNNING, self._owner)
                 self._opened = Aggregation.rebuild(run)
                 keeper = threading.Thread(target=self._keep_up, args=(self._opened,), daemon=True)
                 keeper.start()

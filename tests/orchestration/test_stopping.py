@@ -13,7 +13,7 @@ import dpaudit_ray as da
 from dpaudit_ray.errors import RunDirectoryError, SpecError
 from dpaudit_ray.orchestration import aggregation
 from dpaudit_ray.storage import files
-from dpaudit_ray.storage.patience import Patience
+from dpaudit_ray.storage.place import Patience
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import changed, write_sweep
 from tests.orchestration.test_faults import assert_same, wait_for_packs
