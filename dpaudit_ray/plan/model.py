@@ -16,8 +16,7 @@ from ..mechanisms.base import Claimed
 from ..stats import growth
 from ..storage.run_directory import RunDirectory
 from . import compaction
-from .inputs import InputFile
-from .provenance import Code
+from .provenance import Code, InputFile
 
 MAX_PARTS = 100_000  # of a preparation: one file each
 

@@ -1,18 +1,28 @@
-"""Opening a run directory for a sweep: a new run, one that is resumed, or one that is extended."""
+"""Opening a run directory for a sweep: a new run, one that is resumed, or one that is extended.
+
+A run that is resumed with other code is refused: it is of one version. Its directory has a copy of
+the user's modules, `code/<SHA-256>.py`: a digest says that there is a difference, and only the text
+says which, months later and on another machine.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import RunDirectoryError
-from ..storage.run_directory import RESTORE, RunDirectory
+from ..errors import ChangedCodeError, RunDirectoryError, printable
+from ..storage.run_directory import OUTCOMES, RESTORE, RunDirectory
 from ..sweep import spec
 from ..sweep.spec import Sweep
-from . import changed_code, inputs, outcomes, plan_consistency, record
+from . import outcomes, plan_consistency, provenance, record
 from .model import Plan
 from .planner import make
+from .provenance import Code
+
+_MAX_LINES = 20  # of a textual difference
 
 
 def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
@@ -79,11 +89,11 @@ def preview(
             )
     pairs = zip(sweep.cells, previous.audits, strict=True)
     raised = any(cell.audit.trials > audit.trials for cell, audit in pairs)
-    plan = make(sweep, previous, extends=raised and bool(changed_code.trials_seen(previous, run)))
-    if difference := inputs.other(previous.data, plan.data):
+    plan = make(sweep, previous, extends=raised and bool(_trials_seen(previous, run)))
+    if difference := provenance.other_files(previous.data, plan.data):
         raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
     plan = dataclasses.replace(plan, data=previous.data)
-    return changed_code.followed(sweep, plan, previous, run, tell)
+    return _followed(sweep, plan, previous, run, tell)
 
 
 def open_run(
@@ -101,7 +111,7 @@ def open_run(
         run.set_complete(False)
     if sweep.canonical() != run.read_text(record.SWEEP_FILE):
         run.write_text(record.SWEEP_FILE, sweep.canonical())
-    changed_code.keep_sources(sweep, run)
+    _keep_sources(sweep, run)
     if plan != record.load(run):
         run.write_json(record.FILE, record.to_json(plan))
     return plan
@@ -112,13 +122,12 @@ def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirecto
         f"{key}: {_shown(old)} there, {_shown(value)} here"
         for key, old, value in differences(recorded.identity(), new.identity())
     ]
-    shown = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" * (len(changes) > 4))
     # Bits depend on seed, mechanism and adversary: where these are equal, so are the trials.
     here, there = ({cell.fingerprint for cell in sweep.cells} for sweep in (new, recorded))
     seed = " and a new seed" * bool(new.seed == recorded.seed and here & there)
     return RunDirectoryError(
-        f"{run.location} holds another sweep ({shown}); use a new name{seed}, or the old "
-        "settings to resume"
+        f"{run.location} holds another sweep ({_listed(changes)}); use a new name{seed}, or the "
+        "old settings to resume"
     )
 
 
@@ -136,3 +145,85 @@ def _shown(value: Any) -> str:
     if value is None or isinstance(value, dict):
         return "set" if value else "not set"
     return repr(value)
+
+
+def _listed(changes: list[str]) -> str:
+    return "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" * (len(changes) > 4))
+
+
+# Changed code ------------------------------------------------------------------------------------
+
+
+def _followed(
+    sweep: Sweep, plan: Plan, previous: Plan, run: RunDirectory, tell: Callable[[str], None]
+) -> Plan:
+    """The plan, which was made by the code as it is now, with the code that computed `previous`.
+
+    A run of which nothing was computed takes the code as it is. A run without trials left may go on
+    with another version of a package, but not with other modules of the user's. Raises
+    ChangedCodeError where trials were computed by other code.
+    """
+    before = previous.code
+    if before[-1] == plan.code[-1]:
+        return dataclasses.replace(plan, code=before)
+    if not _begun(plan, run):
+        return plan
+    then, now = before[-1], plan.code[-1]
+    remains = next(plan.remaining(run), None) is not None
+    grave, harmless = provenance.changes(then, now)
+    if harmless and remains:
+        tell(f"{run.location} goes on elsewhere ({_listed(harmless)}): last bits may differ")
+    if not grave or not (remains or then.modules != now.modules):
+        return dataclasses.replace(plan, code=before)
+    raise ChangedCodeError(
+        f"{run.location} was run with other code ({_listed(grave)}); {RESTORE}",
+        tuple(_diff(then, now, sweep, run)),
+    )
+
+
+def _keep_sources(sweep: Sweep, run: RunDirectory) -> None:
+    """Puts a copy of the user's modules into the run directory, where it has none."""
+    for digest, text in provenance.sources(sweep).items():
+        if run.read_text(_copy(digest)) is None:
+            run.write_text(_copy(digest), text)
+
+
+def _trials_seen(plan: Plan, run: RunDirectory) -> set[int]:
+    """Numbers of the audits of which a trial was computed, or failed to be."""
+    computed = {index for index, audit in enumerate(plan.audits) if run.score_files(audit.id)}
+    try:
+        failed = (run.read_json(OUTCOMES) or {}).get("failed_packs", ())
+        return computed | {int(entry["audit"]) for entry in failed}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        # Whoever needs the record tells what is wrong.
+        return computed
+
+
+def _begun(plan: Plan, run: RunDirectory) -> set[int]:
+    """The same, and those of which a part of a preparation was computed."""
+    prepared = {
+        index
+        for index, audit in enumerate(plan.audits)
+        if audit.preparation and run.parts(audit.preparation.id)
+    }
+    return prepared | _trials_seen(plan, run)
+
+
+def _diff(then: Code, now: Code, sweep: Sweep, run: RunDirectory) -> Iterator[str]:
+    """Changed lines of the user's modules, as far as there is a copy of the earlier text."""
+    texts = provenance.sources(sweep)
+    shown: list[str] = []
+    for name in sorted(then.modules.keys() & now.modules.keys()):
+        old, new = then.modules[name], now.modules[name]
+        before = run.read_text(_copy(old))
+        whole = before is not None and hashlib.sha256(before.encode()).hexdigest() == old
+        if old != new and whole and new in texts and before is not None:
+            ends = (before.splitlines(), texts[new].splitlines(), f"{name} there", f"{name} here")
+            shown += difflib.unified_diff(*ends, n=1, lineterm="")
+    yield from (printable(line) for line in shown[:_MAX_LINES])
+    if len(shown) > _MAX_LINES:
+        yield f"... and {len(shown) - _MAX_LINES} more lines"
+
+
+def _copy(digest: str) -> str:
+    return f"code/{digest}.py"

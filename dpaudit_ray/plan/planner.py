@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..errors import SpecError
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
-from . import claims, inputs, preparing, provenance
+from . import claims, preparing, provenance
 from .model import Plan, PlannedAudit
 
 MAX_PACKS = 1_000_000  # per audit: one file each
@@ -20,7 +20,7 @@ def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Pl
     `extends`: trials of `previous` were seen, so that more of them are a declaration of their own.
     """
     before = previous.audits if previous else (None,) * len(sweep.cells)
-    files = inputs.input_files(sweep)
+    files = provenance.input_files(sweep)
     audits = tuple(
         dataclasses.replace(
             _plan_audit(i, cell, sweep, old, extends),

@@ -12,9 +12,9 @@ from ..errors import SpecError
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..sweep.cell import Cell
-from . import inputs
-from .inputs import InputFile
+from . import provenance
 from .model import MAX_PARTS, Pack, Part, Plan, PlannedPreparation
+from .provenance import InputFile
 
 
 def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPreparation | None:
@@ -31,7 +31,12 @@ def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPrepa
             f"{cell.mechanism.name} has a preparation of {preparation.parts} parts; "
             f"it must have 1 to {MAX_PARTS}",
         )
-    identity = [preparation.identity, preparation.parts, seed, inputs.of_cell(cell, files)]
+    identity = [
+        preparation.identity,
+        preparation.parts,
+        seed,
+        provenance.files_of_cell(cell, files),
+    ]
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return PlannedPreparation(hashlib.sha256(text.encode()).hexdigest()[:32], preparation.parts)
 

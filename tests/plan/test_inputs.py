@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpaudit_ray.errors import DataError
-from dpaudit_ray.plan import inputs
-from dpaudit_ray.plan.inputs import InputFile
+from dpaudit_ray.plan import provenance
+from dpaudit_ray.plan.provenance import InputFile
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, inline, refused, write_sweep
 
@@ -83,20 +83,20 @@ def test_a_damaged_record_is_told(data, reading, tmp_path):
 
 
 def test_bundled_data_and_no_data_have_no_files(tiny):
-    assert inputs.input_files(spec.from_raw(tiny)) == ()
+    assert provenance.input_files(spec.from_raw(tiny)) == ()
     process = {"name": "landscape", "steps": 3, "batch_size": 1, "noise_multiplier": 1.0}
     tiny |= {"mechanism": process, "adversary": {"name": "landscape"}, "grid": {}}
-    assert inputs.input_files(spec.from_raw(tiny)) == ()
+    assert provenance.input_files(spec.from_raw(tiny)) == ()
 
 
 def test_files_of_models_count_and_missing_ones_do_not(reading, tmp_path):
     weights = tmp_path / "weights.pth"
     weights.write_bytes(b"weights")
     reading["mechanism"]["model"] = {"name": "alexnet", "weights": "file", "path": str(weights)}
-    found = [Path(file.file).name for file in inputs.input_files(spec.from_raw(reading))]
+    found = [Path(file.file).name for file in provenance.input_files(spec.from_raw(reading))]
     assert found == ["data.npz", "weights.pth"]
     weights.unlink()
-    assert len(inputs.input_files(spec.from_raw(reading))) == 1
+    assert len(provenance.input_files(spec.from_raw(reading))) == 1
 
 
 def test_a_file_that_cannot_be_read_is_told(reading, tmp_path, monkeypatch):
@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_read_is_told(reading, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", denied)
     with pytest.raises(DataError, match=r"data.npz: cannot be read \(Permission denied\)"):
-        inputs.input_files(spec.from_raw(reading))
+        provenance.input_files(spec.from_raw(reading))
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_files_are_compared_in_their_order(recorded, now, told):
     def files(digests: str) -> tuple[InputFile, ...]:
         return tuple(InputFile(f"file{i}", digest) for i, digest in enumerate(digests))
 
-    assert inputs.other(files(recorded), files(now)) == told
+    assert provenance.other_files(files(recorded), files(now)) == told

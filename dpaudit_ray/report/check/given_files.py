@@ -20,7 +20,6 @@ from ...mechanisms.base import Recorded
 from ...plan import (
     claims,
     compaction,
-    inputs,
     plan_consistency,
     planner,
     preparing,
@@ -201,7 +200,7 @@ def _tell_provenance(sweep: Sweep, plan: Plan, checked: Checked) -> None:
     if grave or harmless:
         checked.notes.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
     try:
-        here = {file.sha256 for file in inputs.input_files(sweep)}
+        here = {file.sha256 for file in provenance.input_files(sweep)}
     except DpauditError as error:
         checked.cannot("the data", first_line(error))
         return
