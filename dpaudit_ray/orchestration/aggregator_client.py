@@ -17,13 +17,12 @@ from .progress import Activity, Progress
 START_SECONDS = 120.0  # for a new process of the aggregator: it imports, perhaps beside many others
 CLOSE_SECONDS = 10.0
 QUIET = 10.0  # seconds without an answer: longer than it takes to fold a pack
-LONG = 60.0  # seconds of that, before the user is told
 
 
 class AggregatorClient:
     """Asks the aggregator for a snapshot at once, so that a damaged run directory is told.
 
-    `tell` takes a line for the user when the aggregator is silent for long.
+    `tell` takes a line for the user when the aggregator is started again.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class AggregatorClient:
         self._executor, self._aggregator = executor, aggregator
         self._liveness, self._tell = liveness, tell
         self._snapshot: Future[Progress] | None = None  # asked for `_since` then
-        self._since, self._long_told = 0.0, False
+        self._since = 0.0
         self.silent_until = -math.inf  # when it was silent last, by `time.monotonic`
         self._pulse: Future[bool] | None = None  # the answer that shows that its process runs
         self._mute, self._looked, self._beats = 0.0, 0.0, False
@@ -54,7 +53,7 @@ class AggregatorClient:
         self._take_snapshot()
         self._check_pulse()
         if self._snapshot is None:
-            self._since, self._long_told = time.monotonic(), False
+            self._since = time.monotonic()
             self._snapshot = self._executor.call(self._aggregator, "progress", activity)
             self._take_snapshot()
         return self._seen
@@ -75,12 +74,6 @@ class AggregatorClient:
         if self._snapshot is None or now - self._since < QUIET:
             return False
         self.silent_until = now
-        if now - self._since > LONG and not self._long_told:
-            self._long_told = True
-            self._tell(
-                f"the aggregator has not answered for {LONG:.0f} s: it reads finished packs again, "
-                "or storage is slow; trainers wait for it"
-            )
         return True
 
     def close(self) -> None:

@@ -268,9 +268,6 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
             "outside the cluster, dpaudit submit sends the sweep to http://HOST:8265"
         )
     _prepare_environment(local=address is None)
-    # In a notebook it asks for ipywidgets, by which nothing of ours is shown.
-    logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
-
     import ray
 
     if ray.is_initialized():

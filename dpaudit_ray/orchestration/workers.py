@@ -25,7 +25,7 @@ from ..plan.provenance import Machine
 from ..storage.run_directory import RunDirectory
 from ..sweep.resources import ResourceSpec
 from ..sweep.spec import Sweep
-from .executors import TRAINER, Cluster, Executor, Handle, Work
+from .executors import Cluster, Executor, Handle, Work
 
 PACKS_PER_TRAINER = 2  # one running, one waiting: no trainer idles while the driver reacts
 RESIZE_SECONDS = 2.0
@@ -201,13 +201,9 @@ class Places:
 
     def tell_what_for(self, trainers: int, room: Room) -> None:
         """Says what `trainers` wait for, none of which has its place."""
-        names = (name.rpartition(TRAINER)[0] for _, name in self._cluster.foreign_trainers)
-        counts = sorted(collections.Counter(names).items())
-        holders = ", ".join(f"{count} trainers of {name}" for name, count in counts)
         self._tell(
             f"waiting for nodes: {trainers} trainers of {self._request} are asked for, and the "
-            f"cluster has room for {room.now} when nothing else runs on it; places are held by "
-            f"{holders or 'no other sweep'}"
+            f"cluster has room for {room.now} when nothing else runs on it"
         )
 
     def alive(self, node: str) -> bool:

@@ -71,20 +71,12 @@ def test_scores_that_are_stored_need_no_checkpoint(tiny, planned):
     aggregation, pack = Aggregation(spec.from_raw(tiny), plan, run), Pack(0, 0, 9)
     aggregation.save(pack, (3, saved(3)))
     assert aggregation.checkpoint(pack)[0] == 3
+    assert aggregation.progress().saved == {pack: 3}
     aggregation.fold(pack, scores_of(plan, pack))
+    assert aggregation.progress().saved == {}
     assert files(Path(run.location)) == []
     aggregation.save(pack, (4, saved(4)))  # of another trainer that was taken for lost
     assert files(Path(run.location)) == []
-
-
-def test_what_is_shown_while_it_runs_has_the_last_step_of_each(tiny, planned):
-    plan, run = planned
-    aggregation, pack = Aggregation(spec.from_raw(tiny), plan, run), Pack(0, 0, 9)
-    for step in (3, 5):
-        aggregation.save(pack, (step, saved(step)))
-    assert aggregation.progress().saved == {pack: 5}
-    aggregation.fold(pack, scores_of(plan, pack))
-    assert aggregation.progress().saved == {}
 
 
 def test_a_pack_that_goes_on_tells_nothing_of_how_long_one_takes(tiny, planned):

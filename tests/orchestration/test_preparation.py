@@ -113,13 +113,6 @@ def test_what_determines_a_preparation_names_it(other):
     assert named(changed(sweep(), key, value)) != named(sweep())
 
 
-def test_an_old_plan_and_one_without_preparation_are_alike(tiny):
-    plan = planning.make(spec.from_raw(tiny))
-    raw = planning.to_json(plan)
-    assert not any("preparation" in audit for audit in raw["audits"])
-    assert planning.from_json(json.loads(json.dumps(raw))) == plan
-
-
 def test_a_plan_that_leads_elsewhere_is_refused():
     raw = planning.to_json(planning.make(spec.from_raw(sweep())))
     assert planning.from_json(raw).audits[0].preparation.parts == PARTS

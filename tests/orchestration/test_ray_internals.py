@@ -1,7 +1,5 @@
 """Names of Ray's that are not public: a Ray without them is one that a sweep runs on."""
 
-import subprocess
-import sys
 import types
 
 import grpc
@@ -57,24 +55,3 @@ def test_the_page_of_the_dashboard_is_told_where_there_is_one(monkeypatch):
     monkeypatch.delenv(ray_internals.JOB)
     worker.get_dashboard_url = lambda: None
     assert ray_internals.dashboard(ray) == ""
-
-
-def test_a_notebook_is_not_asked_to_install_what_nothing_here_needs():
-    """Ray asks when it is imported; the shell of a notebook is known by its class."""
-    code = """
-import contextlib, sys, types
-class ZMQInteractiveShell:
-    events = types.SimpleNamespace(register=lambda *a: None)
-sys.modules["IPython"] = types.SimpleNamespace(get_ipython=ZMQInteractiveShell)
-import importlib.util
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if name == "ipywidgets" else find(name, *a)
-from dpaudit_ray.errors import NoClusterError
-from dpaudit_ray.orchestration import ray_executor
-with contextlib.suppress(NoClusterError), ray_executor.connected("nowhere"):
-    pass
-assert "ray" in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert "ipywidgets" not in done.stderr + done.stdout

@@ -1,10 +1,7 @@
 """What a pack costs must not depend on how many there are; `jobs/scale` measures it at length."""
 
-import json
 import math
 import pickle
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -34,8 +31,6 @@ from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.resources import ResourceSpec
 from jobs.scale import empty, played
-from tests.conftest import ROOT
-from tests.long import long
 
 
 def planned(folder: Path, packs: int, size: int) -> tuple[spec.Sweep, Plan, RunDirectory]:
@@ -259,31 +254,3 @@ def test_a_pack_costs_the_driver_the_same_with_many_trainers(tmp_path):
         if many < 4 * few:
             return
     pytest.fail(f"{many} ms against {few}")
-
-
-THOUSAND = """
-import json, sys
-import dpaudit_ray as da
-from jobs.scale import empty, measure
-sampled = measure.Memory()
-result = da.run(empty.sweep("scale", 20_000, 20, trainers=1), sys.argv[1], show=sampled)
-found = [result.complete, len(measure.stored(result.location)), len(result.scores), sampled.rate]
-print(json.dumps([*found, sampled.samples[0], sampled.samples[-1]]))
-"""
-
-
-@long("`make scale` measures it, and the same is played above")
-@pytest.mark.cluster
-def test_a_thousand_packs_on_ray(tmp_path):
-    """What grows only with minutes, such as the metrics that Ray keeps, `make scale` shows.
-
-    In a process of its own: that of the tests has a heap that other tests have left behind.
-    """
-    command = [sys.executable, "-c", THOUSAND, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    complete, files, trials, rate, early, late = json.loads(done.stdout.splitlines()[-1])
-    assert (complete, files, trials) == (True, 4, 20_000), "packs are gathered by 256"
-    assert rate > 200, "trials/s: ten packs"
-    assert late[1] - early[1] < 10, "MiB of the driver"
-    assert late[2] < 300, "MiB of the aggregator"

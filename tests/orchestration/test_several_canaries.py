@@ -217,10 +217,3 @@ def test_methods_for_many_trainings_are_refused_on_one():
     spec.from_raw(one_run_sweep("jobs.studies.coverage:Nobody", [*NAMES, "accuracy"]))
     with pytest.raises(SpecError, match="accuracy takes scores of many training runs"):
         spec.from_raw(one_run_sweep("test_several_canaries:OneTraining", [*NAMES, "accuracy"]))
-
-
-def test_no_sweep_says_what_its_trials_are():
-    raw = one_run_sweep("jobs.studies.coverage:Nobody", [])
-    raw["audit"]["estimators"] = [{"name": "one-run", "independent": False}]
-    with pytest.raises(SpecError, match="independent: unknown key; known: guesses"):
-        spec.from_raw(raw)

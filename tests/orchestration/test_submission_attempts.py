@@ -18,7 +18,6 @@ from dpaudit_ray.orchestration.submission import (
     JobsClient,
     SweepJob,
     job_metadata,
-    normalized_storage_path,
 )
 from dpaudit_ray.orchestration.working_dir_package import WorkingDirPackage
 from dpaudit_ray.sweep import spec
@@ -287,21 +286,6 @@ def test_every_line_once_and_none_of_ray_s_own_but_warnings(jobs, prepared, monk
     monkeypatch.setattr(jobs, "get_job_logs", log)
     assert cluster.follow(name, seen.append) == 0
     assert seen == ["first\n", warning, "Traceback\n", "last"]
-
-
-@pytest.mark.parametrize(
-    ("path", "same"),
-    [
-        ("/shared/runs/", "/shared/runs"),
-        ("S3://bucket/runs//", "s3://bucket/runs"),
-        ("gs://Bucket/Runs", "gs://Bucket/Runs"),
-        ("file:///a/b/", "/a/b"),
-        ("/", "/"),
-    ],
-)
-def test_spellings_of_a_storage_path(path, same):
-    assert normalized_storage_path(path) == same
-    assert normalized_storage_path(same) == same
 
 
 def test_settings_that_differ_by_audit_are_shown_by_audit(tiny):

@@ -191,14 +191,6 @@ def test_a_node_that_nobody_answers_for_is_gone():
     assert not counted.alive("a")
 
 
-def test_who_holds_the_places_is_said_while_no_trainer_has_one():
-    cluster, told = PlayedCluster(a={"CPU": 4}), list[str]()
-    counted = places(cluster, told)
-    cluster.others = {"dpaudit-0123456789ab-1.0000-0.0000": 3, "somebody-else": 2}
-    counted.tell_what_for(2, counted.room(0))
-    assert "nothing else runs on it; places are held by 5 trainers of other" in told[0]
-
-
 class PlayedPool:
     """A pool whose places have the room that is set, and the time too."""
 
