@@ -2,12 +2,10 @@
 
     DpauditError            exit 2    wrong usage or input
     ├── SpecError           exit 2    a sweep file says something impossible; carries the key's path
-    │   ├── UnknownKeyError     a key that nothing reads, and the one that was probably meant
     │   └── SweepError          several of them, each a line
     ├── DataError           exit 2    a data set is missing or unusable
     ├── RunDirectoryError   exit 2    a run directory cannot be used as it is
-    │   ├── DamagedFileError    scores or arrays are damaged: they can be made again
-    │   └── ChangedCodeError    it was run with other code; says what has changed
+    │   └── DamagedFileError    scores or arrays are damaged: they can be made again
     ├── ScriptError         exit 2    a script cannot be audited as it is; has what it printed
     ├── NoClusterError      exit 2    the cluster cannot be joined, or never fits this sweep
     ├── StorageError        exit 4    storage failed while the sweep ran; the run can be resumed
@@ -22,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import IntEnum
 from typing import ClassVar, Self
 
@@ -72,9 +70,16 @@ def out_of_memory(error: BaseException | str) -> bool:
 
 
 class DpauditError(Exception):
-    """Root of the tree; `exit_code` is what the command line returns for it."""
+    """Root of the tree; `exit_code` is what the command line returns for it.
+
+    `details` are lines below the message: what a script printed last, what code has changed.
+    """
 
     exit_code: ClassVar[Exit] = Exit.USAGE
+
+    def __init__(self, *args: object, details: tuple[str, ...] = ()) -> None:
+        super().__init__(*args)
+        self.details = details
 
     def _render_traceback_(self) -> list[str]:
         """Lines that a notebook shows instead of frames of this package."""
@@ -89,14 +94,17 @@ class SpecError(DpauditError):
 
     `written` is the path at which it stands in the file, where that is another: in the grid.
     `place` is `file:line:column`, or the option that gave it; empty for plain data.
+    `meant` is for a key that nothing reads: the known one most like it, empty for none.
     """
 
+    meant: str | None = None
+
     def __init__(self, key: str, problem: str, written: str = "", place: str = "") -> None:
+        super().__init__(key, problem, written, place)
         self.key = key
         self.problem = problem
         self.written = written or key
         self.place = place
-        super().__init__(key, problem, written, place)
 
     def __str__(self) -> str:
         said = f"{self.key}: {self.problem}" if self.key else self.problem
@@ -108,36 +116,25 @@ class SpecError(DpauditError):
         return (self,)
 
     def under(self, prefix: str) -> SpecError:
-        """Returns the same error with `prefix` in front of its key."""
+        """Returns the same error with `prefix` in front of its keys."""
         key = f"{prefix}.{self.key}" if self.key else prefix
-        return self.moved(key=key, written=key)
+        meant = f"{prefix}.{self.meant}" if self.meant else self.meant
+        return self.moved(key=key, written=key, meant=meant)
 
-    def moved(self, **fields: str) -> Self:
+    def moved(self, **fields: str | None) -> Self:
         """Returns the same error with another key, at another place."""
         moved = copy.copy(self)
         vars(moved).update(fields)
         return moved
 
 
-class UnknownKeyError(SpecError):
-    """A key that nothing reads. `meant` is the known one that is most like it; empty for none."""
-
-    meant = ""
-
-    @classmethod
-    def among(cls, key: str, known: Iterable[str], what: str = "unknown key") -> UnknownKeyError:
-        """The error about the last part of `key`, where only `known` ones are taken."""
-        *parents, last = key.split(".")
-        names = list(known)
-        error = cls(key, f"{what}{suggestion(last, names)}known: {', '.join(names)}")
-        if meant := closest(last, names):
-            error.meant = ".".join([*parents, meant])
-        return error
-
-    def under(self, prefix: str) -> SpecError:
-        """Returns the same error with `prefix` in front of both keys."""
-        error = super().under(prefix)
-        return error.moved(meant=f"{prefix}.{self.meant}") if self.meant else error
+def unknown_key(key: str, names: Collection[str] = ()) -> SpecError:
+    """The error about the last part of `key`, where only `names` are taken."""
+    *parents, last = key.split(".")
+    known = f"{suggestion(last, names)}known: {', '.join(names)}" if names else ""
+    error, meant = SpecError(key, f"unknown key{known}"), closest(last, names)
+    error.meant = ".".join([*parents, meant]) if meant else ""
+    return error
 
 
 class SweepError(SpecError):
@@ -185,9 +182,9 @@ class Mistakes:
 def together(errors: Iterable[SpecError]) -> SpecError:
     """One error for all: unknown keys first, each once, and none that a mended typo removes."""
     unique = list({(e.key, e.problem): e for e in reversed([*errors])}.values())[::-1]
-    meant = {error.meant for error in unique if isinstance(error, UnknownKeyError)}
+    meant = {error.meant for error in unique}
     left = [error for error in unique if not (error.problem == REQUIRED and error.key in meant)]
-    left.sort(key=lambda error: not isinstance(error, UnknownKeyError))
+    left.sort(key=lambda error: error.meant is None)
     return left[0] if len(left) == 1 else SweepError(tuple(left))
 
 
@@ -230,20 +227,8 @@ class DamagedFileError(RunDirectoryError):
     """Scores, a part of a preparation or a checkpoint that is damaged: it can be made again."""
 
 
-class ChangedCodeError(RunDirectoryError):
-    """A run whose trials were computed by other code. `details` are lines of what has changed."""
-
-    def __init__(self, message: str, details: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.details = details
-
-
 class ScriptError(DpauditError):
     """A script of the user's that cannot be audited. `details` are the last lines it printed."""
-
-    def __init__(self, message: str, details: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.details = details
 
 
 class NoClusterError(DpauditError):

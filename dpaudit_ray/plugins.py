@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar, cast, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
 from . import imports
-from .errors import REQUIRED, SpecError, UnknownKeyError, suggestion, together, unknown_name
+from .errors import REQUIRED, SpecError, suggestion, together, unknown_key, unknown_name
 
 
 class Strict(BaseModel):
@@ -220,8 +220,7 @@ def _problems(
         inside = inner.args[0]
         return list((inside.under(path[0]) if path[0] else inside).problems)
     if kind == "extra_forbidden":
-        names = _fields(model, path[1:-1])
-        return [UnknownKeyError.among(key, names) if names else UnknownKeyError(key, "unknown key")]
+        return [unknown_key(key, _fields(model, path[1:-1]))]
     if kind == "missing":
         return [SpecError(key, REQUIRED)]
     template = _PROBLEMS.get(kind)

@@ -7,11 +7,11 @@ from dpaudit_ray.errors import (
     Mistakes,
     SpecError,
     SweepError,
-    UnknownKeyError,
     closest,
     first_line,
     out_of_memory,
     together,
+    unknown_key,
 )
 
 
@@ -69,7 +69,7 @@ def test_mistakes_are_told_together_each_once_and_typos_first():
         SpecError("a.delta", REQUIRED),
         SpecError("b", "is wrong"),
         SpecError("b", "is wrong"),
-        UnknownKeyError.among("trails", ["trials"]).under("a"),
+        unknown_key("trails", ["trials"]).under("a"),
     ):
         with mistakes.noted():
             raise error

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import ChangedCodeError, RunDirectoryError, printable
+from ..errors import RunDirectoryError, printable
 from ..storage.run_directory import OUTCOMES, RESTORE, RunDirectory
 from ..sweep import spec
 from ..sweep.spec import Sweep
@@ -161,7 +161,7 @@ def _followed(
 
     A run of which nothing was computed takes the code as it is. A run without trials left may go on
     with another version of a package, but not with other modules of the user's. Raises
-    ChangedCodeError where trials were computed by other code.
+    RunDirectoryError where trials were computed by other code.
     """
     before = previous.code
     if before[-1] == plan.code[-1]:
@@ -175,9 +175,9 @@ def _followed(
         tell(f"{run.location} goes on elsewhere ({_listed(harmless)}): last bits may differ")
     if not grave or not (remains or then.modules != now.modules):
         return dataclasses.replace(plan, code=before)
-    raise ChangedCodeError(
+    raise RunDirectoryError(
         f"{run.location} was run with other code ({_listed(grave)}); {RESTORE}",
-        tuple(_diff(then, now, sweep, run)),
+        details=tuple(_diff(then, now, sweep, run)),
     )
 
 

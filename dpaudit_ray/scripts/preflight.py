@@ -54,18 +54,21 @@ def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
         steps = [look["step"] for look in entries_of(run.record, "look")]
         said = "no step ended" if not steps else f"nothing came after step {max(steps) + 1}"
         return ScriptError(
-            f"{target}: {said} within the budget of {budget:.0f} s; give a longer --budget", lines
+            f"{target}: {said} within the budget of {budget:.0f} s; give a longer --budget",
+            details=lines,
         )
     if ended.how == "raised" and ended.message.startswith("SpecError: "):
         return ScriptError(ended.message.removeprefix("SpecError: "))
     if ended.how == "memory":
-        return ScriptError(f"{target} {ended.message}; give it more by --memory", lines)
+        return ScriptError(f"{target} {ended.message}; give it more by --memory", details=lines)
     verb = "raised " if ended.how == "raised" else ""
     # Where the user's own code raised.
     places = re.findall(r'File "([^"]+)", line (\d+)', ended.traceback)
     places = [(file, line) for file, line in places if imports.is_users(file)]
     where = f" ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else ""
-    return ScriptError(f"{target} {verb}{ended.message}{where}; run it by itself first", lines)
+    return ScriptError(
+        f"{target} {verb}{ended.message}{where}; run it by itself first", details=lines
+    )
 
 
 def accounted_events(result: Result) -> list[list[float]]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PrivateAttr
 
-from ..errors import REQUIRED, Mistakes, SpecError, UnknownKeyError, together
+from ..errors import REQUIRED, Mistakes, SpecError, together, unknown_key
 from ..plugins import Strict, Unread, validated
 from ..stats.budget import SweepBudget
 from ..version import __version__
@@ -131,7 +131,7 @@ def from_raw(
     tree.pop("version", None)
     for key in sorted(tree.keys() - set(_KEYS)):
         with mistakes.noted():
-            raise UnknownKeyError.among(key, _KEYS)
+            raise unknown_key(key, _KEYS)
     top = {k: tree[k] for k in ("name", "seed") if k in tree}
     with mistakes.noted():
         validated(_Heading, top, "")

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import SpecError, UnknownKeyError, together
+from ..errors import SpecError, together
 from ..storage import strangers
 
 # YAML 1.1 reads 1e-5 as text; here reader and writer agree that it is a number.
@@ -204,7 +204,7 @@ def _mark(problem: SpecError, root: yaml.Node) -> yaml.Mark:
     rest, node, mark = problem.written, root, root.start_mark
     while rest and (entry := _entry(node, rest)) is not None:
         mark, node, rest = entry
-        beside = node.start_mark.line == mark.line and not isinstance(problem, UnknownKeyError)
+        beside = node.start_mark.line == mark.line and problem.meant is None
         mark = node.start_mark if beside else mark
     return mark
 
