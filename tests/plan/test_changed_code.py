@@ -10,7 +10,7 @@ import pytest
 
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.plan.provenance import Code
-from tests.command import Outcome, inline, refused, write_sweep
+from tests.command import Outcome, inline, write_sweep
 
 TRAIN = """
 import numpy as np
@@ -150,15 +150,6 @@ def test_a_long_diff_is_cut_and_holds_no_escape_codes(sweep):
     assert "\x1b" not in outcome.err
 
 
-def test_trials_of_several_versions_are_read_no_more(sweep):
-    assert run(sweep).code == 0
-    file = sweep.parent / "runs/own/plan.json"
-    raw = plan(sweep)
-    raw["audits"][0]["mixed"] = True
-    file.write_text(json.dumps(raw))
-    assert "were computed by several versions of the code" in refused("status", file.parent)
-
-
 def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(sweep, folder):
     assert run(sweep).code == 0
     for file in (folder / "runs/own/scores").rglob("*.parquet"):
@@ -199,13 +190,6 @@ def test_a_damaged_copy_gives_no_diff(sweep, folder):
         copy.write_text("nonsense")
     changed(folder)
     assert len(run(sweep).err.splitlines()) == 1
-
-
-def test_the_sweep_file_may_name_no_code(tiny, tmp_path):
-    assert refused("plan", tmp_path / "none.yaml")
-    from dpaudit_ray.sweep import spec
-
-    assert provenance.sweep_code(spec.from_raw(tiny)).modules == {}
 
 
 @pytest.mark.parametrize(

@@ -251,21 +251,6 @@ def test_a_late_pack_brings_back_many_that_waited(tmp_path, alone):
 PLAN = [(n, n + 9) for n in range(0, 100, 10)]
 
 
-@pytest.mark.parametrize(
-    ("given", "taken"),
-    [
-        ([(0, 9), (20, 29)], [((0, 9), 0, 1), ((20, 29), 2, 3)]),
-        ([(0, 39), (0, 9), (10, 19), (30, 39)], [((0, 39), 0, 4)]),
-        ([(0, 29), (20, 49)], [((0, 29), 0, 3), ((20, 49), 3, 5)]),
-        ([(5, 14), (0, 95), (100, 109), (3, 99)], []),
-        ([(50, 99), (0, 49), (40, 59)], [((0, 49), 0, 5), ((40, 59), 5, 6), ((50, 99), 6, 10)]),
-    ],
-)
-def test_overlapping_files(given, taken):
-    found = compaction.resolved(PLAN, given)
-    assert [(each.file, each.start, each.stop) for each in found] == taken
-
-
 def covering(given: list[tuple[int, int]]) -> Iterator[int]:
     """The slow twin: packs that lie in some file that begins and ends where packs do."""
     starts, ends = {first for first, _ in PLAN}, {last for _, last in PLAN}

@@ -73,15 +73,6 @@ def test_the_same_data_elsewhere_are_the_same(reading, tmp_path):
     assert json.loads(plan_file(tmp_path).read_text())["data"] == json.loads(plan)["data"]
 
 
-@pytest.mark.parametrize("data", ["data.npz", ["data.npz"], [{"file": "data.npz"}]])
-def test_a_damaged_record_is_told(data, reading, tmp_path):
-    sweep = write_sweep(tmp_path, reading)
-    assert inline(sweep, tmp_path).code == 0
-    raw = json.loads(plan_file(tmp_path).read_text())
-    plan_file(tmp_path).write_text(json.dumps(raw | {"data": data}))
-    assert "plan.json is damaged" in refused("run", sweep, "--storage-path", tmp_path)
-
-
 def test_bundled_data_and_no_data_have_no_files(tiny):
     assert provenance.input_files(spec.from_raw(tiny)) == ()
     process = {"name": "landscape", "steps": 3, "batch_size": 1, "noise_multiplier": 1.0}

@@ -342,14 +342,6 @@ def test_another_sweep_is_refused_with_the_difference(key, value, difference, ti
     assert message.endswith(f"use a new name{seed}, or the old settings to resume")
 
 
-def test_a_long_difference_is_cut(tiny, run):
-    planning.open_run(spec.from_raw(tiny), run)
-    tiny["mechanism"] |= {"clip_norm": 2.0, "noise_multiplier": 3.0, "learning_rate": 0.2}
-    message = refusal(spec.from_raw(tiny), run)
-    assert message.count(" there, ") == 4
-    assert "; and 2 more)" in message
-
-
 def claimed(**fields: Any) -> Callable[[dict[str, Any]], object]:
     """Puts what accountants were asked into a plan of two steps."""
     asked = {"noise_multiplier": 2.0, "releases": 7} | fields
@@ -361,24 +353,16 @@ def claimed(**fields: Any) -> Callable[[dict[str, Any]], object]:
     [
         (lambda p: p.update(seed=9), "bits_sha256"),
         (lambda p: p["audits"][0].update(fingerprint="abc"), "is not the id of audit 0"),
-        (lambda p: p["audits"][0].update(id="../../x"), "'../../x' is not the id of audit 0"),
         (lambda p: p["audits"][0].update(id="000-../../x-28b2e936"), "is not the id of audit 0"),
         (lambda p: p["audits"][0].update(packs=[[0, -1], [0, 89]]), "do not make up its 90 trials"),
         (lambda p: p["audits"][0].update(trials=10**12, packs=[[0, 10**12 - 1]]), "has 1000000000"),
         (lambda p: p["audits"][0].update(trials=float("inf")), "trials: Input should be a finite"),
         (lambda p: p["audits"][0].update(claims={"gaussian": [1.0, 2.0]}), "after step 6 by gauss"),
         (lambda p: p["audits"][0].update(claims={"rdp": [1.0, 2.0]}), "accountants are rdp, not"),
-        (lambda p: p["audits"][0].update(claimed={"noise_multiplier": -1}), "audits.0.claimed: "),
         (lambda p: p.update(code=[{"modules": {"x": "0" * 64}}]), "code.0.versions: Field"),
-        (lambda p: p.update(code=[]), "code: Tuple should have at least 1 item"),
         (lambda p: p["audits"][1].update(packs=[[0, 9]]), "do not make up its 90 trials"),
-        (lambda p: p["audits"][1]["packs"].reverse(), "do not make up its 90 trials"),
         (lambda p: p["audits"][0]["packs"].append([85, 99]), "do not make up its 90 trials"),
-        (lambda p: p["audits"][0].update(claims={"gaussian": [1.0]}), "do not fit its 2 steps"),
         (lambda p: p["audits"][0].update(claims={}), "do not fit its 2 steps"),
-        (lambda p: p["audits"][0].update(claims=[1]), "claims: Input should be a valid dict"),
-        (lambda p: p["audits"][0].pop("trials"), "audits.0.trials: Field required"),
-        (lambda p: p.update(audits=[3]), "audits.0: Input should be a dict"),
         (lambda p: p.update(audits=None), "audits: Input should be a valid tuple"),
         (claimed(noise_multiplier=-1.0), "no training has noise -1"),
         (claimed(sample_rate=2.0), "a sample rate of 2"),

@@ -65,13 +65,6 @@ def test_what_models_are_worth_lies_beside_their_scores(names, tmp_path):
     assert_same(PackScores.joined([whole.part(10, 12), whole.part(13, 15)]), whole)
 
 
-def test_a_score_file_with_an_unknown_column_is_refused(tmp_path):
-    table = measured().table("a")
-    for other in (table.append_column("auc", table["score"]), table.rename_columns({"loss": "x"})):
-        with pytest.raises(ValueError, match="columns"):
-            PackScores.from_table(other, "a", 10, 15)
-
-
 def row(**changes: Any) -> EstimateRow:
     values = ["a", 6, 90, "accuracy", "certified", 1.5, np.nan, 1e-5, 0.95, np.inf, "prv", np.nan]
     values += [1.4, 0.7, "eps-delta"]
@@ -129,13 +122,6 @@ def test_scores_come_back_bit_for_bit(run):
         assert run.score_files(audit) == {(given.first, given.last)}
         assert_same(run.read_scores(audit, given.first, given.last), given)
     assert run.has_scores
-
-
-def test_writing_a_pack_twice_changes_nothing(run):
-    run.write_scores("a", pack())
-    run.write_scores("a", pack())
-    assert run.score_files("a") == {(10, 15)}
-    assert_same(run.read_scores("a", 10, 15), pack())
 
 
 def test_scores_are_put_together_in_trial_order(run):
@@ -353,16 +339,6 @@ def test_no_changed_byte_is_read_as_another_score(local):
     assert told > len(whole) / 2
 
 
-def test_no_truncated_file_is_read(local):
-    local.write_scores("a", pack())
-    file = Path(local.location) / "scores/a/10-15.parquet"
-    whole = file.read_bytes()
-    for size in range(0, len(whole), 7):
-        file.write_bytes(whole[:size])
-        with pytest.raises(RunDirectoryError):
-            local.read_scores("a", 10, 15)
-
-
 @pytest.mark.parametrize(
     "damage", [DAMAGES[0], DAMAGES[2], DAMAGES[3], other_columns], ids=["empty", "text", "cut", "x"]
 )
@@ -431,11 +407,6 @@ def test_a_place_below_a_file_is_told(tmp_path):
         f"storage path {tmp_path}/file/below/x cannot be written (Not a directory); choose another "
         "with --storage-path"
     )
-
-
-def test_a_file_uri_is_the_same_directory(tmp_path):
-    RunDirectory.under(tmp_path.as_uri(), "x").write_scores("a", pack())
-    assert_same(RunDirectory(str(tmp_path / "x")).read_scores("a", 10, 15), pack())
 
 
 def test_nothing_is_pickled(local):
