@@ -14,7 +14,7 @@ Run plainly, the script does what it did. `dpaudit audit script.py:main` audits 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,10 +25,14 @@ __all__ = ["audited"]
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What `@audited` says of a function: δ and ε of its promise; None where it does not say."""
+    """What `@audited` says of a function: δ and ε of its promise; None where it does not say.
+
+    `public` names what is returned beside private parameters, as in `audited`.
+    """
 
     delta: float | None = None
     epsilon: float | None = None
+    public: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.delta is not None and not 0 < self.delta < 1:
@@ -37,16 +41,21 @@ class Marks:
             raise ValueError(f"epsilon must be above 0, got {self.epsilon!r}")
 
 
-def audited(delta: float, *, epsilon: float | None = None) -> Callable[[F], F]:
+def audited(
+    delta: float, *, epsilon: float | None = None, public: Sequence[str] = ()
+) -> Callable[[F], F]:
     """Marks a function that trains, takes no arguments, and returns what is published of it.
 
     Args:
         delta: δ of the promise.
         epsilon: ε that is promised, where that is less than the script's own accountant says.
+        public: names of what is returned beside private parameters, where no record went into it
+            but through noise: a tensor, a layer, a key of a dictionary, or a class of networks,
+            such as "Generator". The audit takes your word for it.
 
     Raises ValueError for a number outside its bounds.
     """
-    marks = Marks(delta, epsilon)
+    marks = Marks(delta, epsilon, tuple(public))
 
     def mark(function: F) -> F:
         setattr(function, _MARK, marks)

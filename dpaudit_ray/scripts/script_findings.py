@@ -269,6 +269,11 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
     "other gradients": (
         "release", _W, "no gradient in it", ".grad of {names}, which no private optimizer made",
         ""),
+    "tensors": (
+        "release", _W, "private parameters, and what was there before training became private",
+        "{names}, which is neither",
+        "return it without, or give the name to @audited(public=[...]) if no record went into it "
+        "but through noise"),
     "examples": (
         "release", _N, "parameters only", "gradients of single records in grad_sample",
         "save its state_dict(): a pickled model has them"),

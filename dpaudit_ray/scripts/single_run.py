@@ -320,7 +320,11 @@ def _judge_release(record: Entries, result: Result, judged: Judgement) -> None:
     for key, code in codes.items():
         if names := result["left"].get(key):
             judged.find(code, "the returned model", names=", ".join(names[:4]))
-    judged.look("release", "the returned model was looked at")
+    said = "the returned model was looked at"
+    if names := result["left"].get("tensors"):
+        judged.find("tensors", "the returned model", names=", ".join(names[:4]))
+        said = f"whether records went into {', '.join(names[:4])} without noise"
+    judged.look("release", said, done=not names)
 
 
 def same_seeds(first: Result, second: Result) -> Judgement:

@@ -21,7 +21,8 @@ from dpaudit_ray.scripts.script_runs import LocalRunner, Target
 
 HERE = Path(__file__).parent
 NO_BUG = frozenset({"too_much_noise"})
-WARNED = frozenset({"constant_seed:global_seed"})  # what a user may mean: no more than a warning
+# What a user may mean, or what was not seen: no more than a warning.
+WARNED = frozenset({"constant_seed:global_seed", "returned_beside", "returned_beside:prototypes"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,8 @@ BUGS = (
     Bug("own_head_optimizer"),
     Bug("raw_gradients_left"),
     Bug("raw_gradients_left", "left_behind", "cleaned"),
+    Bug("returned_beside"),
+    Bug("returned_beside", "prototypes"),
     Bug("secret_size"),
     Bug("shuffled"),
     Bug("skips_empty"),

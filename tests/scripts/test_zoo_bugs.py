@@ -40,6 +40,8 @@ FOUND_BY = {
     "own_head_optimizer": "updates",
     "raw_gradients_left": "noise",
     "raw_gradients_left:left_behind": "release",
+    "returned_beside": "release",
+    "returned_beside:prototypes": "release",
     "secret_size": "secret size",
     "shuffled": "sampling",
     "skips_empty": "sampling",
@@ -52,6 +54,7 @@ FOUND_BY = {
 QUICK = {
     *("batchnorm", "clip_after_mean", "constant_seed", "half_noise", "memory_manager_break"),
     *("nonprivate_model_trained", "one_key_for_all", "raw_gradients_left:left_behind"),
+    *("returned_beside", "returned_beside:prototypes"),
     *("secret_size", "true_batch_size", "wrong_rate", "wrong_steps"),
 }
 pytestmark = pytest.mark.slow
@@ -103,6 +106,16 @@ TWINS = {(bug.script, bug.twin): bug for bug in BUGS}.values()
 @pytest.mark.parametrize("bug", TWINS, ids=lambda bug: bug.name)
 def test_a_twin_raises_no_alarm(bug):
     no_alarm(bug)
+
+
+@pytest.mark.usefixtures("one_room")
+def test_what_is_returned_beside_private_parameters_is_not_seen_unless_it_is_public():
+    bug = next(bug for bug in BUGS if bug.name == "returned_beside:prototypes")
+    found, twin = audited(bug, twin=False), audited(bug, twin=True)
+    (release,) = [look for look in found.looks if look.name == "release"]
+    assert (found.verdict, release.done) == (Verdict.INCONCLUSIVE, False)
+    assert "prototypes" in release.said
+    assert twin.verdict is Verdict.CONSISTENT
 
 
 @pytest.mark.usefixtures("one_room")

@@ -249,6 +249,9 @@ class WatchedRun:
     spent: float = 0.0  # seconds that watching took
     moved: int = 0  # times that parameters had changed between steps
     stepped: set[int] = dataclasses.field(default_factory=set)  # parameters, outside, once private
+    before: set[bytes] = dataclasses.field(
+        default_factory=set
+    )  # digests, when training was private
     _counts: dict[tuple[int, float, float], int] = dataclasses.field(default_factory=dict)
     _release: ReleaseKey | None = None
 

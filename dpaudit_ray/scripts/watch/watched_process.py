@@ -14,7 +14,6 @@ import importlib
 import inspect
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
                 raise
         state.settle(None)
         seconds = time.monotonic() - state.began
-    return _result(state, result, delta) | {"seconds": seconds, "marks": dataclasses.asdict(marks)}
+    kept = {"seconds": seconds, "marks": dataclasses.asdict(marks)}
+    return _result(state, result, delta, marks.public) | kept
 
 
 def _install(state: WatchedRun) -> None:
@@ -111,7 +111,9 @@ def _load(script: Path, name: str) -> Any:
     return function
 
 
-def _result(state: WatchedRun, returned: Any, delta: float) -> dict[str, Any]:
+def _result(
+    state: WatchedRun, returned: Any, delta: float, public: tuple[str, ...]
+) -> dict[str, Any]:
     """What is known at a run's end, as plain JSON: counts, claims, draws, and what is left."""
     # Runs with canaries have the claim of the run without: asking for it again takes a second.
     silent = state.request.canary or state.cut
@@ -137,7 +139,7 @@ def _result(state: WatchedRun, returned: Any, delta: float) -> dict[str, Any]:
         "outside": [{"key": list(key), "steps": n} for key, n in state.outside.items()],
         "seeded": sorted(set(state.seeded)),
         "generators": state.noise_seeds,
-        "left": _left(state, returned),
+        "left": _left(state, returned, public),
         "final": digest.hexdigest(),
         "watching": state.spent,
     }
@@ -160,23 +162,27 @@ def _draws(state: WatchedRun) -> list[dict[str, Any]]:
     ]
 
 
-def _left(state: WatchedRun, returned: Any) -> dict[str, list[str]]:
-    """Names of parameters of the returned networks that carry more than what was released.
+def _left(state: WatchedRun, returned: Any, public: tuple[str, ...]) -> dict[str, list[str]]:
+    """Names of tensors of the returned networks that carry more than what was released.
 
     `gradients`: a gradient that was never released, `others`: one of a parameter of no private
     network, `examples`: gradients of single records; `outside`: another optimizer updated it once
-    there was a private one.
+    there was a private one; `tensors`: it is neither a private parameter nor what some network had
+    before. The last two leave out what is `public`.
     """
-    left: dict[str, list[str]] = {"gradients": [], "examples": [], "others": [], "outside": []}
+    kinds = ("gradients", "examples", "others", "outside", "tensors")
+    left: dict[str, list[str]] = {kind: [] for kind in kinds}
     if not state.request.looks:
         return left
     released = {}
     for watched in state.optimizers:
         for p, values in zip(watched.optimizer.params, watched.last or [], strict=False):
             released[id(p)] = torch.from_numpy(values)
-    private = {id(p) for module in state.modules for p in module.parameters()} | set(released)
-    for raw, p in _parameters(returned):
-        name = raw.removeprefix("_module.")
+    trained = [p for module in state.modules for p in module.parameters() if p.requires_grad]
+    trained += [p for watched in state.optimizers for p in watched.optimizer.params]
+    private = {id(p) for p in trained}
+    explained = state.before | {opacus_engine.digest(p) for p in trained}
+    for name, kind, p in opacus_engine.named_tensors(returned):
         if p.grad is not None and bool(p.grad.any()):
             values = released.get(id(p))
             gradient = p.grad.detach().cpu().double().reshape(-1)
@@ -184,14 +190,10 @@ def _left(state: WatchedRun, returned: Any) -> dict[str, list[str]]:
                 left["gradients" if id(p) in private else "others"].append(name)
         if getattr(p, "grad_sample", None) is not None:
             left["examples"].append(name)
+        if any(kind == entry or f"{name}.".startswith(f"{entry}.") for entry in public):
+            continue
         if id(p) in state.stepped:
             left["outside"].append(name)
+        elif state.modules and opacus_engine.digest(p) not in explained:
+            left["tensors"].append(name)
     return left
-
-
-def _parameters(returned: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Parameters of a returned network, or of those in a list, tuple or dictionary."""
-    parts = returned if isinstance(returned, (list, tuple)) else [returned]
-    for part in returned.values() if isinstance(returned, dict) else parts:
-        if isinstance(part, torch.nn.Module):
-            yield from part.named_parameters()
