@@ -12,8 +12,7 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import RunDirectoryError, StorageError
-from dpaudit_ray.orchestration import compactor
-from dpaudit_ray.orchestration.aggregation import Aggregation
+from dpaudit_ray.orchestration.aggregation import Aggregation, Compactor
 from dpaudit_ray.plan import compaction, outcomes, score_stream
 from dpaudit_ray.plan.compaction import Stretch
 from dpaudit_ray.plan.model import Plan
@@ -76,7 +75,7 @@ def alone(_few: None, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The run with a file per pack, as it was before anything is gathered."""
     sweep, plan, run = filled(tmp_path_factory.mktemp("alone"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compactor.Compactor, "work", lambda self, folded: None)
+        patch.setattr(Compactor, "work", lambda self, folded: None)
         Aggregation(sweep, plan, run).flush()
     assert len(files(run, plan)) == PACKS
     return run
