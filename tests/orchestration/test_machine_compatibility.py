@@ -82,13 +82,6 @@ def test_kinds_are_recorded_and_mixing_them_is_told_once(run, machines):
     ]
 
 
-def test_kinds_of_a_run_that_is_resumed_count(machines):
-    machines().admit("10.0.0.1", machine())
-    told: list[str] = []
-    machines(told).admit("10.0.0.1", machine("Slide rule"))
-    assert len(told) == 1
-
-
 @pytest.mark.parametrize(
     ("cpus", "kind"),
     [(1, "Abacus"), (0.5, "Abacus"), (2, "Abacus, 2 threads"), (4.0, "Abacus, 4 threads")],

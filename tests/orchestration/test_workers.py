@@ -99,16 +99,12 @@ def test_what_never_fits_is_refused():
         assert needs in str(refused.value)
 
 
-def test_an_autoscaler_is_asked():
-    cluster = PlayedCluster(head={})
-    cluster.grows = True
-    places(cluster, num_gpus=1).require_room()
-
-
 def test_demand_is_bounded_and_grows_with_what_came():
     cluster = PlayedCluster(head={})
     cluster.grows = True
-    assert places(cluster).room(ready=0).start == 1 + PENDING
+    counted = places(cluster)
+    counted.require_room()
+    assert counted.room(ready=0).start == 1 + PENDING
     assert places(cluster, max_concurrent_trainers=40).room(ready=0).start == 40
     cluster.members["a"] = {"CPU": 64}
     assert places(cluster).room(ready=64).start == 128
