@@ -53,7 +53,12 @@ def judge(result: dict[str, Any], level: float, delta: float) -> Judgement:
         judged.find("draws lost", "the loop", count=lost)
     if empty := sum(1 for size in result["unused"] if size == 0):
         judged.find("empty passed over", "the sampler", count=empty)
-    return judged.look(name, said)
+    if fewer := result.get("fewer"):
+        step, used, drawn = fewer[0]
+        values = {"count": len(fewer), "used": used, "drawn": drawn}
+        judged.find("records passed over", f"step {step + 1}", **values)
+        said += "; how records were chosen from what was drawn was not seen"
+    return judged.look(name, said, done=not fewer)
 
 
 def _judge_poisson(

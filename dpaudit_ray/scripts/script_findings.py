@@ -293,6 +293,10 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
     "draws lost": (
         "sampling", _W, "a step for every draw", "{count} draws that led to no step",
         "which draws are passed over must not depend on their records"),
+    "records passed over": (
+        "sampling", _W, "every record that was drawn to be in its step",
+        "{used} of {drawn}, and fewer at {count} steps in all",
+        "which records of a batch are passed over must not depend on the others: no top-k"),
     "empty passed over": (
         "sampling", _V, "a step for every draw, empty ones too",
         "{count} empty draws that were passed over",

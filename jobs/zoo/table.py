@@ -22,7 +22,9 @@ from dpaudit_ray.scripts.script_runs import LocalRunner, Target
 HERE = Path(__file__).parent
 NO_BUG = frozenset({"too_much_noise"})
 # What a user may mean, or what was not seen: no more than a warning.
-WARNED = frozenset({"constant_seed:global_seed", "returned_beside", "returned_beside:prototypes"})
+WARNED = frozenset({
+    "constant_seed:global_seed", "hard_examples", "returned_beside", "returned_beside:prototypes",
+})  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,7 @@ BUGS = (
     Bug("ghost_without_clip"),
     Bug("ghost_without_clip", "scheduled", "scheduled_both"),
     Bug("half_noise"),
+    Bug("hard_examples"),
     Bug("memory_manager_break"),
     Bug("microbatch_mean"),
     Bug("no_noise"),

@@ -166,7 +166,10 @@ class OptimizerWatch(StepWatch):
         run.settle(release)
         samples = [getattr(p, "grad_sample", None) for p in self.optimizer.params]
         accumulated = [len(sample) for sample in samples if isinstance(sample, list)]
-        run.loaders.at_step(max(accumulated, default=1), release)
+        drawn = run.loaders.at_step(max(accumulated, default=1), release)
+        rows = max((_rows(sample) for sample in samples if sample is not None), default=drawn)
+        if rows < drawn:
+            run.fewer.append((self.steps, rows, drawn))
         self._notice_moved()
         if run.request.looks and (self.steps in LOOKED_AT or run.has_time):
             self._look(lambda: call(*args, **kwargs), closure)
@@ -287,6 +290,11 @@ class OptimizerWatch(StepWatch):
         with contextlib.suppress(AttributeError, IndexError, ValueError):  # where none are kept
             return 1 / float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
         return 1 / float(optimizer.expected_batch_size)
+
+
+def _rows(samples: Any) -> int:
+    """Examples whose gradients Opacus keeps for a parameter: of one pass, or a list of several."""
+    return sum(map(len, samples)) if isinstance(samples, list) else len(samples)
 
 
 def _enter_by(name: str, enter: Callable[..., Any]) -> Callable[..., Any]:

@@ -172,11 +172,14 @@ class LoaderWatch:
         samplers = {id(sampler), id(getattr(sampler, "sampler", sampler))}
         return not self.private or any(id(p._index_sampler) in samplers for p in self.private)
 
-    def at_step(self, accumulated: int, release: ReleaseKey) -> None:
-        """Notes that a release is made of the last `accumulated` draws, or all parts of one."""
+    def at_step(self, accumulated: int, release: ReleaseKey) -> int:
+        """Notes that a release is made of the last `accumulated` draws, or all parts of one.
+
+        Returns how many records these are; 0 where that is not seen, or parts are added up.
+        """
         now = self.current
         if now is None:
-            return
+            return 0
         given, now.given = now.given, []
         if now.splits and given:
             given = [np.concatenate(given)]
@@ -186,6 +189,7 @@ class LoaderWatch:
             if self._kept + len(draw) <= _MOST_INDICES:
                 self._kept += len(draw)
                 self.taken.append((now.data, draw, release))
+        return 0 if now.splits else sum(map(len, used))
 
 
 def _as_indices(batch: Any) -> Indices:
@@ -239,6 +243,7 @@ class WatchedRun:
     batch_first: bool = True
     accounted: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
     reported: list[tuple[float, float, int]] = dataclasses.field(default_factory=list)  # δ, ε, step
+    fewer: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # step, used, drawn
     outside: dict[tuple[str, ...], int] = dataclasses.field(default_factory=dict)
     steps: int = 0  # releases so far
     cut: bool = False  # ended by its time

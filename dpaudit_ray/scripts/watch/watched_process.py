@@ -136,6 +136,7 @@ def _result(
             *({"records": s.records, "sizes": s.sizes} for s in streams if s.records),
         ],
         "unused": state.loaders.skipped,
+        "fewer": state.fewer,
         "outside": [{"key": list(key), "steps": n} for key, n in state.outside.items()],
         "seeded": sorted(set(state.seeded)),
         "generators": state.noise_seeds,
