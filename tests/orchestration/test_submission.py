@@ -14,6 +14,7 @@ import pytest
 from tests.command import changed, refused, write_sweep
 from tests.conftest import ROOT
 from tests.head import Head, head, wait_for
+from tests.long import long
 from tests.orchestration.nodes import finished
 from tests.pace import Pace
 
@@ -107,6 +108,32 @@ def test_submit_see_stop_resume(cluster, place, pace):
     assert (place / "runs" / "tiny" / "_SUCCESS").exists()
     assert packs(place) == 200
     assert {j["metadata"]["attempt"] for j in cluster.jobs().values()} == {"1", "2"}
+
+
+@long("one sweep as a job takes the same way")
+@pytest.mark.cluster
+def test_several_sweeps_at_once(cluster, place, light):
+    files = []
+    for name in ("first", "second"):
+        (place / name).mkdir()
+        file = write_sweep(place / name, changed(light, "name", name))
+        files.append(str(file.relative_to(place)))
+    command = [sys.executable, str(ROOT / "jobs" / "submit.py"), *files]
+    command += ["--address", cluster.dashboard, "--storage-path", str(place / "runs")]
+    done = subprocess.run(
+        command, cwd=place, env=cluster.environment, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    assert (place / "runs" / "first" / "_SUCCESS").exists()
+    assert (place / "runs" / "second" / "_SUCCESS").exists()
+    missing = subprocess.run(
+        [*command[:2], "nowhere.yaml", *command[2:]],
+        cwd=place,
+        env=cluster.environment,
+        capture_output=True,
+    )
+    assert missing.returncode == 2
+    assert missing.stderr.count(b"\n") == 1
 
 
 @pytest.mark.cluster
