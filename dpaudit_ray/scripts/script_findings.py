@@ -259,6 +259,10 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
         "updates", _V, "every update to be a private release",
         "{names} updated by an optimizer that no PrivacyEngine wraps",
         "step the optimizer that make_private returned, and that alone"),
+    "warm-up": (
+        "updates", _V, "no training on these records without noise",
+        "{names} trained on the data set that make_private was given later",
+        "warm up on public data only, or in the private loop"),
     "moved": (
         "updates", _W, "parameters that private steps alone change", "changes by other code",
         "harmless where it works on private releases only"),

@@ -300,6 +300,8 @@ def _judge_updates(result: Result, judged: Judgement) -> None:
             judged.find("not private", where, names=listed)
         elif when in _OUTSIDE:
             judged.find("outside", where, what=_OUTSIDE[when])
+    if names := result.get("warmed"):
+        judged.find("warm-up", "before make_private", names=", ".join(names[:4]))
     if moved := result.get("moved"):
         judged.find("moved", f"between {moved} steps")
     if names := result["left"].get("outside"):

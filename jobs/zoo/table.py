@@ -92,6 +92,7 @@ BUGS = (
     Bug("step_hook"),
     Bug("too_much_noise"),
     Bug("true_batch_size"),
+    Bug("warm_up"),
     Bug("wrong_rate"),
     Bug("wrong_steps"),
 )

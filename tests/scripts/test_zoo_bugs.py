@@ -48,6 +48,7 @@ FOUND_BY = {
     "skips_empty": "sampling",
     "step_hook": "accounting",
     "true_batch_size": "scale",
+    "warm_up": "updates",
     "wrong_rate": "sampling",
     "wrong_steps": "accounting",
 }
@@ -55,7 +56,7 @@ FOUND_BY = {
 QUICK = {
     *("batchnorm", "clip_after_mean", "constant_seed", "half_noise", "memory_manager_break"),
     *("nonprivate_model_trained", "one_key_for_all", "raw_gradients_left:left_behind"),
-    *("hard_examples", "returned_beside", "returned_beside:prototypes"),
+    *("warm_up", "hard_examples", "returned_beside", "returned_beside:prototypes"),
     *("secret_size", "true_batch_size", "wrong_rate", "wrong_steps"),
 }
 pytestmark = pytest.mark.slow

@@ -254,6 +254,8 @@ class WatchedRun:
     spent: float = 0.0  # seconds that watching took
     moved: int = 0  # times that parameters had changed between steps
     stepped: set[int] = dataclasses.field(default_factory=set)  # parameters, outside, once private
+    # Parameters, by identity, that stepped before any was private; and the data set then read.
+    warmed: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     before: set[bytes] = dataclasses.field(
         default_factory=set
     )  # digests, when training was private
@@ -343,3 +345,12 @@ class WatchedRun:
         self.outside[key] = self.outside.get(key, 0) + 1
         if when == "after":
             self.stepped |= {id(p) for p in params}
+        elif self.loaders.current is not None:
+            self.warmed |= {id(p): (p, self.loaders.current.data) for p in params}
+
+    def warmed_up(self) -> list[str]:
+        """Private parameters that were trained on a private data set before they were private."""
+        private = [p for module in self.modules for p in module.parameters()]
+        trained = [p for p in private if id(p) in self.warmed]
+        trained = [p for p in trained if any(self.warmed[id(p)][1] is data for data in self.data)]
+        return self.parameter_names(trained)

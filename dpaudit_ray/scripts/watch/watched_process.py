@@ -137,6 +137,7 @@ def _result(
         ],
         "unused": state.loaders.skipped,
         "fewer": state.fewer,
+        "warmed": state.warmed_up(),
         "outside": [{"key": list(key), "steps": n} for key, n in state.outside.items()],
         "seeded": sorted(set(state.seeded)),
         "generators": state.noise_seeds,
