@@ -211,6 +211,10 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
         "noise", _V, "a noise multiplier of {noise:.3g}, as accounted",
         "{effective:.3g} or less, by {what}",
         "noise needs a standard deviation of noise multiplier times clipping bound on the sum"),
+    "kept": (
+        "state", _W, "nothing to be kept of a step but what was released",
+        "{names} in the optimizer, which a record moves and noise does not",
+        "momentum and averages of gradients must be of noisy ones: keep them after add_noise"),
     "not finite": (
         "noise", _W, "numbers", "a release with inf or NaN in it, at {count} of {steps} steps",
         "what makes training diverge may depend on a record"),

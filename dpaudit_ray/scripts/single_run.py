@@ -118,6 +118,10 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         sharp = max(powers) >= canary_trials.ALTERNATIVE
         judged.enough = whole and len(distances) == len(steps) and sharp
     judged.look(name, said)
+    for entry in entries_of(record, "kept")[:1]:
+        listed = ", ".join(entry["names"][:4])
+        judged.find("kept", _at(entry), names=listed)
+        judged.look("state", f"whether {listed} goes into later releases", done=False)
     if not ghosts and any(step["ghost"] for step in steps):
         judged.look("clipping", "ghost clipping: its backward pass was not seen", done=False)
     if entries_of(record, "summed"):

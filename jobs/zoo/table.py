@@ -23,7 +23,8 @@ HERE = Path(__file__).parent
 NO_BUG = frozenset({"too_much_noise"})
 # What a user may mean, or what was not seen: no more than a warning.
 WARNED = frozenset({
-    "constant_seed:global_seed", "hard_examples", "returned_beside", "returned_beside:prototypes",
+    "constant_seed:global_seed", "hard_examples", "raw_momentum", "returned_beside",
+    "returned_beside:prototypes",
 })  # fmt: skip
 
 
@@ -84,6 +85,7 @@ BUGS = (
     Bug("own_head_optimizer"),
     Bug("raw_gradients_left"),
     Bug("raw_gradients_left", "left_behind", "cleaned"),
+    Bug("raw_momentum"),
     Bug("returned_beside"),
     Bug("returned_beside", "prototypes"),
     Bug("secret_size"),

@@ -41,6 +41,7 @@ FOUND_BY = {
     "own_head_optimizer": "updates",
     "raw_gradients_left": "noise",
     "raw_gradients_left:left_behind": "release",
+    "raw_momentum": "state",
     "returned_beside": "release",
     "returned_beside:prototypes": "release",
     "secret_size": "secret size",
@@ -56,7 +57,7 @@ FOUND_BY = {
 QUICK = {
     *("batchnorm", "clip_after_mean", "constant_seed", "half_noise", "memory_manager_break"),
     *("nonprivate_model_trained", "one_key_for_all", "raw_gradients_left:left_behind"),
-    *("warm_up", "hard_examples", "returned_beside", "returned_beside:prototypes"),
+    *("warm_up", "hard_examples", "raw_momentum", "returned_beside", "returned_beside:prototypes"),
     *("secret_size", "true_batch_size", "wrong_rate", "wrong_steps"),
 }
 pytestmark = pytest.mark.slow
@@ -116,6 +117,7 @@ def test_a_twin_raises_no_alarm(bug):
     [
         ("returned_beside:prototypes", "release", "records went into prototypes"),
         ("hard_examples", "sampling", "how records were chosen"),
+        ("raw_momentum", "state", "whether momentum"),
     ],
 )
 def test_what_may_be_private_but_was_not_seen_is_named_and_its_twin_is_consistent(name, look, said):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset
 
 from .run_state import WatchedRun
-from .step_probe import preserve_attributes, preserve_generators
+from .step_probe import digest, preserve_attributes, preserve_generators
 
 _SECONDS = 5.0  # that an accountant may take for further δ
 _FORWARD_PASSES = 2  # of each network that are looked at
@@ -113,12 +112,6 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.
     elif isinstance(value, (dict, list, tuple)):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from named_tensors(part, f"{prefix}{key}")
-
-
-def digest(tensor: torch.Tensor) -> bytes:
-    """The same for tensors of the same values, wherever they are."""
-    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(values.numpy().data, digest_size=16).digest()
 
 
 def _subclasses(base: Any) -> list[Any]:

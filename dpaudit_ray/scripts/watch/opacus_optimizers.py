@@ -225,8 +225,16 @@ class OptimizerWatch(StepWatch):
                 zeros = [torch.zeros_like(p) for p in replay.params]
                 empty = None if self.ghost else append_row(zeros)
                 self.examine(replay.release, changes, empty, names)
+                if empty is not None and (kept := replay.carried(self._far())):
+                    self.run.recorder.put("kept", step=self.steps, names=kept)
             else:
                 self.glance(replay.release, [next(changes)], names)
+
+    def _far(self) -> Change:
+        """A gradient a thousand times too long, in a direction of its own."""
+        params = self.optimizer.params
+        v = random_direction([p.shape for p in params], self.run.request.derived("look"))
+        return append_row([FAR * clipping_bound(self.optimizer) * w for w in v])
 
     def _changes(self, replay: StepReplay) -> Iterator[tuple[str, Change]]:
         """Changes of one example each, with what they are in words."""
@@ -236,7 +244,7 @@ class OptimizerWatch(StepWatch):
         if self.ghost:
             yield "a clipped gradient", add_to_sum([w * bound for w in v])
             return
-        yield "a gradient a thousand times too long", append_row([FAR * bound * w for w in v])
+        yield "a gradient a thousand times too long", self._far()
         for index in spread_indices(replay.rows):
             yield f"record {index} of the batch left out", without_row(index)
         order = sorted(range(len(sizes)), key=lambda index: sizes[index])

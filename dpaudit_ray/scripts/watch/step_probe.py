@@ -8,6 +8,7 @@ only the ratio of movement to noise counts.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import random
 import time
@@ -45,6 +46,12 @@ def flat_vectors(tensors: Iterable[torch.Tensor]) -> Release:
 def gradients(params: Iterable[torch.Tensor]) -> Release:
     """The gradients of parameters; zeros where there is none."""
     return flat_vectors(torch.zeros_like(p) if p.grad is None else p.grad for p in params)
+
+
+def digest(tensor: torch.Tensor) -> bytes:
+    """The same for tensors of the same values, wherever they are."""
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(values.numpy().data, digest_size=16).digest()
 
 
 def difference(first: Release, second: Release) -> Release:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_flatten
 
 from . import step_probe
 from .run_state import WatchedRun
@@ -24,6 +25,12 @@ from .step_probe import Release
 
 _GHOST_ROWS = 4  # records whose loss is made larger
 _GHOST_FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must be clipped
+
+# What Opacus keeps for one step, or hands through: no state of the user's.
+_OPACUS = {
+    "grad_sample", "summed_grad", "_norm_sample", "original_optimizer", "param_groups", "state",
+    "defaults",
+}  # fmt: skip
 
 Change = Callable[[Any], None]  # alters the copies that a step is about to work on
 
@@ -95,6 +102,7 @@ class StepReplay:
     ) -> None:
         self._optimizer, self._step, self._accountants = optimizer, step, accountants
         self._arm = arm
+        self._state: dict[str, bytes] = {}  # digests, after the release that was tried last
         self.params: list[torch.nn.Parameter] = list(optimizer.params)
 
     @property
@@ -150,8 +158,41 @@ class StepReplay:
                 moved = [a + b for a, b in zip(moved, caught[-1], strict=True)]
             elif not any(part.any() for part in moved):
                 moved = step_probe.gradients(self.params)
+            self._state = self._digests()
             published = np.log(clipping_bound(optimizer) / bound) if bound > 0 else 0.0
             return [*moved, np.array([published])]
+
+    def carried(self, change: Change) -> list[str]:
+        """What an optimizer of the user's own keeps for later that is moved by the change only.
+
+        That is arrays among the attributes of the optimizer and of parameters that other noise
+        does not move, so that no noise hides the change in them.
+        """
+        if type(self._optimizer).__module__.startswith("opacus."):
+            return []
+        states = []
+        for tried, seed in ((unchanged, 1), (unchanged, 2), (change, 1)):
+            self.release(tried, seed)
+            states.append(self._state)
+        first, other_noise, changed = states
+        same = (name for name in first if first[name] == other_noise.get(name))
+        return sorted(name for name in same if first[name] != changed.get(name))
+
+    def _digests(self) -> dict[str, bytes]:
+        """Digests of arrays that the optimizer and parameters have, by attribute."""
+        held = [
+            (name, value) for name, value in vars(self._optimizer).items() if name not in _OPACUS
+        ]
+        for index, p in enumerate(self.params):
+            held += [
+                (f"{name} of {index}", v) for name, v in vars(p).items() if name not in _OPACUS
+            ]
+        return {
+            f"{name} ({number})" if number else name: step_probe.digest(tensor)
+            for name, value in held
+            for number, tensor in enumerate(tree_flatten(value)[0])
+            if isinstance(tensor, torch.Tensor) and tensor.dim()
+        }
 
     @contextlib.contextmanager
     def _copies(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from ...errors import SpecError
 from ...opacus import marks_of
 from . import opacus_engine, opacus_optimizers, release_functions
 from .run_state import EnoughSeen, Recorder, RunRequest, WatchedRun, draw_counts
-from .step_probe import seed_generators
+from .step_probe import digest, seed_generators
 
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is asked for, beside its own
 
@@ -119,10 +119,10 @@ def _result(
     silent = state.request.canary or state.cut
     deltas = sorted(() if silent else {*_DELTAS, delta}, reverse=True)
     streams = list(state.streams.values())
-    digest = hashlib.blake2b(digest_size=16)  # of the parameters that the optimizers ended with
+    final = hashlib.blake2b(digest_size=16)  # of the parameters that the optimizers ended with
     for watched in state.optimizers:
         for p in watched.optimizer.params:
-            digest.update(p.detach().cpu().contiguous().numpy().tobytes())
+            final.update(p.detach().cpu().contiguous().numpy().tobytes())
     claims = opacus_engine.claims(state.claiming_accountants() or streams, deltas, delta)
     return {
         "made": len(state.modules),
@@ -142,7 +142,7 @@ def _result(
         "seeded": sorted(set(state.seeded)),
         "generators": state.noise_seeds,
         "left": _left(state, returned, public),
-        "final": digest.hexdigest(),
+        "final": final.hexdigest(),
         "watching": state.spent,
     }
 
@@ -183,7 +183,7 @@ def _left(state: WatchedRun, returned: Any, public: tuple[str, ...]) -> dict[str
     trained = [p for module in state.modules for p in module.parameters() if p.requires_grad]
     trained += [p for watched in state.optimizers for p in watched.optimizer.params]
     private = {id(p) for p in trained}
-    explained = state.before | {opacus_engine.digest(p) for p in trained}
+    explained = state.before | {digest(p) for p in trained}
     for name, kind, p in opacus_engine.named_tensors(returned):
         if p.grad is not None and bool(p.grad.any()):
             values = released.get(id(p))
@@ -196,6 +196,6 @@ def _left(state: WatchedRun, returned: Any, public: tuple[str, ...]) -> dict[str
             continue
         if id(p) in state.stepped:
             left["outside"].append(name)
-        elif state.modules and opacus_engine.digest(p) not in explained:
+        elif state.modules and digest(p) not in explained:
             left["tensors"].append(name)
     return left
