@@ -288,6 +288,7 @@ def test_the_prefix_ends_at_the_first_gap():
     assert ends(there, {(30, 39), (80, 89)})[-1] == (None, 8, 9)
     assert ends(there, {(30, 39)}, start=5) == [((40, 79), 5, 8)]
     assert ends(there, {(30, 39)}, end=50) == [((0, 29), 0, 3), (None, 3, 4), ((40, 79), 4, 5)]
+    assert ends(there, {(30, 39)}, end=40) == [((0, 29), 0, 3), (None, 3, 4)]
     assert ends([], {(0, 9)}) == [(None, 0, 1)]
 
 

@@ -143,6 +143,19 @@ def test_a_false_claim_is_refuted_and_the_noise_found():
     assert test.share_found(0.7, 0.05, 20) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("mu", "right", "shares"),
+    [(0.2, 0.4, [0, 0, 0]), (0.2, 0.6, [0.98, 0.2, 0.02]), (2.5, 1.0, [1, 1, 0])],
+)
+def test_imagined_audits_are_as_accurate_as_their_noise_makes_them(mu, right, shares):
+    """Of 50 audits each, drawn by a fixed seed: worse than a coin, some right, and all right."""
+    test, rng = RunTest(curve.gaussian(mu), 60 * CANARIES, CANARIES), np.random.default_rng(3)
+    for _ in range(60):
+        bits = rng.random(CANARIES) < 0.5
+        test.fold(np.where(rng.random(CANARIES) < right, bits, ~bits) * 1.0, bits)
+    assert [test.share_found(noise, 0.05, 50) for noise in (0.7, 1.0, 1.3)] == shares
+
+
 def test_the_largest_accuracy_of_a_gaussian_claim_is_its_own():
     assert largest_accuracy(curve.gaussian(1.3)) == approx(float(special.ndtr(0.65)), rel=1e-6)
     epsilons = np.linspace(0, 5, 20)

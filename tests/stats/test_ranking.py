@@ -38,6 +38,11 @@ def test_the_sum_of_two_costs_is_a_convolution():
     np.testing.assert_allclose(both.chances, np.convolve(one.chances, other.chances), atol=1e-15)
 
 
+def test_the_smallest_costs_and_those_below_rounding_are_dropped():
+    kept = Costs(3, np.array([0.1, 0.2, 0.3, 0.4, 0.0, 0.0])).above(1)
+    assert (kept.first, kept.chances.tolist()) == (4, [0.2, 0.3, 0.4])
+
+
 def test_a_diverged_trial_that_tells_nothing_is_the_least_sure():
     """While both worlds diverge alike, any finite score says more."""
     scores, members = np.array([np.inf, 0.005]), np.array([False, True])
