@@ -154,7 +154,7 @@ def test_signalled_before_the_limit_it_queues_again_and_completes(place):
     """Slurm itself sends what --signal asks for, at its next look at the limits (every 30 s)."""
     job = place.submit()
     place.trains(job)
-    started = [" ".join(p.info["cmdline"]) for p in psutil.process_iter(["cmdline"])]
+    started = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
     ours = [command for command in started if "/raylet " in command and "/tmp/dpaudit." in command]
     assert len(ours) == 2
     # Ports of Ray's own range were taken by another Ray on the node, between its look and its use.
