@@ -9,7 +9,7 @@ from torch import nn
 
 from dpaudit_ray.scripts import single_run
 from dpaudit_ray.scripts.script_findings import Finding, Weight
-from dpaudit_ray.scripts.watch.opacus_engine import repeat_forward
+from dpaudit_ray.scripts.watch.opacus_engine import named_tensors, repeat_forward
 
 CLAIM = {"name": "prv", "history": [[1.0, 1.0, 100]], "epsilons": [1.0], "deltas": [1e-5]}
 LEFT: dict[str, list[str]] = {"gradients": [], "examples": []}
@@ -303,3 +303,10 @@ def test_seeds():
     alike = single_run.same_seeds({"generators": [42]}, {"generators": [42]})
     assert [finding.weight for finding in alike.findings] == [Weight.VIOLATION]
     assert not single_run.same_seeds({"generators": [1]}, {"generators": [2]}).findings
+
+
+def test_arrays_that_are_returned_have_names_and_what_has_no_numbers_is_passed_over():
+    odd = [nn.LazyLinear(2), nn.Linear(2, 2, device="meta"), torch.eye(2).to_sparse()]
+    returned = {"model": nn.Linear(2, 1), "odd": odd, "loss": torch.tensor(1.0), "epochs": 3}
+    names = [(name, kind) for name, kind, _ in named_tensors(returned | {"means": torch.ones(2)})]
+    assert names == [("model.weight", "Linear"), ("model.bias", "Linear"), ("means", "")]

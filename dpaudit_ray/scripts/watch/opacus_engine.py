@@ -43,8 +43,14 @@ def install(run: WatchedRun) -> None:
         run.modules.append(kwargs["module"])
         if run.request.looks:
             # By `type`: isinstance asks some objects for their class, and they warn or fail.
-            networks = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
-            run.before |= {digest(value) for _, _, value in named_tensors(networks)}
+            networks = [
+                thing
+                for thing in gc.get_objects()
+                if issubclass(type(thing), torch.nn.Module) and "_parameters" in vars(thing)
+            ]
+            # A layer is part of several networks: each tensor is read once.
+            tensors = {id(tensor): tensor for _, _, tensor in named_tensors(networks)}
+            run.before |= set(map(digest, tensors.values()))
         run.rate = 1 / max(1, len(loader))
         private = make_private(self, **kwargs)
         optimizer = private[1]
@@ -105,13 +111,24 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.
     if isinstance(value, torch.nn.Module):
         network = getattr(value, "_module", value)  # Opacus wraps the user's
         for key, tensor in network.state_dict(keep_vars=True).items():
-            if _has_dim(tensor, 0) and tensor.is_floating_point():
+            if _has_numbers(tensor):
                 yield prefix + key, type(network).__name__, tensor
-    elif _has_dim(value, 0) and value.is_floating_point():
+    elif _has_numbers(value):
         yield name or "a tensor", "", value
     elif isinstance(value, (dict, list, tuple)):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from named_tensors(part, f"{prefix}{key}")
+
+
+def _has_numbers(value: Any) -> bool:
+    """Whether it is an array of floating-point numbers that are there: not lazy, meta or sparse."""
+    return (
+        isinstance(value, torch.Tensor)
+        and not (torch.nn.parameter.is_lazy(value) or value.is_meta)
+        and value.layout is torch.strided
+        and value.is_floating_point()
+        and value.dim() > 0
+    )
 
 
 def _subclasses(base: Any) -> list[Any]:
