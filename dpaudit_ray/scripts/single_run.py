@@ -314,6 +314,7 @@ def _judge_updates(result: Result, judged: Judgement) -> None:
     all_seen = not moved and not names
     said = f"{len(result['outside'])} other optimizers stepped"
     said += "" if all_seen else "; whether what they did is private was not seen"
+    said += "; if it is, name what is returned by @audited(public=[...])" * bool(names)
     judged.look("updates", said, done=all_seen)
 
 
