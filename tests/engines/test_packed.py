@@ -194,7 +194,7 @@ model = PackedModel(nn.Sequential(*layers))
 model._settled = True
 theta, x = model.initial.repeat(32, 1), torch.randn(512, 64)
 y, faults = torch.arange(512) % 2, []
-for _ in range(12):
+for _ in range(40):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     model.clipped_sums(theta, x, y, 1.0)
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -204,9 +204,12 @@ print(*faults)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
 def test_memory_of_a_step_on_two_threads_is_kept_for_the_next():
-    """Other heaps than the first go back to the kernel: some 4000 fresh pages a step."""
+    """Other heaps than the first go back to the kernel: some 4000 fresh pages a step.
+
+    Beside other load, threads meet in a new way now and then, and need room that they keep.
+    """
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
-    assert np.median([int(faults) for faults in done.stdout.split()[6:]]) < 1000
+    assert np.median([int(faults) for faults in done.stdout.split()[20:]]) < 1000
 
 
 def crowded(size: int, width: int) -> nn.Module:
