@@ -131,8 +131,8 @@ class SpecError(DpauditError):
 def unknown_key(key: str, names: Collection[str] = ()) -> SpecError:
     """The error about the last part of `key`, where only `names` are taken."""
     *parents, last = key.split(".")
-    known = f"{suggestion(last, names)}known: {', '.join(names)}" if names else ""
-    error, meant = SpecError(key, f"unknown key{known}"), closest(last, names)
+    choice = f"{suggestion(last, names)}known: {', '.join(names)}" if names else ""
+    error, meant = SpecError(key, f"unknown key{choice}"), closest(last, names)
     error.meant = ".".join([*parents, meant]) if meant else ""
     return error
 

@@ -42,7 +42,7 @@ class Marks:
 
 
 def audited(
-    delta: float, *, epsilon: float | None = None, public: Sequence[str] = ()
+    delta: float, *, epsilon: float | None = None, public: str | Sequence[str] = ()
 ) -> Callable[[F], F]:
     """Marks a function that trains, takes no arguments, and returns what is published of it.
 
@@ -55,7 +55,7 @@ def audited(
 
     Raises ValueError for a number outside its bounds.
     """
-    marks = Marks(delta, epsilon, tuple(public))
+    marks = Marks(delta, epsilon, (public,) if isinstance(public, str) else tuple(public))
 
     def mark(function: F) -> F:
         setattr(function, _MARK, marks)

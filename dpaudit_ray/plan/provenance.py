@@ -189,7 +189,7 @@ class InputFile:
 @runtime_checkable
 class _Reads(Protocol):
     def files(self) -> tuple[Path, ...]:
-        """What it reads; see `Data.files`."""
+        """Files whose content it reads."""
 
 
 def input_files(sweep: Sweep) -> tuple[InputFile, ...]:

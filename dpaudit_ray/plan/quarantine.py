@@ -16,6 +16,7 @@ from . import preparing
 from .model import Plan
 from .score_stream import READERS
 
+NAMED = 5  # damaged files that are named, each on a line of its own
 Read = Callable[[], object]
 
 
@@ -31,9 +32,12 @@ def set_aside(run: RunDirectory, plan: Plan, tell: Callable[[str], None]) -> int
         damaged = [name for name, fails in zip(files, fail, strict=True) if fails]
     if damaged:
         run.set_complete(False)
-    for name in damaged:
+    for number, name in enumerate(damaged):
         aside = run.set_aside(name).rpartition("/")[2]
-        tell(f"{run.location}/{name} is damaged: set aside as {aside}, and made again")
+        if number < NAMED:
+            tell(f"{run.location}/{name} is damaged: set aside as {aside}, and made again")
+    if len(damaged) > NAMED:
+        tell(f"{len(damaged) - NAMED} more files are damaged: set aside, and made again")
     return len(damaged)
 
 

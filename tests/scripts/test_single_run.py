@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpaudit_ray.opacus import audited, marks_of
 from dpaudit_ray.scripts import single_run
 from dpaudit_ray.scripts.script_findings import Finding, Weight
 from dpaudit_ray.scripts.watch.opacus_engine import named_tensors, repeat_forward
@@ -310,3 +311,8 @@ def test_arrays_that_are_returned_have_names_and_what_has_no_numbers_is_passed_o
     returned = {"model": nn.Linear(2, 1), "odd": odd, "loss": torch.tensor(1.0), "epochs": 3}
     names = [(name, kind) for name, kind, _ in named_tensors(returned | {"means": torch.ones(2)})]
     assert names == [("model.weight", "Linear"), ("model.bias", "Linear"), ("means", "")]
+
+
+@pytest.mark.parametrize("public", ["Generator", ["Generator"], ("Generator",)])
+def test_one_name_is_public_by_itself(public):
+    assert marks_of(audited(1e-5, public=public)(lambda: None)).public == ("Generator",)

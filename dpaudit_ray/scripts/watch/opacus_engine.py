@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset
 
 from .run_state import WatchedRun
-from .step_probe import digest, preserve_attributes, preserve_generators
+from .step_probe import digest, has_numbers, preserve_attributes, preserve_generators
 
 _SECONDS = 5.0  # that an accountant may take for further δ
 _FORWARD_PASSES = 2  # of each network that are looked at
@@ -42,15 +42,7 @@ def install(run: WatchedRun) -> None:
         run.data.append(loader.dataset)
         run.modules.append(kwargs["module"])
         if run.request.looks:
-            # By `type`: isinstance asks some objects for their class, and they warn or fail.
-            networks = [
-                thing
-                for thing in gc.get_objects()
-                if issubclass(type(thing), torch.nn.Module) and "_parameters" in vars(thing)
-            ]
-            # A layer is part of several networks: each tensor is read once.
-            tensors = {id(tensor): tensor for _, _, tensor in named_tensors(networks)}
-            run.before |= set(map(digest, tensors.values()))
+            run.before |= _digests_of_all_networks()
         run.rate = 1 / max(1, len(loader))
         private = make_private(self, **kwargs)
         optimizer = private[1]
@@ -101,6 +93,19 @@ def install(run: WatchedRun) -> None:
     torch.nn.Module.__call__ = called  # type: ignore[method-assign]
 
 
+def _digests_of_all_networks() -> set[bytes]:
+    """What is in any network of this process now; what is returned may be one of them."""
+    # By `type`: isinstance asks some objects for their class, and they warn or fail.
+    networks = [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), torch.nn.Module) and "_parameters" in vars(thing)
+    ]
+    # A layer is part of several networks: each tensor is read once.
+    tensors = {id(tensor): tensor for _, _, tensor in named_tensors(networks)}
+    return set(map(digest, tensors.values()))
+
+
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.Tensor]]:
     """Name, class of its network, and value of each tensor of numbers that is saved with `value`.
 
@@ -111,24 +116,13 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.
     if isinstance(value, torch.nn.Module):
         network = getattr(value, "_module", value)  # Opacus wraps the user's
         for key, tensor in network.state_dict(keep_vars=True).items():
-            if _has_numbers(tensor):
+            if has_numbers(tensor):
                 yield prefix + key, type(network).__name__, tensor
-    elif _has_numbers(value):
+    elif has_numbers(value):
         yield name or "a tensor", "", value
     elif isinstance(value, (dict, list, tuple)):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from named_tensors(part, f"{prefix}{key}")
-
-
-def _has_numbers(value: Any) -> bool:
-    """Whether it is an array of floating-point numbers that are there: not lazy, meta or sparse."""
-    return (
-        isinstance(value, torch.Tensor)
-        and not (torch.nn.parameter.is_lazy(value) or value.is_meta)
-        and value.layout is torch.strided
-        and value.is_floating_point()
-        and value.dim() > 0
-    )
 
 
 def _subclasses(base: Any) -> list[Any]:

@@ -256,9 +256,8 @@ class WatchedRun:
     stepped: set[int] = dataclasses.field(default_factory=set)  # parameters, outside, once private
     # Parameters, by identity, that stepped before any was private; and the data set then read.
     warmed: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-    before: set[bytes] = dataclasses.field(
-        default_factory=set
-    )  # digests, when training was private
+    # Digests of what networks held when training became private.
+    before: set[bytes] = dataclasses.field(default_factory=set)
     _counts: dict[tuple[int, float, float], int] = dataclasses.field(default_factory=dict)
     _release: ReleaseKey | None = None
 

@@ -48,6 +48,17 @@ def gradients(params: Iterable[torch.Tensor]) -> Release:
     return flat_vectors(torch.zeros_like(p) if p.grad is None else p.grad for p in params)
 
 
+def has_numbers(value: Any) -> bool:
+    """Whether it is an array of floating-point numbers that are there: not lazy, meta or sparse."""
+    return (
+        isinstance(value, torch.Tensor)
+        and not (torch.nn.parameter.is_lazy(value) or value.is_meta)
+        and value.layout is torch.strided
+        and value.is_floating_point()
+        and value.dim() > 0
+    )
+
+
 def digest(tensor: torch.Tensor) -> bytes:
     """The same for tensors of the same values, wherever they are."""
     values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

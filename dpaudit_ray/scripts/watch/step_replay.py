@@ -102,7 +102,6 @@ class StepReplay:
     ) -> None:
         self._optimizer, self._step, self._accountants = optimizer, step, accountants
         self._arm = arm
-        self._state: dict[str, bytes] = {}  # digests, after the release that was tried last
         self.params: list[torch.nn.Parameter] = list(optimizer.params)
 
     @property
@@ -116,11 +115,13 @@ class StepReplay:
                 return len(sample)
         return 0
 
-    def release(self, change: Change, seed: int | None) -> Release:
+    def release(
+        self, change: Change, seed: int | None, state: dict[str, bytes] | None = None
+    ) -> Release:
         """What the step would release after a change; generators as they are (None), or seeded.
 
         The last part is one number: the logarithm of what the step multiplies its clipping bound
-        by, which adaptive clipping publishes.
+        by, which adaptive clipping publishes. `state` gets digests of what is kept for later.
         """
         optimizer = self._optimizer
         generators = [
@@ -158,7 +159,8 @@ class StepReplay:
                 moved = [a + b for a, b in zip(moved, caught[-1], strict=True)]
             elif not any(part.any() for part in moved):
                 moved = step_probe.gradients(self.params)
-            self._state = self._digests()
+            if state is not None:
+                state |= self._digests()
             published = np.log(clipping_bound(optimizer) / bound) if bound > 0 else 0.0
             return [*moved, np.array([published])]
 
@@ -170,10 +172,10 @@ class StepReplay:
         """
         if type(self._optimizer).__module__.startswith("opacus."):
             return []
-        states = []
-        for tried, seed in ((unchanged, 1), (unchanged, 2), (change, 1)):
-            self.release(tried, seed)
-            states.append(self._state)
+        states: list[dict[str, bytes]] = [{}, {}, {}]
+        tries = (unchanged, 1), (unchanged, 2), (change, 1)
+        for (tried, seed), state in zip(tries, states, strict=True):
+            self.release(tried, seed, state)
         first, other_noise, changed = states
         same = (name for name in first if first[name] == other_noise.get(name))
         return sorted(name for name in same if first[name] != changed.get(name))
@@ -191,7 +193,7 @@ class StepReplay:
             f"{name} ({number})" if number else name: step_probe.digest(tensor)
             for name, value in held
             for number, tensor in enumerate(tree_flatten(value)[0])
-            if isinstance(tensor, torch.Tensor) and tensor.dim()
+            if step_probe.has_numbers(tensor)
         }
 
     @contextlib.contextmanager
