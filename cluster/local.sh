@@ -14,6 +14,7 @@ token=$home/token
 openssl rand -hex 32 >"$token"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0    # a node that is killed goes at once, not in half a minute
+export RAY_gcs_rpc_server_connect_timeout_s=60    # a head on a busy machine takes longer than Ray's 5 s
 processes=()
 
 finish() {
