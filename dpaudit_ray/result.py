@@ -158,12 +158,12 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: verdict, table and figure."""
-        from .report import markup
+        from .report import page
         from .report.figures import primitives, whole_run
 
         with self._reading:
             figure = whole_run.bars_figure(whole_run.bounds_table(self.run))
-            return markup.notebook_card(self.run, self.answer, primitives.png(figure))
+            return page.notebook_card(self.run, self.answer, primitives.png(figure))
 
 
 def notebook_progress() -> Callable[[Progress], None]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import Exit, SpecError
+from ..errors import Exit
 from . import tables, terminal
 from .arguments import (
     ADVANCED,
@@ -75,11 +74,6 @@ def _show_check(checked: Checked) -> None:
         terminal.say(f"  and {more:,} more places")
     for line in checked.notes:
         terminal.explain(f"told: {line}")
-    if checked.rounded:
-        terminal.explain(
-            f"told: values that differ in their last digits: {checked.rounded:,}, by at most "
-            f"{checked.furthest:.0e} of their size"
-        )
     for line, audits in checked.unchecked.items():
         others = f" and {len(audits) - 1} more" * (len(audits) > 1)
         of_audits = f"{audits[0]}{others}: " if audits else ""
@@ -108,15 +102,11 @@ def compare(
         ),
     ],
     as_json: AsJson = False,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draws both side by side: a .png, .pdf or .svg file.")
-    ] = None,
     trust: TrustedToRead = None,
     details: Details = False,
 ) -> None:
     """Two runs side by side: what was asked otherwise, bounds with their intervals, verdicts."""
     from ..report.comparison import compare as compare_runs
-    from ..report.comparison import comparison_figure
 
     comparison = compare_runs(open_run(run), open_run(other))
     first, second = (place.rstrip("/").rpartition("/")[2] for place in comparison.locations)
@@ -128,18 +118,6 @@ def compare(
         terminal.show_json(raw)
     else:
         _show_comparison(comparison, names, details)
-    if figure is None:
-        return
-    if not comparison.pairs:
-        raise SpecError("--figure", "has nothing to draw: the runs have no mechanism in common")
-    drawn = comparison_figure(comparison, names)
-    try:
-        drawn.savefig(figure)
-    except (OSError, ValueError) as error:  # the latter for a format that there is not
-        reason = getattr(error, "strerror", None) or str(error).partition(";")[0]
-        raise SpecError(
-            "--figure", f"{figure} cannot be written ({reason}); give another file"
-        ) from error
 
 
 def _show_comparison(comparison: Comparison, names: tuple[str, str], details: bool) -> None:

@@ -58,9 +58,7 @@ def report(
 
         terminal.say(page.write(opened))
         return
-    from ..report.tables import all_estimates
-
-    table = all_estimates(opened)
+    table = opened.table
     if format is ReportFormat.csv:
         terminal.say(table.to_csv(index=False).rstrip("\n"))
     elif format is ReportFormat.json:

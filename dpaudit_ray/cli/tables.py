@@ -83,14 +83,12 @@ def show_answer(run: Run, answer: Answer | None) -> None:
         terminal.explain(f"this run has too many trials to be judged here: {verify} does")
         return
     terminal.explain(answer.sentence)
-    if not answer.derived:
-        terminal.explain(f"  that is what verdict.json says: nobody derived it here, {verify} does")
     for line in answer.help:
         terminal.explain(f"  it would help: {line}")
 
 
 def show_estimates(run: Run, table: pd.DataFrame) -> None:
-    """Prints a block per audit with every step, estimator and claim of `all_estimates`."""
+    """Prints a block per audit with every step, estimator and claim of `Run.table`."""
     from ..stats import Status
 
     ratios = table["epsilon_lower"] / table["epsilon_upper"].where(table["epsilon_upper"] > 0)

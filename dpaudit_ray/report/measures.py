@@ -1,5 +1,5 @@
 """What an audit's scores say beside its bounds: how often its bits are guessed right, what its
-models are worth, and the whole trade-off curve, whether it is Gaussian, with ε at every δ."""
+models are worth, and the trade-off curve, with whether it is Gaussian."""
 
 from __future__ import annotations
 
@@ -19,28 +19,21 @@ from ..stats import clopper_pearson_lower, clopper_pearson_upper, gdp, profile
 from ..stats.base import checked
 from ..stats.curve import Curve
 from ..stats.guess_count_bound import GuessCounter
-from ..stats.profile import MuProfile
 from ..stats.threshold_rates import Worlds
 from ..storage.scores import UTILITY, PackScores
 from ..sweep.cell import Cell
 
 Floats = npt.NDArray[np.float64]
-_DELTAS = np.logspace(-8, -1, 29)
 
 
 @dataclasses.dataclass(frozen=True)
 class HitRate:
-    """`hits` of `guesses`, as `accuracy` counts them, and a two-sided interval for the rate.
-
-    `most` is the rate of a perfect adversary where the claim is tight, (1 + δ(0)) / 2 for the
-    claimed δ at ε = 0.
-    """
+    """`hits` of `guesses`, as `accuracy` counts them, and a two-sided interval for the rate."""
 
     guesses: int
     hits: int
     low: float
     high: float
-    most: float
 
     @property
     def rate(self) -> float:
@@ -48,7 +41,7 @@ class HitRate:
         return self.hits / self.guesses
 
     @classmethod
-    def from_trials(cls, trials: Trials, confidence: float, most: float) -> HitRate | None:
+    def from_trials(cls, trials: Trials, confidence: float) -> HitRate | None:
         """Counts by the scores at the last step; None before the first guess."""
         counter = GuessCounter()
         for rows, missed in score_stream.alike_in_a_row(trials.missed):
@@ -60,7 +53,7 @@ class HitRate:
             return None
         counts, alpha = (counter.hits, counter.guesses), (1 - confidence) / 2
         low, high = clopper_pearson_lower(*counts, alpha), clopper_pearson_upper(*counts, alpha)
-        return cls(counter.guesses, counter.hits, float(low), float(high), most)
+        return cls(counter.guesses, counter.hits, float(low), float(high))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,21 +163,19 @@ def gaussian_trade_off(alpha: npt.ArrayLike, mu: float) -> Floats:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Curves that the last step's scores trace, at the audit's confidence.
+    """Curves that the last step's scores trace, and the claimed one.
 
-    `epsilons` are lower bounds at `deltas`, valid together; `claim` is the claimed curve.
+    `gaussian` is False where one μ fits not all thresholds, at the audit's confidence.
     """
 
     tradeoff: ObservedTradeOff
-    mu: MuProfile
-    deltas: Floats
-    epsilons: Floats
+    gaussian: bool
     claim: Curve
 
     @classmethod
     def from_trials(cls, cell: Cell, audit: PlannedAudit, trials: Trials) -> Profile:
         """Computes the curves from an audit's scores at its last step."""
-        scores, members, confidence = trials.with_errors(), trials.members, cell.audit.confidence
+        scores, members = trials.with_errors(), trials.members
         # No world of so many trials is larger, but by a chance of 1 in 16,000: one calibration
         # does for all audits of that many, and a larger world has its own (`stats.error_rates`).
         size = math.ceil(len(scores) / 2 + 2 * math.sqrt(len(scores)))
@@ -194,10 +185,5 @@ class Profile:
         else:
             training = cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).training
             claim = claims.at_points(training, np.linspace(0.0, 2 * audit.claim, 60), accountant)
-        return cls(
-            ObservedTradeOff.from_scores(scores, members),
-            profile.mu_profile(scores, members, confidence, size=size),
-            _DELTAS,
-            profile.epsilon_curve(scores, members, _DELTAS, confidence, size=size),
-            claim,
-        )
+        along = profile.mu_profile(scores, members, cell.audit.confidence, size=size)
+        return cls(ObservedTradeOff.from_scores(scores, members), along.gaussian, claim)

@@ -1,26 +1,35 @@
-"""The HTML report: one self-contained file."""
+"""Pages from templates: the HTML report, one self-contained file, and a notebook's card.
+
+Text of others is escaped, and nothing in it is a command.
+"""
 
 from __future__ import annotations
 
 import base64
 import datetime
 import hashlib
+from typing import Any
 
+import jinja2
 import markupsafe
 
+from ..errors import lines
 from ..version import __version__
-from . import markup, sections
-from .tables import Run
+from . import words
+from .tables import Run, overview
+from .verdict import Answer
 
 FILE = "report.html"
 
 
 def write(run: Run) -> str:
     """Writes report.html and figures/ into the run directory; returns the report's address."""
-    environment = markup.environment()
-    script = environment.get_template("report.js").render()
+    from . import sections  # matplotlib takes a while to load
+
+    templates = environment()
+    script = templates.get_template("report.js").render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = environment.get_template("report.html.j2").render(
+    page = templates.get_template("report.html.j2").render(
         script=markupsafe.Markup(script),
         only=f"sha256-{digest}",  # no other script runs, whatever a label says
         name=run.sweep.name,
@@ -32,3 +41,37 @@ def write(run: Run) -> str:
     )
     run.directory.write_text(FILE, page)
     return f"{run.directory.location}/{FILE}"
+
+
+def notebook_card(run: Run, answer: Answer, figure: bytes) -> str:
+    """A run as a notebook shows it: verdict, a table, and a figure, a PNG file's content."""
+    template = environment().get_template("card.html.j2")
+    return template.render(
+        name=run.sweep.name,
+        location=run.directory.location,
+        answer=answer,
+        rows=list(zip(overview(run), answer.audits, strict=True)),
+        heading=words.heading([audit.quote for audit in answer.audits]),
+        figure=embedded(figure),
+    )
+
+
+def environment(**options: Any) -> jinja2.Environment:
+    """This package's templates, with Jinja's own `options`."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("dpaudit_ray.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_shown,
+        **options,
+    )
+
+
+def _shown(value: Any) -> Any:
+    """Text as it may be shown; what is markup was made here, from text that had been shown."""
+    return lines(value) if type(value) is str else value
+
+
+def embedded(png: bytes) -> str:
+    """An address that holds a figure, a PNG file's content."""
+    return "data:image/png;base64," + base64.b64encode(png).decode()

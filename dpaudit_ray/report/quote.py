@@ -71,10 +71,8 @@ def percent(share: float) -> str:
 def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     """The quote of an audit by its number; `refuted`: trials refute its claim."""
     audit, cell = run.plan.audits[index], run.sweep.cells[index]
-    table, first = run.rows(audit), representative(run, audit)
+    rows, first = run.last_rows(audit), representative(run, audit)
     accountant, step = next(iter(audit.claims)), audit.horizons[-1]
-    last = table[(table["step"] == step) & (table["accountant"] == accountant)]
-    rows = {str(row["estimator"]): row for row in last.to_dict("records")}
     row, sampled, level = rows.get(first), cell.mechanism.sampled, cell.audit
     none = Quote(audit.label, None, level.delta, level.confidence, "", audit.claim, accountant,
                  first, step, False)  # fmt: skip

@@ -6,26 +6,23 @@ show what it returns.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from ..adversaries.base import FinalModelAdversary, TrajectoryAdversary
 from ..plan import outcomes
-from ..plan.model import PlannedAudit
 from ..plan.score_stream import Trials
 from ..stats import Status
 from ..storage.scores import UTILITY
 from ..sweep.cell import Cell
 from . import verdict, words
 from .figures import one_audit, whole_run
-from .markup import embedded
 from .measures import HitRate, Profile, utilities
-from .tables import Run, all_estimates, overview
+from .page import embedded
+from .tables import Run, overview
 
 Content = dict[str, Any]  # by the names that the template has for it
 _SYMBOLS = {"noise_multiplier": "noise multiplier σ", "clip_norm": "clipping norm C"}
@@ -33,102 +30,53 @@ _SEES = {FinalModelAdversary: " Sees the last model.", TrajectoryAdversary: " Se
 _LISTED = 6  # values of an option that varies
 
 
-@dataclasses.dataclass(frozen=True)
-class AuditView:
-    """One audit, as its sections take it: its trials, and its rows of `all_estimates`."""
-
-    run: Run
-    audit: PlannedAudit
-    cell: Cell
-    trials: Trials
-    estimates: pd.DataFrame
-
-    def drawn(self, content: bytes, suffix: str = "") -> str:
-        """Writes a figure of this audit; returns an address that holds it."""
-        self.run.directory.write_figure(f"{self.audit.id}{suffix}.png", content)
-        return embedded(content)
-
-
 def all_sections(run: Run) -> Content:
     """Everything that the page says; writes the figures of the run beside it."""
-    table, audits = all_estimates(run), []
-    for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):  # trials of one at once
-        trials, rows = Trials.of(audit, run.prefix(audit)), table[table["audit"] == audit.id]
-        view = AuditView(run, audit, cell, trials, rows)
-        audits.append(_numbers(view) | _bounds(view) | _counts(view) | _profile(view))
-    return (
-        _answer(run, audits) | _audited(run) | _figures(run, audits) | _reading(run) | _failed(run)
-    )
+    audits = [_audit(run, index) for index in range(len(run.plan.audits))]  # trials of one at once
+    return _answer(run, audits) | _audited(run) | _figures(run) | _reading(run) | _failed(run)
 
 
-# Of each audit -----------------------------------------------------------------------------------
-
-
-def _numbers(view: AuditView) -> Content:
-    level, audit = view.cell.audit, view.audit
-    final = view.estimates[view.estimates["step"] == audit.horizons[-1]]
-    return {
+def _audit(run: Run, index: int) -> Content:
+    """What is said of one audit; its curve and guesses are drawn where trials are independent."""
+    audit, cell = run.plan.audits[index], run.sweep.cells[index]
+    trials, estimates = Trials.of(audit, run.prefix(audit)), run.rows(audit)
+    shown, final = trials.shown, estimates[estimates["step"] == audit.horizons[-1]]
+    content: Content = {
         "id": audit.id,
         "label": audit.label,
-        "delta": level.delta,
-        "confidence": level.confidence,
+        "delta": cell.audit.delta,
+        "confidence": cell.audit.confidence,
         "estimates": [
             row | {"assumes": Status(row["status"]).assumes(row["mu_lower"])}
             for row in final.drop_duplicates("estimator").to_dict("records")
         ],
         "claims": {name: values[-1] for name, values in audit.claims.items()},
-        "sampled": view.cell.mechanism.sampled,
+        "sampled": cell.mechanism.sampled,
         "canaries": audit.in_a_training,
-        "utility": utilities(audit, view.trials),
+        "utility": utilities(audit, trials),
+        **dict.fromkeys(("counts", "figure", "curves", "hits")),
     }
-
-
-def _bounds(view: AuditView) -> Content:
-    """The figure of bounds and scores, once there is something to draw."""
-    shown = view.trials.shown
-    if not len(view.estimates) or (view.cell.mechanism.sampled and not len(shown.members)):
-        return {"figure": None}
-    content = one_audit.bounds_figure(view.audit.label, view.estimates, shown)
-    return {"figure": view.drawn(content)}
-
-
-def _counts(view: AuditView) -> Content:
-    """How many trainings of each world gave what."""
-    shown = view.trials.shown
-    if not _has_curve(view):
-        return {"counts": None}
-    diverged = ~np.isfinite(shown.scores[:, -1])
-    counts = {
-        "inside": int(shown.members.sum()),
-        "outside": int((~shown.members).sum()),
-        "diverged_inside": int((diverged & shown.members).sum()),
-        "diverged_outside": int((diverged & ~shown.members).sum()),
-        "missed": int(view.trials.missed.sum()),
-    }
-    return {"counts": counts}
-
-
-def _profile(view: AuditView) -> Content:
-    """Curves of the scores and right guesses; bands and bounds take trials for independent."""
-    if not (_has_curve(view) and view.audit.independent):
-        return {"profile": None, "hits": None}
-    trials = view.trials
-    curves = Profile.from_trials(view.cell, view.audit, trials)
-    sure = curves.claim.epsilons[0] == 0  # not of an accountant that may not be imported
-    most = (1 + float(curves.claim.deltas[0])) / 2 if sure else math.nan
-    return {
-        "hits": HitRate.from_trials(trials, view.cell.audit.confidence, most),
-        "profile": view.drawn(one_audit.profile_figure(curves), "-profile"),
-        "gaussian": curves.mu.gaussian,
-        "saturated": curves.tradeoff.saturated,
-        "fit": curves.tradeoff.mu,
-        "gap": curves.tradeoff.gap,
-    }
-
-
-def _has_curve(view: AuditView) -> bool:
-    """Whether trials gave an output, and estimates know of it."""
-    return bool(len(view.trials.shown.members)) and bool(len(view.estimates))
+    curves, sampled = None, bool(len(shown.members))
+    if not len(estimates) or (cell.mechanism.sampled and not sampled):
+        return content
+    if sampled:
+        diverged = ~np.isfinite(shown.scores[:, -1])
+        content["counts"] = {
+            "inside": int(shown.members.sum()),
+            "outside": int((~shown.members).sum()),
+            "diverged_inside": int((diverged & shown.members).sum()),
+            "diverged_outside": int((diverged & ~shown.members).sum()),
+            "missed": int(trials.missed.sum()),
+        }
+    if sampled and audit.independent:
+        content["curves"] = curves = Profile.from_trials(cell, audit, trials)
+        content["hits"] = HitRate.from_trials(trials, cell.audit.confidence)
+        # Of an accountant that may not be imported, δ(0) is not known.
+        allowed = (1 + float(curves.claim.deltas[0])) / 2
+        content["most"] = allowed if curves.claim.epsilons[0] == 0 else math.nan
+    figure = one_audit.audit_figure(audit.label, estimates, shown, curves)
+    run.directory.write_figure(f"{audit.id}.png", figure)
+    return content | {"figure": embedded(figure)}
 
 
 # Of the run --------------------------------------------------------------------------------------
@@ -188,17 +136,17 @@ def _plain(value: Any) -> str:
     return f"{value.get('name', '')} {options}".strip()
 
 
-def _figures(run: Run, audits: list[Content]) -> Content:
+def _figures(run: Run) -> Content:
     pictures = []
-    for drawing in whole_run.all_figures(run, audits):
-        run.directory.write_figure(f"{drawing.name}.png", drawing.content)
-        pictures.append({"text": drawing.text, "source": embedded(drawing.content)})
+    for name, text, figure in whole_run.all_figures(run):
+        run.directory.write_figure(f"{name}.png", figure)
+        pictures.append({"text": text, "source": embedded(figure)})
     return {"pictures": pictures}
 
 
 def _reading(run: Run) -> Content:
     """What the words mean, and at which level bounds hold."""
-    table, budget = all_estimates(run), run.sweep.budget
+    table, budget = run.table, run.sweep.budget
     pairs = table[["status", "mu_lower"]].itertuples(index=False)
     assumed = {Status(status).assumes(mu) for status, mu in pairs}
     reading = [*words.explained(sorted(assumed)), *words.conditions(assumed, run.sweep.cells)]

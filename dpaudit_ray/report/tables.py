@@ -21,6 +21,7 @@ from ..plugins import registry
 from ..stats import Status
 from ..storage.run_directory import RunDirectory
 from ..sweep import grid
+from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from .measures import mean_utilities
 
@@ -70,14 +71,36 @@ class Run:
         return bool(self.rows(audit)["above_claim"].any())
 
     def rows(self, audit: PlannedAudit) -> pd.DataFrame:
-        """The rows of an audit in `all_estimates`."""
-        table, places = self._by_audit
-        return table.take(places.get(audit.id, []))
+        """The rows of an audit in `table`."""
+        return self.table.take(self._places.get(audit.id, []))
+
+    def last_rows(self, audit: PlannedAudit) -> dict[str, dict[Any, Any]]:
+        """Its rows at the last step, with the claim of the first accountant, by estimator."""
+        rows, accountant = self.rows(audit), next(iter(audit.claims))
+        last = rows[(rows["step"] == audit.horizons[-1]) & (rows["accountant"] == accountant)]
+        return {row["estimator"]: row for row in last.to_dict("records")}
 
     @functools.cached_property
-    def _by_audit(self) -> tuple[pd.DataFrame, dict[Any, Any]]:
-        table = all_estimates(self)
-        return table, table.groupby("audit").indices
+    def _places(self) -> dict[Any, Any]:
+        return self.table.groupby("audit").indices
+
+    @functools.cached_property
+    def table(self) -> pd.DataFrame:
+        """Every row of estimates.parquet, with the audit's label and what may be made of the bound.
+
+        A fixed-R bound before all R trials (the first R of several) are in is `interim`: it holds
+        at its level for that number of trials, not for whoever looks until it suits. `above_claim`
+        marks bounds that contradict their claim; over all rows of the sweep together, a true claim
+        is marked with a probability of at most 1 - confidence.
+        """
+        labels = {audit.id: audit.label for audit in self.plan.audits}
+        planned = {audit.id: audit.looks[0] for audit in self.plan.audits}
+        table = self.estimates.copy()
+        table.insert(1, "label", table["audit"].map(labels))
+        partial = table["trials"] < table["audit"].map(planned).astype("int64")
+        table["interim"] = partial & ~table["estimator"].isin(_anytime(self))
+        table["above_claim"] = _above_claim(self, table)
+        return table
 
     @functools.cached_property
     def decided(self) -> dict[int, int]:
@@ -85,31 +108,14 @@ class Run:
         return outcomes.decided(self.directory, self.sweep, self.plan)
 
 
-def all_estimates(run: Run) -> pd.DataFrame:
-    """Every row of estimates.parquet, with the audit's label and what may be made of the bound.
-
-    A fixed-R bound before all R trials (the first R of several) are in is `interim`: it holds at
-    its level for that number of trials, not for whoever looks until it suits. `above_claim` marks
-    bounds that contradict their claim; over all rows of the sweep together, a true claim is marked
-    with a probability of at most 1 - confidence.
-    """
-    labels = {audit.id: audit.label for audit in run.plan.audits}
-    planned = {audit.id: audit.looks[0] for audit in run.plan.audits}
-    table = run.estimates.copy()
-    table.insert(1, "label", table["audit"].map(labels))
-    partial = table["trials"] < table["audit"].map(planned).astype("int64")
-    table["interim"] = partial & ~table["estimator"].isin(_anytime(run))
-    table["above_claim"] = _above_claim(run, table)
-    return table
-
-
 def bounds(run: Run) -> pd.DataFrame:
-    """`all_estimates`, one row for each audit, step and estimator, with options and claims.
+    """`Run.table`, one row for each audit, step and estimator, with options and claims.
 
     A column `claim_NAME` has the claims by that accountant; `epsilon_upper` is the first one's.
     """
-    table, key = all_estimates(run), ["audit", "step", "estimator"]
-    table["above_claim"] = table.groupby(key)["above_claim"].transform("any")
+    key = ["audit", "step", "estimator"]
+    above = run.table.groupby(key)["above_claim"].transform("any")
+    table = run.table.assign(above_claim=above)
     claims = table.set_index([*key, "accountant"])["epsilon_upper"].unstack().add_prefix("claim_")
     rows = table.drop_duplicates(key).merge(claims.reset_index(), on=key, how="left")
     return with_options(run, rows)
@@ -157,18 +163,16 @@ def _above_claim(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
     return (certified | by_mu | by_family) & above & (table["trials"] > 0)
 
 
-def best(run: Run) -> dict[str, Any] | None:
+def best(run: Run) -> dict[Any, Any] | None:
     """The row with the largest certified ε of the whole sweep, at the level of all together.
 
     Picked by `epsilon_lower_together`, which exceeds the truth with a probability of at most
     1 - confidence although it was picked. None where nothing is certified (yet).
     """
-    table = all_estimates(run)
-    bounds = table[(table["status"] == Status.CERTIFIED) & (table["epsilon_lower_together"] > 0)]
-    bounds = bounds.sort_values("epsilon_lower_together", ascending=False, kind="stable")
-    for row in bounds.head(1).to_dict("records"):
-        return {str(key): value for key, value in row.items()}
-    return None
+    certified = run.table[run.table["status"] == Status.CERTIFIED]
+    bounds = certified[certified["epsilon_lower_together"] > 0]
+    largest = bounds.sort_values("epsilon_lower_together", ascending=False, kind="stable").head(1)
+    return next(iter(largest.to_dict("records")), None)
 
 
 def overview(run: Run) -> list[dict[str, Any]]:
@@ -183,18 +187,13 @@ def overview(run: Run) -> list[dict[str, Any]]:
 
 
 def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
-    first, table = representative(run, audit), run.rows(audit)
-    mechanism = run.sweep.cells[run.plan.audits.index(audit)].mechanism
-    mine = table[(table["step"] == audit.horizons[-1]) & (table["estimator"] == first)]
-    row = next(iter(mine.head(1).to_dict("records")), None)
+    first, mechanism = representative(run, audit), _cell(run, audit).mechanism
+    row = run.last_rows(audit).get(first)
     used = 0 if row is None else int(row["trials"])
-    if mechanism.sampled and used == 0:
-        row = None  # no trial bounds nothing: not even 0
-    numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
-    bounds = {name: math.nan if row is None else float(row[name]) for name in numbers}
-    ratio = bounds["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan
-    status = "" if row is None else str(row["status"])
-    above = bool(table["above_claim"].any())
+    if row is None or (mechanism.sampled and used == 0):  # no trial bounds nothing: not even 0
+        numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
+        row = dict.fromkeys(numbers, math.nan) | {"status": "", "free_estimator": ""}
+        row["interim"] = first not in _anytime(run)
     return {
         "audit": audit.id,
         "label": audit.label,
@@ -202,13 +201,16 @@ def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
         "done": run.done(audit),
         "used": used,
         "estimator": first,
-        "status": status,
-        **bounds,
-        "free_estimator": "" if row is None else str(row["free_estimator"]),
+        "status": row["status"],
+        "mu_lower": row["mu_lower"],
+        "epsilon_lower": row["epsilon_lower"],
+        "epsilon_lower_together": row["epsilon_lower_together"],
+        "epsilon_lower_free": row["epsilon_lower_free"],
+        "free_estimator": row["free_estimator"],
         "epsilon_upper": audit.claim,
-        "ratio": ratio,
-        "interim": first not in _anytime(run) if row is None else bool(row["interim"]),
-        "above_claim": above,
+        "ratio": row["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan,
+        "interim": row["interim"],
+        "above_claim": run.above(audit),
         **mean_utilities(audit, run.prefix(audit) if mechanism.measured else ()),
     }
 
@@ -218,15 +220,18 @@ def representative(run: Run, audit: PlannedAudit) -> str:
 
     Where the number of trials follows from the trials, the first that holds all the same.
     """
-    cell = run.sweep.cells[run.plan.audits.index(audit)]
+    cell = _cell(run, audit)
     if not cell.mechanism.sampled:
         return EXACT
+    first = cell.audit.estimators[0].name
     if run.looked_at(audit):
-        mine = run.rows(audit)
-        held = mine["status"].map(lambda status: Status(status).holds)
-        for name in mine.loc[held.astype(bool), "estimator"].head(1):
-            return str(name)
-    return cell.audit.estimators[0].name
+        rows = zip(*(run.rows(audit)[name] for name in ("estimator", "status")), strict=True)
+        return next((str(name) for name, status in rows if Status(status).holds), first)
+    return first
+
+
+def _cell(run: Run, audit: PlannedAudit) -> Cell:
+    return run.sweep.cells[run.plan.audits.index(audit)]
 
 
 def _anytime(run: Run) -> set[str]:

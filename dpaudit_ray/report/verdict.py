@@ -33,7 +33,6 @@ from ..plan import claims, outcomes, score_stream
 from ..stats.budget import average_evidence
 from ..stats.claim_verdict import EVIDENCE_SHARE
 from ..storage import seal
-from ..storage.run_directory import RunDirectory
 from ..version import __version__
 from . import detection
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test
@@ -146,18 +145,18 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
     for index in sampled:
         tests[index], audits[index] = _judge_audit(run, index, alpha, thorough)
     exact = {i: _judge_exact(run, i) for i in range(len(run.plan.audits)) if i not in audits}
-    advice = list[str]()
-    if weak := [index for index, audit in audits.items() if audit.weak]:
-        nearest = max(weak, key=lambda index: audits[index].power)
-        with contextlib.suppress(DpauditError):  # code or data that would tell are not here
-            advice += detection.for_weak(run, nearest, tests[nearest], alpha)
     evidence = average_evidence([test.latest for test in tests.values()] or [0.0])
     needed = -math.log(EVIDENCE_SHARE * (1 - confidence))
-    verdicts = {i: audit.verdict for i, audit in audits.items()}
-    verdicts |= {i: audit.verdict for i, audit in exact.items()}
+    verdicts = {index: audit.verdict for index, audit in (audits | exact).items()}
     whole = _together(run, verdicts, evidence >= needed)
     if whole is Verdict.CONSISTENT and any(audit.above for audit in audits.values()):
         whole = Verdict.INCONCLUSIVE
+    hints = list[str]()
+    weak = [index for index, audit in audits.items() if audit.weak]
+    if whole is Verdict.INCONCLUSIVE and weak:
+        nearest = max(weak, key=lambda index: audits[index].power)
+        with contextlib.suppress(DpauditError):  # code or data that would tell are not here
+            hints += detection.for_weak(run, nearest, tests[nearest], alpha)
     return RunVerdict(
         whole,
         confidence,
@@ -165,7 +164,7 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
         tuple(exact.values()),
         evidence / math.log(10),
         needed / math.log(10),
-        tuple(advice) if whole is Verdict.INCONCLUSIVE else (),
+        tuple(hints),
     )
 
 
@@ -174,14 +173,19 @@ def _together(run: Run, verdicts: Mapping[int, Verdict], refuted: bool) -> Verdi
 
     `refuted`: their evidence together refutes the claims, whether or not that of one does.
     """
-    if refuted or Verdict.VIOLATION in verdicts.values():
+    shown = set(_by_mechanism(run, verdicts).values())
+    if refuted or Verdict.VIOLATION in shown:
         return Verdict.VIOLATION
-    shown = dict[str, bool]()
-    for index, cell in enumerate(run.sweep.cells):
-        mechanism = cell.mechanism.model_dump_json()
-        consistent = verdicts[index] is Verdict.CONSISTENT
-        shown[mechanism] = shown.get(mechanism, False) or consistent
-    return Verdict.CONSISTENT if all(shown.values()) else Verdict.INCONCLUSIVE
+    return Verdict.INCONCLUSIVE if Verdict.INCONCLUSIVE in shown else Verdict.CONSISTENT
+
+
+def _by_mechanism(run: Run, verdicts: Mapping[int, Verdict]) -> dict[str, Verdict]:
+    """What the audits of each mechanism show, of verdicts by number: the first in their order."""
+    shown = dict[str, Verdict]()
+    for index, verdict in verdicts.items():
+        mechanism = run.sweep.cells[index].mechanism.model_dump_json()
+        shown[mechanism] = min(shown.get(mechanism, verdict), verdict, key=list(Verdict).index)
+    return shown
 
 
 def _judge_exact(run: Run, index: int) -> ExactVerdict:
@@ -268,17 +272,16 @@ class Answer:
     """What is said of a run. `sentence` begins with the verdict; `help` is what to do next.
 
     `quote` is the largest of its audits' quotes, of the mechanisms that decide the verdict.
-    `judged` is the number of trials that it rests on. One that is not `derived` is what somebody
-    wrote into the run directory.
+    `judged` is the number of trials that it rests on.
     """
 
     verdict: Verdict
     sentence: str
     help: tuple[str, ...]
     audits: tuple[AuditAnswer, ...]
-    quote: Quote | None
+    quote: Quote
     judged: int
-    derived: bool = True
+    derived: bool = True  # always: other programs read this key
 
 
 def current(run: Run) -> Answer:
@@ -288,69 +291,41 @@ def current(run: Run) -> Answer:
     """
     if (before := kept(run)) is not None:
         return before
-    files, computed = _stamps(run), derived(run)
+    stamps, computed = _stamps(run), derived(run)
     content = {"of": _basis(run)} | dataclasses.asdict(computed)
-    digest = _digest(content)
-    sealed = content | {"digest": digest, "seal": seal.sign(digest + files)}
     with contextlib.suppress(StorageError):
+        sealed = content | {"seal": seal.sign(_digest(content) + stamps)}
         run.directory.write_json(FILE, sealed)
     return computed
 
 
 def quick(run: Run) -> Answer | None:
-    """The answer where it is kept, or found while somebody waits.
-
-    Where it takes long, what was `recorded`; None where nothing was.
-    """
-    if sum(map(run.done, run.plan.audits)) > QUICK_TRIALS:
-        return kept(run) or recorded(run)
-    return current(run)
+    """The answer where it is kept, or found while somebody waits; None where that takes long."""
+    return kept(run) if sum(map(run.done, run.plan.audits)) > QUICK_TRIALS else current(run)
 
 
 def kept(run: Run) -> Answer | None:
     """What an earlier call of this user kept of the same scores; None where there is none."""
-    stored, raw = _stored(run)
-    believed = stored is not None and seal.holds(raw["digest"] + _stamps(run), raw.get("seal"))
-    return stored if believed else None
+    with contextlib.suppress(DpauditError):
+        if (answer := stored(run)) is not None:
+            content = run.directory.read_json(FILE)
+            sealed = content.pop("seal", None)
+            return answer if seal.holds(_digest(content) + _stamps(run), sealed) else None
+    return None
 
 
-def recorded(run: Run) -> Answer | None:
-    """What anybody kept of as many trials, not `derived`; None where there is none.
+def stored(run: Run) -> Answer | None:
+    """What anybody kept of the same trials, bounds and failures; None where nobody did.
 
-    Who edits it by hand is not believed; who forges its digest, too, is found by `dpaudit check`.
+    Raises RunDirectoryError where it is damaged.
     """
-    stored, _ = _stored(run)
-    return None if stored is None else dataclasses.replace(stored, derived=False)
-
-
-def sound(directory: RunDirectory) -> bool:
-    """False where the file is not as it was written; true where there is none."""
+    raw = run.directory.read_json(FILE)
     try:
-        raw = directory.read_json(FILE)
-    except RunDirectoryError as error:
-        if isinstance(error.__cause__, OSError):  # it says nothing about what is in it
-            raise
-        return False
-    return raw is None or _has_digest(raw)
-
-
-def _stored(run: Run) -> tuple[Answer | None, Any]:
-    """The answer in the file, if it is of as many trials, and all that the file holds."""
-    with contextlib.suppress(DpauditError, ValueError, TypeError, KeyError):
-        raw = run.directory.read_json(FILE)
-        if _has_digest(raw) and raw["of"] == _basis(run):
-            stored = TypeAdapter(Answer).validate_python(raw)
-            if [entry.label for entry in stored.audits] == [a.label for a in run.plan.audits]:
-                return stored, raw
-    return None, None
-
-
-def _has_digest(raw: Any) -> bool:
-    """Whether the content of the file is what its digest is of."""
-    if not isinstance(raw, dict) or "digest" not in raw:
-        return False
-    content = {key: value for key, value in raw.items() if key not in ("digest", "seal")}
-    return bool(raw["digest"] == _digest(content))
+        if raw is None or raw["of"] != _basis(run):
+            return None
+        return TypeAdapter(Answer).validate_python(raw)
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunDirectoryError(f"{run.directory.location}/{FILE} is no answer") from error
 
 
 def _basis(run: Run) -> str:
@@ -358,7 +333,7 @@ def _basis(run: Run) -> str:
     basis = [
         __version__,
         run.plan.fingerprint,
-        [[audit.trials, run.done(audit)] for audit in run.plan.audits],
+        [[audit.label, audit.trials, run.done(audit)] for audit in run.plan.audits],
         sorted(str(failure.pack) for failure in outcomes.failed(run.directory, run.plan)),
         [dataclasses.astuple(kind) for kind in outcomes.read(run.directory, run.plan).missed],
         run.directory.complete,
@@ -404,34 +379,30 @@ def worded(run: Run, judged: RunVerdict) -> Answer:
             reason = _reason_exact(audit)
         else:
             reason = _reason(run, index, lost[index], audit)
-        label = run.plan.audits[index].label
-        audits.append(AuditAnswer(label, audit.verdict, reason, audit.quote))
-    largest = _deciding(run, judged, audits)
-    sentence = f"{judged.verdict}: {_sentence(run, judged, audits, largest)}"
-    trials = sum(audit.trials for audit in judged.audits)
-    helpful = tuple(_help(run, judged))
-    return Answer(judged.verdict, sentence, helpful, tuple(audits), largest, trials)
-
-
-def _deciding(run: Run, judged: RunVerdict, audits: list[AuditAnswer]) -> Quote | None:
-    """The largest quote of the mechanisms that decide; of those that hold together, if any do."""
-    mechanisms = [cell.mechanism.model_dump_json() for cell in run.sweep.cells]
-    by_verdict = collections.defaultdict[Verdict, set[str]](set)
-    for mechanism, audit in zip(mechanisms, audits, strict=True):
-        by_verdict[audit.verdict].add(mechanism)
-    deciding = by_verdict[judged.verdict]
-    if judged.verdict is Verdict.INCONCLUSIVE:
-        deciding = deciding - by_verdict[Verdict.CONSISTENT] or deciding
-    shown = [
-        audit.quote
-        for mechanism, audit in zip(mechanisms, audits, strict=True)
-        if mechanism in deciding or not deciding
+        audits.append(AuditAnswer(audit.label, audit.verdict, reason, audit.quote))
+    # The largest quote of the mechanisms that decide; of those that hold together, if any do.
+    shown = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})
+    quotes = [
+        (shown[cell.mechanism.model_dump_json()] is judged.verdict, audit.quote)
+        for cell, audit in zip(run.sweep.cells, audits, strict=True)
     ]
-    return max(shown, key=lambda q: (q.together, -math.inf if q.epsilon is None else q.epsilon))
+    decides = any(deciding for deciding, _ in quotes)
+    largest = max(
+        (quote for deciding, quote in quotes if deciding or not decides),
+        key=lambda quote: (quote.together, -math.inf if quote.epsilon is None else quote.epsilon),
+    )
+    return Answer(
+        verdict=judged.verdict,
+        sentence=f"{judged.verdict}: {_sentence(run, judged, audits, largest)}",
+        help=tuple(_help(run, judged)),
+        audits=tuple(audits),
+        quote=largest,
+        judged=sum(audit.trials for audit in judged.audits),
+    )
 
 
 def _reason_exact(audit: ExactVerdict) -> str:
-    if audit.epsilon != audit.epsilon:
+    if math.isnan(audit.epsilon):
         return "nothing is computed yet"
     if audit.verdict is Verdict.VIOLATION:
         return (
@@ -444,23 +415,19 @@ def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerd
     """Why a sampled audit has its verdict; `lost` are its packs that have failed."""
     if audit.verdict is Verdict.VIOLATION:
         reason = f"the claim is refuted after {audit.refuted_after:,} of {audit.planned:,} trials"
-        if audit.effective_noise is not None:
-            reason += (
-                f": no more private than with noise multiplier {audit.effective_noise:.3g} where "
-                f"{audit.noise_multiplier:.3g} is claimed"
-            )
-        return reason
+        if audit.effective_noise is None:
+            return reason
+        return (
+            f"{reason}: no more private than with noise multiplier {audit.effective_noise:.3g} "
+            f"where {audit.noise_multiplier:.3g} is claimed"
+        )
     if audit.verdict is Verdict.CONSISTENT:
         return f"{audit.trials:,} trials do not refute the claim, and {LESS_NOISE} would have shown"
     if (ended := run.decided.get(index)) is not None:
         return f"`stop_when` ended it after {ended:,} of {audit.planned:,} trials"
     done = run.done(run.plan.audits[index])
     if audit.trials == 0:
-        return (
-            "no trial is done"
-            if done == 0
-            else f"{done:,} trials are done, none of them the first ones"
-        )
+        return f"{done:,} trials are done, but not the first ones" if done else "no trial is done"
     if audit.above:
         return (
             "a bound is above its claim even together with all others, while the test of the "
@@ -480,9 +447,7 @@ def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerd
     return f"the audit is weak: it would have noticed {LESS_NOISE} with a chance of {chance}"
 
 
-def _sentence(
-    run: Run, judged: RunVerdict, audits: list[AuditAnswer], largest: Quote | None
-) -> str:
+def _sentence(run: Run, judged: RunVerdict, audits: list[AuditAnswer], largest: Quote) -> str:
     """What follows the verdict: what was found, the ε that was measured, and what that is worth.
 
     The first audit that has the verdict speaks for all, but for one with a bound above its claim.
@@ -491,47 +456,39 @@ def _sentence(
     alike = [audit for audit in audits if audit.verdict is outcome]
     alike.sort(key=lambda audit: not audit.quote.above)
     first = f"{alike[0].label}: " * several + alike[0].reason if alike else ""
-    measured = "" if largest is None else f" {_measured(largest, several)}"
+    if largest.epsilon is None:
+        measured = f"There is no ε to quote: {largest.reason}."
+    else:
+        level = f"{largest.label}; " * several + largest.level
+        claim = f"{', above' if largest.above else ' of'} the claimed {largest.claim:,.3f}"
+        measured = f"Measured ε {'=' if largest.exact else '≥'} {largest.text}{claim} ({level})."
     if outcome is Verdict.VIOLATION:
         more = f" (and {len(alike) - 1} more audits)" * (len(alike) > 1)
         all_of_them = "all audits together refute their claims, though none does alone"
-        return f"{first + more or all_of_them}.{measured}"
+        return f"{first + more or all_of_them}. {measured}"
     if outcome is Verdict.CONSISTENT:
-        who = "This audit" if not several else f"{len(alike)} of {len(audits)} audits"
+        who = f"{len(alike)} of {len(audits)} audits" if several else "This audit"
         noticed = f" {who} would have noticed {LESS_NOISE}." * bool(judged.audits)
-        return f"no violation found.{measured}{noticed}"
+        return f"no violation found. {measured}{noticed}"
     done = sum(map(run.done, run.plan.audits))
     if several and done < run.plan.trials and not run.directory.complete:
         first = f"{done:,} of {run.plan.trials:,} trials are done"
-    return f"no violation found, but {first}.{measured}"
-
-
-def _measured(largest: Quote, several: bool) -> str:
-    """The ε to quote in a sentence, with its claim, level and assumption."""
-    if largest.epsilon is None:
-        return f"There is no ε to quote: {largest.reason}."
-    sign = "=" if largest.exact else "≥"
-    level = f"{largest.label}; " * several + largest.level
-    claim = f"{', above' if largest.above else ' of'} the claimed {largest.claim:,.3f}"
-    return f"Measured ε {sign} {largest.text}{claim} ({level})."
+    return f"no violation found, but {first}. {measured}"
 
 
 def _help(run: Run, judged: RunVerdict) -> Iterator[str]:
     """What would help, the nearest first."""
+
+    def again(why: str) -> Iterator[str]:
+        if fresh := detection.options_of_its_own(run, "again", {}):
+            yield f"a run of its own with another seed: {why}: {fresh[1]}"
+
     if judged.verdict is Verdict.VIOLATION:
-        yield from _again(run, "chance does not repeat itself, a leak does")
-        return
-    if outcomes.only_failed(run.directory, run.plan, run.decided):
+        yield from again("chance does not repeat itself, a leak does")
+    elif outcomes.only_failed(run.directory, run.plan, run.decided):
         yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"
     elif not run.directory.complete:
         yield "`dpaudit run` with the same sweep file goes on"
-    if judged.verdict is Verdict.CONSISTENT:
-        return
     yield from judged.hints
-    if any(audit.above for audit in judged.audits):
-        yield from _again(run, "it decides whether a bound is above its claim by chance")
-
-
-def _again(run: Run, why: str) -> Iterator[str]:
-    if fresh := detection.options_of_its_own(run, "again", {}):
-        yield f"a run of its own with another seed: {why}: {fresh[1]}"
+    if judged.verdict is Verdict.INCONCLUSIVE and any(audit.above for audit in judged.audits):
+        yield from again("it decides whether a bound is above its claim by chance")

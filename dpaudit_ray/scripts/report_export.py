@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from ..errors import StorageError, lines
-from ..report import markup
+from ..report import page
 from ..version import __version__
 from .script_findings import BLIND_SPOTS, ScriptVerdict
 
@@ -17,7 +17,7 @@ LAYERS = {0: "one run looked into", 1: "canaries in steps", 2: "canaries in whol
 def html(verdict: ScriptVerdict) -> str:
     """One page that needs nothing else."""
     options = {"trim_blocks": True, "lstrip_blocks": True}
-    template = markup.environment(**options).get_template("script.html.j2")
+    template = page.environment(**options).get_template("script.html.j2")
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return template.render(
         audit=verdict, layers=LAYERS, blind=BLIND_SPOTS, version=__version__, written=written

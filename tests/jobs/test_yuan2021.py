@@ -43,7 +43,7 @@ def test_every_sweep_file_runs(name, tmp_path):
     assert dpaudit("report", location).code == 0
     figures = {file.name for file in (Path(location) / "figures").iterdir()}
     exact = raw["mechanism"].get("backend") == "exact"
-    wanted = {"distribution-1.png", "evolution-closed-form.png"} if exact else {"accuracy.png"}
+    wanted = {"distribution-1.png", "evolution-closed-form.png"} if exact else {"overview.png"}
     if exact and not name.startswith("figure5"):
         wanted.add("trend-closed-form.png")
     assert wanted <= figures

@@ -60,7 +60,6 @@ def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
         ("mechanism.steps", [1, True, 3], False),
         ("mechanism.seed", [0, 1, 2], False),
         ("mechanism.training.seed", [0, 1, 2, 3], False),
-        ("mechanism.steps", [0, 1, 10**400], False),
         ("adversary.layer", ["last", "second-last", "input"], False),
     ],
 )
@@ -69,13 +68,13 @@ def test_numbers_make_an_axis(key, values, drawn):
 
 
 def test_audits_of_one_size_share_their_calibration(tiny, tmp_path):
-    """It takes most of the time where there are thousands of trials; two levels need one each."""
+    """It takes most of the time where there are thousands of trials."""
     tiny["grid"]["mechanism.seed"] = [1, 2, 3]
     run = Run.open(str(played(tiny, tmp_path, 10_000)))
     error_rates.local_level.cache_clear()
     for cell, audit in zip(run.sweep.cells, run.plan.audits, strict=True):
         Profile.from_trials(cell, audit, Trials.of(audit, run.prefix(audit)))
-    assert error_rates.local_level.cache_info().misses == 2
+    assert error_rates.local_level.cache_info().misses == 1
 
 
 @pytest.mark.parametrize("mu", [0.5, 2.0])
@@ -140,7 +139,7 @@ def test_a_perfect_attack_on_a_gaussian_reaches_the_limit():
     mu = 1.0
     most = (1 + accounting.delta_of(accounting.Training(1 / mu, 1), 0.0).upper) / 2
     assert most == pytest.approx(special.ndtr(mu / 2), abs=1e-6)
-    rate = HitRate.from_trials(trials(20_000, mu), 0.95, most)
+    rate = HitRate.from_trials(trials(20_000, mu), 0.95)
     assert rate.low < most < rate.high
     assert rate.rate == pytest.approx(most, abs=0.01)
 
@@ -154,6 +153,6 @@ def test_missed_trials_are_wrong_guesses_in_their_place():
             counter.miss(1)
         else:
             counter.fold(np.array([score]), np.array([member]))
-    rate = HitRate.from_trials(mixed, 0.95, math.nan)
+    rate = HitRate.from_trials(mixed, 0.95)
     assert (rate.hits, rate.guesses) == (counter.hits, counter.guesses)
-    assert HitRate.from_trials(trials(5, 1.0), 0.95, math.nan) is None
+    assert HitRate.from_trials(trials(5, 1.0), 0.95) is None

@@ -20,7 +20,7 @@ from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.mechanisms.base import Claimed, Mechanism
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import provenance
-from dpaudit_ray.report.tables import Run, all_estimates, best, overview
+from dpaudit_ray.report.tables import Run, best, overview
 from dpaudit_ray.stats import TradeOff
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import EstimateRow, PackScores
@@ -123,7 +123,7 @@ def test_a_violation_is_marked_and_the_best_is_what_is_certified(tmp_path):
     run = swept(tmp_path, 1, {"curve": "unknown"}, audit=level)
     assert run.sweep.budget.parts == 20
     assert run.sweep.budget.each == pytest.approx(1 - 0.05 / 20)
-    table = all_estimates(run)
+    table = run.table
     assert not table["above_claim"].any()
     less = table.assign(epsilon_upper=table["epsilon_upper"] / 20)
     less = less.drop(columns=["label", "interim", "above_claim"])
@@ -131,7 +131,7 @@ def test_a_violation_is_marked_and_the_best_is_what_is_certified(tmp_path):
     with pytest.raises(RunDirectoryError, match=r"estimates.parquet is not of this plan \("):
         Run.open(run.directory.location)
     again = dataclasses.replace(run, estimates=less)
-    marked = all_estimates(again).groupby("estimator")["above_claim"].any()
+    marked = again.table.groupby("estimator")["above_claim"].any()
     assert marked["accuracy"]
     assert not marked["paper-gdp"], "the paper's bound holds at no level"
     largest = best(again)

@@ -46,7 +46,7 @@ def test_page_holds_every_audit_with_its_bound_without_assumption(trained, html)
         (free,) = (r["epsilon_lower_free"] for r in overview(trained) if r["audit"] == audit.id)
         assert f"Assumption-free, alone: ε ≥ {free:.4f} (one-run)" in html
         assert (Path(trained.directory.location) / f"figures/{audit.id}.png").stat().st_size > 5000
-    assert html.count("data:image/png") == 3 + 2 * len(trained.plan.audits)
+    assert html.count("data:image/png") == 2 + len(trained.plan.audits)
     assert html.count("<img") == html.count("alt=")
 
 
@@ -116,7 +116,7 @@ def test_a_real_browser_draws_every_figure_without_complaint(html, tmp_path):
     seen = rendered(POLICY.sub("", watched), tmp_path)
     drawn = re.search(r'data-probe="(\d+) of (\d+)"', seen.stdout)
     assert drawn, seen.stderr[-2000:]
-    assert drawn[1] == drawn[2] == "7"
+    assert drawn[1] == drawn[2] == "4"
     assert 'data-sorted="biased-dimension, loss"' in seen.stdout
     assert "CONSOLE" not in seen.stderr
     # With its policy, no script runs but its own.

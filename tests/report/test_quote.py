@@ -127,10 +127,7 @@ def test_an_answer_of_before_is_derived_again(trained, tmp_path):
     place = Path(shutil.copytree(trained.directory.location, tmp_path / "tiny"))
     answer = verdict.current(Run.open(str(place)))
     raw = json.loads((place / verdict.FILE).read_text())
-    old = {key: value for key, value in raw.items() if key not in ("digest", "seal", "quote")}
-    old["audits"] = [{k: v for k, v in a.items() if k != "quote"} for a in old["audits"]]
-    (place / verdict.FILE).write_text(json.dumps(old | {"digest": verdict._digest(old)}))
-    assert verdict.sound(Run.open(str(place)).directory)
+    (place / verdict.FILE).write_text(json.dumps(raw | {"of": "another version"}))
     assert verdict.current(Run.open(str(place))) == answer
 
 

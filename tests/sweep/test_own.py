@@ -16,7 +16,7 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
 from dpaudit_ray.report import verdict, words
-from dpaudit_ray.report.tables import Run, all_estimates, overview
+from dpaudit_ray.report.tables import Run, overview
 from dpaudit_ray.stats import Status
 from dpaudit_ray.stats.threshold_rates import EpsDelta
 from dpaudit_ray.sweep import spec
@@ -115,7 +115,7 @@ def test_a_sampled_audit_reads_its_hits_through_its_claim(ran):
 def test_above_its_claim_is_what_refutes_the_claimed_noise(ran):
     """An ε that was read through the claim refutes it; not one of somebody's own."""
     higher = ran.estimates.assign(epsilon_lower_together=100.0)
-    marked = all_estimates(dataclasses.replace(ran, estimates=higher))
+    marked = dataclasses.replace(ran, estimates=higher).table
     marked = marked[marked["above_claim"]]
     assert set(marked["accountant"]) == {"pld"}
     assert set(marked["estimator"]) == {"accuracy", "anytime"}

@@ -45,16 +45,16 @@ def canvas(
     columns: int = 1,
     new: Callable[..., Figure] = Figure,
     ax: Any = None,
-    **options: Any,
+    layout: str | None = "constrained",
 ) -> Iterator[tuple[Figure, list[Any]]]:
-    """An empty figure of so many inches with its panels, row by row; `options` as in `subplots`.
+    """An empty figure of so many inches with its panels, row by row.
 
     `new` makes the figure; where `ax` is given, axes or an array of them, these are the panels.
     """
     with mpl.rc_context(_STYLE if ax is None else _PLAIN_TEXT):
         if ax is None:
-            figure = new(figsize=(width, height), layout="constrained")
-            panels = list(figure.subplots(rows, columns, squeeze=False, **options).ravel())
+            figure = new(figsize=(width, height), layout=layout)
+            panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
             for axes in panels:  # of ticks that are made when the figure is drawn
                 size, alpha = _STYLE["font.size"], _STYLE["grid.alpha"]
                 axes.tick_params(which="both", labelsize=size, grid_alpha=alpha)
@@ -62,22 +62,6 @@ def canvas(
             panels = list(np.ravel(np.asarray(ax, dtype=object)))
             figure = panels[0].figure
         yield figure, panels
-
-
-@contextlib.contextmanager
-def strip(panels: int) -> Iterator[tuple[Figure, list[Any]]]:
-    """Panels side by side at fixed margins, which hold tick labels of up to six characters.
-
-    A layout engine would measure them, and take most of a page's time: it draws everything three
-    times more.
-    """
-    width = max(9, 4 * panels)
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(width, 3.4))
-        row = figure.subplots(1, panels, squeeze=False)[0]
-        figure.subplots_adjust(left=0.6 / width, right=1 - 0.15 / width, bottom=0.145, top=0.9)
-        figure.subplots_adjust(wspace=0.24)
-        yield figure, list(row)
 
 
 def png(figure: Figure) -> bytes:
@@ -125,16 +109,6 @@ def lines(
             )
 
 
-def intervals(axes: Any, table: pd.DataFrame, **style: Any) -> None:
-    """Draws a point with its interval for each row of a table, at the height `y`.
-
-    Columns: `y`, `value`, `low`, `high`; `style` has matplotlib's options.
-    """
-    ends = [table["value"] - table["low"], table["high"] - table["value"]]
-    options = {"fmt": "o", "ms": 4, "capsize": 3, "color": COLOURS[0]} | style
-    axes.errorbar(table["value"], table["y"], xerr=ends, **options)
-
-
 def histograms(axes: Any, values: Mapping[str, Floats], edges: Floats, shares: bool) -> None:
     """Draws how often values fall between `edges`, for each name of `values`.
 
@@ -148,13 +122,6 @@ def histograms(axes: Any, values: Mapping[str, Floats], edges: Floats, shares: b
         else:
             style["alpha"] = 0.55
         axes.hist(numbers, edges, **style)
-
-
-def sentence(axes: Any, text: str) -> None:
-    """Writes a text where nothing can be drawn."""
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=8)
-    axes.set_xticks([])
-    axes.set_yticks([])
 
 
 def named_rows(axes: Any, labels: Mapping[float, str]) -> None:

@@ -1,15 +1,14 @@
 """Figures of a whole run: its audits side by side, over steps, and over what the sweep varies.
 
-A new figure is a function here, and its name in `all_figures`.
+A new figure is a function here, and a `yield` in `all_figures`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from matplotlib.figure import Figure
 
 from ...errors import SpecError
 from ...plan.model import PlannedAudit
+from ...plan.preparing import Prepared
 from ...stats import Status
-from ...storage.arrays import Arrays
 from ...sweep.grid import LABEL_SEPARATOR, shared_parts
 from ..quote import PROVED
 from ..tables import EXACT, Run, representative
@@ -31,7 +30,6 @@ from .primitives import (
     canvas,
     epsilon_at,
     histograms,
-    intervals,
     legend,
     lines,
     logarithmic,
@@ -42,10 +40,28 @@ from .primitives import (
 _COLUMNS = 4  # panels side by side
 _ABOVE = "above its claim"
 _FEWEST = 3  # values of a key that make a line
-_HUGE = 1e300  # a whole number beyond is no float
 _WIDE = 100  # times the least value of a key: then its axis is logarithmic
 _MOST = 2 * len(COLOURS)  # histograms in a figure
 _BINS = 60
+
+
+def all_figures(run: Run) -> Iterator[tuple[str, str, bytes]]:
+    """Every figure of a run for which there is something to show: its name, caption, and PNG."""
+    yield "overview", "Lower bound and claim of every audit", png(bars_figure(bounds_table(run)))
+    others = dict[str, str]()  # beside what stands for audits without trials: by estimator
+    if not any(cell.mechanism.sampled for cell in run.sweep.cells):
+        for cell in run.sweep.cells:
+            others |= {name: what for name, what in cell.mechanism.exact_estimators.items() if what}
+    for estimator in (None, *(name for name in others if name in set(run.estimates["estimator"]))):
+        what = f" {others[estimator]}" if estimator else ""
+        suffix, small = f"-{estimator}" if estimator else "", estimator == "closed-form"
+        for name, over, figure in (
+            ("evolution", "steps", evolution_figure(bounds_table(run, estimator), small)),
+            ("trend", "what the sweep varies", trend_figure(run, estimator)),
+        ):
+            if figure is not None:
+                yield f"{name}{suffix}", f"Bounds and claims over {over}{what}", png(figure)
+    yield from _distributions(run)
 
 
 # Which audits stand together ---------------------------------------------------------------------
@@ -67,14 +83,12 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
         accountant), `delta` of both, and what the line's last bounds `assumes`, empty without
         any.
     """
-    rows, lines, panels = list[tuple[Any, ...]](), dict[str, int](), dict[Any, int]()
-    labels, assumes = dict[int, str](), dict[int, str]()
+    rows, panels = list[tuple[Any, ...]](), dict[Any, int]()
+    labels, assumes = dict[str, str](), dict[str, str]()
     for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):
-        mechanism = dict(cell.mechanism.identity())
-        seed = f"seed={mechanism.pop('seed', 0)}"
-        settings = cell.audit.model_dump(mode="json", exclude={"trials"})
-        key = json.dumps([mechanism, cell.adversary.identity(), settings], sort_keys=True)
-        line = lines.setdefault(key, len(lines))
+        identity = cell.identity()
+        seed = f"seed={identity['mechanism'].pop('seed', 0)}"
+        line = json.dumps(identity, sort_keys=True)
         bounds = _rows(run, audit, estimator).sort_values("step").set_index("step")
         if line in labels:
             parts = audit.label.split(LABEL_SEPARATOR)
@@ -91,15 +105,16 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
         ]  # fmt: skip
     columns = ["panel", "line", "audit", "step", "bound", "claim", "delta"]
     table = pd.DataFrame(rows, columns=columns)
-    table = table.sort_values(["panel", "line"], kind="stable")
-    titles = dict[int, str]()
+    titles, short = dict[int, str](), dict[str, str]()
     for panel in panels.values():
-        numbers = table.loc[table["panel"] == panel, "line"].unique()
-        titles[panel], short = shared_parts([labels[number] for number in numbers])
-        titles[panel] = titles[panel] if len(numbers) > 1 else short[0]
-        labels |= dict(zip(numbers, short, strict=True))
-    named = {"title": table["panel"].map(titles), "label": table["line"].map(labels)}
-    return table.assign(**named, assumes=table["line"].map(assumes))
+        names = table.loc[table["panel"] == panel, "line"].unique()
+        shared, without = shared_parts([labels[name] for name in names])
+        titles[panel] = shared if len(names) > 1 else without[0]
+        short |= dict(zip(names, without, strict=True))
+    for name, values in (("title", titles), ("label", short), ("assumes", assumes)):
+        table[name] = table["panel" if name == "title" else "line"].map(values)
+    table["line"] = pd.factorize(table["line"])[0]
+    return table.sort_values(["panel", "line"], kind="stable")
 
 
 def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
@@ -130,120 +145,6 @@ def _rows(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.DataFrame:
     proved = rows["above_claim"] | (rows["status"] == Status.CERTIFIED)
     bound = bound.where(proved | (bound <= rows["epsilon_upper"]))
     return rows.assign(bound=bound, assumes=assumes)
-
-
-# All figures -------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawing:
-    """A figure of a run: the name of its file without `.png`, its caption, and its content."""
-
-    name: str
-    text: str
-    content: bytes
-
-
-Entries = Sequence[Mapping[str, Any]]  # of each audit, what its section of the page says
-
-
-def all_figures(run: Run, entries: Entries) -> Iterator[Drawing]:
-    """Every figure of a run for which there is something to show."""
-    for draw in (_bounds, _exact, _distributions, _hit_rates, _accuracies):
-        yield from draw(run, entries)
-
-
-def _bounds(run: Run, entries: Entries) -> Iterator[Drawing]:
-    figure = bars_figure(bounds_table(run))
-    yield Drawing("overview", "Lower bound and claim of every audit", png(figure))
-    yield from _of_estimator(run, None, "", ("Lower bounds and claims", "Last bounds and claims"))
-
-
-def _exact(run: Run, entries: Entries) -> Iterator[Drawing]:
-    """Beside what stands for audits without trials, other ways to read their curve."""
-    if any(cell.mechanism.sampled for cell in run.sweep.cells):
-        return
-    stated = {k: v for cell in run.sweep.cells for k, v in cell.mechanism.exact_estimators.items()}
-    for estimator, what in stated.items():
-        if what and estimator in set(run.estimates["estimator"]):
-            yield from _of_estimator(run, estimator, f" {what}", ("ε", "ε"))
-
-
-def _of_estimator(
-    run: Run, estimator: str | None, what: str, texts: tuple[str, str]
-) -> Iterator[Drawing]:
-    """Bounds over steps, and over a key, by one estimator."""
-    bounds, suffix = bounds_table(run, estimator), f"-{estimator}" if estimator else ""
-    small = estimator == "closed-form"  # far below its claim
-    over_steps, over_key = texts
-    for name, text, figure in (
-        ("evolution", f"{over_steps} over steps{what}", evolution_figure(bounds, small)),
-        ("trend", f"{over_key} over what the sweep varies{what}", trend_figure(run, estimator)),
-    ):
-        if figure is not None:
-            yield Drawing(f"{name}{suffix}", text, png(figure))
-
-
-def _distributions(run: Run, entries: Entries) -> Iterator[Drawing]:
-    """Histograms of what mechanisms tell of themselves, where their preparation is there."""
-    quantities: dict[str, dict[str, Floats]] = {}
-    for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):
-        prepared = None if cell.unimported else _prepared(run, audit)
-        if prepared is not None:
-            drawn = cell.mechanism.distributions(cell.adversary, cell.audit.delta, prepared)
-            for quantity, values in drawn.items():
-                if np.isfinite(values).any():
-                    finite = values[np.isfinite(values)]
-                    quantities.setdefault(quantity, {})[audit.label] = finite
-    for number, (quantity, by_label) in enumerate(quantities.items(), start=1):
-        rest = f" ({len(by_label) - _MOST} audits more are left out)" * (len(by_label) > _MOST)
-        shown = dict(itertools.islice(by_label.items(), _MOST))
-        largest = max(float(numbers.max(initial=0.0)) for numbers in shown.values())
-        with canvas(9, 3.6) as (figure, (axes,)):
-            histograms(axes, shown, np.linspace(0.0, largest or 1.0, _BINS + 1), shares=True)
-            logarithmic(axes, "y")  # tails count
-            axes.set_xlabel(quantity)
-            axes.set_ylabel("share")
-            figure.legend(loc="outside right upper", frameon=False, fontsize=7)
-            content = png(figure)
-        yield Drawing(f"distribution-{number}", f"How often: {quantity}{rest}", content)
-
-
-def _prepared(run: Run, audit: PlannedAudit) -> tuple[Arrays, ...] | None:
-    """The parts of an audit's preparation; None while one is missing."""
-    preparation = audit.preparation
-    if preparation is None:
-        return ()
-    if len(run.directory.parts(preparation.id)) < preparation.parts:
-        return None
-    return tuple(run.directory.read_part(preparation.id, i) for i in range(preparation.parts))
-
-
-def _hit_rates(run: Run, entries: Entries) -> Iterator[Drawing]:
-    """Rates of right guesses with their intervals, and the most that each claim allows."""
-    shown = [entry for entry in entries if entry["hits"]]
-    if len(shown) > 1:
-        rows = [(rate.rate, rate.low, rate.high, rate.most) for rate in (e["hits"] for e in shown)]
-        table = pd.DataFrame(rows, columns=["value", "low", "high", "most"])
-        text = "How often the bit of a trial is guessed right, from the trials before it"
-        labels = [entry["label"] for entry in shown]
-        yield Drawing("hits", text, _intervals_figure(table, labels, "rate of right guesses"))
-
-
-def _accuracies(run: Run, entries: Entries) -> Iterator[Drawing]:
-    """Mean accuracy of every audit with two standard errors."""
-    means = {
-        entry["label"]: utility
-        for entry in entries
-        for utility in entry["utility"]
-        if (utility.measure, utility.canary) == ("accuracy", "any") and np.isfinite(utility.mean)
-    }
-    if len(means) > 1:
-        mean = np.array([utility.mean for utility in means.values()])
-        spread = 2 * np.nan_to_num([utility.error for utility in means.values()])
-        table = pd.DataFrame({"value": mean, "low": mean - spread, "high": mean + spread})
-        text = "Accuracy of each audit's models, or of what is rebuilt from them"
-        yield Drawing("accuracy", text, _intervals_figure(table, list(means), "accuracy"))
 
 
 # What each figure looks like ---------------------------------------------------------------------
@@ -313,14 +214,13 @@ def evolution_figure(
             claim = panel.drop_duplicates("step").rename(columns={"step": "x", "claim": "y"})
             lines(axes, claim.assign(series="claim"), color="black")
             lines(axes, _evolution(panel), marker="o", ms=2.5)
-            axes.set_title(panel["title"].iloc[0], fontsize=8)
-            axes.set_xlabel("step")
-            axes.set_ylabel(epsilon_at(panel["delta"]))
+            axes.set(title=panel["title"].iloc[0], xlabel="step", ylabel=epsilon_at(panel["delta"]))
+            axes.title.set_fontsize(8)
             if small:
                 logarithmic(axes, "y")
             else:
                 axes.set_ylim(bottom=0)
-        _legends(figure, grid[: len(panels)], together=ax is None)
+            legend(axes, size=6)
         for axes in grid[len(panels) :] if ax is None else ():
             axes.remove()
         return figure
@@ -333,25 +233,11 @@ def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
         label=("label", "first"), assumes=("assumes", "first"), x=("step", "first"),
         y=("bound", "mean"), low=("bound", "min"), high=("bound", "max"), audits=("audit", "size"),
     )  # fmt: skip
-    several = means["audits"] > 1
-    means = means.assign(low=means["low"].where(several), high=means["high"].where(several))
+    means.loc[means["audits"] == 1, ["low", "high"]] = math.nan
     alone = panel["line"].nunique() == 1
     certain = means["assumes"].isin(("", *PROVED))
     names = pd.Series("lower bound", means.index) if alone else means["label"]
     return means.assign(series=names.where(certain, names + " (" + means["assumes"] + ")"))
-
-
-def _legends(figure: Any, grid: Sequence[Any], together: bool) -> None:
-    """One legend below where it fits all panels, and they may have one, else one in each."""
-    handles = [axes.get_legend_handles_labels() for axes in grid]
-    if together and len({tuple(labels) for _, labels in handles}) == 1 and len(grid) > 1:
-        columns = min(len(handles[0][1]), 6)
-        figure.legend(
-            *handles[0], loc="outside lower center", ncols=columns, frameon=False, fontsize=7
-        )
-        return
-    for axes in grid:
-        legend(axes, size=6)
 
 
 def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
@@ -370,17 +256,15 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
         others = LABEL_SEPARATOR.join(part for part in parts if part.partition("=")[0] != name)
         bounds = _rows(run, audit, estimator).set_index("step")["bound"]
         x, y = dict(zip(grid, values, strict=True))[key], bounds.get(audit.horizons[-1], math.nan)
-        rows.append((others or "lower bound", float(x), float(y), audit.claim))
+        rows.append((others or "lower bound", float(x), y if y > 0 else math.nan, audit.claim))
     table = pd.DataFrame(rows, columns=["series", "x", "y", "claim"])
     table = table.sort_values("x", kind="stable")
     # One entry in the legend: claims are mostly one.
-    styles = {
-        series: {"label": "_claim" if n else "claim"}
-        for n, series in enumerate(table["series"].unique())
-    }
+    styles = {series: {"label": "_claim"} for series in table["series"].unique()[1:]}
     with canvas(7.5, 3.6) as (figure, (axes,)):
-        lines(axes, table.assign(y=table["claim"]), styles, color="black", lw=1, ls="-")
-        lines(axes, table.assign(y=table["y"].where(table["y"] > 0)), marker="o", ms=3)
+        claims = table.assign(y=table["claim"])
+        lines(axes, claims, styles, color="black", lw=1, ls="-", label="claim")
+        lines(axes, table, marker="o", ms=3)
         logarithmic(axes, "y")
         if 0 < _WIDE * min(grid[key]) < max(grid[key]):
             logarithmic(axes, "x")
@@ -392,20 +276,30 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
 
 def is_axis(key: str, values: list[Any]) -> bool:
     """Whether the values of a key of the grid are numbers, and enough of them for a line."""
-    plain = all(type(value) in (int, float) and abs(value) < _HUGE for value in values)
+    plain = all(type(value) in (int, float) for value in values)
     return plain and len(values) >= _FEWEST and not key.endswith("seed")
 
 
-def _intervals_figure(table: pd.DataFrame, labels: Sequence[str], what: str) -> bytes:
-    """A PNG with a row for each label; `most`, where the table has it, is marked as the limit."""
-    table = table.assign(y=range(len(table) - 1, -1, -1))
-    with canvas(9, 0.9 + 0.34 * len(table)) as (figure, (axes,)):
-        intervals(axes, table, label="right guesses" if "most" in table else None)
-        if "most" in table:
-            axes.plot(table["most"], table["y"], **CLAIM, label="the most that the claim allows")
-            axes.axvline(0.5, color="grey", lw=0.8, ls=":")
-            axes.set_ylim(-0.5, len(table) - 0.5)
-            figure.legend(loc="outside upper right", ncols=2, frameon=False)
-        named_rows(axes, dict(zip(table["y"], labels, strict=True)))
-        axes.set_xlabel(what)
-        return png(figure)
+def _distributions(run: Run) -> Iterator[tuple[str, str, bytes]]:
+    """Histograms of what mechanisms tell of themselves, where their preparation is there."""
+    prepared, quantities = Prepared(run.directory, run.plan), dict[str, dict[str, Floats]]()
+    for index, (audit, cell) in enumerate(zip(run.plan.audits, run.sweep.cells, strict=True)):
+        if cell.unimported or (not (parts := prepared.complete(index)) and audit.preparation):
+            continue
+        drawn = cell.mechanism.distributions(cell.adversary, cell.audit.delta, parts)
+        for quantity, values in drawn.items():
+            if len(finite := values[np.isfinite(values)]):
+                quantities.setdefault(quantity, {})[audit.label] = finite
+    for number, (quantity, by_label) in enumerate(quantities.items(), start=1):
+        rest = f" ({len(by_label) - _MOST} audits more are left out)" * (len(by_label) > _MOST)
+        shown = dict(itertools.islice(by_label.items(), _MOST))
+        largest = max(float(numbers.max()) for numbers in shown.values())
+        with canvas(9, 3.6) as (figure, (axes,)):
+            edges = np.linspace(0.0, largest if largest > 0 else 1.0, _BINS + 1)
+            histograms(axes, shown, edges, shares=True)
+            logarithmic(axes, "y")  # tails count
+            axes.set_xlabel(quantity)
+            axes.set_ylabel("share")
+            figure.legend(loc="outside right upper", frameon=False, fontsize=7)
+            content = png(figure)
+        yield f"distribution-{number}", f"How often: {quantity}{rest}", content

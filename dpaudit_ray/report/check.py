@@ -1,0 +1,595 @@
+"""`dpaudit check`: is everything in a run directory what follows from its sweep and its scores?
+
+What follows is derived again by the code that a run uses, in memory, and compared with what is
+stored: the plan from the sweep, bits from the plan, estimates, records and the verdict from the
+scores. Nothing is derived from what differs itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import math
+import time
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from .. import seeds
+from ..errors import DamagedFileError, DpauditError, RunDirectoryError, first_line, printable
+from ..imports import is_data
+from ..mechanisms.base import Recorded
+from ..orchestration.aggregation import AuditState, OpenSweep, Taken
+from ..plan import (
+    claims,
+    compaction,
+    outcomes,
+    plan_consistency,
+    planner,
+    preparing,
+    provenance,
+    record,
+)
+from ..plan.compaction import Bounds, Stretch
+from ..plan.model import Plan, PlannedAudit
+from ..plugins import Unread
+from ..stats import Status
+from ..storage.contents import DEPTH, Contents, Kind, digest
+from ..storage.fence import FILE as OWNER
+from ..storage.run_directory import RunDirectory
+from ..storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
+from ..sweep.cell import Cell
+from ..sweep.spec import Sweep
+from ..version import __version__
+from . import verdict
+from .tables import Run
+
+PLAN, SWEEP, ESTIMATES, SUCCESS = record.FILE, record.SWEEP_FILE, "estimates.parquet", "_SUCCESS"
+# Relative: what other versions of numpy and scipy, on another kind of machine, may differ by, and
+# what they may take for 0.
+TOLERANCE, _ZERO = 1e-9, 1e-12
+KEPT = 1000  # differences that are remembered; the others are counted
+NOTHING = "nothing"
+_READERS = 4
+_BESIDE = {
+    Kind.DRAWN: ("report.html and figures", "`dpaudit report` draws them anew"),
+    Kind.TOLD: ("missed/", "what trials printed while they ran"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A place in the run directory where something stands that does not follow from the rest.
+
+    `file` is a path in it, `audit` a label (empty: of no one audit), `place` says where in the
+    file; `derived` is empty where nothing can be derived, since what is there cannot be used.
+    """
+
+    file: str
+    audit: str
+    place: str
+    stored: str
+    derived: str
+
+    def __str__(self) -> str:
+        where = ", ".join(part for part in (self.audit, self.place) if part)
+        there = f"{self.stored} there, not {self.derived}" if self.derived else self.stored
+        return f"{self.file}: {where}: {there}" if where else f"{self.file}: {there}"
+
+
+@dataclasses.dataclass
+class Checked:
+    """What a check of a run has shown so far.
+
+    `derived` counts what was computed again, by what it is; `differences` are the first KEPT of
+    `different`. `partial` says how far a run is that is not complete, and is empty for others.
+    `unchecked` is what cannot be told here, and why, with the labels of its audits; `notes` what is
+    no difference and worth knowing.
+    """
+
+    location: str
+    differences: list[Difference] = dataclasses.field(default_factory=list)
+    different: int = 0
+    derived: dict[str, int] = dataclasses.field(default_factory=dict)
+    verdict: str = ""
+    partial: str = ""
+    unchecked: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def in_order(self) -> bool:
+        """Whether nothing differs, as far as it could be checked."""
+        return self.different == 0
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Notes that something was derived."""
+        if number:
+            self.derived[what] = self.derived.get(what, 0) + number
+
+    def differs(
+        self, file: str, place: str, stored: Any, derived: Any = "", audit: str = ""
+    ) -> None:
+        """Adds one difference; values are shown with all their digits."""
+        self.different += 1
+        if self.different <= KEPT:
+            there, here = (v if isinstance(v, str) else repr(v) for v in (stored, derived))
+            self.differences.append(Difference(file, audit, place, there, here))
+
+    def compare(
+        self, file: str, stored: Any, derived: Any, audit: str = "", place: str = ""
+    ) -> None:
+        """Adds a difference wherever a stored value is not the derived one.
+
+        Mappings are compared key by key, whose keys make up the place; of tuples the first element
+        that differs is named; floats may differ in their last digits.
+        """
+        if isinstance(stored, Mapping) and isinstance(derived, Mapping):
+            for key in dict.fromkeys([*stored, *derived]):
+                values = stored.get(key, NOTHING), derived.get(key, NOTHING)
+                inside = f"{place}, {key}" if place else str(key)
+                self.compare(file, *values, audit=audit, place=inside)
+        elif stored != derived and not _nearly(stored, derived):
+            if isinstance(stored, tuple) and isinstance(derived, tuple):
+                pairs = enumerate(itertools.zip_longest(stored, derived, fillvalue=NOTHING))
+                number, (stored, derived) = next(item for item in pairs if item[1][0] != item[1][1])
+                place = f"{place}, number {number}"
+            there, here = ("an entry" if isinstance(v, Mapping) else v for v in (stored, derived))
+            self.differs(file, place, there, here, audit)
+
+    def cannot(self, what: str, why: str, audit: str = "") -> None:
+        """Notes something that cannot be checked here; said once for all audits."""
+        audits = self.unchecked.setdefault(f"{what}: {why}", [])
+        if audit and audit not in audits[-1:]:
+            audits.append(audit)
+
+    @contextlib.contextmanager
+    def reading(self, file: str, audit: str = "") -> Iterator[None]:
+        """Adds a difference where the content of a file cannot be used.
+
+        Raises:
+            RunDirectoryError: it was not read at all.
+        """
+        try:
+            yield
+        except RunDirectoryError as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            self.differs(file, "", first_line(error.__cause__ or error), audit=audit)
+
+
+def _nearly(stored: Any, derived: Any) -> bool:
+    """Whether two numbers differ by no more than machines do."""
+    if not (isinstance(stored, float) and isinstance(derived, float)):
+        return False
+    close = math.isclose(stored, derived, rel_tol=TOLERANCE, abs_tol=_ZERO)
+    return close or (math.isnan(stored) and math.isnan(derived))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """A run whose sweep and plan belong together; what the plan recorded of code is in `sweep`.
+
+    `good` are the audits of which plan, preparation and scores are in order.
+    """
+
+    run: RunDirectory
+    sweep: Sweep
+    plan: Plan
+    checked: Checked
+    good: set[int] = dataclasses.field(default_factory=set)
+
+
+def check_run(location: str) -> Checked:
+    """Derives all that follows from the sweep and the scores again; writes nothing.
+
+    Raises:
+        RunDirectoryError: there is no run at `location`, or it cannot be read.
+        StorageError: it cannot be read now.
+    """
+    began = time.perf_counter()
+    run = RunDirectory(location)
+    checked = Checked(run.location)
+    plan = sweep = recorded = stored = None
+    if run.read_text(PLAN) is None and run.read_text(SWEEP) is None:
+        record.require(run)
+    with checked.reading(PLAN):
+        if (plan := record.load(run)) is None:
+            checked.differs(PLAN, "", "no such file", "a plan")
+    with checked.reading(SWEEP):
+        if (sweep := record.recorded(run)) is None:
+            checked.differs(SWEEP, "", "no such file", "a sweep")
+    if plan is not None and sweep is not None:
+        there = {"fingerprint": plan.fingerprint, "seed": plan.seed, "audits": len(plan.audits)}
+        here = {"fingerprint": sweep.fingerprint, "seed": sweep.seed, "audits": len(sweep.cells)}
+        checked.compare(PLAN, there, here)
+    if plan is None or sweep is None or checked.different:
+        checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
+    else:
+        given = _Given(run, plan_consistency.filled(sweep, plan, run), plan, checked)
+        _check_plan(given, sweep)
+        _check_names(given)
+        with checked.reading(outcomes.FILE):
+            recorded = outcomes.read(run, plan)
+        with checked.reading(ESTIMATES):
+            stored = run.estimates(plan_consistency.estimates(sweep, plan))
+        if recorded is None or stored is None:
+            checked.cannot("estimates and verdict", "they rest on records that are damaged")
+        else:
+            _check_derived(given, recorded, stored)
+    checked.seconds = time.perf_counter() - began
+    return checked
+
+
+# What all else follows from: plan, preparations and scores ---------------------------------------
+
+
+def _check_plan(given: _Given, sweep: Sweep) -> None:
+    """Checks every audit by itself: its plan, its preparation and its scores."""
+    plan, checked = given.plan, given.checked
+    if any(cell.unimported for cell in sweep.cells):
+        checked.cannot(f"the fingerprint of {SWEEP}", "takes code of its author's to tell")
+    wrong = _wrong_preparations(given)
+    for index, audit in enumerate(plan.audits):
+        before = checked.different
+        _check_planned(index, sweep.cells[index], given)
+        _check_claims(index, given)
+        _check_scores(given, audit)
+        if checked.different == before and index not in wrong:
+            given.good.add(index)
+    grave, harmless = provenance.changes(plan.code[-1], provenance.sweep_code(sweep))
+    if grave or harmless:
+        checked.notes.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
+    try:
+        here = {file.sha256 for file in provenance.input_files(sweep)}
+    except DpauditError as error:
+        checked.cannot("the data", first_line(error))
+        return
+    if names := [file.file for file in plan.data if file.sha256 not in here]:
+        checked.cannot("the data", f"{', '.join(names)} not here, or with another content")
+    checked.count("data files", len({file.sha256 for file in plan.data} & here))
+
+
+def _check_planned(index: int, cell: Cell, given: _Given) -> None:
+    """Compares what follows from the sweep, as far as that can be told."""
+    audit, checked = given.plan.audits[index], given.checked
+    checked.count("audits")
+    checked.count("bits", audit.trials)
+    recorded = isinstance(given.sweep.cells[index].mechanism, Recorded)
+    if recorded:
+        why = "takes code or data that is not here; it is as plan.json has it"
+        checked.cannot("what accountants are asked", why, audit.label)
+    if cell.unimported:
+        checked.cannot("its fingerprint", "takes code of its author's", audit.label)
+    try:
+        derived = _planned(index, cell, given, recorded)
+    except DpauditError as error:
+        checked.cannot("its entry in plan.json", first_line(error), audit.label)
+        return
+    ends = ({name: getattr(audit, name) for name in derived}, derived)
+    there, here = ({f"audits.{index}.{name}": end[name] for name in derived} for end in ends)
+    checked.compare(PLAN, there, here, audit.label)
+
+
+def _planned(index: int, cell: Cell, given: _Given, recorded: bool) -> dict[str, Any]:
+    """What follows from the sweep alone, by the names of `PlannedAudit`."""
+    audit, sweep = given.plan.audits[index], given.sweep
+    # Whether a mechanism that was not imported is sampled, its number of trials says.
+    sampled = cell.mechanism.sampled and not (
+        audit.trials == 0 and isinstance(cell.mechanism, Unread)
+    )
+    fields: dict[str, Any] = {
+        "label": printable(cell.label),
+        "trials": cell.audit.trials if sampled else 0,
+        "up_to": cell.audit.up_to if sampled else None,
+    }
+    if not cell.unimported:
+        fields |= {
+            "fingerprint": cell.fingerprint,
+            "id": planner.identifier(index, cell),
+            "horizons": cell.horizons,
+            "canaries": cell.canaries if sampled else 1,
+            "preparation": preparing.planned(cell, sweep.seed, given.plan.data),
+        }
+    if not cell.unimported or sweep.resources.pack_size != "auto":
+        fields["packs"] = _packs(audit, cell, sweep)
+    if not recorded:
+        reads = cell.foreign or cell.mechanism.claim_reads_data
+        fields["claimed"] = claims.asked(cell) if reads else None
+    return fields
+
+
+def _packs(audit: PlannedAudit, cell: Cell, sweep: Sweep) -> tuple[Bounds, ...]:
+    """Cuts trials anew for every number of them that was declared, as it was.
+
+    A number that was raised before a trial was seen has left a short pack and no other trace.
+    """
+    size = planner.pack_size(cell, sweep)
+    short = [last + 1 for first, last in audit.packs[:-1] if last - first + 1 < size]
+    raised = short if len(short) == len(audit.declared) == 1 else ()
+    packs: list[Bounds] = []
+    for trials in sorted({*audit.declared, *raised}):
+        start = packs[-1][1] + 1 if packs else 0
+        packs += planner.cut(start, trials, size)
+    return tuple(packs)
+
+
+def _check_claims(index: int, given: _Given) -> None:
+    """Compares ε of every accountant at every recorded step."""
+    audit, cell, checked = given.plan.audits[index], given.sweep.cells[index], given.checked
+    names, place = cell.audit.accountants, f"audits.{index}.claims"
+    checked.compare(PLAN, ", ".join(audit.claims), ", ".join(names), audit.label, place)
+    other_version = given.plan.code[-1].versions.get("dpaudit", __version__) != __version__
+    for name in names:
+        if ":" in name and is_data(name):
+            checked.cannot(f"claims by {name}", "they take code of its author's to tell")
+            continue
+        try:
+            values = claims.by(claims.asked(cell), cell.audit.delta, name)
+            rounded = other_version and claims.difference(audit.claims, cell) is None
+        except DpauditError as error:
+            checked.cannot(f"its claims by {name}", first_line(error), audit.label)
+            continue
+        checked.count("claims", len(values))
+        there = audit.claims.get(name, values)
+        if there != values and rounded:
+            checked.cannot("claims to the last digit", "another version of dpaudit computed them")
+        elif len(there) == len(values):  # of other steps is said of those
+            steps = [f"claim after step {step} by {name}" for step in audit.horizons]
+            stored, derived = (dict(zip(steps, ends, strict=True)) for ends in (there, values))
+            checked.compare(PLAN, stored, derived, audit.label)
+
+
+def _wrong_preparations(given: _Given) -> set[int]:
+    """Reads every part of every preparation; returns the audits that wait for a damaged one."""
+    run, plan, checked, wrong = given.run, given.plan, given.checked, set[int]()
+    for part in preparing.all_parts(plan, range(len(plan.audits))):
+        if part.first in run.parts(part.preparation):
+            before = checked.different
+            with checked.reading(f"preparations/{part.preparation}/{part.first}.parquet"):
+                run.read_part(part.preparation, part.first)
+                checked.count("prepared parts")
+            if checked.different > before:
+                wrong |= {*part.waiting}
+    if "prepared parts" in checked.derived:
+        checked.cannot("what preparations hold", "it was trained; its files are whole")
+    return wrong
+
+
+def _check_scores(given: _Given, audit: PlannedAudit) -> None:
+    """Reads all files of scores of an audit, several at once."""
+    checked, files = given.checked, given.run.score_files(audit.id)
+    chosen = compaction.resolved(audit.packs, files)
+    packs = {segment.file: audit.packs[segment.start : segment.stop] for segment in chosen}
+    starts, ends = ({pack[end] for pack in audit.packs} for end in (0, 1))
+    named = sorted(file for file in files if file[0] in starts and file[1] in ends)
+    for file in sorted(files - {*named}):
+        place = given.run.score_file(audit.id, *file)
+        checked.differs(place, "", "a file", "of any pack of its plan", audit.label)
+
+    def faults(file: Bounds) -> list[tuple[str, ...]]:
+        return list(_faults(given, audit, file, () if file in packs else chosen))
+
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="check") as readers:
+        for file, wrong in zip(named, readers.map(faults, named), strict=True):
+            for place, stored, derived in wrong:
+                name = given.run.score_file(audit.id, *file)
+                checked.differs(name, place, stored, derived, audit.label)
+            if file in packs and not wrong:
+                checked.count("packs", len(packs[file]))
+                checked.count("trials", packs[file][-1][1] - packs[file][0][0] + 1)
+
+
+def _faults(
+    given: _Given, audit: PlannedAudit, file: Bounds, others: Collection[Stretch]
+) -> Iterator[tuple[str, str, str]]:
+    """Where a file is not what the plan commits to, what was written, or what `others` hold too.
+
+    A crash may leave the packs of a file in another one, with the same content. Each fault is its
+    place, what is stored, and what was derived.
+    """
+    run, steps = given.run, len(audit.horizons)
+    try:
+        scores = run.read_scores(audit.id, *file, steps)
+        if scores.steps != audit.horizons:
+            yield "steps", repr(scores.steps), repr(audit.horizons)
+        bits = seeds.bits(given.plan.seed, audit.fingerprint, *file)
+        wrong = np.flatnonzero(scores.members != bits)
+        if len(wrong):
+            place = f"trial {file[0] + int(wrong[0])}"
+            yield place, f"the first of {len(wrong)} other bits", f"{bits[wrong[0]]}"
+        if scores.stated != (digest := scores.digest(audit.id)):
+            stated = f"{scores.stated[:16] or 'none'}..."
+            yield "", f"scores of SHA-256 {digest[:16]}...", f"{stated}, as written"
+        for segment in others:
+            low = max(audit.packs[segment.start][0], file[0])
+            high = min(audit.packs[segment.stop - 1][1], file[1])
+            if low <= high and segment.file is not None:
+                other = run.read_scores(audit.id, *segment.file, steps).part(low, high)
+                if difference := other.difference(scores.part(low, high)):
+                    yield "", f"trials {low}-{high} twice: this one {difference}", ""
+    except DamagedFileError as error:
+        yield "", first_line(error.__cause__ or error), ""
+
+
+def _check_names(given: _Given) -> None:
+    """Of files beside plan and scores: modules have the digest of their name, none is foreign."""
+    run, plan, checked = given.run, given.plan, given.checked
+    waited = {audit.preparation.id for audit in plan.audits if audit.preparation}
+    contents = Contents([audit.id for audit in plan.audits], waited)
+    for name in run.files(DEPTH):
+        kind = contents.kind(name)
+        if kind is Kind.CODE:
+            with checked.reading(name):
+                content = (run.read_text(name) or "").encode()
+                there, stated = hashlib.sha256(content).hexdigest(), digest(name)
+                checked.compare(name, {"SHA-256": there}, {"SHA-256": stated})
+                checked.count("modules")
+        elif kind is Kind.FOREIGN:
+            checked.differs(name, "", "a file", "one that this run has written")
+        elif kind in _BESIDE:
+            checked.cannot(*_BESIDE[kind])
+    if run.read_text(OWNER) is not None:
+        checked.notes.append(
+            f"{OWNER}: a driver is at work, or was killed; its changes meanwhile may be told here"
+        )
+
+
+# What follows from scores: estimates, records and the verdict ------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Derived:
+    """What the scores of one audit show; what was written may be of fewer trials: `behind`."""
+
+    rows: list[EstimateRow]
+    taken: Taken
+    behind: bool
+
+
+def _check_derived(given: _Given, recorded: outcomes.Outcomes, stored: pd.DataFrame) -> None:
+    """Derives what follows from the scores of audits that are in order, and compares it."""
+    plan, checked = given.plan, given.checked
+    words = [field.name for field in ESTIMATE_SCHEMA if not pa.types.is_floating(field.type)]
+    whole = stored.dropna(subset=words)
+    if lost := len(stored) - len(whole):
+        checked.differs(ESTIMATES, "", f"{lost} rows that lack a value", "whole ones")
+        stored = whole.astype({"step": "int64", "trials": "int64"})
+    for name in sorted(set(stored["audit"]) - {audit.id for audit in plan.audits}):
+        checked.differs(ESTIMATES, "", f"rows of {name!r:.60}", "of an audit of the plan")
+    opened = OpenSweep.from_run(given.sweep, plan, given.run)
+    derived = dict[int, _Derived]()
+    for index in sorted(given.good):
+        audit, cell = plan.audits[index], given.sweep.cells[index]
+        try:
+            if foreign := [spec.name for spec in cell.audit.estimators if spec.unimported]:
+                raise DpauditError(f"{', '.join(foreign)} of its author's was not imported")
+            if not cell.mechanism.sampled and cell.unimported:
+                raise DpauditError("they take code or data not here")
+            derived[index] = _compare_estimates(given, index, opened, stored)
+        except DpauditError as error:
+            checked.cannot("its estimates", first_line(error), audit.label)
+    if not any(audit.behind for audit in derived.values()):  # else the records are, too
+        _check_records(given, recorded, derived)
+    checked.partial = _check_completeness(given, derived)
+    if len(given.good) < len(plan.audits):
+        checked.cannot("the verdict", "it rests on the files that differ")
+    else:
+        checked.verdict = _check_verdict(given, derived, stored)
+
+
+def _compare_estimates(
+    given: _Given, index: int, opened: OpenSweep, estimates: pd.DataFrame
+) -> _Derived:
+    audit, run, checked = given.plan.audits[index], given.run, given.checked
+    packs = (failure.pack for failure in outcomes.failed(run, given.plan))
+    lost = {(pack.first, pack.last) for pack in packs if pack.audit == index}
+    state = AuditState(opened, index, lost, run.score_files(audit.id))
+    taken, rows = state.take(), [dict(vars(row)) for row in state.rows()]
+    stored = estimates[estimates["audit"] == audit.id]
+    trials = max((row["trials"] for row in rows), default=0)
+    written = int(stored["trials"].max()) if len(stored) else 0
+    behind = written < trials and not run.complete
+    finished = compaction.finished(run, audit) | lost
+    lacking = [pack for pack in audit.packs if pack[0] < written and pack not in finished]
+    if behind:
+        why = f"they are of {written:,} trials, {trials:,} are stored; `dpaudit run` goes on"
+        checked.cannot("its estimates", why, audit.label)
+    elif written > trials and lacking:
+        for pack in lacking:
+            apart = "no such file", "the scores that its estimates rest on"
+            checked.differs(run.score_file(audit.id, *pack), "", *apart, audit.label)
+    elif trials or len(stored):  # the file comes with the first pack
+        derived = {_place(row): row for row in rows}
+        there = {_place(row): row for row in stored.to_dict("records")}
+        if len(there) < len(stored):
+            apart = f"{len(stored)} rows", f"{len(there)}, of one each"
+            checked.differs(ESTIMATES, "", *apart, audit.label)
+        if isinstance(given.sweep.cells[index].mechanism, Recorded):
+            for key in there.keys() & derived.keys():
+                certified = there[key]["status"] == Status.CERTIFIED
+                if certified and Status(derived[key]["status"]).conditional:
+                    derived[key]["status"] = Status.CERTIFIED.value
+                    why = "what is known of the curve takes code or data that is not here"
+                    checked.cannot("that its eps is certified", why, audit.label)
+        checked.count("estimates", len(there.keys() & derived.keys()))
+        checked.compare(ESTIMATES, there, derived, audit.label)
+    return _Derived(state.rows(), taken, behind)
+
+
+def _place(row: Mapping[Any, Any]) -> str:
+    return f"step {row['step']}, {row['estimator']}, {row['accountant']}"
+
+
+def _check_records(
+    given: _Given, recorded: outcomes.Outcomes, derived: Mapping[int, _Derived]
+) -> None:
+    """The records of missed trials and of decisions, which are written with the estimates."""
+    decided = outcomes.decided(given.run, given.sweep, given.plan)
+    for index, audit in derived.items():
+        planned, checked = given.plan.audits[index], given.checked
+        stored = [kind for kind in recorded.missed if kind.audit == planned.id]
+        ends = ((stored, decided.get(index)), (audit.taken.missed, audit.taken.decided))
+        there, here = (
+            {
+                f"trials missed by {kind.kind}": f"{kind.trials} from trial {kind.first} on"
+                for kind in missed
+            }
+            | ({} if enough is None else {"trials that were enough": str(enough)})
+            for missed, enough in ends
+        )
+        checked.compare(outcomes.FILE, there, here, planned.label)
+        checked.count("missed trials", sum(kind.trials for kind in audit.taken.missed))
+        checked.count("decisions", audit.taken.decided is not None)
+
+
+def _check_completeness(given: _Given, derived: Mapping[int, _Derived]) -> str:
+    """Compares _SUCCESS with the audits that have trials, or parts of preparations, left.
+
+    Returns how far the run is, "DONE of ALL trials", or "" where nothing is left.
+    """
+    run, plan, checked = given.run, given.plan, given.checked
+    enough = dict(outcomes.decided(run, given.sweep, plan))
+    for index, audit in derived.items():
+        enough[index] = audit.taken.decided or plan.audits[index].trials
+    packs = list(plan.remaining(run, enough))
+    indices = {pack.audit for pack in packs}
+    indices.update(*(part.waiting for part in preparing.left(run, plan, packs)))
+    left = [plan.audits[index].label for index in sorted(indices)]
+    if run.complete and left:
+        more = f" and {len(left) - 1} more" * (len(left) > 1)
+        checked.differs(SUCCESS, "", "complete", f"while {left[0]}{more} is not")
+    if not run.complete and not left and not checked.different:
+        checked.notes.append("all trials are there, and no _SUCCESS: `dpaudit run` ends it")
+    stored = (pack for audit in plan.audits for pack in compaction.finished(run, audit))
+    done = sum(last - first + 1 for first, last in stored)
+    if not done and not outcomes.failed(run, plan):
+        checked.notes.append("it has not trained yet; `dpaudit run` trains it")
+    return f"{done:,} of {plan.trials:,} trials" if left else ""
+
+
+def _check_verdict(given: _Given, derived: Mapping[int, _Derived], stored: pd.DataFrame) -> str:
+    """What `dpaudit verify` says, by derived estimates; its record, where there is one."""
+    by_id = {given.plan.audits[index].id: audit for index, audit in derived.items()}
+    rows = [vars(row) for audit in by_id.values() for row in audit.rows]
+    table = frame(pa.Table.from_pylist(rows, ESTIMATE_SCHEMA))
+    if len(others := stored[~stored["audit"].isin(by_id)]):
+        table = pd.concat([table, others], ignore_index=True)
+    run = Run(given.run, given.sweep, given.plan, table)
+    answered = verdict.derived(run)
+    with given.checked.reading(verdict.FILE):
+        if (kept := verdict.stored(dataclasses.replace(run, estimates=stored))) is not None:
+            there, here = (dataclasses.asdict(answer) for answer in (kept, answered))
+            for content in (there, here):
+                del content["help"]  # which depends on the code and data that are here
+                content["audits"] = dict(enumerate(content["audits"]))
+            given.checked.compare(verdict.FILE, there, here)
+        elif given.run.read_text(verdict.FILE) is not None:
+            given.checked.cannot(verdict.FILE, "it is not of the trials and bounds that are there")
+    return answered.verdict.value
