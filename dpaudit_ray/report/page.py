@@ -52,19 +52,21 @@ def notebook_card(run: Run, answer: Answer, figure: bytes) -> str:
         answer=answer,
         rows=list(zip(overview(run), answer.audits, strict=True)),
         heading=words.heading([audit.quote for audit in answer.audits]),
-        figure=embedded(figure),
+        figure=figure,
     )
 
 
 def environment(**options: Any) -> jinja2.Environment:
     """This package's templates, with Jinja's own `options`."""
-    return jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("dpaudit_ray.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_shown,
         **options,
     )
+    templates.filters["embedded"] = _embedded
+    return templates
 
 
 def _shown(value: Any) -> Any:
@@ -72,6 +74,6 @@ def _shown(value: Any) -> Any:
     return lines(value) if type(value) is str else value
 
 
-def embedded(png: bytes) -> str:
+def _embedded(png: bytes) -> str:
     """An address that holds a figure, a PNG file's content."""
     return "data:image/png;base64," + base64.b64encode(png).decode()

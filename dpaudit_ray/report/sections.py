@@ -21,7 +21,6 @@ from ..sweep.cell import Cell
 from . import verdict, words
 from .figures import one_audit, whole_run
 from .measures import HitRate, Profile, utilities
-from .page import embedded
 from .tables import Run, overview
 
 Content = dict[str, Any]  # by the names that the template has for it
@@ -76,7 +75,7 @@ def _audit(run: Run, index: int) -> Content:
         content["most"] = allowed if curves.claim.epsilons[0] == 0 else math.nan
     figure = one_audit.audit_figure(audit.label, estimates, shown, curves)
     run.directory.write_figure(f"{audit.id}.png", figure)
-    return content | {"figure": embedded(figure)}
+    return content | {"figure": figure}
 
 
 # Of the run --------------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ def _figures(run: Run) -> Content:
     pictures = []
     for name, text, figure in whole_run.all_figures(run):
         run.directory.write_figure(f"{name}.png", figure)
-        pictures.append({"text": text, "source": embedded(figure)})
+        pictures.append({"text": text, "figure": figure})
     return {"pictures": pictures}
 
 
