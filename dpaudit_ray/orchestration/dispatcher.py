@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import math
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from ..errors import ClusterError
 from ..plan.model import Pack
 from ..plan.outcomes import Failure
 from ..plan.provenance import Machine
-from .aggregator_client import AggregatorClient
 from .executors import (
     TRAINER,
     CallFailedError,
@@ -22,10 +25,16 @@ from .executors import (
     Work,
     WorkerDiedError,
 )
-from .faults import Deadlines, FaultAttribution, HangDetection
-from .interruption import HeadLiveness
+from .faults import Deadlines, FaultAttribution
+from .interruption import LOOK_SECONDS, RESUME, HeadLiveness
 from .progress import Activity, Progress
-from .workers import PACKS_PER_TRAINER, MachineCompatibility, Places, Pool, Worker
+from .trainer import runs_of
+from .workers import MachineCompatibility, Places, Pool, Worker
+
+HANG_SECONDS = 0.5  # between two looks for trainers that hang
+START_SECONDS = 120.0  # for a new process of the aggregator: it imports, perhaps beside many others
+CLOSE_SECONDS = 10.0
+QUIET = 10.0  # seconds without an answer: longer than it takes to fold a pack
 
 
 class Dispatcher:
@@ -38,7 +47,7 @@ class Dispatcher:
         self._liveness, sweep, tell = liveness, work.sweep, work.tell
         self._owners: dict[Future[Any], Worker] = {}
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
-        self._in_flight = 0
+        self._looked = -math.inf  # for trainers that hang
         self._aggregator = executor.start("Aggregator", f"{sweep.name}-aggregator")
         try:
             # Rebuilds the estimates now: a damaged run directory is told before any training.
@@ -50,13 +59,8 @@ class Dispatcher:
                 if (limit := cell.mechanism.trial_limit) is not None
             }
             self._deadlines = Deadlines(sweep.resources.pack_deadline, limits)
-            # Without a process of its own a trainer works while it is called: none waits behind.
-            packs_each = PACKS_PER_TRAINER if executor.isolates else 1
-            self._pool = Pool(self._start_worker, executor.kill, places, packs_each)
+            self._pool = Pool(self._start_worker, executor.kill, places)
             self._attribution = FaultAttribution(places, tell, self._pool.changed)
-            self._hangs = HangDetection(
-                self._deadlines, self._pool, self._attribution, self._client
-            )
             self.backlog(work.packs)
             self._pool.resize()
         except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
@@ -64,12 +68,9 @@ class Dispatcher:
             raise
 
     @property
-    def slots(self) -> int:
-        """How many packs may be in flight now; 0 while nothing can run.
-
-        Those that are, and as many as let trainers that may be given packs have two.
-        """
-        return self._in_flight + self._pool.slots
+    def free(self) -> int:
+        """How many packs trainers can take now."""
+        return len(self._pool.idle)
 
     @property
     def trainers(self) -> int:
@@ -81,9 +82,8 @@ class Dispatcher:
         self._pool.backlog = min(packs, self._work.packs) + len(self._due)
 
     def submit(self, pack: Pack) -> None:
-        """Gives the pack to the trainer with the fewest packs; never waits for its result."""
-        self._in_flight += 1
-        self._hand(self._pool.next(), pack)
+        """Gives the pack to an idle trainer, of which `free` tells; never waits for its result."""
+        self._hand(next(iter(self._pool.idle)), pack)
 
     def give_up(self, failed: list[Failure]) -> None:
         """Has the aggregator record packs whose trials are misses; returns when that is done."""
@@ -102,16 +102,12 @@ class Dispatcher:
         driver stores them, ClusterError where the aggregator cannot be brought back.
         """
         self._liveness.require()
-        self._hand_due()
         if self._liveness.answers:  # else a call of Ray's would wait for it
-            self._even_out()
             self._pool.resize()
         arrived = [(self._owners.pop(a, None), a) for a in self._executor.wait(timeout)]
         collected = [self._collect(worker, answer) for worker, answer in arrived if worker]
-        hung = [self._lost(lost) for lost in self._hangs.lost()]
-        outcomes = [*(outcome for outcome in collected if outcome), *hung]
-        for outcome in outcomes:
-            self._in_flight -= len(outcome.packs) if isinstance(outcome, Lost) else 1
+        outcomes = [*(outcome for outcome in collected if outcome), *self._hanging()]
+        self._hand_due()  # before trainers are given new ones
         return outcomes
 
     def progress(self, activity: Activity) -> Progress:
@@ -148,41 +144,28 @@ class Dispatcher:
         # Not labelled with its trials: Ray keeps metrics by task name, 15 kB each, everywhere.
         label = self._work.plan.audits[pack.audit].label
         before = self._attribution.failure(pack)
-        answer = self._executor.call(worker.handle, "run_pack", pack, before, label=label)
-        worker.take(answer, pack)
+        worker.pack, worker.since = pack, time.monotonic()
         self._pool.changed(worker)
+        answer = self._executor.call(worker.handle, "run_pack", pack, before, label=label)
         self._owners[answer] = worker
-
-    def _even_out(self) -> None:
-        """Once no pack is left to hand out, those that wait behind another go to idle trainers.
-
-        If one has just begun, two trainers run it: they get the same scores, stored once.
-        """
-        if self._pool.backlog:
-            return
-        for idle, full in self._pool.idle_and_full():
-            answer, pack = list(full.packs.items())[-1]
-            if self._attribution.suspicion(pack) is None:
-                self._owners.pop(answer, None)
-                answer.cancel()
-                del full.packs[answer]
-                self._pool.changed(full)
-                self._hand(idle, pack)
 
     def _hand_due(self) -> None:
         """Packs that failed go to another trainer; those of a trainer that was replaced, to any."""
         for pack in [self._due.popleft() for _ in range(len(self._due))]:
+            suspect = self._attribution.suspect(pack)
             ready = [worker for worker in self._pool.ready if not worker.leaving]
-            suspicion = self._attribution.suspicion(pack)
-            if suspicion is None and ready:
-                least = min(ready, key=lambda worker: len(worker.packs))
-                self._hand(least, pack)
-            elif suspicion and (other := self._attribution.other(suspicion, ready)):
+            other = self._attribution.other(suspect, ready)
+            if other is not None and other.pack is None:
                 self._hand(other, pack)
-            else:
-                self._due.append(pack)
-                if suspicion and suspicion.worker in self._pool.workers:
-                    self._due += self._pool.replace(suspicion.worker)  # a new one is another one
+                continue
+            self._due.append(pack)
+            if other is None and suspect in self._pool.workers:  # a new one is another one
+                self._replace(suspect)
+
+    def _replace(self, worker: Worker) -> None:
+        """Replaces a trainer that is at fault; its pack goes to another."""
+        if (pack := self._pool.replace(worker)) is not None:
+            self._due.append(pack)
 
     def _collect(self, worker: Worker, answer: Future[Any]) -> Outcome | None:
         """None for a greeting, for what is given up already, and for what is tried once more."""
@@ -191,17 +174,18 @@ class Dispatcher:
         try:
             outcome: Any = answer.result()
         except CallFailedError as error:
-            return self._lost(Lost((self._finished(worker, answer),), str(error)))
+            return self._lost(Lost(self._finished(worker), str(error)))
         except WorkerDiedError as error:
             return self._died(worker, error)
         if answer is worker.greeting:
             self._greeted(worker, *outcome)
             return None
-        return self._answered(worker, self._finished(worker, answer), outcome)
+        self._finished(worker)
+        return self._answered(worker, outcome)
 
-    def _finished(self, worker: Worker, answer: Future[Any]) -> Pack:
-        """Takes an answer, of a trained pack or an error, off its worker; returns the pack."""
-        pack = worker.finish(answer)
+    def _finished(self, worker: Worker) -> Pack | None:
+        """Takes its pack off a worker that answered, with a result or an error."""
+        pack, worker.pack = worker.pack, None
         self._pool.changed(worker)
         return pack
 
@@ -213,20 +197,20 @@ class Dispatcher:
             self._pool.replace(worker)
             self._places.leave_out(node, address, why)
 
-    def _answered(self, worker: Worker, pack: Pack, outcome: Outcome) -> Outcome | None:
+    def _answered(self, worker: Worker, outcome: Outcome) -> Outcome | None:
         if isinstance(outcome, Failure):
             if not self._executor.isolates or not self._attribution.failed(outcome, worker):
                 return outcome
-            self._due.append(pack)
+            self._due.append(outcome.pack)
             return None
         worker.proven = True
         if isinstance(outcome, Done):
             began = time.monotonic() - outcome.seconds
             if outcome.whole and self._client.silent_until <= began:
                 self._deadlines.measured(outcome.pack, outcome.seconds)
-            guilty = self._attribution.done(pack, worker)
+            guilty = self._attribution.done(outcome.pack, worker)
             if guilty in self._pool.workers:
-                self._due += self._pool.replace(guilty)
+                self._replace(guilty)
         return outcome
 
     def _died(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
@@ -234,22 +218,144 @@ class Dispatcher:
 
         None where it was taken back before it had its place, as when a node leaves that it awaits.
         """
-        if not worker.ready and error.taken_back:
+        if not worker.node and error.taken_back:
             self._pool.replace(worker)
             return None
         if not self._liveness.answers:  # all nodes of a lost head go, and none can be asked about
             reason = f"{worker.name}: the cluster's head does not answer"
             return self._lost(Lost(self._pool.replace(worker), reason, "node", True))
-        gone = worker.ready and not self._places.alive(worker.node)
+        gone = bool(worker.node) and not self._places.alive(worker.node)
         foreseen = error.preempted or worker.node in self._places.leaving
-        packs = self._pool.replace(worker)
+        pack = self._pool.replace(worker)
         if gone or foreseen:
-            where = f"node {worker.address}" if worker.ready else "its node"
-            return self._lost(Lost(packs, f"{worker.name}: {where} has left", "node", foreseen))
-        where = f" on node {worker.address}" if worker.ready else ""
-        return self._lost(Lost(packs, f"{worker.name}{where}: {error}", begun=worker.ready))
+            where = f"node {worker.address}" if worker.node else "its node"
+            return self._lost(Lost(pack, f"{worker.name}: {where} has left", "node", foreseen))
+        where = f" on node {worker.address}" if worker.node else ""
+        return self._lost(Lost(pack, f"{worker.name}{where}: {error}", begun=bool(worker.node)))
+
+    def _hanging(self) -> list[Lost]:
+        """The packs of trainers that work longer on one than it may take, and are replaced.
+
+        While the aggregator is silent, and for as long before, nobody is to blame.
+        """
+        now = time.monotonic()
+        if now - self._looked < HANG_SECONDS or self._client.silent:
+            return []
+        self._looked, lost = now, []
+        for worker, seconds in list(self._pool.overdue(self._limit, self._client.silent_until)):
+            if pack := self._pool.replace(worker):
+                self._deadlines.missed(pack)
+            reason = f"{worker.name} on node {worker.address} was silent for {seconds:.0f} s"
+            lost.append(self._lost(Lost(pack, reason)))
+        return lost
+
+    def _limit(self, pack: Pack) -> float:
+        runs = runs_of(pack) if self._attribution.failure(pack) else 1
+        return self._deadlines.seconds(pack) * runs
 
     def _lost(self, lost: Lost) -> Lost:
-        for pack in lost.packs:
-            self._attribution.drop(pack)
+        if lost.pack is not None:
+            self._attribution.drop(lost.pack)
         return lost
+
+
+class AggregatorClient:
+    """The aggregator, as the driver sees it: calls, the latest snapshot, how long it is silent.
+
+    It is asked for a snapshot at once, so that a damaged run directory is told. `tell` takes a line
+    for the user when it is started again.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        aggregator: Handle,
+        liveness: HeadLiveness,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._executor, self._aggregator = executor, aggregator
+        self._liveness, self._tell = liveness, tell
+        self._snapshot: Future[Progress] | None = None  # asked for `_since` then
+        self._since = 0.0
+        self.silent_until = -math.inf  # when it was silent last, by `time.monotonic`
+        self._pulse: Future[bool] | None = None  # the answer that shows that its process runs
+        self._mute, self._looked, self._beats = 0.0, 0.0, False
+        self._seen: Progress = self.call("progress", Activity())
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What the aggregator's method returns; an error of our own that it raised is raised here.
+
+        So is ClusterError, where it cannot be brought back, or the head is gone.
+        """
+        return self._result(self._executor.call(self._aggregator, method, *arguments))
+
+    def progress(self, activity: Activity) -> Progress:
+        """Its last answer; asks for the next one without waiting for it."""
+        self._take_snapshot()
+        self._check_pulse()
+        if self._snapshot is None:
+            self._since = time.monotonic()
+            self._snapshot = self._executor.call(self._aggregator, "progress", activity)
+            self._take_snapshot()
+        return self._seen
+
+    def refresh(self) -> None:
+        """Waits for a snapshot of now: the answer that it owes may be of before."""
+        self._snapshot = None
+        self._seen = self.call("progress", self._seen.activity)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it owes an answer for longer than it takes while it works.
+
+        Trainers wait for it then, and are not to blame. Restarted, it reads the finished packs
+        first; so it is silent, too, when storage is.
+        """
+        now = time.monotonic()
+        if self._snapshot is None or now - self._since < QUIET:
+            return False
+        self.silent_until = now
+        return True
+
+    def close(self) -> None:
+        """Lets it answer: Ray reports a call that is cut off by `kill` as a failure."""
+        if self._snapshot is not None:
+            concurrent.futures.wait([self._snapshot], CLOSE_SECONDS)
+
+    def _take_snapshot(self) -> None:
+        if self._snapshot is not None and self._snapshot.done():
+            snapshot, self._snapshot = self._snapshot, None
+            self._seen = self._result(snapshot)
+
+    def _check_pulse(self) -> None:
+        """Ends its process when that stands still, so that it is started again.
+
+        One that reads finished packs, or waits for storage, still says that it is there.
+        """
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        if self._pulse is not None and self._pulse.done():
+            self._beats = self._pulse.exception() is None  # else it died, and is started again
+            self._pulse = None
+        if self._pulse is None:
+            self._pulse, self._mute = self._executor.call(self._aggregator, "pulse"), 0.0
+            return
+        self._mute += LOOK_SECONDS  # not what this process was paused for
+        if self._mute >= (self._liveness.limit if self._beats else START_SECONDS):
+            self._tell(
+                f"the aggregator has not answered for {self._mute:.0f} s: it is killed and started "
+                "again, and goes on from the run directory"
+            )
+            self._executor.kill(self._aggregator, restart=True)
+            self._pulse, self._beats = None, False
+
+    def _result(self, answer: Future[Any]) -> Any:
+        while not concurrent.futures.wait([answer], LOOK_SECONDS).done:
+            self._liveness.require()  # a call waits for ever where nobody can restart an actor
+            self._check_pulse()
+        try:
+            return answer.result()
+        except WorkerDiedError as error:
+            raise ClusterError(f"the aggregator cannot be restarted ({error}); {RESUME}") from error

@@ -20,7 +20,7 @@ from ..plan.outcomes import Failure
 from ..sweep.resources import ResourceSpec
 from .dispatcher import Dispatcher
 from .executors import Done, Lost, Outcome
-from .interruption import Stop
+from .interruption import RESUME, Stop
 from .progress import Activity, Progress
 
 SHOW_SECONDS = 0.5
@@ -112,8 +112,8 @@ class Driver:
             pack = self._queue.next()
             if pack is None:
                 return False
-            if self._in_flight >= self._dispatcher.slots:
-                self._queue.put_back([pack])
+            if not self._dispatcher.free:
+                self._queue.put_back(pack)
                 return True
             self._dispatcher.submit(pack)
             self._count_in_flight(pack, 1)
@@ -130,10 +130,11 @@ class Driver:
 
     def _settle(self, outcome: Outcome) -> None:
         self._last_result = time.time()
-        for pack in outcome.packs if isinstance(outcome, Lost) else (outcome.pack,):
-            self._count_in_flight(pack, -1)
+        if outcome.pack is not None:
+            self._count_in_flight(outcome.pack, -1)
         if isinstance(outcome, Lost):
-            self._queue.put_back(self._budget.lost(outcome))
+            if self._budget.lost(outcome) and outcome.pack is not None:
+                self._queue.put_back(outcome.pack)
         elif isinstance(outcome, Failure):
             self._budget.failed(outcome)
         elif isinstance(outcome, Done):
@@ -200,9 +201,9 @@ class PackQueue:
                 self._held.setdefault(pack.audit, []).append(pack)
         return None
 
-    def put_back(self, packs: Iterable[Pack]) -> None:
-        """These come next."""
-        self._returned.extendleft(reversed(list(packs)))
+    def put_back(self, pack: Pack) -> None:
+        """It comes next."""
+        self._returned.appendleft(pack)
 
     def done(self, pack: Pack) -> None:
         """A pack is done; those that waited for it, and for nothing else, come next."""
@@ -280,28 +281,27 @@ class FailureBudget:
             self._in_a_row(failure)
         self._hold_to_budget()
 
-    def lost(self, lost: Lost) -> list[Pack]:
-        """Counts a trainer that died; returns the packs to run again.
+    def lost(self, lost: Lost) -> bool:
+        """Counts a trainer that died; whether its pack is to be run again.
 
         Only what died by itself is held against the sweep's budget: nodes come and go. Raises
         ClusterError where more did than the sweep allows.
         """
-        for pack in lost.packs:
-            self.trials_lost[pack.audit] += pack.size
+        if lost.pack is not None:
+            self.trials_lost[lost.pack.audit] += lost.pack.size
         self._tell_of(lost)
-        if lost.foreseen or not lost.begun or not lost.packs:
-            return list(lost.packs)
-        first, *others = lost.packs
-        self._lost_under[lost.cause, first] += 1
+        if lost.foreseen or not lost.begun or lost.pack is None:
+            return True
+        self._lost_under[lost.cause, lost.pack] += 1
         limit = LOSSES_PER_PACK if lost.cause == "trainer" else NODES_PER_PACK
-        if self._lost_under[lost.cause, first] < limit:
-            return [first, *others]
+        if self._lost_under[lost.cause, lost.pack] < limit:
+            return True
         message = f"its {_WORD[lost.cause]} died {limit} times (last: {lost.reason})"
-        failure = Failure(first, "WorkerLost", message, lost.reason)
+        failure = Failure(lost.pack, "WorkerLost", message, lost.reason)
         if out_of_memory(lost.reason):
-            failure = Failure.of_memory(first, message)
+            failure = Failure.of_memory(lost.pack, message)
         self.failed(failure)
-        return others
+        return False
 
     def _hold_to_budget(self) -> None:
         limit = self._resources.max_trial_failures
@@ -316,18 +316,16 @@ class FailureBudget:
 
     def _tell_of(self, lost: Lost) -> None:
         if lost.cause == "node":
-            self._tell(f"{lost.reason} ({len(lost.packs)} packs run again; not a failure)")
+            self._tell(f"{lost.reason} (not a failure: what it worked on is run again)")
             return
         self.losses += 1
         limit = self._resources.max_worker_losses
         if self.losses > limit:
             raise ClusterError(
                 f"lost {self.losses} workers, more than resources.max_worker_losses = {limit} "
-                f"(last: {lost.reason}); finished packs are safe: run the same command again to "
-                "resume"
+                f"(last: {lost.reason}); {RESUME}"
             )
-        count = f"{self.losses} of at most {limit}"
-        self._tell(f"worker lost ({count}) with {len(lost.packs)} packs: {lost.reason}")
+        self._tell(f"worker lost ({self.losses} of at most {limit}): {lost.reason}")
 
     def _in_a_row(self, failure: Failure) -> None:
         audit = failure.pack.audit

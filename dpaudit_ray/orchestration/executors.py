@@ -68,14 +68,11 @@ class Cluster:
     """The nodes as they are now.
 
     `draining` are ids of nodes that are about to leave. An autoscaler adds nodes where it `grows`.
-    `foreign_trainers` are namespace and name of those of other
-    sweeps.
     """
 
     nodes: tuple[Node, ...]
     draining: frozenset[str] = frozenset()
     grows: bool = False
-    foreign_trainers: tuple[tuple[str, str], ...] = ()
 
     def total(self, resource: str) -> float:
         """How much of a resource all nodes have together."""
@@ -98,7 +95,7 @@ class Executor(Protocol):
         """Calls a method of a worker; the label says in the executor's own displays what for.
 
         The answer raises `WorkerDiedError`, `CallFailedError`, or an error of ours that the worker
-        raised. To cancel it is to ask that it is not begun any more.
+        raised.
         """
 
     def wait(self, timeout: float) -> list[Future[Any]]:
@@ -129,15 +126,14 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """Infrastructure failed: the packs are run again with the same bits and seeds.
+    """Infrastructure failed: the pack is run again with the same bits and seeds.
 
-    The first one was running, if the trainer had `begun`; the others only waited behind it. None
-    when a trainer died idle.
-    `cause` is "node" when the trainer's node left with it, `foreseen` when that was announced: a
-    node that was drained, or taken back by its owner.
+    It had run if the trainer had `begun`; None when that died idle. `cause` is "node" when the
+    trainer's node left with it, `foreseen` when that was announced: a node that was drained, or
+    taken back by its owner.
     """
 
-    packs: tuple[Pack, ...]
+    pack: Pack | None
     reason: str
     cause: Literal["trainer", "node"] = "trainer"
     foreseen: bool = False

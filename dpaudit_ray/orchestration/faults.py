@@ -1,25 +1,19 @@
-"""Whose fault it is when a pack fails, and which trainers hang."""
+"""Whose fault it is when a pack fails, and how long one may take before its trainer hangs."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
 from ..plan.model import Pack, Part
 from ..plan.outcomes import Failure
-from .aggregator_client import AggregatorClient
-from .executors import Lost
-from .trainer import runs_of
-from .workers import Places, Pool, Worker
+from .workers import Places, Worker
 
 FACTOR = 10  # times the slowest pack of the audit, trial for trial
 SHORTEST = 120.0  # seconds: opening an audit, a cold file cache, storage that fails for a minute
 FIRST = 1800.0  # seconds, while no pack of the audit was timed; doubled after each that is lost so
-LOOK_SECONDS = 0.5  # between two looks at trainers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +42,10 @@ class FaultAttribution:
         self._guilty: set[str] = set()
         self.earlier: Mapping[Pack, Failure] = {}  # of an earlier try of the sweep
 
-    def suspicion(self, pack: Pack) -> Suspicion | None:
-        """The open suspicion about a pack."""
-        return self._suspicions.get(pack)
+    def suspect(self, pack: Pack) -> Worker | None:
+        """The trainer that failed at a pack, while that is tried by another."""
+        suspicion = self._suspicions.get(pack)
+        return None if suspicion is None else suspicion.worker
 
     def failure(self, pack: Pack) -> Failure | None:
         """How the pack failed when it was run before, here or in an earlier try."""
@@ -91,18 +86,17 @@ class FaultAttribution:
             self._places.fault(guilty.node, guilty.address)
         return guilty
 
-    def other(self, suspicion: Suspicion, ready: list[Worker]) -> Worker | None:
-        """Who tries the pack next; None while there is no other trainer.
+    def other(self, suspect: Worker | None, ready: list[Worker]) -> Worker | None:
+        """Who is to try a pack next, perhaps when it is idle; None without another trainer.
 
         Trusted trainers that have done a pack, on another node, come first; idle ones of those.
         """
 
-        def doubt(worker: Worker) -> tuple[bool, bool, bool, int]:
-            same = worker.node == suspicion.worker.node
-            return not worker.trusted, not worker.proven, same, len(worker.packs)
+        def doubt(worker: Worker) -> tuple[bool, bool, bool, bool]:
+            same = suspect is not None and worker.node == suspect.node
+            return not worker.trusted, not worker.proven, same, worker.pack is not None
 
-        others = [worker for worker in ready if worker is not suspicion.worker]
-        return min(others, key=doubt, default=None)
+        return min((w for w in ready if w is not suspect), key=doubt, default=None)
 
 
 class Deadlines:
@@ -143,40 +137,3 @@ class Deadlines:
 def _kind(pack: Pack) -> tuple[int, bool]:
     """What is as slow as this: packs of the same audit, or parts of its preparation."""
     return pack.audit, isinstance(pack, Part)
-
-
-class HangDetection:
-    """Replaces trainers that work on a pack for longer than it may take.
-
-    While the aggregator is silent, and for as long before, nobody is to blame.
-    """
-
-    def __init__(
-        self,
-        deadlines: Deadlines,
-        pool: Pool,
-        attribution: FaultAttribution,
-        aggregator: AggregatorClient,
-    ) -> None:
-        self._deadlines, self._pool = deadlines, pool
-        self._attribution, self._aggregator = attribution, aggregator
-        self._looked = -math.inf
-
-    def lost(self) -> list[Lost]:
-        """The packs of trainers that hang now, and are replaced."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS or self._aggregator.silent:
-            return []
-        self._looked = now
-        since = self._aggregator.silent_until
-        lost = []
-        for worker, seconds in list(self._pool.overdue(self._limit, since)):
-            packs = self._pool.replace(worker)
-            self._deadlines.missed(packs[0])
-            reason = f"{worker.name} on node {worker.address} was silent for {seconds:.0f} s"
-            lost.append(Lost(packs, reason))
-        return lost
-
-    def _limit(self, pack: Pack) -> float:
-        seconds = self._deadlines.seconds(pack)
-        return seconds * (runs_of(pack) if self._attribution.failure(pack) else 1)

@@ -25,7 +25,7 @@ GONE_SECONDS = 20.0  # without an answer, before the sweep is stopped
 LEAVING_SECONDS = 5.0  # the same once the sweep was asked to stop: its head may have been asked too
 LEAVE_SECONDS = 4.0  # for stopping, before this process is ended
 _HEALTH = "/grpc.health.v1.Health/Check"
-_RESUME = "finished packs are safe: run the same command again to resume"
+RESUME = "finished packs are safe: run the same command again to resume"
 head_lost = threading.Event()  # a cluster did not answer, and was left without a word
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # As a shell starts a job in the background, and nohup one that outlives its terminal.
@@ -206,7 +206,7 @@ class HeadLiveness:
     def _reason(self) -> str:
         lost = self._silence(self._head) > 0
         who = f"the cluster's head at {self._head}" if lost else "Ray on this node"
-        return f"{who} has not answered for {self.limit:.0f} s; {_RESUME}"
+        return f"{who} has not answered for {self.limit:.0f} s; {RESUME}"
 
     def _look(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
@@ -232,7 +232,7 @@ class HeadLiveness:
         except OSError as error:
             logging.getLogger("dpaudit").debug("%s: %s", store, error)
         if not self._closed.is_set():
-            self._end(f"Ray on this node has ended; {_RESUME}")
+            self._end(f"Ray on this node has ended; {RESUME}")
 
     def _end(self, reason: str) -> None:
         self._tell(reason)

@@ -32,7 +32,7 @@ from .executors import (
 )
 from .interruption import HeadLiveness, HealthChecks
 from .trainer import Brief
-from .workers import Places, ResourceRequest, namespace_prefix
+from .workers import Places, ResourceRequest
 
 NAMESPACE = "dpaudit"
 ANSWER_SECONDS = 10.0  # for a head that is joined
@@ -47,7 +47,8 @@ class RayExecutor:
 
     def __init__(self, ray: Any, work: Work, request: ResourceRequest) -> None:
         self._ray, self._work, self._request = ray, work, request
-        self._namespace = request.namespace(work.run.owner)
+        # Two more bytes keep one that a killed driver left from clashing.
+        self._namespace = f"{_prefix(work.run.owner or '')}-{secrets.token_hex(4)}"
         self._aggregator: Any = None
         # Ray tells of each answer in a thread of its own, which puts it here. `ray.wait` on 16,000
         # references takes 50 ms, however few of them are ready.
@@ -85,7 +86,7 @@ class RayExecutor:
         if method not in ("progress", "pulse"):  # which are no tasks to anybody
             task = task.options(name=actors.task_name(role, method, label))
         reference = task.remote(*arguments)
-        answer = _Answer(functools.partial(self._ray.cancel, reference, recursive=False))
+        answer: Future[Any] = Future()
         arrive = functools.partial(self._arrive, answer, role == "Trainer")
         reference.future().add_done_callback(arrive)
         return answer
@@ -102,27 +103,20 @@ class RayExecutor:
         self._ray.kill(worker, no_restart=not restart)
 
     def nodes(self) -> Cluster:
-        """The nodes of the cluster, and the trainers of other sweeps on it."""
         keys = ("NodeID", "NodeManagerAddress", "NodeManagerPort", "Resources", "Labels")
         nodes = (Node(*map(node.get, keys)) for node in self._ray.nodes() if node["Alive"])
-        trainers = tuple(
-            (namespace, name)
-            for namespace, name in self._named_actors()
-            if TRAINER in name and namespace != self._namespace
-        )
-        draining = ray_internals.draining_nodes(self._ray)
-        return Cluster(tuple(nodes), draining, self._grows, trainers)
+        return Cluster(tuple(nodes), ray_internals.draining_nodes(self._ray), self._grows)
 
     def end_actors_of(self, owner: str) -> int:
         """Ends all actors of a driver whose run is ours now; returns how many trainers it had."""
         if not re.fullmatch("[0-9a-f]{16}", owner):
             return 0  # what a run directory says of its driver may be anybody's writing
         ended = 0
-        for namespace, name in self._named_actors():
-            if namespace.startswith(namespace_prefix(owner)):
+        for actor in self._ray.util.list_named_actors(all_namespaces=True):
+            if actor["namespace"].startswith(_prefix(owner)):
                 with contextlib.suppress(ValueError):  # it has just ended
-                    self._ray.kill(self._ray.get_actor(name, namespace))
-                    ended += TRAINER in name
+                    self._ray.kill(self._ray.get_actor(actor["name"], actor["namespace"]))
+                    ended += TRAINER in actor["name"]
         return ended
 
     @functools.cached_property
@@ -143,10 +137,6 @@ class RayExecutor:
         data = {key: value for owner in owners for key, value in owner.datasets().items()}
         return {key: self._ray.put(value) for key, value in data.items()}
 
-    def _named_actors(self) -> list[tuple[str, str]]:
-        actors = self._ray.util.list_named_actors(all_namespaces=True)
-        return [(actor["namespace"], actor["name"]) for actor in actors]
-
     def _arrive(self, answer: Future[Any], listed: bool, future: Future[Any]) -> None:
         """Passes an answer on, in a thread of Ray's."""
         error = future.exception()
@@ -158,15 +148,9 @@ class RayExecutor:
             self._arrived.put(answer)
 
 
-class _Answer(Future[Any]):
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        super().__init__()
-        self._cancel = cancel
-
-    def cancel(self) -> bool:
-        """Has Ray not begin the call; the answer comes all the same, as an error where it does."""
-        self._cancel()
-        return True
+def _prefix(owner: str) -> str:
+    """What the namespaces of a driver begin with: its random part, which stays short."""
+    return f"dpaudit-{owner[:8]}"
 
 
 def _translated(error: BaseException, exceptions: Any) -> BaseException:
@@ -246,7 +230,9 @@ def dispatcher(
         if before is not None and (ended := executor.end_actors_of(before)):
             work.tell(f"{ended} trainers of the driver that had this run before are ended")
         store = ray_internals.object_store_socket(ray)
-        liveness.guard(places.daemons[context.get_node_id()], store)
+        here = context.get_node_id()
+        (daemon,) = (f"{n.host}:{n.port}" for n in executor.nodes().nodes if n.id == here)
+        liveness.guard(daemon, store)
         return Dispatcher(executor, work, places, liveness)
     except BaseException:  # Ctrl-C too: nothing is left to watch
         liveness.close()

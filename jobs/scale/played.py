@@ -26,7 +26,7 @@ from . import empty
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """CPU time of the driver: until all trainers have two packs, and per pack from then on."""
+    """CPU time of the driver: until all trainers have a pack, and per pack from then on."""
 
     trainers: int
     packs: int
@@ -103,5 +103,5 @@ def rate(trainers: int, packs: int, run: RunDirectory) -> Rate:
         Driver(dispatcher, plan.remaining(run), budget, stop).run()
         ended = time.process_time()
     dispatcher.close()
-    filled = moments[2 * trainers - 1]
+    filled = moments[trainers - 1]
     return Rate(trainers, packs, filled - started, 1000 * (ended - filled) / packs)

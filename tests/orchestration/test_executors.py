@@ -189,9 +189,9 @@ OLD = "0123456789abcdef"
 @pytest.mark.parametrize(("owner", "ended"), [(OLD, 3), ("", 0), ("0", 0), ("*" * 16, 0)])
 def test_only_actors_of_the_driver_that_had_the_run_are_ended(owner, ended, light, tmp_path):
     """What a run directory says of its driver may be anybody's writing."""
-    request, killed = ResourceRequest({"CPU": 1.0}), list[str]()
-    before, other = request.namespace(OLD), request.namespace("fedcba9876543210")
-    counts = {before: 3, other: 2, "dpaudit-0123456-1.0000-0.0000": 1}
+    killed: list[str] = []
+    before = "dpaudit-01234567-89abcdef"
+    counts = {before: 3, "dpaudit-fedcba98-89abcdef": 2, "dpaudit-0123456-789abcde": 1}
 
     actors = [
         {"name": f"x-trainer-{number}", "namespace": namespace}
@@ -205,6 +205,6 @@ def test_only_actors_of_the_driver_that_had_the_run_are_ended(owner, ended, ligh
     )
     sweep = spec.from_raw(light)
     run = RunDirectory.under(str(tmp_path), sweep.name)
-    executor = RayExecutor(played, Work(sweep, planning.make(sweep), run, 0), request)
+    executor = RayExecutor(played, Work(sweep, planning.make(sweep), run, 0), ResourceRequest({}))
     assert executor.end_actors_of(owner) == ended
     assert killed == [before] * ended

@@ -17,8 +17,8 @@ import grpc
 import pytest
 
 from dpaudit_ray.errors import ClusterError
-from dpaudit_ray.orchestration import aggregator_client, interruption
-from dpaudit_ray.orchestration.aggregator_client import QUIET, START_SECONDS, AggregatorClient
+from dpaudit_ray.orchestration import dispatcher, interruption
+from dpaudit_ray.orchestration.dispatcher import QUIET, START_SECONDS, AggregatorClient
 from dpaudit_ray.orchestration.executors import WorkerDiedError
 from dpaudit_ray.orchestration.interruption import (
     GONE_SECONDS,
@@ -135,7 +135,7 @@ class Standing:
 def test_an_aggregator_that_stands_still_is_killed_and_started_again(beats, limit, monkeypatch):
     """A process that has not answered yet has longer; the snapshots come from before."""
     played, told = Standing(beats), list[str]()
-    monkeypatch.setattr(aggregator_client.time, "monotonic", lambda: played.now)
+    monkeypatch.setattr(dispatcher.time, "monotonic", lambda: played.now)
     client = AggregatorClient(played, "aggregator", HeadLiveness(), told.append)
     began = None
     while not played.restarted:
@@ -153,7 +153,7 @@ def test_an_aggregator_that_stands_still_is_killed_and_started_again(beats, limi
 def test_trainers_that_wait_for_a_silent_aggregator_are_known(monkeypatch):
     """Restarted, it reads all packs: trainers that wait for it are not hung, nor slow."""
     played = Standing(1000)
-    monkeypatch.setattr(aggregator_client.time, "monotonic", lambda: played.now)
+    monkeypatch.setattr(dispatcher.time, "monotonic", lambda: played.now)
     client = AggregatorClient(played, "aggregator", HeadLiveness(), pytest.fail)
     played.now += 60
     assert not client.silent, "it owes no answer"

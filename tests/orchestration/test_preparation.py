@@ -142,7 +142,7 @@ def test_packs_wait_for_their_parts_and_others_do_not():
     over: set[int] = set()
     order = PackQueue([*parts, *packs], over.__contains__)
     assert [order.next() for _ in range(5)] == [*parts, *packs[2:4], None]
-    order.put_back([parts[1]])  # lost
+    order.put_back(parts[1])  # lost
     order.done(parts[0])
     assert order.next() == parts[1]
     assert order.next() is None

@@ -100,10 +100,14 @@ def test_estimates_are_those_of_one_thread_when_sixteen_store_at_once(tmp_path, 
 class Instant:
     """Answers every pack at once."""
 
-    trainers, slots = 1, 2
+    trainers = 1
 
     def __init__(self) -> None:
         self.queue: list[Pack] = []
+
+    @property
+    def free(self) -> int:
+        return 2 - len(self.queue)
 
     def backlog(self, packs: float) -> None: ...
 

@@ -18,7 +18,6 @@ from dpaudit_ray.orchestration.workers import (
     ResourceRequest,
     Room,
     Worker,
-    fair_part,
 )
 from dpaudit_ray.plan.model import Pack
 from dpaudit_ray.sweep.resources import ResourceSpec
@@ -34,7 +33,6 @@ class PlayedCluster:
         self.labels: dict[str, dict[str, str]] = {}
         self.draining: set[str] = set()
         self.grows = False
-        self.others: dict[str, int] = {}  # trainers of other sweeps, by namespace
         self.address: tuple[str, int] = ("127.0.0.1", 1)
 
     def nodes(self) -> Cluster:
@@ -42,13 +40,7 @@ class PlayedCluster:
             Node(name, *self.address, resources, self.labels.get(name, {}))
             for name, resources in self.members.items()
         ]
-        trainers = [
-            (space, f"other-trainer-{number}")
-            for space, count in self.others.items()
-            for number in range(count)
-        ]
-        draining = frozenset(self.draining)
-        return Cluster(tuple(nodes), draining, self.grows, tuple(trainers))
+        return Cluster(tuple(nodes), frozenset(self.draining), self.grows)
 
 
 def places(cluster: PlayedCluster, told: list[str] | None = None, **resources: Any) -> Places:
@@ -145,38 +137,6 @@ def test_a_node_with_other_code_is_left_out_and_the_last_one_ends_the_run():
         counted.leave_out("b", "10.0.0.2", "it has torch 3")
 
 
-def test_max_min_parts():
-    parts = [fair_part(others) for others in ([], [1.0], [0.25], [0.1, 5.0], [1.0] * 3)]
-    assert parts == pytest.approx([1, 0.5, 0.75, 0.45, 0.25])
-
-
-def test_sweeps_share_a_cluster_without_passing_a_trainer_to_and_fro():
-    """Two sweeps of equal needs on three CPUs, looking in turn, whoever came first."""
-    cluster = PlayedCluster(a={"CPU": 2}, b={"CPU": 1})
-    space = "dpaudit-00000000-1.0000-0.0000"
-    held = [3, 0]
-    history = []
-    for turn in range(8):
-        mine, other = turn % 2, 1 - turn % 2
-        cluster.others = {space: held[other]}
-        room = places(cluster).room(ready=held[mine])
-        held[mine] = min(room.start, room.keep)
-        history.append(tuple(held))
-    assert history[1] == (3, 1), "the second asks for its part"
-    assert set(history[3:]) == {(2, 1)}
-
-
-def test_cpus_and_gpus_are_shared_apart():
-    cluster = PlayedCluster(a={"CPU": 60}, b={"CPU": 4, "GPU": 4})
-    cluster.others = {"dpaudit-00000000-1.0000-0.0000": 64}
-    assert places(cluster, num_gpus=1).room(ready=0).start == 4
-    cluster.others = {"dpaudit-00000000-1.0000-1.0000": 4}
-    assert places(cluster, num_gpus=1).room(ready=0).start == 2
-    assert places(cluster).room(ready=64).keep == 60
-    cluster.others = {"somebody-else": 64}
-    assert places(cluster).room(ready=64).keep == 64
-
-
 def test_a_node_that_nobody_answers_for_is_gone():
     with socket.create_server(("127.0.0.1", 0)) as raylet:
         cluster = PlayedCluster(a={"CPU": 2})
@@ -185,6 +145,9 @@ def test_a_node_that_nobody_answers_for_is_gone():
         assert counted.alive("a")
         assert not counted.alive("b")
     assert not counted.alive("a")
+
+
+PACK = Pack(1, 0, 0)
 
 
 class PlayedPool:
@@ -218,10 +181,10 @@ class PlayedPool:
             worker.node = node
             self.pool.changed(worker)
 
-    def work(self, *packs: int) -> None:
-        """Gives trainers so many packs, in turn."""
-        for worker, count in zip(self.pool.workers, packs, strict=False):
-            worker.packs = {n: Pack(0, n, n) for n in range(count)}
+    def work(self, *packs: Pack | None) -> None:
+        """Gives trainers these packs, in turn."""
+        for worker, pack in zip(self.pool.workers, packs, strict=False):
+            worker.pack = pack
             self.pool.changed(worker)
 
     @property
@@ -238,13 +201,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedPool:
 def test_idle_trainers_are_given_back_when_no_pack_is_left(played):
     assert played.resize() == ["t-0", "t-1", "t-2", "t-3"]
     played.place("a", "a", "b")
-    played.work(1, 0, 2)
+    played.work(PACK, None, PACK)
     assert len(played.resize()) == 4, "more may come"
     played.pool.backlog = 1
     assert played.resize() == ["t-0", "t-1", "t-2"], "one is due: who waits for a place is let go"
     played.pool.backlog = 0
     assert played.resize() == ["t-0", "t-2"]
-    played.work(0, 1)
+    played.work(None, PACK)
     assert played.resize() == ["t-2"]
 
 
@@ -258,13 +221,13 @@ def test_what_is_lost_at_the_end_finds_a_trainer(played):
 def test_too_many_end_their_packs_before_they_go(played):
     played.resize()
     played.place("a", "a", "a", "a")
-    played.work(2, 2, 2, 1)
+    played.work(PACK, PACK, PACK, PACK)
     played.now_room = Room(keep=2, start=2, now=4)
     assert len(played.resize()) == 4
-    assert played.trusted == ["t-1", "t-2"]
-    played.work(0, 2, 2, 0)
-    assert played.resize() == ["t-1", "t-2"]
-    assert played.ended == ["t-0", "t-3"]
+    assert played.trusted == ["t-2", "t-3"]
+    played.work(None, PACK, PACK, PACK)
+    assert played.resize() == ["t-1", "t-2", "t-3"]
+    assert played.ended == ["t-0"]
 
 
 @pytest.mark.parametrize(("now", "told"), [(0, [9, 9]), (4, [9])])
@@ -281,58 +244,39 @@ def test_what_is_waited_for_is_told_at_once_or_after_half_a_minute(now, told, pl
     assert played.told == told
 
 
-def test_places_are_those_of_trusted_trainers_whatever_happens_to_them(played):
-    """What is counted step by step is what a look at all trainers would count."""
+def test_idle_are_trusted_trainers_without_a_pack_whatever_happens_to_them(played):
+    """What is kept step by step is what a look at all trainers would find."""
     random_ = random.Random(0)
     played.resize()
     for step in range(300):
         worker = random_.choice(list(played.pool.workers))
-        match random_.randrange(5):
+        match random_.randrange(4):
             case 0:
                 worker.node = "a"
-            case 1 if worker.ready and len(worker.packs) < workers.PACKS_PER_TRAINER:
-                worker.take(step, Pack(0, step, step))
-            case 2 if worker.packs:
-                worker.finish(random_.choice(list(worker.packs)))
-            case 3:
-                worker.suspected ^= {Pack(1, 0, 0)}
-            case 4 if step % 10 == 0:
+            case 1:
+                worker.pack = None if worker.pack else PACK
+            case 2:
+                worker.suspected ^= {PACK}
+            case 3 if step % 10 == 0:
                 played.pool.replace(worker)
                 played.resize()
                 continue
         played.pool.changed(worker)
-        trusted = [worker for worker in played.pool.workers if worker.trusted]
-        loads = [len(worker.packs) for worker in trusted]
-        assert played.pool.slots == sum(workers.PACKS_PER_TRAINER - load for load in loads)
-        if played.pool.slots:
-            assert len(played.pool.next().packs) == min(loads)
-
-
-def test_an_idle_trainer_is_offered_what_waits_elsewhere(played):
-    played.resize()
-    played.place("a", "a", "a", "a")
-    played.work(2, 1, 0, 2)
-    pairs = played.pool.idle_and_full()
-    idle, full = next(pairs)
-    assert (idle.name, full.name) == ("t-2", "t-0")
-    idle.take(5, full.packs.pop(1))
-    played.pool.changed(idle)
-    played.pool.changed(full)
-    assert next(pairs, None) is None, "nobody is idle any more"
+        idle = {w for w in played.pool.workers if w.trusted and w.pack is None}
+        assert played.pool.idle.keys() == idle
 
 
 def test_who_saves_a_checkpoint_is_not_silent(played):
     played.resize()
     played.place("a", "b")
-    played.work(2, 1)
+    played.work(Pack(0, 0, 0), Pack(0, 9, 9))
     first, second = list(played.pool.workers)[:2]
-    second.packs = {9: Pack(0, 9, 9)}
 
     def overdue() -> list[str]:
         return [worker.name for worker, _ in played.pool.overdue(lambda pack: 50.0)]
 
     played.now += 40
-    played.pool.checkpoints_saved({Pack(0, 0, 0): 100, Pack(0, 1, 1): 100})  # that one only waits
+    played.pool.checkpoints_saved({Pack(0, 0, 0): 100})
     played.now += 40
     assert overdue() == [second.name]
     played.pool.checkpoints_saved({Pack(0, 0, 0): 100})  # nothing new
