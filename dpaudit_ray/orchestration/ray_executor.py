@@ -14,7 +14,6 @@ import textwrap
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from ..errors import DpauditError, NoClusterError
@@ -276,9 +275,8 @@ def _prepare_environment(local: bool) -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    elif "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
-        # With an explicit address Ray does not look for the token file by itself.
-        os.environ["RAY_AUTH_MODE"] = "token"
+    else:  # with an explicit address Ray does not look for a token by itself
+        ray_internals.take_token_at_hand()
     # Ray ends a driver whose head is gone after a minute, with an exit code that means a violation.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -13,12 +13,20 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 _STATUS = "__autoscaling_status"  # where Ray's first autoscaler leaves its report
 _BY_HAND = re.compile("node_[0-9a-f]+")  # the "type" of a node that no autoscaler has started
 JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the driver of a job
 Value = TypeVar("Value")
+
+
+def take_token_at_hand() -> None:
+    """Has Ray use a token that is there, also where only its mode is not set."""
+    named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if named or (Path.home() / ".ray" / "auth_token").exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def read_authentication_again(ray: Any) -> None:

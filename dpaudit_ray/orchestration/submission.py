@@ -6,7 +6,9 @@ lies in the run directory, and the metadata of a job says which run it was an at
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.client
 import importlib.metadata
 import io
 import json
@@ -17,8 +19,7 @@ import re
 import shlex
 import tempfile
 import time
-import urllib.error
-import urllib.request
+import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from packaging.requirements import Requirement
 
 from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError
 from ..sweep.spec import Sweep
+from . import ray_internals
 from .working_dir_package import WorkingDirPackage
 
 STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: estimates and the lease
@@ -41,13 +43,6 @@ _SIGNALLED = 128  # and the signal
 _MISSING = re.compile(r"No module named '?([\w.]+)")
 # Refusals of the Jobs API that pass: its agent is starting, or another submission was faster.
 _STARTING, _TAKEN = "No available agent", "already exists"
-_LINE_OF_RAY = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\s+(INFO|DEBUG)\s+\S+\.py:\d+ -- ")
-# By HTTP status: of a head whose token is missing, or another one.
-_REFUSALS = {
-    401: "wants a token; export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH), "
-    "the same as on the head",
-    403: "refuses this token; take the one that the head was started with",
-}
 # Keys of a job's metadata.
 _RUN, _ATTEMPT, _FINGERPRINT, _SETTINGS = "run", "attempt", "fingerprint", "settings"
 
@@ -135,10 +130,18 @@ class JobsClient:
 
         # Of what is sent nothing is left out by its name: `WorkingDirPackage` has seen to that.
         os.environ.setdefault("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", "")
+        ray_internals.take_token_at_hand()
+        import ray
         from ray.job_submission import JobSubmissionClient
 
+        ray_internals.read_authentication_again(ray)
         try:
             self._client = JobSubmissionClient(self.address)
+        except ray.exceptions.AuthenticationError as error:
+            raise NoClusterError(
+                f"{self.address} wants the token of its head ({_reason(error)}); export "
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+            ) from error
         except (RuntimeError, OSError) as error:
             raise NoClusterError(f"{self.address}: {_reason(error)}") from error
         loud = [part.__module__ for part in JobSubmissionClient.__mro__]
@@ -156,22 +159,22 @@ class JobsClient:
         NoClusterError where it does not take the job, RunDirectoryError where a job with other
         settings works on the same run, SpecError where the working directory cannot be sent.
         """
-        deadline, patience_told = time.monotonic() + START_SECONDS, False
+        deadline = time.monotonic() + START_SECONDS
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "working_dir"
             job.package.copy(folder)
+            told = False
             while True:
                 try:
                     return self._attempt(job, folder)
                 except (RuntimeError, OSError) as error:
                     reason = _reason(error)
-                    passing = _STARTING in str(error) or _TAKEN in str(error)
-                    if not passing or time.monotonic() > deadline:
-                        raise NoClusterError(
-                            f"{self.address} does not take the job ({reason})"
-                        ) from error
-                if _STARTING in reason and not patience_told:
-                    patience_told = True
+                    starting = _STARTING in reason
+                    if time.monotonic() > deadline or not (starting or _TAKEN in reason):
+                        why = f"{self.address} does not take the job ({reason})"
+                        raise NoClusterError(why) from error
+                if starting and not told:
+                    told = True
                     self._tell(f"{self.address} is not ready ({reason}); trying again for a minute")
                 time.sleep(POLL_SECONDS)
 
@@ -188,8 +191,7 @@ class JobsClient:
             if lines and not over and not lines[-1].endswith("\n"):
                 del lines[-1]  # it is still being written
             for line in lines[passed:]:
-                if not _LINE_OF_RAY.match(line):
-                    write(line)
+                write(line)
             passed = max(passed, len(lines))
             if over:
                 return self._exit_code(submission)
@@ -286,12 +288,11 @@ def normalized_storage_path(path: str) -> str:
 def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
     """What a job carries besides its number; `job_name` is what Ray's API and metrics use."""
     # Settings are all that the fingerprint leaves out and a job does not learn of once it runs.
+    audits = [cell.audit.model_dump(mode="json") for cell in sweep.cells]
     settings: dict[str, Any] = {}
     for key in ("trials", "stop_when"):
-        values = [cell.audit.model_dump(mode="json")[key] for cell in sweep.cells]
-        same = all(value == values[0] for value in values)
-        if (value := values[0] if same else values) is not None:
-            settings[f"audit.{key}"] = value
+        values = [audit[key] for audit in audits]
+        settings[f"audit.{key}"] = values if any(v != values[0] for v in values) else values[0]
     resources = sweep.resources.model_dump(mode="json", exclude_defaults=True)
     settings |= {f"resources.{key}": value for key, value in resources.items()}
     return {
@@ -304,61 +305,25 @@ def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
 
 
 def require_dashboard(address: str, tell: Tell) -> None:
-    """Asks a Ray dashboard for its version: fast, and it needs the token where there is one.
+    """Asks a Ray dashboard for its version, without a token: fast, and nobody is sent one.
 
-    Ray's own client takes the same token afterwards, also where only its mode is not set. Raises
-    NoClusterError where nobody answers, or the token is missing or wrong.
+    Raises NoClusterError where nobody answers, or something else does.
     """
-    token = _token()
-    code = _version_status(address, {"Authorization": f"Bearer {token}"} if token else {})
-    if code != 200:
-        other = f"is not a Ray dashboard (it answered with HTTP {code})"
-        raise NoClusterError(f"{address} {_REFUSALS.get(code, other)}")
-    if _version_status(address, {}) == 200:
-        tell(f"warning: {address} takes jobs from anybody; start the head with RAY_AUTH_MODE=token")
-
-
-def _token() -> str | None:
-    """The token that Ray would use; has Ray use it when only the mode is not set."""
-    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
-        return None
-    token = os.environ.get("RAY_AUTH_TOKEN")
-    if token is None:
-        named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-        file = Path(named) if named else Path.home() / ".ray" / "auth_token"
-        try:
-            token = file.read_text().strip()
-        except OSError as error:
-            if not named:
-                return None
-            raise NoClusterError(
-                f"RAY_AUTH_TOKEN_PATH: cannot read {file} ({error.strerror})"
-            ) from error
-    os.environ["RAY_AUTH_MODE"] = "token"
-    return token
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the token is for this host and port only."""
-
-    def redirect_request(self, *_: object) -> None:
-        """None: the answer stands as it is."""
-
-
-def _version_status(address: str, headers: dict[str, str]) -> int:
-    """The HTTP status of a request for the dashboard's version."""
+    parts = urllib.parse.urlsplit(address)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
-        request = urllib.request.Request(f"{address}/api/version", headers=headers)
-        opener = urllib.request.build_opener(_NoRedirects)
-        with opener.open(request, timeout=CONNECT_SECONDS) as response:
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except (OSError, ValueError) as error:
+        with contextlib.closing(kind(parts.netloc, timeout=CONNECT_SECONDS)) as connection:
+            connection.request("GET", f"{parts.path}/api/version")
+            code = connection.getresponse().status
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise NoClusterError(
             f"no Ray dashboard answers at {address} ({_reason(error)}); check the address, and "
             "the tunnel if there is one"
         ) from error
+    if code == 200:
+        tell(f"warning: {address} takes jobs from anybody; start the head with RAY_AUTH_MODE=token")
+    elif code not in (401, 403):  # then it is protected
+        raise NoClusterError(f"{address} is not a Ray dashboard (it answered with HTTP {code})")
 
 
 def _reason(error: BaseException) -> str:

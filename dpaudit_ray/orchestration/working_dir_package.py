@@ -56,26 +56,24 @@ class WorkingDirPackage:
         Raises SpecError where together they are larger than `LIMIT`, one cannot be read, or there
         is no such folder.
         """
-        sizes: dict[Path, int] = {}
-        total = 0
-        for path in (path for path, withheld in self._paths() if not withheld):
-            with _named_if_unreadable(path):
-                sizes[path] = (self.folder / path).stat().st_size
-            total += sizes[path]
-            if total > LIMIT:
-                largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
-                names = ", ".join(f"{path} ({sizes[path] / 2**20:.0f} MiB)" for path in largest)
-                raise SpecError(
-                    "--working-dir",
-                    f"{self.folder} holds more than {LIMIT // 2**20} MiB (largest so far: {names});"
-                    f" --exclude what the sweep does not need, or list it in {RAY_IGNORE}; data "
-                    "belongs on shared storage",
-                )
-        return sorted(sizes)
+        with _readable():
+            paths = [path for path, withheld in self._paths() if not withheld]
+            sizes = {path: (self.folder / path).stat().st_size for path in paths}
+        if sum(sizes.values()) > LIMIT:
+            largest = sorted(paths, key=lambda path: sizes[path], reverse=True)[:3]
+            names = ", ".join(f"{path} ({sizes[path] / 2**20:.0f} MiB)" for path in largest)
+            raise SpecError(
+                "--working-dir",
+                f"{self.folder} holds more than {LIMIT // 2**20} MiB (largest: {names}); --exclude "
+                f"what the sweep does not need, or list it in {RAY_IGNORE}; data belongs on shared "
+                "storage",
+            )
+        return sorted(paths)
 
     def withheld(self) -> list[Path]:
         """Links, secrets, and what git ignores: without a dot, folders whole, sorted."""
-        return sorted(path for path, withheld in self._paths() if withheld)
+        with _readable():
+            return sorted(path for path, withheld in self._paths() if withheld)
 
     def copy(self, folder: Path) -> None:
         """Copies the files below a new folder, with their modes. Raises SpecError as `files` does.
@@ -84,10 +82,9 @@ class WorkingDirPackage:
         """
         folder.mkdir()
         for path in self.files():
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with _named_if_unreadable(path):
-                shutil.copy(self.folder / path, target)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with _readable():
+                shutil.copy(self.folder / path, folder / path)
 
     def _paths(self) -> Iterator[tuple[Path, bool]]:
         """Files that are not excluded, and whether they are withheld; or folders, so whole."""
@@ -97,9 +94,7 @@ class WorkingDirPackage:
         lines = ray_ignore.read_text().splitlines() if ray_ignore.is_file() else []
         listed = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         patterns = (HIDDEN, *MADE, *listed, *self.excludes)
-        with _named_if_unreadable():
-            ignored = _git_ignored(self.folder)
-            yield from self._below(Path(), patterns, ignored, packaged=False)
+        return self._below(Path(), patterns, _git_ignored(self.folder), packaged=False)
 
     def _below(
         self, here: Path, patterns: Sequence[str], ignored: frozenset[Path], packaged: bool
@@ -109,31 +104,24 @@ class WorkingDirPackage:
             full = self.folder / path
             if _matches(path, patterns):
                 continue
-            if full.is_symlink() or path in ignored or self._is_secret(path):
+            package = (full / "__init__.py").is_file()
+            code = package or _matches(path, CODE)
+            secret = not code and _matches(Path(str(path).lower()), SECRETS)
+            if full.is_symlink() or path in ignored or secret:
                 yield path, True
             elif full.is_file():
                 yield path, False
-            elif full.is_dir():
-                inside = packaged or _is_package(full)
-                if inside or not _matches(path, MADE_OUTSIDE):
-                    yield from self._below(path, patterns, ignored, inside)
-
-    def _is_secret(self, path: Path) -> bool:
-        code = _matches(path, CODE) or _is_package(self.folder / path)
-        return not code and _matches(Path(str(path).lower()), SECRETS)
+            elif full.is_dir() and (packaged or package or not _matches(path, MADE_OUTSIDE)):
+                yield from self._below(path, patterns, ignored, packaged or package)
 
 
 @contextlib.contextmanager
-def _named_if_unreadable(path: Path | None = None) -> Iterator[None]:
+def _readable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = f"cannot read {path or error.filename} ({error.strerror}); --exclude it"
+        why = f"cannot read {error.filename} ({error.strerror}); --exclude it"
         raise SpecError("--working-dir", why) from error
-
-
-def _is_package(folder: Path) -> bool:
-    return (folder / "__init__.py").is_file()
 
 
 def _matches(path: Path, patterns: Sequence[str]) -> bool:

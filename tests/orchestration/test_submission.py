@@ -96,7 +96,6 @@ def test_submit_see_stop_resume(cluster, place, pace):
     assert first.returncode == 4, (out, err)
     # The driver went on until it had finished.
     assert re.search(r"^20[-\d]+ [:\d]+ dpaudit: stopped; finished packs are safe", out, re.M)
-    assert " INFO " not in (out + err).replace("\t", " ")  # Ray's word on itself
     stopped_at = packs(place)
     assert 5 <= stopped_at < 200
 
@@ -142,11 +141,11 @@ def test_without_the_token_or_with_a_wrong_one_it_is_refused(cluster, place, mon
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(place))  # no token file there
     command = ("submit", "sweep.yaml", "--address", cluster.dashboard, "--storage-path", place)
-    assert "wants a token" in refused(*command)
+    assert "wants the token of its head (Authentication required" in refused(*command)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(place / "nowhere"))
-    assert "RAY_AUTH_TOKEN_PATH" in refused(*command)
+    assert "cannot be opened or is empty" in refused(*command)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
-    assert "refuses this token" in refused(*command)
+    assert "wants the token of its head (Authentication failed" in refused(*command)
     monkeypatch.setenv("RAY_AUTH_MODE", "")  # which the last command has set
     assert not (place / "tiny").exists()
 
