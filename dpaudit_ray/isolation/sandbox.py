@@ -24,7 +24,8 @@ from ..errors import ClusterError, printable
 _HEAD, _TAIL = 2**12, 2**14  # bytes of what a call prints that are kept
 _LOOK_SECONDS = 0.2
 _END_SECONDS = 5.0  # for a server that was told to end
-_GIB = 2**30
+
+Stop = Literal["hung", "memory"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,36 +35,31 @@ class Limits:
     seconds: float | None = None
     gib: float | None = None
 
-    def exceeded(self, child: int, seconds: float) -> Literal["hung", "memory"] | None:
-        """Which limit a process is over after so many seconds."""
+    def exceeded(self, child: int, seconds: float) -> Stop | None:
         if self.seconds is not None and seconds > self.seconds:
             return "hung"
-        if self.gib is not None and _resident(child) > self.gib * _GIB:
+        if self.gib is not None and _resident(child) > self.gib * 2**30:
             return "memory"
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a call ended: its `value`, plain JSON, where `how` is "returned"; else `message` says.
-
-    `output` is what it printed, the middle left out where that is much.
-    """
+    """How a call ended: its `value`, plain JSON, where `how` is "returned"; else `message` says."""
 
     how: Literal["returned", "raised", "hung", "memory", "died"]
     value: Any
     message: str
     traceback: str
-    output: str
+    output: str  # what it printed, the middle left out where that is much
     seconds: float
 
 
 class Sandbox:
     """Where calls are made, one at a time, each in a child of one fork server.
 
-    `preload` are modules that take long to import, and that no thread of theirs outlives; `path`
-    folders to look for modules in before all others; `environment` variables of the children,
-    beside those of this process.
+    `preload` are modules that take long to import and leave no threads, `path` folders to look for
+    modules in first, `environment` variables of the children, beside those of this process.
     """
 
     def __init__(
@@ -115,9 +111,8 @@ class Sandbox:
         try:
             answer = json.loads(result.read_text())
         except (OSError, ValueError):
-            signalled = status < 0 and f"signal {signal.Signals(-status).name}"
-            how = f"ended with {signalled or f'exit status {status}'}"
-            return Ended("died", None, how, "", output, seconds)
+            by = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            return Ended("died", None, f"ended with {by}", "", output, seconds)
         if "raised" not in answer:
             return Ended("returned", answer["value"], "", "", output, seconds)
         kind, message, traceback = answer["raised"]
@@ -136,7 +131,7 @@ class Sandbox:
         # The server finds this package wherever it was imported from.
         package = str(Path(__file__).resolve().parents[2])
         places = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        path = os.pathsep.join(place for place in places if place)
+        path = os.pathsep.join(filter(None, places))
         # -P: the folder where one works gives no module in place of an installed one.
         command = [sys.executable, "-P", "-m", "dpaudit_ray.isolation.forkserver"]
         try:
@@ -171,26 +166,20 @@ class Sandbox:
             server.wait()
 
 
-def _watched(
-    connection: Connection, printed: _Printed, limits: Limits
-) -> tuple[int, Literal["hung", "memory"] | None]:
+def _watched(connection: Connection, printed: _Printed, limits: Limits) -> tuple[int, Stop | None]:
     """The exit status of a call, and the limit that it was ended for."""
-    child, began = 0, 0.0
-    stopped: Literal["hung", "memory"] | None = None
-    while True:
-        ready = wait([connection, printed.source], _LOOK_SECONDS)
+    child: int = connection.recv()
+    began = time.monotonic()
+    stopped: Stop | None = None
+    while connection not in wait([connection, printed.source], _LOOK_SECONDS):
         printed.read()
-        if connection in ready:
-            number: int = connection.recv()
-            if child:
-                printed.read()
-                return number, stopped
-            child, began = number, time.monotonic()
-        if child:
-            stopped = stopped or limits.exceeded(child, time.monotonic() - began)
-            if stopped:  # again, where it had not made its group yet
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child, signal.SIGKILL)
+        stopped = stopped or limits.exceeded(child, time.monotonic() - began)
+        if stopped:  # again, where it had not made its group yet
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+    status: int = connection.recv()
+    printed.read()
+    return status, stopped
 
 
 class _Printed:
@@ -198,32 +187,29 @@ class _Printed:
 
     def __init__(self) -> None:
         self.source = -1  # a descriptor that is read without waiting
-        self._head, self._tail, self._left_out = b"", b"", 0
+        self._kept, self._left_out = b"", 0
 
     def read(self) -> None:
-        """Takes what is there."""
         with contextlib.suppress(BlockingIOError):
             while read := os.read(self.source, 2**16):
-                room = _HEAD - len(self._head)
-                self._head += read[:room]
-                self._tail += read[room:]
-                self._left_out += max(0, len(self._tail) - _TAIL)
-                self._tail = self._tail[-_TAIL:]
+                self._kept += read
+                if (more := len(self._kept) - _HEAD - _TAIL) > 0:
+                    self._left_out += more
+                    self._kept = self._kept[:_HEAD] + self._kept[-_TAIL:]
 
     @property
     def text(self) -> str:
-        """As far as it is kept."""
         middle = f"\n... {self._left_out} bytes left out ...\n" if self._left_out else ""
-        head, tail = (part.decode(errors="replace") for part in (self._head, self._tail))
-        return head + middle + tail
+        kept = self._kept[:_HEAD] + middle.encode() + self._kept[_HEAD:]
+        return kept.decode(errors="replace")
 
 
 def _resident(pid: int) -> int:
     """Bytes that a process and all it has started hold."""
     total = 0
     with contextlib.suppress(psutil.Error):
-        top = psutil.Process(pid)
-        for process in [top, *top.children(recursive=True)]:
+        for process in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
+        total += psutil.Process(pid).memory_info().rss
     return total
