@@ -137,12 +137,8 @@ def audited_release(
                     given[name] = type(value)(parts) if several else parts[0]
                 if seed is not None and key is not None:
                     given[key] = reseed(seed) if reseed else _jax_key(seed, arguments[key])
-                elif seed is not None:
-                    from .scripts.watch.step_probe import seed_generators
-
-                    seed_generators(seed)
-                    if (tensorflow := sys.modules.get("tensorflow")) is not None:
-                        tensorflow.random.set_seed(seed % 2**31)
+                elif seed is not None and (tensorflow := sys.modules.get("tensorflow")):
+                    tensorflow.random.set_seed(seed % 2**31)
                 arrays = function(**given)
                 kind = type(arrays)
                 return _parts(arrays)

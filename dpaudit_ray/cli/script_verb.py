@@ -60,7 +60,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
 ) -> None:
     """Does a training script keep its promise? Exit 0 consistent, 1 violation, 5 not decided."""
     from ..forecast.designs import parse_duration
-    from ..scripts import report_export
+    from ..scripts import script_findings
     from ..scripts.script_audit import Options
     from ..scripts.script_runs import Target
 
@@ -80,11 +80,9 @@ def audit(  # noqa: PLR0913 (options of a command line)
     options = Options(parse_duration(budget), chosen, memory, seed, secret_size)
     judged = _audit(target, options, address)
     page = html or Path(f"{target.script.stem}-{target.function}-audit.html")
-    report_export.write(page, report_export.html(judged))
+    script_findings.write(page, script_findings.html(judged))
     if junit is not None:
-        report_export.write(junit, report_export.junit(judged))
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        report_export.write(Path(summary), report_export.markdown(judged), append=True)
+        script_findings.write(junit, script_findings.junit(judged))
     if as_json:
         terminal.show_json({"headline": judged.headline} | dataclasses.asdict(judged))
     else:
@@ -138,8 +136,7 @@ def _progress(budget: float) -> Iterator[Callable[[str], None]]:
 
 
 def _show(judged: ScriptVerdict) -> None:
-    from ..scripts.report_export import LAYERS
-    from ..scripts.script_findings import BLIND_SPOTS, Weight
+    from ..scripts.script_findings import BLIND_SPOTS, LAYERS, Weight
 
     terminal.explain(f"{judged.verdict}: {judged.headline}")
     for finding in judged.findings:

@@ -2,12 +2,9 @@
 
 A step-trial is one release with a canary in it or not, by a fair coin of its own. Given all steps
 before, a release with the accounted noise multiplier σ is μ-Gaussian differentially private with
-μ = 1/σ with regard to that coin, whatever the parameters are by then. So scores of one run after
-another are trials of one claim, and `stats.claim_verdict` holds its level for them: what it bets on
-the next trial it takes from earlier ones alone.
-
-A run-trial has the canary in the whole run or not at all, drawn into each step at the accounted
-rate; its claim is what the script's accountant says at many δ.
+μ = 1/σ with regard to that coin. So scores of one run after another are trials of one claim, and
+`stats.claim_verdict` holds its level for them: it bets by earlier trials alone. A run-trial has the
+canary in the whole run or not at all, drawn into each step at the accounted rate.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from ..stats import curve as curves
 from ..stats import gdp
 from ..stats.claim_verdict import ClaimTest
 from ..stats.curve import Curve
-from .script_findings import ALPHA, Finding, Judgement, Measured, Weight
+from .script_findings import ALPHA, Judgement, Measured
 
 ALTERNATIVE = 0.7  # of the accounted noise: what should have been found, were it so
 POWER = 0.8
@@ -47,11 +44,9 @@ class CanaryTrials:
 
     @property
     def count(self) -> int:
-        """Trials so far, missed ones among them."""
-        return self.test.trials
+        return self.test.trials  # missed ones among them
 
     def fold(self, scores: list[float], members: list[bool]) -> None:
-        """Adds trials."""
         self.members += sum(members)
         if scores:
             self.test.fold(np.asarray(scores, np.float64), np.asarray(members, np.bool_))
@@ -77,34 +72,30 @@ class CanaryTrials:
             least = self.test.effective_noise(lambda s: curves.gaussian(1 / s), self.noise, level)
             bound = 0.0 if least is None else float(gdp.epsilon(1 / least, delta))
             claimed = float(gdp.epsilon(1 / self.noise, delta))
-            return Measured(
-                1, "one step with a record in it", bound, claimed, delta, "Gaussian noise"
-            )
+            what = "one step with a record in it"
+            return Measured(1, what, bound, claimed, delta, "Gaussian noise")
         if not claimed > 0:
             return None
-        deltas = np.array([delta])
-        times = self.test.effective_noise(
-            lambda s: Curve(np.array([claimed / s]), deltas), 1.0, level
-        )
+        epsilons, deltas = np.array([claimed]), np.array([delta])
+        times = self.test.effective_noise(lambda s: Curve(epsilons / s, deltas), 1.0, level)
         bound = 0.0 if times is None else claimed / times
         return Measured(2, "the run", bound, claimed, delta, "nothing")
 
     def judge(self, needed: int | None) -> Judgement:
         """What the trials say; `needed` of them would find noise of 0.7 of what is accounted."""
         self.test.look(now=True)
+        judged = Judgement(self.layer)
         name, what = {1: ("every step a trial", "steps"), 2: ("runs", "runs")}[self.layer]
         if (after := self.refuted) is not None:
             seen = f"canaries guessed too well: refuted after {after} {what} of {self.count}"
-            where = f"{self.count} {what}"
-            violation = Finding(self.layer, name, Weight.VIOLATION, where, self.claim, seen)
-            return Judgement(self.layer, [violation]).look(name, seen)
+            judged.find("guessed", f"{self.count} {what}", look=name, claim=self.claim, seen=seen)
+            return judged.look(name, seen)
         if not self.count:
-            return Judgement(self.layer).look(name, "no time for a run", done=False)
+            return judged.look(name, "no time for a run", done=False)
         said = f"{self.count} {what}, {self.members} with the canary: nothing against {self.claim}"
         if needed is not None and self.count < needed:
             said += f"; {needed} would find noise of {ALTERNATIVE:g} of it"
-        complete = needed is not None and self.count >= needed
-        return Judgement(self.layer).look(name, said, complete=complete)
+        return judged.look(name, said, complete=needed is not None and self.count >= needed)
 
 
 def step_trials(noise: float, planned: int) -> CanaryTrials:
@@ -115,15 +106,12 @@ def step_trials(noise: float, planned: int) -> CanaryTrials:
 
 def run_trials(claims: list[dict[str, Any]], planned: int) -> CanaryTrials | None:
     """L2: the claim is what all accountants of the run say; None where they say nothing."""
-    deltas = claims[0]["deltas"] if claims else []
     points = []
-    for i, delta in enumerate(deltas):
+    for i, delta in enumerate(claims[0]["deltas"] if claims else []):
         epsilons = [claim["epsilons"][i] for claim in claims]
-        if None in epsilons:
-            continue
         # (ε, δ) of several accountants add up in both; each δ is one of theirs.
-        epsilon = sum(max(value, 0.0) for value in epsilons)
-        if math.isfinite(epsilon) and epsilon < 50:
+        epsilon = math.inf if None in epsilons else sum(max(value, 0.0) for value in epsilons)
+        if epsilon < 50:
             points.append((epsilon, min(1.0, len(claims) * delta)))
     if not points:
         return None
@@ -156,16 +144,16 @@ def steps_needed(noise: float) -> int | None:
 def _finds_alternative(noise: float, size: int) -> bool:
     """Whether so many step-trials find it in enough simulated audits."""
     rng = np.random.default_rng(7)
-    needed, hits = POWER * _AUDITS, 0
-    for audit in range(_AUDITS):
+    missed = 0
+    for _ in range(_AUDITS):
         members = rng.random(size) < 0.5
         test = step_trials(noise, size).test
         test.fold(rng.normal(size=size) + members / (ALTERNATIVE * noise), members)
         test.look(now=True)
-        hits += test.refuted_after(ALPHA[1]) is not None
-        if hits >= needed or hits + _AUDITS - audit - 1 < needed:
-            break
-    return hits >= needed
+        missed += test.refuted_after(ALPHA[1]) is None
+        if missed > _AUDITS - POWER * _AUDITS:
+            return False
+    return True
 
 
 def runs_needed(claim: Curve) -> int:

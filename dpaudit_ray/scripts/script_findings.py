@@ -1,19 +1,26 @@
-"""What an audit of a script says: findings, what was looked at, and the verdict.
+"""What an audit of a script says: findings, with their words in one table, looks, the verdict.
 
-`finding` has the words of all findings of one run looked into (layer L0), in one table.
+The verdict is written as a page of HTML, and as a JUnit file.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+from ..errors import StorageError, lines
+from ..report import page
 from ..report.verdict import Verdict
+from ..version import __version__
 
 # The error of the whole audit, one in twenty, and what each layer has of it.
 ALPHA = {0: 0.01, 1: 0.02, 2: 0.02}
+LAYERS = {0: "one run looked into", 1: "canaries in steps", 2: "canaries in whole runs"}
 BLIND_SPOTS = (
     "records mixed before they reach the network or in the loss, records that are in the data "
     "twice, decisions taken on losses that were never released (learning rates, early stopping, "
@@ -58,28 +65,22 @@ class Look:
 
     @property
     def line(self) -> str:
-        """What it saw, or that and why it was not done."""
         return self.said if self.done else f"not done: {self.said}"
 
 
 @dataclasses.dataclass
 class Judgement:
-    """What one layer says, or a part of it; a judge adds to it and returns it.
-
-    `complete`: a violation of its kind would have been found. `enough`: one run showed so much
-    that no trial is needed, as `single_run.judge` defines it. `sentence` says how much that was.
-    """
+    """What one layer says, or a part of it; a judge adds to it and returns it."""
 
     layer: int = 0
     findings: list[Finding] = dataclasses.field(default_factory=list)
     looks: list[Look] = dataclasses.field(default_factory=list)
-    complete: bool = True
-    enough: bool = False
-    sentence: str = ""
+    complete: bool = True  # a violation of its kind would have been found
+    enough: bool = False  # one run showed so much that no trial is needed; see `single_run.judge`
+    sentence: str = ""  # says how much that was
 
     def find(self, code: str, where: str, **values: Any) -> Judgement:
-        """Adds a finding of layer L0, as `finding` makes it."""
-        self.findings.append(finding(code, where, **values))
+        self.findings.append(finding(code, where, self.layer, **values))
         return self
 
     def look(
@@ -91,7 +92,6 @@ class Judgement:
         return self
 
     def add(self, part: Judgement) -> Judgement:
-        """Adds all that a part says."""
         self.findings += part.findings
         self.looks += part.looks
         self.complete &= part.complete
@@ -103,8 +103,7 @@ class Judgement:
 class Measured:
     """A layer's lower bound on ε at `delta` beside what is claimed: of one step, or of a run.
 
-    It exceeds the truth in no more audits than the layer has of the error, those in which the
-    layer calls a promise broken that is kept among them; `assumes` says under what.
+    Bound and verdict have the layer's error together; `assumes` says under what.
     """
 
     layer: int
@@ -126,8 +125,7 @@ class ScriptVerdict:
     """A script's audit: the verdict, the claim, and all that was found.
 
     `claim` is ε at `delta`, NaN where the script has none. `help` says what would decide an audit
-    that is INCONCLUSIVE, `sentence` how much the look into one run saw. `confidence`: a promise
-    that is kept is called broken with a probability of one minus that at most, all layers together.
+    that is INCONCLUSIVE, `sentence` how much the look into one run saw.
     """
 
     script: str
@@ -149,14 +147,12 @@ class ScriptVerdict:
 
     @property
     def claim_text(self) -> str:
-        """The promise, in words."""
         if math.isnan(self.claim):
             return f"its ε at δ = {plain(self.delta)}"
         return f"ε = {self.claim:.3g} (δ = {plain(self.delta)}, {self.accountant})"
 
     @property
     def headline(self) -> str:
-        """What the verdict means for this script."""
         if self.violations:
             looks = ", ".join(dict.fromkeys(item.look for item in self.violations))
             return f"{self.script} breaks its promise of {self.claim_text}: {looks}"
@@ -167,18 +163,15 @@ class ScriptVerdict:
 
     @property
     def effort(self) -> str:
-        """How many runs it took, and how long."""
         return f"{self.runs} run{'s' * (self.runs != 1)} in {self.seconds:.0f} s"
 
     @property
     def error(self) -> str:
-        """How often an audit is wrong."""
         share = 1 - self.confidence
         return f"a promise that is kept is called broken in at most {share:.0%} of audits"
 
     @property
     def violations(self) -> tuple[Finding, ...]:
-        """Findings that break the promise."""
         return tuple(f for f in self.findings if f.weight is Weight.VIOLATION)
 
 
@@ -187,26 +180,81 @@ def plain(delta: float) -> str:
     return f"{delta:g}".replace("e-0", "e-")
 
 
-def finding(code: str, where: str, **values: Any) -> Finding:
-    """A finding of layer L0 in the words of `_TEXTS`, with these values in them."""
-    look, weight, expected, seen, remedy = _TEXTS[code]
-    look, *texts = (text.format(**values) for text in (look, expected, seen, remedy))
-    return Finding(0, look, weight, where, *texts)
+def finding(code: str, where: str, layer: int = 0, **values: Any) -> Finding:
+    """A finding in the words of `_TEXTS`, with these values in them."""
+    look, weight, *texts = _TEXTS[code]
+    look, *texts = (text.format(**values) for text in (look, *texts))
+    return Finding(layer, look, weight, where, *texts)
+
+
+def html(verdict: ScriptVerdict) -> str:
+    """One page that needs nothing else."""
+    environment = page.environment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.get_template("script.html.j2")
+    written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return template.render(
+        audit=verdict, layers=LAYERS, blind=BLIND_SPOTS, version=__version__, written=written
+    )
+
+
+def junit(verdict: ScriptVerdict) -> str:
+    """A test case per look; a look that found a violation failed, one that saw nothing is skipped.
+
+    A finding of a kind that no look is named after has a case of its own.
+    """
+    # Why it is skipped, and failures.
+    cases: dict[tuple[int, str], tuple[str, list[str]]] = {
+        (look.layer, look.name): ("" if look.done else look.line, []) for look in verdict.looks
+    }
+    for violation in verdict.violations:
+        cases.setdefault((violation.layer, violation.look), ("", []))[1].append(str(violation))
+    failures = sum(bool(messages) for _, messages in cases.values())
+    suite = ElementTree.Element(
+        "testsuite", name=f"dpaudit {verdict.script}", tests=str(len(cases)),
+        failures=str(failures), errors="0",
+        skipped=str(sum(bool(why) and not messages for why, messages in cases.values())),
+        time=f"{verdict.seconds:.1f}",
+    )  # fmt: skip
+    properties = ElementTree.SubElement(suite, "properties")
+    values = {"verdict": f"{verdict.verdict}: {verdict.headline}"}
+    values |= {f"L{measured.layer}": str(measured) for measured in verdict.measured}
+    for name, value in values.items():
+        ElementTree.SubElement(properties, "property", name=name, value=lines(value))
+    for (layer, name), (why, messages) in cases.items():
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"L{layer} {LAYERS[layer]}", name=name
+        )
+        if messages:
+            failure = ElementTree.SubElement(case, "failure", message=lines(messages[0]))
+            failure.text = lines("\n".join(messages))
+        elif why:
+            ElementTree.SubElement(case, "skipped", message=lines(why))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file. Raises StorageError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot write {path} ({error.strerror}); name another file") from error
 
 
 _V, _W, _N = Weight.VIOLATION, Weight.WARNING, Weight.NOTE
 _POISSON = "every record drawn by itself at a rate of {rate:.3g} (Poisson), as accounted"
 _SAMPLE = "sample by poisson_sampling=True, or account without amplification"
-_PUBLIC = "harmless where it saw public data or private releases only"
+_PUBLIC = "harmless on public data and private releases only"
 
 # By code: look, weight, what was expected, what was seen, what to do.
 # fmt: off
-_TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
+_TEXTS: dict[str, tuple[Any, ...]] = {
     "no noise": (
         "noise", _V, "noise on every gradient",
         "the same gradient whatever the generators' state: no noise, or always the same",
         "look at what adds the noise, and at what seeds its generator"),
-    "bare": ("noise", _V, "noise on every gradient", "none on {bare}, which records move", ""),
+    "bare": ("noise", _V, "noise on every gradient", "none on {bare}, which records move"),
     "short noise": (
         "noise", _V, "a noise multiplier of {noise:.3g}, as accounted",
         "{effective:.3g} or less, by {what}",
@@ -220,13 +268,11 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
         "what makes training diverge may depend on a record"),
     "scale": (
         "scale", _V, "a record without a gradient to change nothing",
-        "the whole release scaled with the number of records in the batch, as with a noise "
-        "multiplier of {effective:.3g} (accounted: {noise:.3g})",
+        "all scaled with the batch, as by a noise multiplier of {effective:.3g}, not {noise:.3g}",
         "divide by the expected batch size, not by the one that was drawn"),
     "unclipped": (
         "clipping", _V, "no record to move the release by more than the clipping bound",
-        "{what} moved it {ratio:.0f} times as far as the accounted noise multiplier of "
-        "{noise:.3g} allows",
+        "{what} moved it {ratio:.0f} times as far as a noise multiplier of {noise:.3g} allows",
         "clip every record's gradient, over all parameters, before they are added up"),
     "ghost": (
         "clipping", _V, "no clipped gradient longer than {bound:.3g}", "{longest:.3g}, of {what}",
@@ -237,7 +283,7 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
         "draw fresh noise for every parameter and every step, from one generator"),
     "law": (
         "law of the noise", _V, "Gaussian noise",
-        "another law ({distance:.3f} away from the normal one, of {n} numbers)", ""),
+        "another law ({distance:.3f} away from the normal one, of {n} numbers)"),
     "mixes": (
         "records apart", _V,
         "what it gives for a record not to depend on the others of its batch",
@@ -251,14 +297,12 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
         "accounting", _V, "{taken} steps, which were taken", "{counted} in its history",
         "every release must be accounted: attach_step_hook replaces the engine's own hook"),
     "told less": (
-        "accounting", _W, "ε = {claimed:.4g}, of all engines together", "{epsilon:.4g}, which the "
-        "script was told", "quote the sum, unless engines train on records of different people"),
+        "accounting", _W, "ε = {claimed:.4g}, of all engines together",
+        "{epsilon:.4g}, which the script was told", "quote the sum"),
     "carried sum": (
         "accumulation", _V, "a release of one draw of records",
-        "the clipped sum of a draw that was left, and the next draw on top of it: a record of "
-        "both counts twice under one noise",
-        "do not leave BatchMemoryManager in the middle of a batch, or call optimizer.zero_grad() "
-        "with its queue emptied"),
+        "a draw that was left, and the next on top: a record of both counts twice under one noise",
+        "leave no BatchMemoryManager in the middle of a batch"),
     "not private": (
         "updates", _V, "every update to be a private release",
         "{names} updated by an optimizer that no PrivacyEngine wraps",
@@ -269,26 +313,23 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
         "warm up on public data only, or in the private loop"),
     "moved": (
         "updates", _W, "parameters that private steps alone change", "changes by other code",
-        "harmless where it works on private releases only"),
+        _PUBLIC),
     "outside": ("updates", _W, "private updates only", "updates {what}", _PUBLIC),
     "gradients": (
         "release", _V, "no gradient but private ones", ".grad of {names} is none that was released",
         "return it after optimizer.zero_grad(), or its state_dict() only"),
-    "other gradients": (
-        "release", _W, "no gradient in it", ".grad of {names}, which no private optimizer made",
-        ""),
+    "others": (
+        "release", _W, "no gradient in it", ".grad of {names}, which no private optimizer made"),
     "tensors": (
         "release", _W, "private parameters, and what was there before training became private",
         "{names}, which is neither",
-        "return it without, or give the name to @audited(public=[...]) if no record went into it "
-        "but through noise"),
+        "return it without, or name it to @audited(public=[...]) if noise hides its records"),
     "examples": (
         "release", _N, "parameters only", "gradients of single records in grad_sample",
         "save its state_dict(): a pickled model has them"),
     "same seeds": (
         "seeds", _V, "noise that nobody can draw again",
-        "a generator that every run seeds with {seed}: its noise is known to whoever has the "
-        "script",
+        "a generator that every run seeds with {seed}: whoever has the script knows its noise",
         "leave noise_generator out, or seed it from os.urandom"),
     "fixed seed": (
         "seeds", _W, "noise that nobody can draw again",
@@ -311,19 +352,19 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
         "take the step: its noise hides that nobody was drawn"),
     "too often": (
         "sampling", _V, "no record in more than {counted} steps, which were accounted",
-        "one that was in {most}", ""),
+        "one that was in {most}"),
     "rate": (
         "sampling", _V, "a rate of {rate:.4g}, as accounted",
         "{share:.4g}: {total} records in {draws} draws of {records}",
         "account the rate that the loader draws at"),
     "twice": (
         "sampling", _V, "a record once in a batch",
-        "{count} records that were drawn twice into one batch", ""),
+        "{count} records that were drawn twice into one batch"),
     "no empty": (
         "sampling", _V, "about {expected:.0f} empty draws", "none in all",
         "keep empty batches: without them, that a step is taken tells who was drawn"),
     "dependent": (
-        "sampling", _V, "independent draws of every record", "draws that hang together", ""),
+        "sampling", _V, "independent draws of every record", "draws that hang together"),
     "not Poisson": (
         "sampling", _V, _POISSON,
         "draws that are {how}; neighbours whose other gradients all point away exceed "
@@ -335,5 +376,9 @@ _TEXTS: dict[str, tuple[str, Weight, str, str, str]] = {
     "secret size": (
         "secret size", _V, "nothing published to depend on the number of records", "{seen}",
         "choose sample rate, expected batch size and steps as constants"),
+    "guessed": ("{look}", _V, "{claim}", "{seen}"),
+    "failed": (
+        "every step a trial", _W, "runs that end", "{seen}",
+        "a step that fails counts as a wrong guess"),
 }
 # fmt: on

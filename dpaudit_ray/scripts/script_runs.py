@@ -1,12 +1,16 @@
-"""Which script is run, and where: in child processes here, or on the nodes of a Ray cluster."""
+"""Which script is run, and where: in child processes here, or on the nodes of a Ray cluster.
+
+What the first run must show to be audited at all, and what the script promises, is here too.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import dataclasses
+import math
 import os
-import queue
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import imports
-from ..errors import SpecError
+from ..errors import ScriptError, SpecError
 from ..isolation import Ended, Limits, Sandbox
 from ..orchestration.working_dir_package import WorkingDirPackage
-from .watch.run_state import Entries, RunRequest, read_entries
+from .watch.run_state import Entries, RunRequest, entries_of, read_entries
 
+Result = dict[str, Any]  # of a run, as `watch.watched_process` returns it
 _RUN = "dpaudit_ray.scripts.watch.watched_process:run"
 _THREADED = {"jax", "tensorflow", "keras", "ray"}
 # torch._dynamo: PyTorch imports it where the first optimizer is made, and that takes a second.
@@ -65,9 +70,9 @@ class EndedRun:
     record: Entries
 
     @property
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> Result | None:
         """What it returned; None where it did not get that far."""
-        result: dict[str, Any] | None = self.ended.value
+        result: Result | None = self.ended.value
         return result
 
 
@@ -97,32 +102,25 @@ class LocalRunner:
     """Child processes of this machine, `width` at a time, which share its cores."""
 
     def __init__(self, target: Target) -> None:
-        self._sandboxes = contextlib.ExitStack()
-        # Last in, first out: a sandbox that was used has its server already.
-        self._free: queue.LifoQueue[Sandbox] = queue.LifoQueue()
+        self._target, self._sandboxes = target, contextlib.ExitStack()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.width = min(4, cores)
         self._threads = cores // self.width
-        self._target = target
-        for _ in range(self.width):
-            self._free.put(self._sandboxes.enter_context(sandbox_for(target)))
+        # Last in, first out: a sandbox that was used has its server already.
+        self._free = [self._sandboxes.enter_context(sandbox_for(target)) for _ in range(self.width)]
 
     def close(self) -> None:
-        """Ends all processes."""
         self._sandboxes.close()
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Ended runs in the order of their requests.
-
-        `limits`, of memory and output, hold for each run; its seconds are in its request.
-        """
+        """Ended runs in the order of their requests; each may take `limits` beside its seconds."""
 
         def call(request: RunRequest) -> EndedRun:
-            sandbox = self._free.get()
+            sandbox = self._free.pop()
             try:
                 return run_once(sandbox, self._target, request, limits, self._threads)
             finally:
-                self._free.put(sandbox)
+                self._free.append(sandbox)
 
         with futures.ThreadPoolExecutor(self.width) as pool:
             try:
@@ -135,8 +133,7 @@ class LocalRunner:
 class RayRunner:
     """Tasks of a Ray cluster: each runs the script in a child process of its worker.
 
-    What lies in the script's folder goes with them, as with a job; this package must be there.
-    Raises SpecError where the folder is too large to send.
+    What lies in the script's folder goes along. Raises SpecError where it is too large to send.
     """
 
     def __init__(self, ray: Any, target: Target) -> None:
@@ -151,7 +148,7 @@ class RayRunner:
         """Nothing: tasks end by themselves."""
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Runs in the order of their requests; each may take `limits` beside its own seconds."""
+        """As of `LocalRunner`."""
 
         def submit(request: RunRequest) -> Any:
             return self._task.remote(self._files, self._target, request, limits).future()
@@ -179,8 +176,7 @@ Runner = LocalRunner | RayRunner
 def sandbox_for(target: Target) -> Sandbox:
     """Where a script is run: installed modules that it imports, or might, are there already.
 
-    Not the user's own: what they do on import must happen in each run. Nor those that start
-    threads, which are not there after a fork.
+    Not those that start threads, which are not there after a fork.
     """
     names = imports.installed_imports({target.script.stem: target.script})
     preload = [name for name in names if name.partition(".")[0] not in _THREADED]
@@ -201,3 +197,75 @@ def run_once(
         }  # fmt: skip
         ended = sandbox.call(_RUN, argument, limits)
         return EndedRun(request, ended, read_entries(record))
+
+
+def require_usable(target: Target, run: EndedRun, budget: float) -> Result:
+    """The result of a run that ended, and took steps that are private; `budget` in seconds.
+
+    Raises ScriptError where it did not, with the last lines that it printed.
+    """
+    if (result := run.result) is None:
+        raise _failure(target, run, budget)
+    if any(entry["phase"] == "import" for entry in entries_of(run.record, "made")):
+        raise ScriptError(
+            f"{target.script.name} trains when it is imported; put what trains into "
+            f"{target.function}(), and its call under if __name__ == '__main__'"
+        )
+    outside = result["outside"]
+    if sum(result["steps"]) or (result["made"] and outside):
+        return result
+    why = "took no step that is private: it calls neither make_private nor audited_step"
+    if result["made"]:
+        why = f"took no step within {result['seconds']:.0f} s; give a longer --budget"
+    elif outside:
+        why = (
+            f"never calls make_private, and takes {outside[0]['steps']} steps without privacy; "
+            "nothing to audit"
+        )
+    raise ScriptError(f"{target} {why}")
+
+
+def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
+    """Why a run that failed says nothing."""
+    ended = run.ended
+    if ended.how == "raised" and ended.message.startswith("SpecError: "):
+        return ScriptError(ended.message.removeprefix("SpecError: "))
+    if ended.how == "hung":
+        steps = [look["step"] for look in entries_of(run.record, "look")]
+        said = f": nothing came after step {max(steps) + 1}" if steps else ": no step ended"
+        said += f" within the budget of {budget:.0f} s; give a longer --budget"
+    elif ended.how == "memory":
+        said = f" {ended.message}; give it more by --memory"
+    else:
+        # Where the user's own code raised.
+        places = re.findall(r'File "([^"]+)", line (\d+)', ended.traceback)
+        places = [place for place in places if imports.is_users(place[0])]
+        where = f" ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else ""
+        verb = "raised " if ended.how == "raised" else ""
+        said = f" {verb}{ended.message}{where}; run it by itself first"
+    lines = tuple(ended.output.strip().splitlines()[-5:])
+    return ScriptError(f"{target}{said}", details=lines)
+
+
+def accounted_events(result: Result) -> list[list[float]]:
+    """(σ, q, steps) of all accountants whose claim is the script's."""
+    return [event for claim in result["claims"] for event in claim["history"]]
+
+
+def claimed_epsilon(result: Result, delta: float) -> float:
+    """ε at δ that the script's accountants claim together; NaN where none does, or one fails."""
+    at_delta = [dict(zip(c["deltas"], c["epsilons"], strict=True)) for c in result["claims"]]
+    epsilons = [epsilons.get(delta) for epsilons in at_delta]
+    return math.nan if not epsilons or None in epsilons else float(sum(filter(None, epsilons)))
+
+
+def accountant_names(result: Result) -> str:
+    """The names of the script's accountants, or "none"."""
+    return "+".join(claim["name"] for claim in result["claims"]) or "none"
+
+
+def least_noise(result: Result, record: Entries) -> float | None:
+    """The least noise multiplier that was accounted: each step has that much, says the claim."""
+    made = [entry["noise"] for entry in entries_of(record, "made")]
+    noises = [noise for noise, _, _ in accounted_events(result)] or made
+    return min((float(noise) for noise in noises if noise > 0), default=None)

@@ -1,12 +1,12 @@
 """L0: one run looked into. Judges the record that `watch` wrote of it; no trial is needed.
 
-What can be counted exactly is no test and costs no error. The others share that of the layer: each
-kind has the same part of it, divided among all steps and tensors it is asked of.
+What can be counted exactly costs no error. Tests share that of the layer: each kind has the same
+part of it, divided among all steps and tensors it is asked of.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from . import canary_trials, sampling_check
-from .preflight import Result, accounted_events, claimed_epsilon
+from . import canary_trials
 from .script_findings import ALPHA, Finding, Judgement, finding
+from .script_runs import Result, accountant_names, accounted_events, claimed_epsilon
 from .watch.run_state import Entries, entries_of
 
 _TESTS = 5  # noise, correlation, shape, rate of sampling, spread of sampling
@@ -25,32 +25,22 @@ _MISSED = 0.05  # chance that noise is not found which is said to be
 _SLACK = 1.01  # noise that is short by less than a hundredth is not told
 _EMPTY = "a record without a gradient"
 _FAR = 20.0  # times the promised distance: no clipping at all
+_FEW = 10  # draws from which their spread says something
+_FEW_DRAWN = 8.0  # records per draw, below which its size is not held against a normal law
+_LIMIT = 6.0  # standard deviations, where the law is only close to normal
+_SIZE = "secret size"
 _OUTSIDE = {
     "before": "before make_private",
     "after": "without noise of parameters outside the private network",
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Distance:
-    """How far one example moves a step, in units of what was accounted: an estimate.
-
-    Noise of less than `detectable`, a share of the accounted, would have been found, with a chance
-    of 19 in 20; 0 where no example moved anything.
-    """
-
-    likely: float
-    detectable: float
-
-
 def judge(record: Entries, result: Result, delta: float) -> Judgement:
     """All looks at one run, by its record and its result; `delta` is δ of the promise.
 
     The run is `enough` where it was seen whole: every step was taken again with other noise and
-    with an example changed (noise over sensitivity, clipping), at least one of them so sharply that
-    `ALTERNATIVE` of the noise would have been found; and all of these looks were done: whether the
-    network keeps records apart, which records were drawn, that every step was accounted, that only
-    private steps changed parameters, and what is returned.
+    with an example changed, at least one of them so sharply that `ALTERNATIVE` of the noise would
+    have been found; and all looks were done.
     """
     judged = _judge_noise(record, result)
     if result["made"]:
@@ -58,7 +48,7 @@ def judge(record: Entries, result: Result, delta: float) -> Judgement:
     else:  # no budget shows it, so nothing waits for it
         why = "a loop of one's own: how it makes gradients of single records, and uses noisy sums"
         judged.look("records apart", why, done=False, complete=True)
-    judged.add(sampling_check.judge(result, SHARE, delta))
+    judged.add(judge_sampling(result, SHARE, delta))
     _judge_accounting(record, result, judged, delta)
     _judge_updates(result, judged)
     _judge_release(record, result, judged)
@@ -88,14 +78,20 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         elif given:
             why = "noise was given as arrays; pass audited_step a function that draws it"
         return judged.look(name, why, done=False)
-    made = next((entry["noise"] for entry in entries_of(record, "made")), None)
-    compared = [
-        _compare_distance(step, _accounted_noise(result, step) or made, SHARE / len(steps))
-        for step in steps
-    ]
+    accounted = {(n, at): noise for n, at, noise, _ in result.get("accounted", ())}
+    usual: set[float | None] = {noise for noise, _, _ in accounted_events(result)}
+    if len(usual) != 1:
+        usual = {entry["noise"] for entry in entries_of(record, "made")[:1]} or {None}
+    compared = []
+    for step in steps:
+        noise = step.get("noise") or accounted.get((step["optimizer"], step["step"]), *usual)
+        compared.append(_compare_distance(step, noise, SHARE / len(steps)))
     distances = [distance for distance, _ in compared if distance is not None]
-    judged.findings += _first_of_each_look(short for _, short in compared if short is not None)
-    judged.findings += _correlated(steps) or _not_normal(steps)
+    shorts = [short for _, short in compared if short is not None]
+    first: dict[str, Finding] = {}  # of each look: the other steps say the same
+    for item in [*shorts, *_judge_law(steps)]:
+        first.setdefault(item.look, item)
+    judged.findings += first.values()
     ghosts = entries_of(record, "ghost")
     if long := [ghost for ghost in ghosts if ghost["longest"] > ghost["bound"] * _SLACK]:
         values = {key: long[0][key] for key in ("bound", "longest", "what")}
@@ -104,10 +100,10 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         judged.find("not finite", _at(broken[0]), count=len(broken), steps=len(steps))
     taken = sum(result["steps"])
     said = f"{len(steps)} of {taken} steps"
-    if moved := [distance for distance in distances if distance.detectable > 0]:
-        middle = float(np.median([distance.likely for distance in moved]))
+    if moved := [distance for distance in distances if distance[1] > 0]:
+        middle = float(np.median([likely for likely, _ in moved]))
         said += f", noise over sensitivity is {1 / middle:.3f} times what is accounted (median)"
-        powers = [distance.detectable for distance in moved]
+        powers = [detectable for _, detectable in moved]
         whole = len(steps) >= taken and not cut(record)
         every = f"Every one of {taken}" if whole else f"{len(steps)} of {taken}"
         in_all, in_one = (math.ceil(100 * (1 - power)) for power in (max(powers), min(powers)))
@@ -119,7 +115,7 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         judged.enough = whole and len(distances) == len(steps) and sharp
     judged.look(name, said)
     for entry in entries_of(record, "kept")[:1]:
-        listed = ", ".join(entry["names"][:4])
+        listed = _listed(entry["names"])
         judged.find("kept", _at(entry), names=listed)
         judged.look("state", f"whether {listed} goes into later releases", done=False)
     if not ghosts and any(step["ghost"] for step in steps):
@@ -133,38 +129,29 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
     return judged
 
 
-def _accounted_noise(result: Result, step: dict[str, Any]) -> float | None:
-    """The noise multiplier that a step was accounted with; None where that is not known."""
-    if step.get("noise") is not None:
-        return float(step["noise"])
-    for number, at, noise, _ in result.get("accounted", ()):
-        if (number, at) == (step["optimizer"], step["step"]):
-            return float(noise)
-    noises = {noise for noise, _, _ in accounted_events(result)}
-    return float(noises.pop()) if len(noises) == 1 else None
-
-
 def _at(entry: dict[str, Any]) -> str:
     return f"step {entry['step'] + 1}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(list(names)[:4])
 
 
 def _finite(step: dict[str, Any]) -> bool:
     return all(map(math.isfinite, step["norms"]))
 
 
-def _part_names(step: dict[str, Any]) -> list[str]:
-    return [*step["names"], "the clipping bound"]
-
-
 def _compare_distance(
     step: dict[str, Any], noise: float | None, share: float
-) -> tuple[_Distance | None, Finding | None]:
+) -> tuple[tuple[float, float] | None, Finding | None]:
     """How far one example moves a step, and the finding where that is further than it may.
 
-    `noise` is the noise multiplier that the step was accounted with, `share` the chance of a false
-    alarm, for all of its tensors.
+    `noise` is the multiplier that the step was accounted with, `share` the chance of a false alarm,
+    for all of its tensors. The distance is in units of what was accounted: an estimate, and the
+    share of noise of which less would have been found, with a chance of 19 in 20; 0 where no
+    example moved anything.
     """
-    where, names = _at(step), _part_names(step)
+    where, names = _at(step), [*step["names"], "the clipping bound"]
     squares, sizes = np.array(step["squares"]), np.array(step["sizes"])
     level = share / max(1, len(sizes))
     freedom = np.maximum(1, step["draws"] - 1) * sizes
@@ -178,51 +165,40 @@ def _compare_distance(
     # Where the variance is as seen, its bound is below this with a chance of 19 in 20.
     missed = _MISSED / max(1, int(np.count_nonzero(spread)))
     below = above * 2 * special.gammaincinv(freedom / 2, 1 - missed) / freedom
-    moves, bare = [(0.0, 0.0, 0.0, "")], ""
-    for shift in [*step["shifts"], {"what": _EMPTY, "squares": step.get("empty")}]:
-        if shift["squares"] is None:
-            continue
+    moves = [(0.0, 0.0, 0.0, "")]
+    shifts = [*step["shifts"], {"what": _EMPTY, "squares": step.get("empty") or 0 * sizes}]
+    for shift in shifts:
         moved = np.array(shift["squares"])
-        silent = (spread == 0) & (moved > 0)
-        if silent.any():
-            bare = ", ".join(names[i] for i in np.flatnonzero(silent)[:4] if i < len(names))
-            break
-        far, estimate, least = (
+        if (silent := (spread == 0) & (moved > 0)).any():
+            bare = _listed(names[i] for i in np.flatnonzero(silent))
+            return None, finding("bare", where, bare=bare)
+        lengths = (
             float(np.sum(moved[spread > 0] / scale[spread > 0])) for scale in (above, spread, below)
         )
-        moves.append((far, estimate, least, shift["what"]))
-    if not bare and step.get("bare"):
-        bare = "parts of " + ", ".join(names[i] for i in step["bare"][:4])
-    if bare:
+        moves.append((*lengths, shift["what"]))
+    if step.get("bare"):
+        bare = "parts of " + _listed(names[i] for i in step["bare"])
         return None, finding("bare", where, bare=bare)
     if noise is None:
         return None, None
     worst, likely, sharp, what = max(moves, key=lambda move: move[0])
     ratio, estimate = math.sqrt(worst) * noise, math.sqrt(likely) * noise
-    distance = _Distance(estimate, math.sqrt(sharp) * noise / _SLACK / max(1.0, estimate))
+    distance = estimate, math.sqrt(sharp) * noise / _SLACK / max(1.0, estimate)
     effective = noise / max(ratio, 1e-300)
     if ratio <= _SLACK:
         return distance, None
-    if moves[-1][-1] == _EMPTY and moves[-1][0] > worst / 4:  # it is the last that was tried
+    if moves[-1][0] > worst / 4:  # of the empty record
         return distance, finding("scale", where, effective=effective, noise=noise)
     if ratio > _FAR:
         return distance, finding("unclipped", where, what=what, ratio=ratio, noise=noise)
     return distance, finding("short noise", where, noise=noise, effective=effective, what=what)
 
 
-def _first_of_each_look(findings: Iterable[Finding]) -> list[Finding]:
-    """The first finding of each look: the other steps say the same."""
-    first: dict[str, Finding] = {}
-    for item in findings:
-        first.setdefault(item.look, item)
-    return list(first.values())
-
-
-def _correlated(steps: Entries) -> list[Finding]:
-    """Correlations of noise that chance does not explain."""
-    findings = []
+def _judge_law(steps: Entries) -> list[Finding]:
+    """Correlations of noise that chance does not explain; where none are, laws but the Gaussian."""
+    correlated, others = [], []
     for step in steps:
-        names = _part_names(step)
+        names = step["names"]
         for pair in step.get("pairs", ()):
             n, square = pair["n"], min(pair["correlation"] ** 2, 1.0)
             chance = float(special.betaincc(0.5, (n - 1) / 2, square)) * pair["pairs"]
@@ -235,36 +211,27 @@ def _correlated(steps: Entries) -> list[Finding]:
                 "neighbours": f"neighbouring entries of {names[first]}",
             }[pair["what"]]
             values = {"kind": pair["what"], "what": what, "correlation": pair["correlation"]}
-            findings.append(finding("correlation", _at(step), **values))
-    return _first_of_each_look(findings)
-
-
-def _not_normal(steps: Entries) -> list[Finding]:
-    """Laws that are not Gaussian, by Dvoretzky, Kiefer, Wolfowitz (Massart 1990, corollary 1)."""
-    findings = []
-    for step in steps:
-        if (shape := step.get("shape")) is None:
-            continue
-        n, distance = shape["n"], shape["distance"]
-        if 2 * math.exp(-2 * n * distance**2) < SHARE / len(steps):
-            findings.append(finding("law", _at(step), n=n, distance=distance))
-    return findings[:1]
+            correlated.append(finding("correlation", _at(step), **values))
+        # Dvoretzky, Kiefer, Wolfowitz (Massart 1990, corollary 1)
+        shape = step.get("shape", {"n": 0, "distance": 0.0})
+        if 2 * math.exp(-2 * shape["n"] * shape["distance"] ** 2) < SHARE / len(steps):
+            others.append(finding("law", _at(step), **shape))
+    return correlated or others
 
 
 def _judge_forward(record: Entries) -> Judgement:
     """Whether the network keeps records apart."""
     judged, forwards = Judgement(), entries_of(record, "forward")
     passes = [entry for entry in forwards if "unseen" not in entry]
-    if any(entry["mixes"] for entry in passes):
-        by = max(entry["by"] for entry in passes)
-        judged.find("mixes", "the network's forward pass", by=by)
+    if mixing := [entry["by"] for entry in passes if entry["mixes"]]:
+        judged.find("mixes", "the network's forward pass", by=max(mixing))
     if learning := sorted({name for entry in passes for name in entry["buffers"]}):
-        judged.find("buffers", ", ".join(learning[:4]))
+        judged.find("buffers", _listed(learning))
     carried = sorted({name for entry in passes for name in entry.get("carried", ())})
     said = f"{len(passes)} forward passes repeated with another record"
     if carried:
         said = (
-            f"the network keeps {', '.join(carried[:4])} from one forward pass to the next, and "
+            f"the network keeps {_listed(carried)} from one forward pass to the next, and "
             "gives something else by it: whether that takes records to the next batch was not seen"
         )
     elif not passes:
@@ -279,7 +246,7 @@ def _judge_accounting(record: Entries, result: Result, judged: Judgement, delta:
     counted = sum(int(steps) for _, _, steps in events)
     fixed = events and all(rate >= 1 for _, rate, _ in events)
     was_cut = cut(record)  # a script may account after its steps
-    if taken > counted and not fixed and not was_cut:
+    if taken > counted and not (fixed or was_cut):
         judged.find("not accounted", "the accountant", taken=taken, counted=counted)
     claimed = claimed_epsilon(result, delta)
     for said_delta, epsilon, steps in result.get("reported", ())[-1:]:
@@ -287,10 +254,8 @@ def _judge_accounting(record: Entries, result: Result, judged: Judgement, delta:
             judged.find("told less", "get_epsilon", claimed=claimed, epsilon=epsilon)
     for entry in entries_of(record, "carried")[:1]:
         judged.find("carried sum", _at(entry))
-    said = f"{counted} of {taken} steps accounted"
-    if was_cut:
-        said += f", and no more seen: {was_cut}"
-    judged.look("accounting", said, done=not was_cut)
+    said = f", and no more seen: {was_cut}" if was_cut else ""
+    judged.look("accounting", f"{counted} of {taken} steps accounted{said}", done=not was_cut)
 
 
 def _judge_updates(result: Result, judged: Judgement) -> None:
@@ -300,16 +265,16 @@ def _judge_updates(result: Result, judged: Judgement) -> None:
         when, what, kind, *names = outside["key"]
         where = f"{kind}, {outside['steps']} steps"
         if when == "after" and (what == "private" or not private):
-            listed = ", ".join(names) or "parameters of another model"
+            listed = _listed(names) or "parameters of another model"
             judged.find("not private", where, names=listed)
         elif when in _OUTSIDE:
             judged.find("outside", where, what=_OUTSIDE[when])
     if names := result.get("warmed"):
-        judged.find("warm-up", "before make_private", names=", ".join(names[:4]))
+        judged.find("warm-up", "before make_private", names=_listed(names))
     if moved := result.get("moved"):
         judged.find("moved", f"between {moved} steps")
     if names := result["left"].get("outside"):
-        what = f"of {', '.join(names[:4])} by an optimizer of its own"
+        what = f"of {_listed(names)} by an optimizer of its own"
         judged.find("outside", "the returned model", what=what)
     all_seen = not moved and not names
     said = f"{len(result['outside'])} other optimizers stepped"
@@ -323,19 +288,175 @@ def _judge_release(record: Entries, result: Result, judged: Judgement) -> None:
     if cut(record):
         judged.look("release", "the run was ended before it returned a model", done=False)
         return
-    codes = {"gradients": "gradients", "others": "other gradients", "examples": "examples"}
-    for key, code in codes.items():
-        if names := result["left"].get(key):
-            judged.find(code, "the returned model", names=", ".join(names[:4]))
+    for kind in ("gradients", "others", "examples", "tensors"):
+        if names := result["left"].get(kind):
+            judged.find(kind, "the returned model", names=_listed(names))
     said = "the returned model was looked at"
-    if names := result["left"].get("tensors"):
-        judged.find("tensors", "the returned model", names=", ".join(names[:4]))
-        said = f"whether records went into {', '.join(names[:4])} without noise"
+    if names:  # tensors
+        said = f"whether records went into {_listed(names)} without noise"
     judged.look("release", said, done=not names)
 
 
 def same_seeds(first: Result, second: Result) -> Judgement:
     """Generators of noise that two runs of the script seed alike."""
-    pairs = zip(first["generators"], second["generators"], strict=False)
-    judged, seed = Judgement(), next((a for a, b in pairs if a == b), None)
-    return judged if seed is None else judged.find("same seeds", "noise_generator", seed=seed)
+    judged = Judgement()
+    for a, b in zip(first["generators"], second["generators"], strict=False):
+        if a == b:
+            return judged.find("same seeds", "noise_generator", seed=a)
+    return judged
+
+
+def judge_promise(result: Result, promised: float | None, delta: float) -> Judgement:
+    """A violation where a promised ε is less than what the accountants say."""
+    judged, claimed = Judgement(), claimed_epsilon(result, delta)
+    if promised is not None and claimed > promised * (1 + 1e-3):
+        values = {"promised": promised, "claimed": claimed, "delta": delta}
+        judged.find("promise", f"epsilon={promised:g}", name=accountant_names(result), **values)
+    return judged
+
+
+def judge_sampling(result: dict[str, Any], level: float, delta: float) -> Judgement:
+    """Draws of all loaders against what was accounted; `level`: a test's false alarms."""
+    judged, name, said = Judgement(), "sampling", ""
+    events = accounted_events(result)
+    if not result["draws"]:
+        if events and all(rate >= 1 for _, rate, _ in events):
+            return judged.look(name, "every record is in every step, as accounted")
+        said = "no loader was seen to draw: records are sampled by code of the script's own"
+        said += "; give of=, how many there are" * (not result.get("made", 1))
+        return judged.look(name, said, done=False)
+    if not events:
+        return judged.look(name, "nothing was accounted", done=False, complete=True)
+    for draws in result["draws"]:
+        rate, sizes = draws.get("rate") or max(rate for _, rate, _ in events), draws["sizes"]
+        if rate >= 1:
+            # Without amplification a record may be in as many steps as were accounted.
+            counted, most = sum(int(steps) for _, _, steps in events), draws.get("most", 0)
+            if most > counted:
+                judged.find("too often", "the sampler", counted=counted, most=most)
+            said = f"every record may be in every of {len(sizes)} steps, as accounted"
+        else:
+            share = level / len(result["draws"])
+            judged.findings += _judge_poisson(draws, rate, share, result, delta)
+            most = max(draws["records"] * len(sizes), 1)
+            said = f"{len(sizes)} draws at a rate of {sum(sizes) / most:.4g}"
+    if lost := sum(size > 0 for size in result["unused"]):
+        judged.find("draws lost", "the loop", count=lost)
+    if empty := result["unused"].count(0):
+        judged.find("empty passed over", "the sampler", count=empty)
+    if fewer := result.get("fewer"):
+        step, used, drawn = fewer[0]
+        where, count = f"step {step + 1}", len(fewer)
+        judged.find("records passed over", where, count=count, used=used, drawn=drawn)
+        said += "; how records were chosen from what was drawn was not seen"
+    return judged.look(name, said, done=not fewer)
+
+
+def _judge_poisson(
+    draws: dict[str, Any], rate: float, level: float, result: dict[str, Any], delta: float
+) -> list[Finding]:
+    """One finding at most: the first of the tests that draws of independent records fail."""
+    failed = functools.partial(finding, where="the sampler")
+    n, sizes = draws["records"], np.array(draws["sizes"], dtype=np.float64)
+    total, most = int(sizes.sum()), n * len(sizes)
+    if total > 0 and special.bdtrc(total - 1, most, rate) < level / 2:
+        counts = {"total": total, "draws": len(sizes), "records": n}
+        return [failed("rate", rate=rate, share=total / most, **counts)]
+    if twice := draws.get("twice"):
+        return [failed("twice", count=twice)]
+    # Pearson's statistic of the sizes: chi-squared where records are drawn by themselves. Where
+    # few are drawn at a time, sizes are far from normal.
+    spread = float(np.sum((sizes - n * rate) ** 2)) / (n * rate * (1 - rate))
+    near_normal = n * rate >= _FEW_DRAWN
+    fixed = len(sizes) >= _FEW and special.gammainc(len(sizes) / 2, spread / 2) < level / 6
+    deviation = _shared_records(draws, rate)
+    if deviation < -_LIMIT:
+        how = "shuffled: each record once in a pass"
+        return [_judge_other_sampling(how, result, rate, delta, round(1 / rate))]
+    if fixed and near_normal:
+        return [_judge_other_sampling("of a fixed size", result, rate, delta, 1)]
+    empty = (1 - rate) ** n
+    if (sizes > 0).all() and len(sizes) * math.log1p(-min(empty, 1 - 1e-12)) < math.log(level / 6):
+        return [failed("no empty", expected=len(sizes) * empty)]
+    wide = special.gammaincc(len(sizes) / 2, spread / 2) < level / 6
+    if deviation > _LIMIT or (near_normal and wide):
+        return [failed("dependent")]
+    return []
+
+
+def _shared_records(draws: dict[str, Any], rate: float) -> float:
+    """By how many standard deviations more records are shared within windows than by chance."""
+    window, windows = draws.get("window", 0), draws.get("windows", 0)
+    if windows == 0:
+        return 0.0
+    k = np.arange(min(window, 60) + 1, dtype=np.float64)
+    chance = special.binom(window, k) * rate**k * (1 - rate) ** (window - k)
+    pairs = k * (k - 1) / 2
+    mean = float(chance @ pairs)
+    variance = float(chance @ pairs**2) - mean**2
+    n = draws["records"] * windows
+    return float((draws["shared"] - n * mean) / math.sqrt(max(n * variance, 1e-300)))
+
+
+def _judge_other_sampling(
+    how: str, result: dict[str, Any], rate: float, delta: float, group: int
+) -> Finding:
+    """Worst-case neighbours say whether the promise is broken or only not proven."""
+    noise = min(noise for noise, _, _ in accounted_events(result))
+    epsilon = claimed_epsilon(result, delta)
+    if not math.isnan(epsilon):
+        times = max(1, sum(result["steps"]) // group)
+        reached = delta_without_poisson(epsilon, noise, rate, group, times)
+        if reached > delta:
+            values: dict[str, Any] = {"epsilon": epsilon, "reached": reached, "delta": delta}
+            return finding("not Poisson", "the sampler", how=how, rate=rate, **values)
+    return finding("not proven", "the sampler", how=how, rate=rate)
+
+
+def delta_without_poisson(
+    epsilon: float, noise: float, rate: float, group: int, times: int
+) -> float:
+    """A δ that draws without Poisson sampling reach at `epsilon`, by one event.
+
+    All other records' gradients are −C, the record's own is C, and 0 in the neighbouring world
+    (Chua et al. 2024, the lower bound for shuffled batches, for one pass; passes are independent).
+    Of `group` steps one has the record; of a group of 1, a batch of a fixed size, at `rate`.
+    The event: in k of `times` groups some step exceeds h.
+    """
+    h = np.linspace(-2, 10, 400) * noise
+    below = special.ndtr(h / noise)
+    below_with_record = [special.ndtr((h - shift) / noise) for shift in (2.0, 1.0)]
+    if group > 1:
+        chances = [1 - below ** (group - 1) * record for record in below_with_record]
+    else:
+        chances = [1 - (1 - rate) * below - rate * record for record in below_with_record]
+    best = 0.0
+    for k in sorted({1, 2, 3, 5, *(int(times * share) for share in (0.1, 0.2, 0.4, 0.7)), times}):
+        if 1 <= k <= times:
+            first, second = (special.bdtrc(k - 1, times, chance) for chance in chances)
+            best = max(best, float(np.max(first - np.exp(epsilon) * second)))
+    return best
+
+
+def judge_size(records: list[Entries]) -> Judgement:
+    """The number of records as the secret, by the records of two runs, the second with one more."""
+    judged = Judgement()
+    made = [entry for record in records for entry in entries_of(record, "made")[:1]]
+    if len(made) < 2 or made[0]["records"] is None:
+        why = "make_private was not called, or its data have no length"
+        return judged.look(_SIZE, why, done=False)
+    first, second = made
+    if second["records"] != first["records"] + 1:
+        why = "the loader draws by a sampler of its own, which was left as it is"
+        return judged.look(_SIZE, why, done=False)
+    names = {"batch": "expected batch size", "batches": "number of batches", "noise": "noise"}
+    changed = [
+        f"{what} {first[key]:g} to {second[key]:g}"
+        for key, what in names.items()
+        if not math.isclose(first[key] or 0, second[key] or 0, rel_tol=1e-12)
+    ]
+    said = f"with {first['records']} and {second['records']} records"
+    if not changed:
+        return judged.look(_SIZE, f"{said}: the same")
+    seen = "; ".join(changed)
+    return judged.find("secret size", said, seen=seen).look(_SIZE, f"{said}: {seen}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpaudit_ray.isolation import Ended, Limits, Sandbox
-from dpaudit_ray.scripts import canary_trials, preflight, script_runs, single_run
+from dpaudit_ray.scripts import canary_trials, script_runs, single_run
 from dpaudit_ray.scripts.script_findings import ALPHA, Finding, Judgement, Weight
 from dpaudit_ray.scripts.script_runs import EndedRun, Target
 from dpaudit_ray.scripts.watch.run_state import RunRequest
@@ -81,7 +81,7 @@ def of_one_run(script: Script, seed: int, _: int | None) -> Judgement:
 
 def of_steps(script: Script, seed: int, most: int | None) -> Judgement:
     """L1: as many steps as an audit takes, or `most`, or 100 where no number is enough."""
-    noise = preflight.least_noise({"claims": script.claims}, [])
+    noise = script_runs.least_noise({"claims": script.claims}, [])
     assert noise is not None
     planned = min(canary_trials.steps_needed(noise) or 100, most or 10**9)
     layer, numbers = canary_trials.step_trials(noise, planned), itertools.count()

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import stats
 
-from dpaudit_ray.scripts import sampling_check, single_run
+from dpaudit_ray.scripts import single_run
 from dpaudit_ray.scripts.script_findings import Finding, Weight
 from dpaudit_ray.scripts.watch.run_state import draw_counts
 
@@ -35,7 +35,7 @@ def told(taken: list[np.ndarray], noise: float = 1.0, epsilon: float = 1.0) -> d
 
 
 def found(*arguments, **options) -> tuple[Finding, ...]:
-    return sampling_check.judge(told(*arguments, **options), single_run.SHARE, 1e-5).findings
+    return single_run.judge_sampling(told(*arguments, **options), single_run.SHARE, 1e-5).findings
 
 
 def test_poisson_draws_raise_no_alarm():
@@ -99,9 +99,9 @@ def test_empty_draws_that_are_left_out():
     rng = np.random.default_rng(0)
     draws = [np.flatnonzero(rng.random(10) < RATE) for _ in range(200)]
     full = told(draws) | {"draws": [draw_counts(draws, 10, RATE)]}
-    assert not sampling_check.judge(full, single_run.SHARE, 1e-5).findings
+    assert not single_run.judge_sampling(full, single_run.SHARE, 1e-5).findings
     passed = full | {"unused": [0, 0, 3]}
-    lost, empty = sampling_check.judge(passed, single_run.SHARE, 1e-5).findings
+    lost, empty = single_run.judge_sampling(passed, single_run.SHARE, 1e-5).findings
     assert "2 empty draws" in empty.seen
     assert empty.weight is Weight.VIOLATION
     # That a loop passed a draw over that was not empty may have a good reason.
@@ -113,14 +113,14 @@ def test_every_record_in_every_step():
     draws = [np.arange(RECORDS)] * 5
     claim = {"history": [[4.0, 1.0, 5]], "epsilons": [1.0], "deltas": [1e-5]}
     whole = told(draws) | {"claims": [claim], "draws": [draw_counts(draws, RECORDS, 1.0)]}
-    assert not sampling_check.judge(whole, single_run.SHARE, 1e-5).findings
+    assert not single_run.judge_sampling(whole, single_run.SHARE, 1e-5).findings
     short = whole | {"claims": [claim | {"history": [[4.0, 1.0, 3]]}]}
-    (one,) = sampling_check.judge(short, single_run.SHARE, 1e-5).findings
+    (one,) = single_run.judge_sampling(short, single_run.SHARE, 1e-5).findings
     assert one.weight is Weight.VIOLATION
 
 
 def test_a_loader_that_was_not_seen_says_nothing():
-    judged = sampling_check.judge(told([]) | {"draws": []}, single_run.SHARE, 1e-5)
+    judged = single_run.judge_sampling(told([]) | {"draws": []}, single_run.SHARE, 1e-5)
     assert not judged.complete
     assert not judged.findings
 
@@ -149,45 +149,21 @@ def test_what_draws_reach_against_simulation(group, rate, times, noise, epsilon)
         float(np.max((first >= k).mean(1) - math.exp(epsilon) * (second >= k).mean(1)))
         for k in range(1, times + 1)
     )
-    expected = sampling_check.delta_without_poisson(epsilon, noise, rate, group, times)
+    expected = single_run.delta_without_poisson(epsilon, noise, rate, group, times)
     assert expected > 0.01
     assert reached == pytest.approx(expected, abs=0.008 * (1 + math.exp(epsilon)))
-
-
-@pytest.mark.parametrize("dimension", [1, 2, 7, 50, 1000])
-@pytest.mark.parametrize("ratio", [1.02, 0.9, 1.5])
-def test_the_scale_of_noise_against_quadrature(dimension, ratio):
-    """δ at the ε that is told, as the integral of max(0, p − e^ε q) over squared lengths."""
-    delta = 1e-5
-    epsilon = sampling_check.epsilon_of_scales(dimension, ratio, delta)
-    chi = stats.chi2(dimension)
-
-    def reached(r: float) -> float:
-        def excess(u: float) -> float:
-            p, q = chi.logpdf(u), chi.logpdf(u / r**2) - 2 * math.log(r)
-            return max(0.0, math.exp(p) - math.exp(min(700.0, epsilon + q)))
-
-        # The integrand is above 0 on one side of where the likelihood ratio is e^ε.
-        edge = (2 * dimension * math.log(r) - 2 * epsilon) / (1 - 1 / r**2)
-        low, high = chi.ppf([1e-14, 1 - 1e-14])
-        inside = (low, min(high, edge)) if r > 1 else (max(low, edge), high)
-        if inside[0] >= inside[1]:
-            return 0.0
-        return float(integrate.quad(excess, *inside, limit=200, epsabs=1e-13)[0])
-
-    assert max(reached(ratio), reached(1 / ratio)) == pytest.approx(delta, rel=1e-3)
 
 
 def test_one_record_more():
     def made(records: int, batch: float, batches: int) -> list[dict]:
         entry = {"kind": "made", "records": records, "batch": batch, "batches": batches}
-        return [entry | {"noise": 1.0, "size": 13_130}]
+        return [entry | {"noise": 1.0}]
 
-    (one,) = sampling_check.judge_size([made(4000, 50, 80), made(4001, 49, 81)], 1e-5).findings
+    (one,) = single_run.judge_size([made(4000, 50, 80), made(4001, 49, 81)]).findings
     assert one.weight is Weight.VIOLATION
     assert "number of batches 80 to 81" in one.seen
-    same = sampling_check.judge_size([made(4000, 50, 80), made(4001, 50, 80)], 1e-5)
+    same = single_run.judge_size([made(4000, 50, 80), made(4001, 50, 80)])
     assert not same.findings
     assert same.complete
-    assert not sampling_check.judge_size([made(4000, 50, 80), made(4000, 50, 80)], 1e-5).complete
-    assert not sampling_check.judge_size([[], made(4000, 50, 80)], 1e-5).complete
+    assert not single_run.judge_size([made(4000, 50, 80), made(4000, 50, 80)]).complete
+    assert not single_run.judge_size([[], made(4000, 50, 80)]).complete

@@ -1,10 +1,8 @@
-"""What a script asks of Opacus' engines, what their accountants count, and the private networks.
-
-A network must keep records apart: what it gives for one must not depend on the others.
-"""
+"""What a script asks of Opacus' engines, what their accountants count, and the private networks."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import sys
@@ -16,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset
 
-from .run_state import WatchedRun
+from .run_state import WatchedRun, around
 from .step_probe import digest, has_numbers, preserve_attributes, preserve_generators
 
 _SECONDS = 5.0  # that an accountant may take for further δ
@@ -30,12 +28,10 @@ def install(run: WatchedRun) -> None:
     from opacus import PrivacyEngine
     from opacus.accountants.accountant import IAccountant
 
-    make_private, prepare = PrivacyEngine.make_private, PrivacyEngine.__init__
-    get_epsilon = PrivacyEngine.get_epsilon
-    forward = torch.nn.Module.__call__
-    passes: dict[int, int] = {}  # looked at, by network
+    passes = collections.Counter[int]()  # looked at, by network
 
-    def made(self: Any, **kwargs: Any) -> Any:
+    @around(PrivacyEngine, "make_private")
+    def make_private(original: Any, self: Any, **kwargs: Any) -> Any:
         if run.request.one_more:
             kwargs["data_loader"] = one_record_more(kwargs["data_loader"])
         loader = kwargs["data_loader"]
@@ -44,7 +40,7 @@ def install(run: WatchedRun) -> None:
         if run.request.looks:
             run.before |= _digests_of_all_networks()
         run.rate = 1 / max(1, len(loader))
-        private = make_private(self, **kwargs)
+        private = original(self, **kwargs)
         optimizer = private[1]
         run.loaders.private.append(private[-1])
         run.batch_first = bool(kwargs.get("batch_first", True))
@@ -52,45 +48,42 @@ def install(run: WatchedRun) -> None:
             records = len(loader.dataset)
         except TypeError:  # data that come as a stream
             records = None
-        run.recorder.put(
+        run.put(
             "made", phase=run.phase, records=records, batches=len(loader),
             noise=optimizer.noise_multiplier, batch=optimizer.expected_batch_size,
-            size=sum(p.numel() for p in optimizer.params),
         )  # fmt: skip
         return private
 
-    def prepared(self: Any, *args: Any, **kwargs: Any) -> None:
-        prepare(self, *args, **kwargs)
+    @around(PrivacyEngine, "__init__")
+    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
         run.engine_accountants.append(self.accountant)
 
-    def ask_noted(self: Any, delta: float) -> Any:
-        epsilon = get_epsilon(self, delta)
+    @around(PrivacyEngine, "get_epsilon")
+    def get_epsilon(original: Any, self: Any, delta: float) -> Any:
+        epsilon = original(self, delta)
         run.reported.append((delta, float(epsilon), run.steps))
         return epsilon
 
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        due = (
-            run.request.looks
-            and not run.replaying
-            and run.phase == "main"
-            and passes.get(id(self), 0) < _FORWARD_PASSES
-            and any(self is module for module in run.modules)
-            and self.training
-            and torch.is_grad_enabled()
-        )
-        if due:
-            passes[id(self)] = passes.get(id(self), 0) + 1
+    @around(torch.nn.Module, "__call__")
+    def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        trains = any(self is module for module in run.modules) and self.training
+        if run.looks and trains and torch.is_grad_enabled() and passes[id(self)] < _FORWARD_PASSES:
+            passes[id(self)] += 1
             with run.replay():
                 entry = repeat_forward(self, args, kwargs, 0 if run.batch_first else 1)
-            run.recorder.put("forward", **entry)
-        return forward(self, *args, **kwargs)
+            run.put("forward", **entry)
+        return original(self, *args, **kwargs)
+
+    def register(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        # Some are made by others, which compute with them.
+        helps = sys._getframe(2).f_globals["__name__"].startswith("opacus.accountants.analysis")
+        if not (helps or any(self is accountant for accountant in run.accountants)):
+            run.accountants.append(self)
 
     for kind in _subclasses(IAccountant):
-        _watch_accountants(kind, run)
-    PrivacyEngine.make_private = made
-    PrivacyEngine.__init__ = prepared
-    PrivacyEngine.get_epsilon = ask_noted
-    torch.nn.Module.__call__ = called  # type: ignore[method-assign]
+        around(kind, "__init__")(register)
 
 
 def _digests_of_all_networks() -> set[bytes]:
@@ -109,8 +102,7 @@ def _digests_of_all_networks() -> set[bytes]:
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.Tensor]]:
     """Name, class of its network, and value of each tensor of numbers that is saved with `value`.
 
-    Of networks it is all that `state_dict` has. Lists, tuples and dictionaries are walked through.
-    A single number is not given.
+    Of networks it is all that `state_dict` has. Containers are walked through.
     """
     prefix = f"{name}." * bool(name)
     if isinstance(value, torch.nn.Module):
@@ -129,26 +121,12 @@ def _subclasses(base: Any) -> list[Any]:
     return [kind for child in base.__subclasses__() for kind in (child, *_subclasses(child))]
 
 
-def _watch_accountants(kind: Any, run: WatchedRun) -> None:
-    """Registers accountants of a kind as they are made, but for those that others compute with."""
-    original = kind.__init__
-
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        helps = sys._getframe(1).f_globals["__name__"].startswith("opacus.accountants.analysis")
-        if not (helps or any(self is accountant for accountant in run.accountants)):
-            run.accountants.append(self)
-
-    kind.__init__ = make
-
-
 def claims(
     accountants: list[Any], deltas: list[float], first: float | None
 ) -> list[dict[str, Any]]:
-    """What each accountant says: its name, its history, and ε at each δ.
+    """What each accountant says: its name, its history, and ε at each δ; None where it fails.
 
-    An ε is None where the accountant fails. It is asked for δ `first` first; where it is slow, as
-    with noise that changes at every step, it is asked for no other.
+    One that is slow, as with noise that changes at every step, is asked for δ `first` only.
     """
     entries = []
     for accountant in accountants:
@@ -190,18 +168,17 @@ def one_record_more(loader: Any) -> Any:
 def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> dict[str, Any]:
     """Runs a forward pass again without gradients: as it is, and with another record in one place.
 
-    Records lie along `dim` of a batch. All attributes of the network are put back. Returned are
-    `mixes`, whether other records' outputs changed, and `by` how much, relatively; `buffers` that
-    learn from records; `carried`, attributes that a pass leaves to the next, where the next gives
-    something else by them. Or `unseen`: why the repeats show nothing.
+    Records lie along `dim` of a batch; what a network gives for one must not depend on the others.
+    Returned are `mixes`, whether other records' outputs changed, and `by` how much, relatively;
+    `buffers` that learn from records; `carried`, attributes that a pass leaves to the next, where
+    the next gives something else by them. Or `unseen`: why the repeats show nothing.
     """
     tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if _has_dim(leaf, dim)]
     batch = tensors[0].shape[dim] if tensors else 0
     if batch < 3:
         return {"unseen": f"a forward pass with a batch of {batch}; 3 records are needed"}
 
-    def exchange(leaf: Any) -> Any:
-        """With the second record in the place of the first, too."""
+    def exchange(leaf: Any) -> Any:  # the second record is in the place of the first, too
         if not _has_dim(leaf, dim) or leaf.shape[dim] != batch:
             return leaf
         leaf = leaf.clone()
@@ -230,11 +207,8 @@ def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> dict[str, A
         return {"unseen": "a forward pass repeated with the same generators gave another result"}
     if all(torch.equal(a, b) for a, b in zip(first, following, strict=True)):
         carried = []
-    by = 0.0
-    for a, _, c in outputs:
-        others, moved_others = a.narrow(dim, 1, batch - 1), c.narrow(dim, 1, batch - 1)
-        size = float(others.abs().max()) or 1.0
-        by = max(by, float((others - moved_others).abs().max()) / size)
+    others = [[t.narrow(dim, 1, batch - 1) for t in (a, c)] for a, _, c in outputs]
+    by = max(float((a - c).abs().max()) / (float(a.abs().max()) or 1.0) for a, c in others)
     learning = [
         name for name, buffer in after.items()
         if buffer.is_floating_point() and not torch.equal(buffer, moved[name])
@@ -250,9 +224,8 @@ def _forward(
     module: Any, inputs: Any, buffers: dict[str, torch.Tensor]
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """The network's outputs, and its buffers afterwards, which are put back."""
-    args, kwargs = inputs
     with preserve_generators():
-        outputs = module.forward(*args, **kwargs)
+        outputs = module.forward(*inputs[0], **inputs[1])
     after = {name: buffer.clone() for name, buffer in module.named_buffers()}
     for name, buffer in module.named_buffers():
         buffer.copy_(buffers[name])

@@ -1,64 +1,71 @@
 """Steps of Opacus' optimizers: looked into, and given canaries that pass through their clipping.
 
 Every instance of `DPOptimizer` is watched, whatever its class overrides: its own `step` and
-`pre_step` are called, and what they are given is altered at their entrance only.
+`pre_step` are called, and what they are given is altered at their entrance only. To look into a
+step it is tried again and again on copies, and put back. What it releases is what reaches the
+optimizer that it wraps, or the parameters themselves. So a step is a function of per-example
+gradients and of generators, whatever its code does.
+
+Ghost clipping never has a record's gradient, only what it takes for its norm. What one record adds
+to the clipped sum is there the difference of two backward passes: with its loss, and without.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import copy
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._pytree import tree_flatten, tree_map
 
-from .run_state import Iteration, WatchedRun
-from .step_probe import (
-    FAR,
-    LOOKED_AT,
-    NEAR,
-    Release,
-    StepWatch,
-    gradients,
-    random_direction,
-    spread_indices,
-)
-from .step_replay import (
-    Change,
-    StepReplay,
-    add_to_sum,
-    append_row,
-    clipping_bound,
-    install_ghost,
-    unchanged,
-    without_row,
-)
+from . import step_probe
+from .run_state import Iteration, WatchedRun, around
+from .step_probe import LOOKED_AT, Release, StepWatch
 
 _GHOST = "DPOptimizerFastGradientClipping"
+_GHOST_ROWS = 4  # records whose loss is made larger
+_GHOST_FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must be clipped
+# What Opacus keeps for one step, or hands through: no state of the user's.
+_OPACUS = {
+    "grad_sample", "summed_grad", "_norm_sample", "original_optimizer", "param_groups", "state",
+    "defaults",
+}  # fmt: skip
+
+Change = Callable[[Any], None] | None  # alters the copies that a step is about to work on
 
 
 def install(run: WatchedRun) -> None:
-    """Watches all optimizers that are made from now on."""
+    """Watches all optimizers that are made from now on, and backward passes of ghost clipping."""
     from opacus.optimizers import DPOptimizer
+    from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping as Loss
 
-    original = DPOptimizer.__init__
+    looked_at: set[tuple[int, int]] = set()  # backward passes, by optimizer and step
 
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(DPOptimizer, "__init__")
+    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         run.optimizers.append(OptimizerWatch(run, len(run.optimizers), self))
 
-    def due(optimizer: Any) -> int | None:
-        """The step of an optimizer that is to be looked into."""
-        watched = next((w for w in run.optimizers if w.optimizer is optimizer), None)
-        looks = run.request.looks and run.phase == "main" and not run.replaying
-        return watched.steps if looks and watched and watched.steps in LOOKED_AT else None
+    @around(Loss, "backward")
+    def backward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        for watched in run.optimizers if run.looks else ():
+            at = (watched.number, watched.steps)
+            if watched.optimizer is self.optimizer and at[1] in LOOKED_AT and at not in looked_at:
+                looked_at.add(at)
+                with run.replay():
+                    length, what = _longest_ghost(self, original)
+                bound = float(self.optimizer.max_grad_norm)
+                run.put("ghost", step=watched.steps, longest=length, what=what, bound=bound)
+        return original(self, *args, **kwargs)
 
     def wrappers(inner: Any) -> list[OptimizerWatch]:
         return [w for w in run.optimizers if w.optimizer.original_optimizer is inner]
@@ -71,39 +78,33 @@ def install(run: WatchedRun) -> None:
             run.count_outside_step(optimizer)
         for watched in stepping[:1]:
             watched.handed_on = False
-            watched.note_release()
+            watched.last = step_probe.gradients(watched.optimizer.params)
 
     def after_step(optimizer: Any, *_: Any) -> None:
         for watched in wrappers(optimizer):
-            if not run.replaying:
-                watched.keep_parameters()
+            if run.request.looks and not run.replaying:
+                watched.after_step = [p.data.clone() for p in watched.optimizer.params]
 
-    DPOptimizer.__init__ = make
-    install_ghost(run, due)
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
 
 
 class OptimizerWatch(StepWatch):
-    """One optimizer under watch.
+    """One optimizer under watch."""
 
-    Attributes:
-        inside: a step is being taken.
-        handed_on: a script calls `pre_step` itself, so what is wrapped may step once.
-        last: gradients that the last step released.
-    """
+    nothing = None
 
     def __init__(self, run: WatchedRun, number: int, optimizer: Any) -> None:
-        # Ghost clipping: gradients come clipped.
-        ghost = any(cls.__name__ == _GHOST for cls in type(optimizer).__mro__)
-        super().__init__(run, number, unchanged, ghost)
+        super().__init__(run, number)
+        self.ghost = any(cls.__name__ == _GHOST for cls in type(optimizer).__mro__)
         self.optimizer = optimizer
-        self.inside = self.handed_on = False
-        self.last: Release | None = None
-        self._armed: Change | None = None
-        self._score: Callable[[], float] | None = None  # of the canary in `.grad`
-        self._trial = (False, math.nan)  # whether the canary is in the step, and its score
-        self._after_step: list[torch.Tensor] | None = None  # parameters
+        self.inside = False  # a step is being taken
+        self.handed_on = False  # the script calls `pre_step` itself, so what is wrapped may step
+        self.last: Release | None = None  # gradients that the last step released
+        self.after_step: list[torch.Tensor] | None = None  # parameters as it left them
+        self._call: Callable[[], Any] = lambda: None  # takes the step as the script would
+        self._closure = False  # the step has a closure, which makes its gradients
+        self._armed: Change = None
         self._open: Iteration | None = None  # of a draw that is not whole yet
         entrances = {
             "step": self._enter_step, "pre_step": self._enter_pre_step,
@@ -121,12 +122,12 @@ class OptimizerWatch(StepWatch):
 
     def _enter_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         closure = bool(args and args[0] is not None) or kwargs.get("closure") is not None
-        return self._take_step(call, closure, args, kwargs)
+        return self._take_step(lambda: call(*args, **kwargs), closure)
 
     def _enter_pre_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.inside or self.run.replaying:
             return self._apply_armed(call, *args, **kwargs)
-        steps = self._take_step(call, False, args, kwargs)
+        steps = self._take_step(lambda: call(*args, **kwargs), False)
         self.handed_on = bool(steps)
         return steps
 
@@ -138,157 +139,63 @@ class OptimizerWatch(StepWatch):
         return call(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _arm(self, change: Change, now: bool) -> Iterator[None]:
-        """The change comes at once, or where gradients are about to be clipped."""
-        if now:
-            change(self.optimizer)
-        else:
+    def _arm(self, change: Change) -> Iterator[None]:
+        """The change comes at once, or after a closure, where gradients are about to be clipped."""
+        if self._closure:
             self._armed = change
+        elif change is not None:
+            change(self.optimizer)
         try:
             yield
         finally:
             self._armed = None
 
-    def _take_step(
-        self, call: Callable[..., Any], closure: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        run = self.run
+    def _take_step(self, call: Callable[[], Any], closure: bool) -> Any:
+        run, optimizer = self.run, self.optimizer
         if run.replaying or self.inside:
-            return call(*args, **kwargs)
-        self._notice_carried_sum()
-        skips = getattr(self.optimizer, "_step_skip_queue", None)
+            return call()
+        if self._open not in (None, run.loaders.current) and any(
+            getattr(p, "summed_grad", None) is not None for p in optimizer.params
+        ):  # a sum of another walk through the data, which this step adds to
+            run.put("carried", step=self.steps)
+        skips = getattr(optimizer, "_step_skip_queue", None)
         if skips and skips[0]:  # a part of a batch: Opacus adds up, and takes no step
             self._open = run.loaders.current
-            return call(*args, **kwargs)
-        self._open = None
+            return call()
+        self._open, self.last = None, None
+        self._call, self._closure = call, closure
         began = time.monotonic()
         release = self.number, self.steps
         run.settle(release)
-        samples = [getattr(p, "grad_sample", None) for p in self.optimizer.params]
-        accumulated = [len(sample) for sample in samples if isinstance(sample, list)]
-        drawn = run.loaders.at_step(max(accumulated, default=1), release)
-        rows = max((_rows(sample) for sample in samples if sample is not None), default=drawn)
-        if rows < drawn:
-            run.fewer.append((self.steps, rows, drawn))
-        self._notice_moved()
-        if run.request.looks and (self.steps in LOOKED_AT or run.has_time):
-            self._look(lambda: call(*args, **kwargs), closure)
-        change = self._begin_trial() if run.request.canary else unchanged
+        # Gradients of examples, of each pass that the step is made of; ghost clipping keeps none.
+        samples = [getattr(p, "grad_sample", None) for p in optimizer.params]
+        kept = [s if isinstance(s, list) else [s] for s in samples if s is not None]
+        drawn = run.loaders.at_step(max(map(len, kept), default=1), release)
+        self.rows = max((sum(map(len, passes)) for passes in kept), default=0)
+        if kept and self.rows < drawn:
+            run.fewer.append((self.steps, self.rows, drawn))
+        if self.after_step is not None:
+            now = (p.data for p in optimizer.params)
+            run.moved += not all(map(torch.equal, now, self.after_step))
+            self.after_step = None
+        self.shapes = [tuple(p.shape) for p in optimizer.params]
+        self.bound, self.unit = clipping_bound(optimizer), self._unit_gradient()
+        if self.look() and not self.ghost and (names := self._carried()):
+            run.put("kept", step=self.steps, names=names)
+        history = run.history()
+        # The rate at which the last step was accounted to sample a record.
+        change = self.begin_trial(history[-1][1] if history else run.rate)
         run.spent += time.monotonic() - began
         self.inside = True
         try:
-            with self._arm(change, now=not closure):
-                result = call(*args, **kwargs)
+            with self._arm(change):
+                result = call()
         finally:
             self.inside = False
-        self._end_trial()
-        self.finish()
-        return result
-
-    def _notice_carried_sum(self) -> None:
-        """Records a sum of another walk through the data, which this step adds to."""
-        left = any(getattr(p, "summed_grad", None) is not None for p in self.optimizer.params)
-        if left and self._open is not None and self._open is not self.run.loaders.current:
-            self.run.recorder.put("carried", step=self.steps)
-            self._open = None
-
-    def _notice_moved(self) -> None:
-        """Counts where parameters changed since the last step, by no step of it."""
-        if not self.run.request.looks:
-            return
-        if self._after_step is not None and not all(
-            torch.equal(p.data, old)
-            for p, old in zip(self.optimizer.params, self._after_step, strict=False)
-        ):
-            self.run.moved += 1
-        self._after_step = None
-
-    def keep_parameters(self) -> None:
-        """Keeps parameters as the step left them."""
-        if self.run.request.looks:
-            self._after_step = [p.data.clone() for p in self.optimizer.params]
-
-    def note_release(self) -> None:
-        """Keeps the gradients that the wrapped optimizer is about to step with."""
-        self.last = gradients(self.optimizer.params) if self.run.request.looks else None
-        if self._score is not None:
-            self._trial = self._trial[0], self._score()
-
-    def _look(self, step: Callable[[], Any], closure: bool) -> None:
-        with self.run.replay():
-            replay = StepReplay(
-                self.optimizer, step, self.run.accountants,
-                lambda change: self._arm(change, not closure),
-            )  # fmt: skip
-            names, changes = self.run.parameter_names(replay.params), self._changes(replay)
-            if self.steps in LOOKED_AT:
-                zeros = [torch.zeros_like(p) for p in replay.params]
-                empty = None if self.ghost else append_row(zeros)
-                self.examine(replay.release, changes, empty, names)
-                if empty is not None and (kept := replay.carried(self._far())):
-                    self.run.recorder.put("kept", step=self.steps, names=kept)
-            else:
-                self.glance(replay.release, [next(changes)], names)
-
-    def _far(self) -> Change:
-        """A gradient a thousand times too long, in a direction of its own."""
-        params = self.optimizer.params
-        v = random_direction([p.shape for p in params], self.run.request.derived("look"))
-        return append_row([FAR * clipping_bound(self.optimizer) * w for w in v])
-
-    def _changes(self, replay: StepReplay) -> Iterator[tuple[str, Change]]:
-        """Changes of one example each, with what they are in words."""
-        bound = clipping_bound(self.optimizer)
-        sizes = [p.numel() for p in replay.params]
-        v = random_direction([p.shape for p in replay.params], self.run.request.derived("look"))
-        if self.ghost:
-            yield "a clipped gradient", add_to_sum([w * bound for w in v])
-            return
-        yield "a gradient a thousand times too long", self._far()
-        for index in spread_indices(replay.rows):
-            yield f"record {index} of the batch left out", without_row(index)
-        order = sorted(range(len(sizes)), key=lambda index: sizes[index])
-        for index in dict.fromkeys([*order[:2], *order[-2:]]):  # smallest and largest tensors
-            row = [FAR * bound * w * (k == index) / max(float(w.norm()), 1e-30)
-                   for k, w in enumerate(v)]  # fmt: skip
-            name = self.run.parameter_names([replay.params[index]])[0]
-            yield f"a gradient of {name} alone, a thousand times too long", append_row(row)
-        near = append_row([NEAR * bound * w for w in v])
-        yield "a gradient just within the clipping bound", near
-
-    def _begin_trial(self) -> Change:
-        """Decides whether the step has a canary; the change that puts it in."""
-        history = self.run.history()
-        # The rate at which the last step was accounted to sample a record.
-        member = self.canary_is_in(history[-1][1] if history else self.run.rate or 1.0)
-        params = list(self.optimizer.params)
-        v = self.canary(p.shape for p in params)
-        bound = clipping_bound(self.optimizer)
-        scale = 1 / (bound * self._unit_gradient())
-
-        def score() -> float:
-            along: float = sum(
-                float(torch.sum(p.grad.detach().cpu().double() * w))
-                for p, w in zip(params, v, strict=True)
-                if p.grad is not None
-            )
-            return float(scale * along)
-
-        self._trial, self._score = (member, math.nan), score
-        if not member:
-            return unchanged
-        if self.ghost:
-            return add_to_sum([bound * w for w in v])
-        return append_row([FAR * bound * w for w in v])
-
-    def _end_trial(self) -> None:
-        if self._score is None:
-            return
-        history = self.run.history()
+        history = run.history()
         noise, rate = history[-1][:2] if history else (None, None)
-        member, score = self._trial
-        self.record_trial(member, self._score() if math.isnan(score) else score, noise, rate)
-        self._score = None
+        self.end_step(self.last or step_probe.gradients(optimizer.params), noise, rate)
+        return result
 
     def _unit_gradient(self) -> float:
         """What a clipped gradient of length one is in the gradient that is released."""
@@ -299,10 +206,138 @@ class OptimizerWatch(StepWatch):
             return 1 / float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
         return 1 / float(optimizer.expected_batch_size)
 
+    def names(self, count: int) -> list[str]:
+        return self.run.parameter_names(list(self.optimizer.params))
 
-def _rows(samples: Any) -> int:
-    """Examples whose gradients Opacus keeps for a parameter: of one pass, or a list of several."""
-    return sum(map(len, samples)) if isinstance(samples, list) else len(samples)
+    def without(self, index: int) -> Change:
+        def change(optimizer: Any) -> None:
+            for p in optimizer.params:
+                at, several = index, isinstance(p.grad_sample, list)
+                parts = p.grad_sample if several else [p.grad_sample]
+                for number, part in enumerate(parts):
+                    if at < len(part):
+                        parts[number] = torch.cat([part[:at], part[at + 1 :]])
+                        break
+                    at -= len(part)
+                p.grad_sample = parts if several else parts[0]
+
+        return change
+
+    def appended(self, row: list[torch.Tensor]) -> Change:
+        def longer(sample: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+            # A new tensor, as Opacus marks a tensor of gradients that it has used.
+            return torch.cat([sample, tensor.to(sample).reshape(1, *sample.shape[1:])])
+
+        def change(optimizer: Any) -> None:
+            for p, tensor in zip(optimizer.params, row, strict=True):
+                sample = getattr(p, "grad_sample", None)
+                if self.ghost:  # which has the clipped sum, and no rows
+                    p.grad = None if p.grad is None else p.grad + tensor.to(p.grad)
+                elif isinstance(sample, list) and sample:
+                    sample[-1] = longer(sample[-1], tensor)
+                elif isinstance(sample, torch.Tensor):
+                    p.grad_sample = longer(sample, tensor)
+
+        return change
+
+    def changes(self) -> Iterator[tuple[str, Change]]:
+        if self.ghost:
+            yield "a clipped gradient", self.appended([w * self.bound for w in self.direction()])
+        else:
+            yield from super().changes()
+
+    def released(
+        self, change: Change, seed: int | None, state: dict[str, bytes] | None = None
+    ) -> Release:
+        """See `StepWatch`; `state` gets digests of what is kept for later.
+
+        The last part is one number: the logarithm of what the step multiplies its clipping bound
+        by, which adaptive clipping publishes.
+        """
+        optimizer, caught = self.optimizer, list[Release]()
+        params = list(optimizer.params)
+        held = [value for value in vars(optimizer).values() if isinstance(value, torch.Generator)]
+
+        def catch(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) -> None:
+            if closure is not None:  # evaluated by the optimizer, before it steps
+                with torch.enable_grad():
+                    closure()
+            caught.append(step_probe.gradients(params))
+
+        with step_probe.preserve_generators(held), self._copies() as before:
+            if seed is not None:
+                step_probe.seed_generators(seed, held)
+            optimizer.original_optimizer.step = catch
+            with self._arm(change):
+                self._call()
+            changes = (p.data - old for p, old in zip(params, before, strict=True))
+            moved = step_probe.flat_vectors(changes)
+            if caught:
+                moved = [a + b for a, b in zip(moved, caught[-1], strict=True)]
+            elif not any(part.any() for part in moved):
+                moved = step_probe.gradients(params)
+            if state is not None:
+                state |= self._digests()
+            bound = clipping_bound(optimizer)
+            published = np.log(bound / self.bound) if self.bound > 0 else 0.0
+            return [*moved, np.array([published])]
+
+    @contextlib.contextmanager
+    def _copies(self) -> Iterator[list[torch.Tensor]]:
+        """Everything that a step may alter is copied, and put back; gives what parameters were."""
+        optimizer, inner = self.optimizer, self.optimizer.original_optimizer
+        accountants, params = self.run.accountants, list(optimizer.params)
+        histories = [list(accountant.history) for accountant in accountants]
+        before = [p.data.clone() for p in params]
+        with _parameters_copied(params), step_probe.preserve_attributes([optimizer, inner]):
+            for name, value in list(vars(optimizer).items()):
+                if name != "original_optimizer":
+                    vars(optimizer)[name] = _copy_tensors(value)
+            optimizer.step_hook = None
+            inner.state = copy.copy(inner.state)
+            try:
+                yield before
+            finally:
+                for p, old in zip(params, before, strict=True):
+                    p.data.copy_(old)
+                for accountant, history in zip(accountants, histories, strict=True):
+                    accountant.history = history
+
+    def _carried(self) -> list[str]:
+        """What an optimizer of the user's own keeps for later that only a record moves.
+
+        That is arrays among the attributes of the optimizer and of parameters that a gradient far
+        too long moves and other noise does not, so that no noise hides the record in them.
+        """
+        if type(self.optimizer).__module__.startswith("opacus."):
+            return []
+        states: list[dict[str, bytes]] = [{}, {}, {}]
+        tries = (self.nothing, 1), (self.nothing, 2), (self.far(), 1)
+        with self.run.replay():
+            for (change, seed), state in zip(tries, states, strict=True):
+                self.released(change, seed, state)
+        first, other_noise, changed = states
+        same = (name for name in first if first[name] == other_noise.get(name))
+        return sorted(name for name in same if first[name] != changed.get(name))
+
+    def _digests(self) -> dict[str, bytes]:
+        """Digests of arrays that the optimizer and parameters have, by attribute."""
+        held = [(name, v) for name, v in vars(self.optimizer).items() if name not in _OPACUS]
+        for i, p in enumerate(self.optimizer.params):
+            held += [(f"{name} of {i}", v) for name, v in vars(p).items() if name not in _OPACUS]
+        return {
+            f"{name} ({number})" if number else name: step_probe.digest(tensor)
+            for name, value in held
+            for number, tensor in enumerate(tree_flatten(value)[0])
+            if step_probe.has_numbers(tensor)
+        }
+
+
+def clipping_bound(optimizer: Any) -> float:
+    """The clipping bound; of all layers together where each has its own."""
+    bound = optimizer.max_grad_norm
+    parts = bound if isinstance(bound, (list, tuple)) else [bound]
+    return float(np.sqrt(sum(float(part) ** 2 for part in parts)))
 
 
 def _enter_by(name: str, enter: Callable[..., Any]) -> Callable[..., Any]:
@@ -312,3 +347,71 @@ def _enter_by(name: str, enter: Callable[..., Any]) -> Callable[..., Any]:
 
     method.__name__ = name
     return method
+
+
+@contextlib.contextmanager
+def _parameters_copied(params: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Gradients and what hangs on parameters are copies inside, and put back at the end."""
+    kept = [(p, p.grad) for p in params]
+    with step_probe.preserve_attributes(p for p, _ in kept):
+        for p, grad in kept:
+            vars(p).update({name: _copy_tensors(value) for name, value in vars(p).items()})
+            p.grad = None if grad is None else grad.clone()
+        try:
+            yield
+        finally:
+            for p, grad in kept:
+                p.grad = grad
+
+
+def _copy_tensors(value: Any) -> Any:
+    return tree_map(lambda part: part.clone() if isinstance(part, torch.Tensor) else part, value)
+
+
+def _longest_ghost(loss: Any, backward: Callable[..., Any]) -> tuple[float, str]:
+    """The length of the longest clipped gradient of a single record, and which that is."""
+    longest, what = 0.0, ""
+    for row in step_probe.spread_indices(len(loss.loss_per_sample), _GHOST_ROWS):
+        without = _ghost_sum(loss, backward, row, 0.0)
+        for factor in _GHOST_FACTORS:
+            moved = step_probe.difference(_ghost_sum(loss, backward, row, factor), without)
+            length = float(np.sqrt(sum(step_probe.squared_lengths(moved))))
+            if length >= longest:
+                longest = length
+                what = f"record {row} of the batch with {factor:.0f} times its loss"
+    return longest, what
+
+
+def _ghost_sum(loss: Any, backward: Callable[..., Any], row: int, factor: float) -> Release:
+    """The clipped sum with one record's loss that many times as large."""
+    weights = torch.ones_like(loss.loss_per_sample)
+    weights[row] = factor
+    params = list(loss.optimizer.params)
+    with step_probe.preserve_generators(), _backward_undone(loss.module, params):
+        weighted = loss.loss_per_sample * weights
+        backward(type(loss)(loss.module, loss.optimizer, weighted, loss.loss_reduction))
+        return step_probe.gradients(params)
+
+
+@contextlib.contextmanager
+def _backward_undone(hooks: Any, params: list[Any]) -> Iterator[None]:
+    """Puts back what a backward pass takes off modules and parameters, and keeps the graph."""
+    modules = list(getattr(hooks, "_module", hooks).modules())
+    norms = vars(hooks).get("_per_sample_gradient_norms")
+    tensor: Any = torch.Tensor
+    original = tensor.backward
+
+    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs["retain_graph"] = True  # the script's own backward pass comes after
+        return original(self, *args, **kwargs)
+
+    with _parameters_copied(params), step_probe.preserve_attributes(modules):
+        for module in modules:
+            if "activations" in vars(module):
+                module.activations = list(module.activations)
+        tensor.backward = backward
+        try:
+            yield
+        finally:
+            tensor.backward = original
+            hooks._per_sample_gradient_norms = norms

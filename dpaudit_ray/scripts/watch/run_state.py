@@ -1,7 +1,6 @@
 """One run of a script: what it is asked for, what it has drawn and taken, and its record.
 
-`WatchedRun` is the state that all observers in the script's process share. What they see goes to
-the record at once, as lines of JSON, so a run that is killed has told what it knew.
+What is seen goes to the record at once, so a run that is killed has told what it knew.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import dataclasses
 import json
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,53 +36,25 @@ class EnoughSeen(BaseException):
 class RunRequest:
     """What a run does beside training.
 
-    Attributes:
-        seed: of all coins and canaries.
-        looks: whether steps are looked into.
-        canary: "steps" puts one into every other step, by a coin for each; "run" into all steps or
-            none, by `member`; "" into none.
-        reseeds: whether constants that the script seeds generators with are mixed with `seed`.
-        most_steps: the run ends after so many.
-        seconds: the run ends at the first step after this time, of which a part is for looking.
-        one_more: whether the data set has a record more.
+    It ends after `most_steps`, and at the first step after so many `seconds`. `canary` "steps" puts
+    one into every other step, by coins; "run" into all steps or none, by `member`; "" into none.
     """
 
-    seed: int
-    looks: bool = False
+    seed: int  # of all coins and canaries
+    looks: bool = False  # into steps
     canary: str = ""
     member: bool = False
-    reseeds: bool = False
+    reseeds: bool = False  # mixes `seed` into constants that the script seeds generators with
     most_steps: int | None = None
     seconds: float | None = None
-    one_more: bool = False
+    one_more: bool = False  # a record, in the data set
 
     def derived(self, *label: Any) -> int:
-        """A seed of 63 bits for what the label names."""
         return int(seeds.derive("script", self.seed, *label)) % 2**63
 
     def coin(self, chance: float, *label: Any) -> bool:
         """True with this chance, the same each time for a label."""
         return bool(np.random.default_rng(self.derived("coin", *label)).random() < chance)
-
-
-class Recorder:
-    """Appends entries to a file of JSON lines."""
-
-    def __init__(self, file: Path) -> None:
-        self._file: TextIO = file.open("a", encoding="utf-8")
-
-    def put(self, kind: str, **fields: Any) -> None:
-        """Writes one entry: plain JSON, numbers of numpy and torch, and arrays of numpy."""
-        self._file.write(json.dumps({"kind": kind} | fields, default=_plain) + "\n")
-        self._file.flush()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is no plain value: {value!r:.60}")
 
 
 def read_entries(file: Path) -> Entries:
@@ -102,73 +73,68 @@ def entries_of(record: Entries, kind: str) -> Entries:
     return [entry for entry in record if entry["kind"] == kind]
 
 
+def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Puts what is decorated in place of a function; it gets that before all arguments."""
+
+    def put(wrapper: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
+
+    return put
+
+
 @dataclasses.dataclass(eq=False)
 class Iteration:
-    """One walk through a loader of `data`, by its sampler.
-
-    `drawn` were drawn ahead of their use; `given` were handed to the script since the last step.
-    """
+    """One walk through a loader of `data`, by its sampler."""
 
     data: Any
     sampler: Any
     splits: bool  # a draw is handed out in several parts
     drawn: collections.deque[Indices] = dataclasses.field(default_factory=collections.deque)
-    given: list[Indices] = dataclasses.field(default_factory=list)
+    given: list[Indices] = dataclasses.field(default_factory=list)  # to the script, since its step
 
 
 class LoaderWatch:
-    """Which records a script's loaders draw, and which of these draws a step was taken with.
-
-    Attributes:
-        private: loaders that training uses, where that is known.
-        taken: data set, draw and release of each draw that a release was made of, in their order.
-        skipped: sizes of draws that were handed out and led to no step.
-    """
+    """Which records a script's loaders draw, and which of these draws a step was taken with."""
 
     def __init__(self) -> None:
         self.current: Iteration | None = None
-        self.private: list[Any] = []
+        self.private: list[Any] = []  # loaders that training uses, where that is known
+        # Data set, draw and release of each draw that a release was made of, in their order.
         self.taken: list[tuple[Any, Indices, ReleaseKey]] = []
-        self.skipped: list[int] = []
+        self.skipped: list[int] = []  # sizes of draws that were handed out and led to no step
         self._kept = 0
         self._iterations: weakref.WeakKeyDictionary[Any, Iteration] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
-        """Watches all loaders from now on."""
-        import torch.utils.data.dataloader as torch_loaders  # slow, and not needed to read a record
+        # Slow, and not needed to read a record.
         from opacus.utils.batch_memory_manager import BatchSplittingSampler
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        iterator_class: Any = torch_loaders._BaseDataLoaderIter
-        reset, draw, advance = (
-            iterator_class._reset, iterator_class._next_index, iterator_class.__next__
-        )  # fmt: skip
-
-        def reset_noted(iterator: Any, *args: Any, **kwargs: Any) -> None:
+        @around(_BaseDataLoaderIter, "_reset")
+        def reset(original: Any, iterator: Any, *args: Any, **kwargs: Any) -> None:
             self._iterations.pop(iterator, None)  # workers that stay walk through it once more
-            reset(iterator, *args, **kwargs)
+            original(iterator, *args, **kwargs)
 
-        def draw_noted(iterator: Any) -> Any:
-            batch, sampler = draw(iterator), iterator._index_sampler
+        @around(_BaseDataLoaderIter, "_next_index")
+        def draw(original: Any, iterator: Any) -> Any:
+            batch, sampler = original(iterator), iterator._index_sampler
             splits = isinstance(sampler, BatchSplittingSampler)
             iteration = Iteration(iterator._dataset, sampler, splits)
-            iteration = self._iterations.setdefault(iterator, iteration)
-            iteration.drawn.append(_as_indices(batch))
+            self._iterations.setdefault(iterator, iteration).drawn.append(_as_indices(batch))
             return batch
 
-        def advance_noted(iterator: Any) -> Any:
-            batch = advance(iterator)
+        @around(_BaseDataLoaderIter, "__next__")
+        def advance(original: Any, iterator: Any) -> Any:
+            batch = original(iterator)
             iteration = self._iterations.get(iterator)
             if iteration is not None and iteration.drawn and self._trains(iteration.sampler):
                 self.current = iteration
                 iteration.given.append(iteration.drawn.popleft())
             return batch
 
-        iterator_class._reset = reset_noted
-        iterator_class._next_index = draw_noted
-        iterator_class.__next__ = advance_noted
-
     def _trains(self, sampler: Any) -> bool:
-        """False for samplers of loaders that walk through the same data to evaluate."""
+        # Other loaders walk through the same data to evaluate.
         samplers = {id(sampler), id(getattr(sampler, "sampler", sampler))}
         return not self.private or any(id(p._index_sampler) in samplers for p in self.private)
 
@@ -200,15 +166,11 @@ def _as_indices(batch: Any) -> Indices:
 
 
 def draw_counts(taken: list[Indices], records: int, rate: float) -> dict[str, Any]:
-    """Counts of draws from so many records, which `sampling_check` judges.
+    """Counts of draws from so many records, which `single_run` judges.
 
-    Draws are grouped into windows of about 1 / `rate`, in which each record comes once on average.
-
-    Returns:
-        `sizes` of all draws; `windows`, the number of whole windows, of `window` draws each;
-        `shared`, pairs of draws of one window that share a record, summed over records and
-        windows; `most`, draws that the most frequent record is in; `twice`, records that were
-        drawn into a batch they were in already.
+    Draws are grouped into `windows` of 1 / `rate` draws (`window`), in which each record comes once
+    on average; `shared` are pairs of draws of one window that share a record. The most frequent
+    record is in `most` draws. `twice` are records that were drawn into a batch they were in.
     """
     window = max(2, round(1 / rate)) if 0 < rate < 1 else max(2, len(taken))
     windows = len(taken) // window
@@ -226,15 +188,15 @@ def draw_counts(taken: list[Indices], records: int, rate: float) -> dict[str, An
 
 @dataclasses.dataclass
 class WatchedRun:
-    """The state that observers of one run share."""
+    """The state that observers of one run share, and its record, a file of JSON lines."""
 
     request: RunRequest
-    recorder: Recorder
-    phase: str = "import"  # then "main"
+    record: Path
+    phase: str = "import"  # then "main", then "after"
     replaying: bool = False  # a step is tried on copies: nothing of it counts
     loaders: LoaderWatch = dataclasses.field(default_factory=LoaderWatch)
     streams: dict[str, Any] = dataclasses.field(default_factory=dict)  # `Stream`, by call site
-    rate: float | None = None  # at which it will sample, as far as that is told
+    rate: float = 1.0  # at which it will sample, as far as that is told
     engine_accountants: list[Any] = dataclasses.field(default_factory=list)
     accountants: list[Any] = dataclasses.field(default_factory=list)
     modules: list[Any] = dataclasses.field(default_factory=list)  # given to `make_private`
@@ -258,8 +220,21 @@ class WatchedRun:
     warmed: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     # Digests of what networks held when training became private.
     before: set[bytes] = dataclasses.field(default_factory=set)
-    _counts: dict[tuple[int, float, float], int] = dataclasses.field(default_factory=dict)
+    _counts: collections.Counter[tuple[int, float, float]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
     _release: ReleaseKey | None = None
+
+    def put(self, kind: str, **fields: Any) -> None:
+        """Adds an entry to the record: plain JSON, and numbers and arrays of numpy and torch."""
+        line = json.dumps({"kind": kind} | fields, default=lambda value: value.tolist())
+        with self.record.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    @property
+    def looks(self) -> bool:
+        """Whether what happens now is looked into."""
+        return self.request.looks and self.phase == "main" and not self.replaying
 
     @contextlib.contextmanager
     def replay(self) -> Iterator[None]:
@@ -276,13 +251,11 @@ class WatchedRun:
         A script may account before a step or after it; so `release`, the one that is about to be
         made, is settled by the next call.
         """
-        counts: dict[tuple[int, float, float], int] = {}
+        counts: collections.Counter[tuple[int, float, float]] = collections.Counter()
         for index, accountant in enumerate(self.accountants):
             for noise, rate, steps in accountant.history:
-                key = (index, float(noise), float(rate))
-                counts[key] = counts.get(key, 0) + int(steps)
-        gained = {key for key, steps in counts.items() if steps > self._counts.get(key, 0)}
-        if self._release is not None and gained:
+                counts[index, float(noise), float(rate)] += int(steps)
+        if self._release is not None and (gained := counts - self._counts):
             _, noise, rate = min(gained)
             self.accounted.append((*self._release, noise, rate))
         self._counts, self._release = counts, release
@@ -301,17 +274,14 @@ class WatchedRun:
         if request.most_steps is not None and self.steps >= request.most_steps:
             raise EnoughSeen
         if request.seconds is not None and time.monotonic() - self.made > request.seconds:
-            self.recorder.put("cut", seconds=request.seconds, steps=self.steps)
+            self.put("cut", seconds=request.seconds, steps=self.steps)
             self.cut = True
             raise EnoughSeen
 
     def claiming_accountants(self) -> list[Any]:
-        """Those whose claim is the script's: of its engines, or its own where it has no engine.
-
-        An accountant that a script asks for a noise multiplier, or for a plan, claims nothing.
-        """
+        """Those whose claim is the script's: of its engines, or its own where it has no engine."""
         if self.modules:
-            return self.engine_accountants
+            return self.engine_accountants  # others were asked for a noise multiplier or a plan
         return [accountant for accountant in self.accountants if accountant.history]
 
     def history(self) -> list[list[float]]:
@@ -323,7 +293,6 @@ class WatchedRun:
         ]
 
     def parameter_names(self, params: list[Any]) -> list[str]:
-        """The names of these parameters in the private networks."""
         names = {
             id(p): name.removeprefix("_module.")
             for module in self.modules
@@ -338,8 +307,8 @@ class WatchedRun:
         private = {id(p) for module in self.modules for p in module.parameters()}
         private |= {id(p) for watched in self.optimizers for p in watched.optimizer.params}
         inside = [p for p in params if id(p) in private]
-        when = self.phase if self.phase == "import" else "after" if self.modules else "before"
-        names = self.parameter_names(inside)[:4] if inside else []
+        when = "import" if self.phase == "import" else "after" if self.modules else "before"
+        names = self.parameter_names(inside)[:4]
         key = (when, "private" if inside else "other", type(optimizer).__name__, *names)
         self.outside[key] = self.outside.get(key, 0) + 1
         if when == "after":
@@ -350,6 +319,6 @@ class WatchedRun:
     def warmed_up(self) -> list[str]:
         """Private parameters that were trained on a private data set before they were private."""
         private = [p for module in self.modules for p in module.parameters()]
-        trained = [p for p in private if id(p) in self.warmed]
-        trained = [p for p in trained if any(self.warmed[id(p)][1] is data for data in self.data)]
-        return self.parameter_names(trained)
+        trained_on = {id(p): data for p, data in self.warmed.values()}
+        datas = set(map(id, self.data))
+        return self.parameter_names([p for p in private if id(trained_on.get(id(p))) in datas])

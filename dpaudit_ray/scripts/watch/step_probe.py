@@ -2,7 +2,7 @@
 
 A release is one flat float64 vector per tensor. Only numbers of releases are recorded, for
 `single_run` to judge: neither clipping bound nor batch size is taken from what the code says, and
-only the ratio of movement to noise counts.
+only the ratio of movement to noise counts. What is the same for every framework is `StepWatch`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,7 @@ from .run_state import WatchedRun
 
 Vector = npt.NDArray[np.float64]
 Release = list[Vector]
-# What a step would release after a change of its examples, with generators as they are (None) or
-# seeded. What a change is, each framework's adapter says.
-Released = Callable[[Any, int | None], Release]
+Change = Any  # of a step's examples: what it is, each framework's adapter says
 
 LOOKED_AT = frozenset({0, 1, 2, 3, 5, 8} | {2**k for k in range(4, 14)})  # steps examined
 FAR = 1e3  # times the clipping bound: what every clipping must cut off
@@ -35,6 +33,7 @@ _LEFT_OUT = 6  # examples that are left out, one at a time
 _COORDINATES = 20_000  # of noise that are looked at per step, if that takes no more than
 _DRAWS = (4, 64)
 _SECONDS = 3.0  # for the draws of one step
+_MEAN_DRAWS = 6  # whose mean stands for a release without its noise
 _COMPARED = 4096  # coordinates of each tensor whose noise is compared over steps and tensors
 
 
@@ -68,6 +67,11 @@ def digest(tensor: torch.Tensor) -> bytes:
 def difference(first: Release, second: Release) -> Release:
     """The first release less the second."""
     return [a - b for a, b in zip(first, second, strict=True)]
+
+
+def along(release: Release, direction: Release) -> float:
+    """How far a release lies in a direction."""
+    return sum(float(a @ b) for a, b in zip(release, direction, strict=True))
 
 
 def squared_lengths(release: Release) -> list[float]:
@@ -134,125 +138,173 @@ def _gpu_in_use() -> bool:
 
 
 class StepWatch:
-    """Steps of one optimizer or call site: looked into, made trials of, and counted.
+    """Steps of one optimizer or call site, the `number`th: looked into, made trials of, counted.
 
-    What is the same for every framework lies here. An adapter says how a step is taken again on
-    copies, and what may be changed of its examples.
-
-    `number` counts the optimizers or call sites of a kind, `nothing` is the change of a step's
-    examples that is none, `ghost` says whether gradients come clipped.
+    An adapter says what a step would release after a change of its examples, which changes there
+    are, and of what `shapes` an example's gradient is; None where none can be appended.
     """
 
-    def __init__(self, run: WatchedRun, number: int, nothing: Any, ghost: bool = False) -> None:
-        self.run, self.number, self.nothing, self.ghost = run, number, nothing, ghost
+    nothing: Change  # the change that is none
+    glanced = 1  # changes that are tried at steps which are not examined
+    ghost = False  # gradients come clipped, so that no change passes through the clipping
+
+    def __init__(self, run: WatchedRun, number: int) -> None:
+        self.run, self.number = run, number
         self.steps = 0  # taken so far
         self.noise: float | None = None  # multiplier of the step, where its call says it
-        self._noise: list[tuple[int, list[Vector]]] = []  # of steps that were examined
+        self.bound = 1.0  # of clipping, as the code says
+        self.unit = 1.0  # what a clipped gradient of length one is in what is released
+        self.rows = 0  # examples of the step that can be left out
+        self.shapes: list[tuple[int, ...]] | None = None
+        self._noise: list[tuple[int, Vector]] = []  # of steps that were examined
+        # Whether the canary is in the step, the direction that it shows in, and where zero is.
+        self._trial: tuple[bool, Release, float] | None = None
 
-    @property
-    def draw_seed(self) -> int:
-        """Of all noise that is drawn to look into the step."""
-        return self.run.request.derived("draws", self.number, self.steps) // 2
+    def released(self, change: Change, seed: int | None) -> Release:
+        """What the step would release, with generators as they are (None) or seeded."""
+        raise NotImplementedError
 
-    def canary_is_in(self, rate: float) -> bool:
-        """Whether the step has the canary; `rate`: of sampling it, where all of a run has it."""
-        request = self.run.request
-        if request.canary == "steps":
-            return request.coin(0.5, "bit", self.number, self.steps)
-        return request.member and request.coin(rate, "sampled", self.number, self.steps)
+    def appended(self, row: list[torch.Tensor]) -> Change:
+        """One example more, with this gradient."""
 
-    def canary(self, shapes: Iterable[Sequence[int]]) -> list[torch.Tensor]:
-        """The step's canary: a random direction of length one, with a random sign."""
-        request, at = self.run.request, (self.number, self.steps)
-        sign = 1.0 if request.coin(0.5, "sign", *at) else -1.0
-        return [sign * w for w in random_direction(shapes, request.derived("canary", *at))]
+    def without(self, index: int) -> Change:
+        """One example less."""
 
-    def finish(self) -> None:
-        """Counts the step."""
-        self.steps += 1
-        self.run.count_release()
+    def names(self, count: int) -> list[str]:
+        """Of the tensors of a release that has so many parts."""
+        return [f"array {index}" for index in range(count)]
 
-    def record_trial(
-        self, member: bool, score: float, noise: float | None, rate: float | None
-    ) -> None:
-        """Notes a trial: whether the canary was in, and how far the release lies its way.
+    def far(self) -> Change:
+        """A gradient a thousand times too long, in a direction of its own."""
+        return self.appended([FAR * self.bound * w for w in self.direction()])
 
-        `score` has mean 1 with the canary and 0 without; `noise` and `rate` are the step's, as
-        accounted.
+    def direction(self) -> list[torch.Tensor]:
+        """Of changes: random, and the same at each step."""
+        return random_direction(self.shapes or (), self.run.request.derived("look"))
+
+    def changes(self) -> Iterator[tuple[str, Change]]:
+        """Changes of one example each, with what they are in words."""
+        if self.shapes is not None:
+            yield "a gradient a thousand times too long", self.far()
+        for index in spread_indices(self.rows):
+            yield f"record {index} of the batch left out", self.without(index)
+        if self.shapes is None:
+            return
+        v, names = self.direction(), self.names(len(self.shapes))
+        order = sorted(range(len(v)), key=lambda index: v[index].numel())
+        for index in dict.fromkeys([*order[:2], *order[-2:]]):  # smallest and largest tensors
+            length = max(float(v[index].norm()), 1e-30)
+            row = [FAR * self.bound * w * (k == index) / length for k, w in enumerate(v)]
+            what = f"a gradient of {names[index]} alone, a thousand times too long"
+            yield what, self.appended(row)
+        near = self.appended([NEAR * self.bound * w for w in v])
+        yield "a gradient just within the clipping bound", near
+
+    def look(self) -> bool:
+        """Looks into the step that is about to be taken; whether it was examined.
+
+        All draws of noise and all changes are tried where it is examined. At other steps it is one
+        other draw, and a few changes, while there is time.
         """
-        self.run.recorder.put(
-            "trial", step=self.steps, member=member, score=score, noise=noise, rate=rate
-        )
+        whole = self.steps in LOOKED_AT
+        if not (self.run.request.looks and (whole or self.run.has_time)):
+            return False
+        with self.run.replay():
+            actual = self.released(self.nothing, None)
+            # Bit for bit, but for signs of zero; NaN equals NaN.
+            replays = not whole or all(
+                np.array_equal(a, b, equal_nan=True)
+                for a, b in zip(actual, self.released(self.nothing, None), strict=True)
+            )
+            entry = self._try_changes(actual, whole) if replays else {}
+        sizes = [len(part) for part in actual]
+        self.run.put(
+            "look", step=self.steps, optimizer=self.number, noise=self.noise, sizes=sizes,
+            ghost=self.ghost, names=self.names(len(sizes)), norms=squared_lengths(actual),
+            replays=replays, **entry,
+        )  # fmt: skip
+        return whole
 
-    def examine(
-        self,
-        released: Released,
-        changes: Iterable[tuple[str, Any]],
-        empty: Any | None,
-        names: list[str] | None = None,
-    ) -> None:
-        """Looks into the step that is about to be taken.
-
-        `released` gives what it would release, `changes` are of one example each, with what they
-        are in words. `empty` adds an example whose gradient is zero; None where that cannot be
-        done. Tensors have their number for a name where `names` is None.
-        """
-        actual, again = released(self.nothing, None), released(self.nothing, None)
-        entry: dict[str, Any] = {"replays": False}
-        # Bit for bit, but for signs of zero; NaN equals NaN.
-        if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(actual, again, strict=True)):
-            draws, squares, mean, still = self._draw_noise(released, actual)
-            entry = {"replays": True, "draws": draws, "squares": squares}
-            entry["norms"] = squared_lengths(actual)
+    def _try_changes(self, actual: Release, whole: bool) -> dict[str, Any]:
+        """What other draws of the step's noise and changes of its examples show."""
+        entry: dict[str, Any] = {}
+        seed = self.run.request.derived("draws", self.number, self.steps) // 2
+        if whole:
+            draws, squares, mean, still = self._draw_noise(actual, seed)
             if sum(squares) > 0:
                 # The step's own noise: its release less a mean of many.
                 noise = [-part for part in mean]
                 entry["pairs"] = self._correlations(noise, squares, draws)
                 entry["shape"] = _distance_from_normal(noise, squares, draws)
-            shifts, bare = [], set()
-            for what, change in changes:
-                moved = difference(released(change, None), actual)
-                shifts.append({"what": what, "squares": squared_lengths(moved)})
-                bare |= {i for i, part in enumerate(moved) if (still[i] & (part != 0)).any()}
-            entry |= {"shifts": shifts, "bare": sorted(bare)}
-            if empty is not None:
-                moved = difference(released(empty, None), actual)
-                entry["empty"] = squared_lengths(moved)
-        self._record_look(actual, names, **entry)
+        else:
+            other = difference(self.released(self.nothing, seed), actual)
+            # Half of a difference's squares: as of two draws around their mean.
+            draws, squares = 2, [square / 2 for square in squared_lengths(other)]
+            still = [np.zeros(len(part), dtype=np.bool_) for part in actual]
+        shifts, bare = [], set()
+        for what, change in itertools.islice(self.changes(), None if whole else self.glanced):
+            moved = difference(self.released(change, None), actual)
+            shifts.append({"what": what, "squares": squared_lengths(moved)})
+            bare |= {i for i, part in enumerate(moved) if (still[i] & (part != 0)).any()}
+        if whole and self.shapes is not None and not self.ghost:
+            empty = self.appended([torch.zeros(shape) for shape in self.shapes])
+            moved = difference(self.released(empty, None), actual)
+            entry["empty"] = squared_lengths(moved)
+        return entry | {"draws": draws, "squares": squares, "shifts": shifts, "bare": sorted(bare)}
 
-    def glance(
-        self,
-        released: Released,
-        changes: Iterable[tuple[str, Any]],
-        names: list[str] | None = None,
-    ) -> None:
-        """Looks at one other draw of a step's noise, and at a few changes."""
-        actual = released(self.nothing, None)
-        other = difference(released(self.nothing, self.draw_seed), actual)
-        # Half of a difference's squares: as of two draws around their mean.
-        squares = [square / 2 for square in squared_lengths(other)]
-        shifts = [
-            {"what": what, "squares": squared_lengths(difference(released(change, None), actual))}
-            for what, change in changes
-        ]
-        entry = {"replays": True, "draws": 2, "squares": squares, "shifts": shifts, "bare": []}
-        self._record_look(actual, names, norms=squared_lengths(actual), **entry)
+    def begin_trial(self, rate: float) -> Change:
+        """Decides whether the step has a canary; the change that puts it in.
 
-    def _record_look(self, actual: Release, names: list[str] | None, **entry: Any) -> None:
-        sizes = [len(part) for part in actual]
-        self.run.recorder.put(
-            "look", step=self.steps, optimizer=self.number, noise=self.noise, sizes=sizes,
-            ghost=self.ghost,
-            names=names or [f"array {index}" for index in range(len(sizes))], **entry,
-        )  # fmt: skip
+        The canary is a random direction of length one, with a random sign. `rate` is that of
+        sampling it, where all of a run has it.
+        """
+        request, at = self.run.request, (self.number, self.steps)
+        if not request.canary or (self.shapes is None and not self.rows):
+            return self.nothing
+        if request.canary == "steps":
+            member = request.coin(0.5, "bit", *at)
+        else:
+            member = request.member and request.coin(rate, "sampled", *at)
+        if self.shapes is None:
+            return self._leave_out(member)
+        sign = 1.0 if request.coin(0.5, "sign", *at) else -1.0
+        v = [sign * w for w in random_direction(self.shapes, request.derived("canary", *at))]
+        self._trial = member, [w / (self.bound * self.unit) for w in flat_vectors(v)], 0.0
+        far = self.bound if self.ghost else FAR * self.bound
+        return self.appended([far * w for w in v]) if member else self.nothing
+
+    def _leave_out(self, member: bool) -> Change:
+        """A trial by the last record; who knows the parameters knows what it adds."""
+        without = self.without(self.rows - 1)
+        seed = self.run.request.derived("draw", self.number, self.steps)
+        with self.run.replay():
+            others = [self.released(without, seed + k) for k in range(_MEAN_DRAWS)]
+            moved = difference(self.released(self.nothing, seed), others[0])
+        size = sum(squared_lengths(moved)) or 1.0
+        middle = [np.mean(parts, axis=0) for parts in zip(*others, strict=True)]
+        direction = [part / size for part in moved]
+        self._trial = member, direction, along(middle, direction)
+        return self.nothing if member else without
+
+    def end_step(self, release: Release, noise: float | None, rate: float | None) -> None:
+        """Counts the step, and records its trial; `noise` and `rate` as they were accounted.
+
+        The score has mean 1 with the canary and 0 without.
+        """
+        if self._trial is not None:
+            (member, direction, zero), self._trial = self._trial, None
+            score = along(release, direction) - zero
+            self.run.put(
+                "trial", step=self.steps, member=member, score=score, noise=noise, rate=rate
+            )
+        self.steps += 1
+        self.run.count_release()
 
     def _draw_noise(
-        self, released: Released, actual: Release
+        self, actual: Release, seed: int
     ) -> tuple[int, list[float], Release, list[npt.NDArray[np.bool_]]]:
-        """Draws the step's noise again and again: how many draws, and what they show.
-
-        That is their squares around their mean, by tensor; that mean; and which numbers no draw
-        moved. Squares and mean are of differences to `actual`.
+        """Draws the step's noise again and again: how many draws, and of their differences to
+        `actual` the squares around their mean, by tensor; that mean; and which numbers none moved.
         """
         size = max(1, sum(map(len, actual)))
         least, most = _DRAWS
@@ -263,7 +315,7 @@ class StepWatch:
         began = time.monotonic()
         draws = 0
         while draws < wanted and (draws < least or time.monotonic() - began < _SECONDS):
-            moved = difference(released(self.nothing, self.draw_seed + draws), actual)
+            moved = difference(self.released(self.nothing, seed + draws), actual)
             for index, (part, square) in enumerate(zip(moved, squared_lengths(moved), strict=True)):
                 total[index] += part
                 squared[index] += square
@@ -285,50 +337,47 @@ class StepWatch:
     ) -> list[dict[str, Any]]:
         """How the step's noise correlates with that of steps before, and within itself.
 
-        `squares` has the sum of squared noise of each tensor over `draws` draws, which brings all
-        to one scale; tensors without noise, or of one number, say nothing. The noise is kept for
-        later steps. Returned is, of each kind ("steps", "tensors", "neighbours"), the pair that
-        chance explains least: two steps or tensors, `of`, and how many `pairs` there were.
+        `squares` brings all tensors to one scale; those without noise, or of one number, say
+        nothing. The noise is kept for later steps. Returned is, of each kind ("steps", "tensors",
+        "neighbours"), the pair that chance explains least, and how many `pairs` there were.
         """
         parts = []
         for part, square in zip(noise, squares, strict=True):
-            deviation = float(np.sqrt(square / ((draws - 1) * len(part)))) if draws > 1 else 0.0
+            deviation = float(np.sqrt(square / ((draws - 1) * len(part))))
             some = deviation > 0 and len(part) > 1
             parts.append(part[:_COMPARED] / deviation if some else np.zeros(0))
+        whole = np.concatenate(parts)
         pairs = [
-            {"what": "steps", "of": [before, self.steps], **_correlation(np.concatenate(old), new)}
+            ("steps", [before, self.steps], old, whole)
             for before, old in self._noise
-            if 16 <= len(new := np.concatenate(parts)) == sum(map(len, old))
+            if len(old) == len(whole) >= 16
         ]
         for (i, first), (j, second) in itertools.combinations(enumerate(parts), 2):
             n = min(len(first), len(second))
-            if n >= 16:
-                pair = _correlation(first[:n], second[:n])
-                pairs.append({"what": "tensors", "of": [i, j], **pair})
+            pairs += [("tensors", [i, j], first[:n], second[:n])] * (n >= 16)
         for i, part in enumerate(parts):
-            if len(part) >= 32:
-                pair = _correlation(part[:-1], part[1:])
-                pairs.append({"what": "neighbours", "of": [i, i], **pair})
-        self._noise.append((self.steps, parts))
+            pairs += [("neighbours", [i, i], part[:-1], part[1:])] * (len(part) >= 32)
+        self._noise.append((self.steps, whole))
         worst = []
-        for what in ("steps", "tensors", "neighbours"):
-            if kind := [pair for pair in pairs if pair["what"] == what]:
-                least = max(kind, key=lambda pair: abs(pair["correlation"]) * pair["n"] ** 0.5)
-                worst.append(least | {"pairs": len(kind)})
+        for kind in ("steps", "tensors", "neighbours"):
+            group = [(of, len(a), _correlation(a, b)) for what, of, a, b in pairs if what == kind]
+            if group:
+                of, n, value = max(group, key=lambda pair: abs(pair[2]) * pair[1] ** 0.5)
+                pair = {"what": kind, "of": of, "n": n, "correlation": value}
+                worst.append(pair | {"pairs": len(group)})
         return worst
 
 
-def _correlation(first: Vector, second: Vector) -> dict[str, Any]:
+def _correlation(first: Vector, second: Vector) -> float:
     norm = float(np.sqrt(np.dot(first, first) * np.dot(second, second)))
-    value = float(np.dot(first, second)) / norm if norm > 0 else 0.0
-    return {"correlation": value, "n": len(first)}
+    return float(np.dot(first, second)) / norm if norm > 0 else 0.0
 
 
 def _distance_from_normal(noise: Release, squares: list[float], draws: int) -> dict[str, Any]:
     """The Kolmogorov distance of `n` numbers of standardised noise from the normal law."""
     parts = []
     for part, square in zip(noise, squares, strict=True):
-        if square > 0 and draws > 1:
+        if square > 0:
             deviation = np.sqrt(square / ((draws - 1) * len(part)) * (1 + 1 / draws))
             parts.append(part[:_COMPARED] / deviation)
     values = np.sort(np.concatenate(parts))

@@ -1,13 +1,12 @@
 """One run of a script in a process of its own: the function that `isolation` calls there.
 
-    run({"script": path, "function": name, "record": path, "request": {...}})
-
-It returns what is known at the run's end; what was seen on the way is in the record's lines. A run
-that carries no canary ends with the same parameters, to the bit, as one that nobody watches.
+What was seen on the way is in the record's lines. A run that carries no canary ends with the same
+parameters, to the bit, as one that nobody watches.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import importlib
@@ -22,7 +21,7 @@ import torch
 from ...errors import SpecError
 from ...opacus import marks_of
 from . import opacus_engine, opacus_optimizers, release_functions
-from .run_state import EnoughSeen, Recorder, RunRequest, WatchedRun, draw_counts
+from .run_state import EnoughSeen, RunRequest, WatchedRun, around, draw_counts
 from .step_probe import digest, seed_generators
 
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is asked for, beside its own
@@ -33,51 +32,45 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
     Raises SpecError where there is no such function, or it needs arguments, or nothing tells δ.
     """
-    if "threads" in request:
-        torch.set_num_threads(int(request["threads"]))
+    torch.set_num_threads(request["threads"])
     script, name = Path(request["script"]), request["function"]
-    recorder = Recorder(Path(request["record"]))
-    state = WatchedRun(RunRequest(**request["request"]), recorder)
+    state = WatchedRun(RunRequest(**request["request"]), Path(request["record"]))
     seed_generators(state.request.derived("start"))
     _install(state)
-    with release_functions.watching(state):
-        main = _load(script, name)
-        marks = marks_of(main)
-        delta = request.get("delta") or marks.delta
-        if delta is None:
-            raise SpecError(
-                "--delta",
-                f"is missing, and {name} in {script.name} is not marked with @audited(delta=...); "
-                "give one of them",
-            )
-        state.phase, state.began = "main", time.monotonic()
-        result = None
-        try:
-            result = main()
-        except EnoughSeen:
-            pass
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                raise
-        state.settle(None)
-        seconds = time.monotonic() - state.began
-    kept = {"seconds": seconds, "marks": dataclasses.asdict(marks)}
-    return _result(state, result, delta, marks.public) | kept
+    release_functions.run = state
+    main = _load(script, name)
+    marks = marks_of(main)
+    delta = request["delta"] or marks.delta
+    if delta is None:
+        why = f"is missing, and {name} in {script.name} is not marked with @audited(delta=...)"
+        raise SpecError("--delta", f"{why}; give one of them")
+    state.phase, state.began = "main", time.monotonic()
+    returned = None
+    try:
+        returned = main()
+    except EnoughSeen:
+        pass
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+    state.settle(None)
+    state.phase, seconds = "after", time.monotonic() - state.began
+    result = _result(state, delta) | {"left": _left(state, returned, marks.public)}
+    return result | {"seconds": seconds, "marks": dataclasses.asdict(marks)}
 
 
 def _install(state: WatchedRun) -> None:
     state.loaders.install()
     opacus_engine.install(state)
     opacus_optimizers.install(state)
-    seed_torch = torch.manual_seed
 
-    def seed_noted(seed: Any) -> Any:
+    def manual_seed(original: Any, seed: Any) -> Any:
         state.seeded.append(("torch.manual_seed", int(seed)))
         reseeds = state.request.reseeds
-        return seed_torch(state.request.derived("constant", int(seed)) if reseeds else seed)
+        return original(state.request.derived("constant", int(seed)) if reseeds else seed)
 
-    torch.manual_seed = seed_noted
-    torch.random.manual_seed = seed_noted
+    for module in (torch, torch.random):
+        around(module, "manual_seed")(manual_seed)
 
 
 def _load(script: Path, name: str) -> Any:
@@ -92,9 +85,8 @@ def _load(script: Path, name: str) -> Any:
     except SyntaxError as error:
         raise SpecError("", f"{script.name} is no Python script: {error}") from error
     if Path(str(module.__file__)).resolve() != script:
-        raise SpecError(
-            "", f"{script.name} has the name of another module, {module.__file__}; rename it"
-        )
+        why = f"{script.name} has the name of another module, {module.__file__}; rename it"
+        raise SpecError("", why)
     function = getattr(module, name, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
@@ -103,31 +95,23 @@ def _load(script: Path, name: str) -> Any:
     try:
         inspect.signature(function).bind()
     except TypeError as error:
-        raise SpecError(
-            "",
-            f"{name} in {script.name} needs arguments ({error}); give them defaults, or wrap it in "
-            "a function without",
-        ) from error
+        why = f"{name} in {script.name} needs arguments ({error}); give them defaults"
+        raise SpecError("", why) from error
     return function
 
 
-def _result(
-    state: WatchedRun, returned: Any, delta: float, public: tuple[str, ...]
-) -> dict[str, Any]:
-    """What is known at a run's end, as plain JSON: counts, claims, draws, and what is left."""
+def _result(state: WatchedRun, delta: float) -> dict[str, Any]:
+    """What is known at a run's end, as plain JSON: counts, claims, and draws."""
     # Runs with canaries have the claim of the run without: asking for it again takes a second.
     silent = state.request.canary or state.cut
     deltas = sorted(() if silent else {*_DELTAS, delta}, reverse=True)
     streams = list(state.streams.values())
-    final = hashlib.blake2b(digest_size=16)  # of the parameters that the optimizers ended with
-    for watched in state.optimizers:
-        for p in watched.optimizer.params:
-            final.update(p.detach().cpu().contiguous().numpy().tobytes())
-    claims = opacus_engine.claims(state.claiming_accountants() or streams, deltas, delta)
+    params = [p for watched in state.optimizers for p in watched.optimizer.params]
+    final = b"".join(p.detach().cpu().contiguous().numpy().tobytes() for p in params)
     return {
         "made": len(state.modules),
         "steps": [watched.steps for watched in (*state.optimizers, *streams)],
-        "claims": claims,
+        "claims": opacus_engine.claims(state.claiming_accountants() or streams, deltas, delta),
         "accounted": state.accounted,
         "reported": state.reported,
         "moved": state.moved,
@@ -141,8 +125,7 @@ def _result(
         "outside": [{"key": list(key), "steps": n} for key, n in state.outside.items()],
         "seeded": sorted(set(state.seeded)),
         "generators": state.noise_seeds,
-        "left": _left(state, returned, public),
-        "final": final.hexdigest(),
+        "final": hashlib.blake2b(final, digest_size=16).hexdigest(),
         "watching": state.spent,
     }
 
@@ -172,8 +155,7 @@ def _left(state: WatchedRun, returned: Any, public: tuple[str, ...]) -> dict[str
     there was a private one; `tensors`: it is neither a private parameter nor what some network had
     before. The last two leave out what is `public`.
     """
-    kinds = ("gradients", "examples", "others", "outside", "tensors")
-    left: dict[str, list[str]] = {kind: [] for kind in kinds}
+    left = collections.defaultdict[str, list[str]](list)
     if not state.request.looks:
         return left
     released = {}

@@ -8,7 +8,7 @@ import pytest
 
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.report.verdict import Verdict
-from dpaudit_ray.scripts import report_export
+from dpaudit_ray.scripts import script_findings
 from dpaudit_ray.scripts.script_findings import Finding, Look, Measured, ScriptVerdict, Weight
 
 HOSTILE = "a|b\n<script>alert(1)</script> `x` *y* [z](http://w) \x1b[31m \x00"
@@ -34,7 +34,7 @@ def verdict(*findings: Finding, **more: object) -> ScriptVerdict:
 
 
 def parsed(found: ScriptVerdict) -> ElementTree.Element:
-    return ElementTree.fromstring(report_export.junit(found))
+    return ElementTree.fromstring(script_findings.junit(found))
 
 
 def test_junit_has_a_case_per_look_and_the_failures():
@@ -57,33 +57,21 @@ def test_junit_of_a_promise_that_is_kept():
     assert not list(suite.iter("failure"))
 
 
-def test_markdown_keeps_its_table_whatever_the_text():
-    text = report_export.markdown(verdict(BAD))
-    assert "## VIOLATION: train.py:main" in text
-    (row,) = [line for line in text.splitlines() if "σ = 0.5" in line]
-    assert "train.py:main breaks its promise of ε = 1.44 (δ = 1e-5, prv): noise" in text
-    assert row.startswith("| VIOLATION | noise | step 1 |")
-    assert "a\\|b" in row
-    for raw in ("<script>", "`x`", "*y*", "[z]", "\x1b", "\x00"):
-        assert raw not in text
-    assert row.replace("\\|", "").count("|") == 6
-
-
 def test_the_page_has_the_findings_and_runs_nothing():
-    page = report_export.html(verdict(BAD, WARNED))
+    page = script_findings.html(verdict(BAD, WARNED))
     for shown in ("VIOLATION", "more noise", "SGD, 5 steps", "&lt;script&gt;", "&lt;b&gt;loss"):
         assert shown in page
     for hostile in ("<script>", "\x1b", "http-equiv", "src="):
         assert hostile not in page
     # A tab that the script printed is a tab.
-    printed = report_export.html(verdict(output="step\tloss\x1b[0m"))
+    printed = script_findings.html(verdict(output="step\tloss\x1b[0m"))
     assert "step\tloss\\x1b[0m" in printed
 
 
 def test_a_claim_that_nobody_makes():
     unseen = verdict(claim=float("nan"), verdict=Verdict.INCONCLUSIVE)
     assert unseen.headline.endswith("not seen whole, so nothing is said of its ε at δ = 1e-5.")
-    assert unseen.headline in report_export.html(unseen)
+    assert unseen.headline in script_findings.html(unseen)
 
 
 def test_what_was_measured_stands_beside_the_claim():
@@ -93,16 +81,14 @@ def test_what_was_measured_stands_beside_the_claim():
     said = "measured ε >= 0.5 for the run, claimed 1.44 (δ = 1e-5, assumes nothing)"
     values = {one.get("name"): one.get("value") for one in parsed(seen).iter("property")}
     assert values == {"verdict": f"CONSISTENT: {seen.headline}", "L2": said}
-    for page in (report_export.html(seen), report_export.markdown(seen).replace("\\", "")):
-        assert said in page.replace("&gt;", ">")
+    assert said in script_findings.html(seen).replace("&gt;", ">")
     plain = json.loads(json.dumps(dataclasses.asdict(dataclasses.replace(seen, findings=(BAD,)))))
     assert (plain["verdict"], plain["measured"][0]["epsilon"]) == ("CONSISTENT", 0.5)
     assert plain["findings"][0]["look"] == "noise"
 
 
 def test_files_are_written_or_the_reason_told(tmp_path):
-    report_export.write(tmp_path / "new/page.html", "text")
-    report_export.write(tmp_path / "new/page.html", " more", append=True)
-    assert (tmp_path / "new/page.html").read_text() == "text more"
+    script_findings.write(tmp_path / "new/page.html", "text")
+    assert (tmp_path / "new/page.html").read_text() == "text"
     with pytest.raises(StorageError, match="cannot write"):
-        report_export.write(tmp_path, "text")
+        script_findings.write(tmp_path, "text")
