@@ -77,7 +77,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         kind = type(sweep).__name__
         raise SpecError("sweep", f"is a {kind}; give a sweep file's path, its content or a Sweep")
     if executor != "ray":
-        _require_gpu(prepared, executor)
+        _require_gpu(prepared)
     directory = RunDirectory.under(storage_path, prepared.name, place.OPENING)
     prepared = planning.kept(prepared, directory, tell)
     phase("loading the data")
@@ -108,7 +108,12 @@ class _Job:
     connection: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
-        self._tell_where_it_resumes(retry_failed)
+        enough = outcomes.decided(self.directory, self.sweep, self.plan)
+        missing = sum(pack.size for pack in self.plan.remaining(self.directory, enough))
+        trials = sum(enough.get(i, audit.trials) for i, audit in enumerate(self.plan.audits))
+        recorded = [] if retry_failed else outcomes.failed(self.directory, self.plan)
+        if missing < trials and self._remaining(recorded):
+            self.tell(f"resuming at {trials - missing:,} of {trials:,} trials")
         with self.connection:
             while True:
                 try:
@@ -117,46 +122,39 @@ class _Job:
                     if not quarantine.set_aside(self.directory, self.plan, self.tell):
                         raise
 
-    def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
-        recorded = outcomes.failed(self.directory, self.plan)
-        if retry_failed:
-            outcomes.forget_parts(self.directory, self.plan)
-        for line in outcomes.part_lines(
-            outcomes.failed_parts(self.directory, self.plan), self.plan
-        ):
-            self.tell(line)
-        retried, left_out = (recorded, []) if retry_failed else ([], recorded)
-        packs = len(self._remaining(left_out))
-        name: ExecutorName = executor if packs else "inline"
-        with self._dispatcher(name, packs, address) as chosen:
-            if retried:
-                chosen.try_again(retried)
-            result = self._drive(chosen, self._remaining(left_out), left_out)
-            if retried:
-                chosen.give_up(retried)  # packs whose turn did not come once more are misses again
-                chosen.flush()
-                result = dataclasses.replace(result, failures=self._failures())
-            if name == "ray" and result.complete:
-                self._conclude(chosen, result)
-            return result
-
-    def _tell_where_it_resumes(self, retry_failed: bool) -> None:
-        """Tells the number of trials that are done, where some are and some are left to run."""
-        enough = outcomes.decided(self.directory, self.sweep, self.plan)
-        missing = sum(pack.size for pack in self.plan.remaining(self.directory, enough))
-        trials = sum(enough.get(i, audit.trials) for i, audit in enumerate(self.plan.audits))
-        recorded = [] if retry_failed else outcomes.failed(self.directory, self.plan)
-        if missing < trials and self._remaining(recorded):
-            self.tell(f"resuming at {trials - missing:,} of {trials:,} trials")
-
     def _remaining(self, recorded: list[Failure]) -> list[Pack]:
         enough = outcomes.decided(self.directory, self.sweep, self.plan)
         left_out = {failure.pack for failure in recorded}
         return outcomes.to_run(self.directory, self.plan, enough, left_out)
 
-    def _failures(self) -> tuple[Failure, ...]:
-        of_packs = outcomes.failed(self.directory, self.plan)
-        return (*of_packs, *outcomes.failed_parts(self.directory, self.plan))
+    def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
+        recorded = outcomes.failed(self.directory, self.plan)
+        if retry_failed:
+            outcomes.forget_parts(self.directory, self.plan)
+        parts = outcomes.failed_parts(self.directory, self.plan)
+        for line in outcomes.part_lines(parts, self.plan):
+            self.tell(line)
+        retried, left_out = (recorded, []) if retry_failed else ([], recorded)
+        packs = len(self._remaining(left_out))
+        name: ExecutorName = executor if packs else "inline"
+        with self._dispatcher(name, packs, address) as dispatcher:
+            if retried:
+                dispatcher.try_again(retried)
+            how = self._budget(left_out), self.stop, self.show, self.lease.require
+            summary = Driver(dispatcher, self._remaining(left_out), *how).run()
+            self.directory.require_owned()
+            if retried:  # packs whose turn did not come once more are misses again
+                dispatcher.give_up(retried)
+                dispatcher.flush()
+            failures = outcomes.failed(self.directory, self.plan)
+            failures += outcomes.failed_parts(self.directory, self.plan)
+            complete = self.directory.complete
+            stopped = summary.stopped and not complete
+            location = self.directory.location
+            result = Result(location, complete, tuple(failures), summary.lost, stopped)
+            if name == "ray" and complete:
+                self._conclude(dispatcher, result)
+            return result
 
     def _budget(self, recorded: list[Failure]) -> FailureBudget:
         labels = [audit.label for audit in self.plan.audits]
@@ -166,27 +164,13 @@ class _Job:
             reached[index] = max((first for first, _ in done), default=-1)
         return FailureBudget(self.sweep.resources, labels, self.tell, recorded, reached)
 
-    def _drive(
-        self, dispatcher: Dispatcher, remaining: list[Pack], recorded: list[Failure]
-    ) -> Result:
-        how = self._budget(recorded), self.stop, self.show, self.lease.require
-        summary = Driver(dispatcher, remaining, *how).run()
-        self.directory.require_owned()
-        complete = self.directory.complete
-        return Result(
-            self.directory.location, complete, self._failures(), summary.lost,
-            stopped=summary.stopped and not complete, earlier=tuple(recorded),
-        )  # fmt: skip
-
     def _conclude(self, dispatcher: Dispatcher, result: Result) -> None:
         """Tells the metrics of refuted claims: those of all trials, and not of live bounds only."""
         from .report import verdict
 
         self.phase("judging the claims")
-        verdicts = verdict.current(result.run).audits
-        refuted = frozenset(
-            i for i, a in enumerate(verdicts) if a.verdict is verdict.Verdict.VIOLATION
-        )
+        verdicts = [audit.verdict for audit in verdict.current(result.run).audits]
+        refuted = frozenset(i for i, v in enumerate(verdicts) if v is verdict.Verdict.VIOLATION)
         now = Activity(trainers=dispatcher.trainers, last_result=time.time(), refuted=refuted)
         last = dispatcher.progress(now)
         if refuted - {i for i, audit in enumerate(last.audits) if audit.refuted}:
@@ -243,19 +227,16 @@ def check_inputs(sweep: Sweep, tell: Callable[[str], None] = lambda line: None) 
             )
 
 
-def _require_gpu(sweep: Sweep, executor: ExecutorName) -> None:
+def _require_gpu(sweep: Sweep) -> None:
     """Raises SpecError where packs would be given a GPU that this process does not see."""
     gpus = sweep.resources.num_gpus
-    ours = any(c.mechanism.uses_torch and c.mechanism.uses_gpu for c in sweep.cells)
-    if not gpus or not ours:
-        return
-    import torch
+    if gpus and any(c.mechanism.uses_torch and c.mechanism.uses_gpu for c in sweep.cells):
+        import torch
 
-    if (there := torch.cuda.device_count()) < gpus:
-        with sweep.placed():
-            raise SpecError(
-                "resources.num_gpus",
-                f"is {gpus:g}, but this process sees {there or 'no'} GPU{'s' * (there > 1)}, and "
-                f"executor {executor} has no other; use --set resources.num_gpus=0, or --executor "
-                "ray on a cluster that has them",
-            )
+        if (there := torch.cuda.device_count()) < gpus:
+            with sweep.placed():
+                raise SpecError(
+                    "resources.num_gpus",
+                    f"is {gpus:g}, but this process sees {there or 'no'} GPU; use --set "
+                    "resources.num_gpus=0, or --executor ray on a cluster that has them",
+                )

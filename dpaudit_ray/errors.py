@@ -1,16 +1,4 @@
-"""Every error that a user can meet, in one tree.
-
-    DpauditError            exit 2    wrong usage or input
-    ├── SpecError           exit 2    a sweep file says something impossible; carries the key's path
-    │   └── SweepError          several of them, each a line
-    ├── DataError           exit 2    a data set is missing or unusable
-    ├── RunDirectoryError   exit 2    a run directory cannot be used as it is
-    │   └── DamagedFileError    scores or arrays are damaged: they can be made again
-    ├── ScriptError         exit 2    a script cannot be audited as it is; has what it printed
-    ├── NoClusterError      exit 2    the cluster cannot be joined, or never fits this sweep
-    ├── StorageError        exit 4    storage failed while the sweep ran; the run can be resumed
-    ├── LeaseLostError      exit 4    the run is another driver's by now, or its directory is gone
-    └── ClusterError        exit 4    the cluster failed, or too many workers died; resumable
+"""Every error that a user can meet, in one tree; each exits with 2 but where it says otherwise.
 
 Messages are one line: what was wrong, the value, the bound, what to do.
 """
@@ -42,21 +30,16 @@ _LONGEST = 300  # characters of somebody else's message
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a message, or the name of what has none; no longer than a screen takes.
-
-    Messages of torch list the devices that an operator runs on, in thousands of characters.
-    """
+    """The first line of a message, or the name of what has none; torch's may be of any length."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
-_NO_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "failed to map segment",  # the loader, of a library
-    "alloc_failed",  # cuBLAS and cuDNN take memory past torch's allocator
-    "allocation_failed",
+_NO_MEMORY = re.compile(
+    "out of memory|can(no|')t allocate memory"
+    "|failed to map segment"  # the loader, of a library
+    "|alloc(ation)?_failed",  # cuBLAS and cuDNN take memory past torch's allocator
+    re.IGNORECASE,
 )
 
 
@@ -66,7 +49,7 @@ def out_of_memory(error: BaseException | str) -> bool:
     if kinds & {"MemoryError", "OutOfMemoryError"}:
         return True
     plain = isinstance(error, str | RuntimeError | OSError | ImportError | DpauditError)
-    return plain and any(words in str(error).lower() for words in _NO_MEMORY)
+    return plain and _NO_MEMORY.search(str(error)) is not None
 
 
 class DpauditError(Exception):
@@ -112,7 +95,7 @@ class SpecError(DpauditError):
 
     @property
     def problems(self) -> tuple[SpecError, ...]:
-        """Every mistake that it tells of, each a line."""
+        """Every mistake that it tells of, each a line, in the order in which they are mended."""
         return (self,)
 
     def under(self, prefix: str) -> SpecError:
@@ -140,19 +123,15 @@ def unknown_key(key: str, names: Collection[str] = ()) -> SpecError:
 class SweepError(SpecError):
     """Several mistakes of one sweep, told together; it has the key of the first."""
 
+    problems: tuple[SpecError, ...] = ()
+
     def __init__(self, problems: tuple[SpecError, ...]) -> None:
         first = problems[0]
         super().__init__(first.key, first.problem, first.written, first.place)
-        self.args = (problems,)
+        self.args, self.problems = (problems,), problems
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.problems))
-
-    @property
-    def problems(self) -> tuple[SpecError, ...]:
-        """In the order in which they are best mended."""
-        problems: tuple[SpecError, ...] = self.args[0]
-        return problems
 
     def under(self, prefix: str) -> SpecError:
         """Returns the same errors with `prefix` in front of their keys."""
@@ -236,19 +215,19 @@ class NoClusterError(DpauditError):
 
 
 class StorageError(DpauditError):
-    """Storage does not answer, or fails a running sweep. What was acknowledged is not lost."""
+    """Storage does not answer, or fails a running sweep, which can be resumed (exit 4)."""
 
     exit_code = Exit.STOPPED
 
 
 class LeaseLostError(DpauditError):
-    """Another driver took the run over, or its directory is gone: this one writes no more."""
+    """Another driver took the run over, or its directory is gone (exit 4)."""
 
     exit_code = Exit.STOPPED
 
 
 class ClusterError(DpauditError):
-    """The cluster failed while the sweep ran, or lost more workers than the sweep allows."""
+    """The cluster failed while the sweep ran, or lost too many workers; resumable (exit 4)."""
 
     exit_code = Exit.STOPPED
 

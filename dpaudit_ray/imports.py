@@ -2,11 +2,10 @@
 
 A sweep file is code as much as the modules that it names: `package.module:name` imports a module,
 which runs it, and what lies there is called. So nothing is called before it was looked at, nothing
-of Python's own library at all, and `Trust` says which modules may be imported. It belongs to the
-process, as what was imported does.
+of Python's own library at all, and `Trust` says which modules may be imported.
 
-Whose code a module is, and what it imports, is told without importing or running anything: a module
-is found as Python would find it, and what it imports is read off its text.
+Whose code a module is, and what it imports, is told without running anything: a module is found as
+Python would find it, and what it imports is read off its text.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .errors import SpecError
 
@@ -140,26 +139,20 @@ def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., A
     train = _callable(path, f"{key}.path")
     try:
         bound = inspect.signature(train).bind(True, 0, **options)
-    except TypeError as error:
-        raise SpecError(
-            f"{key}.options", f"{path} does not take (member, seed) and them ({error})"
-        ) from error
     except ValueError:  # compiled code does not say what it takes
         return train
-    if not _is_users_function(train) and list(bound.arguments)[:2] != ["member", "seed"]:
-        raise SpecError(
-            f"{key}.path",
-            f"{path} is installed code whose first arguments are not called member and seed, so "
-            "it is no training; call it from a function of your own",
-        )
+    except TypeError as error:
+        problem = f"{path} does not take (member, seed) and them ({error})"
+        raise SpecError(f"{key}.options", problem) from error
+    if list(bound.arguments)[:2] != ["member", "seed"]:
+        _require_users(train, path, f"{key}.path")
     return train
 
 
 def function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
     """The user's function at `path`, of such `arguments` by place. Raises SpecError under `key`."""
     value = _callable(path, key)
-    if not _is_users_function(value):
-        raise SpecError(key, f"{path} is installed code; call it from a function of your own")
+    _require_users(value, path, key)
     try:
         inspect.signature(value).bind(*arguments)
     except TypeError as error:
@@ -172,8 +165,8 @@ def network(path: str, key: str) -> Callable[..., Any]:
     """The class or function that gives a network, seen to do so before anything is called.
 
     A class must be an `nn.Module`. A function must say that it returns one; only one in a file of
-    the user's own, which was run when it was imported, may say nothing. Raises SpecError under
-    `key` for anything else.
+    the user's, which was run when it was imported, may say nothing. Raises SpecError under `key`
+    for anything else.
     """
     from torch import nn
 
@@ -189,12 +182,8 @@ def network(path: str, key: str) -> Callable[..., Any]:
     if isinstance(gives, type):
         if not issubclass(gives, nn.Module):
             raise SpecError(key, f"{path} gives a {gives.__name__}, no torch.nn.Module")
-    elif not _is_users_function(factory):
-        raise SpecError(
-            key,
-            f"{path} is installed code that does not say whether it returns a torch.nn.Module; "
-            "call it from a function of your own",
-        )
+    else:
+        _require_users(factory, path, key)
     return factory
 
 
@@ -216,18 +205,21 @@ def _require_trusted(module: str, path: str, key: str) -> None:
 
 def _callable(path: str, key: str) -> Callable[..., Any]:
     """A function or class of the module that names it, or of another file of the user's."""
-    value = imported(path, key)
+    value: Any = imported(path, key)
     if not callable(value):
         raise SpecError(key, f"{path!r} cannot be called, got {value!r:.60}")
     home = str(getattr(value, "__module__", None))
     same_package = home.partition(".")[0] == path.partition(":")[0].partition(".")[0]
     if not same_package and not _is_users_function(value):
-        raise SpecError(
-            key,
-            f"{path!r} is no function or class of that module, but of {home}; write your own",
-        )
-    function: Callable[..., Any] = value
-    return function
+        problem = f"{path!r} is no function or class of that module, but of {home}"
+        raise SpecError(key, f"{problem}; write your own")
+    return cast(Callable[..., Any], value)
+
+
+def _require_users(function: Any, path: str, key: str) -> None:
+    if not _is_users_function(function):
+        problem = f"{path} is installed code that does not say that it does what is called here"
+        raise SpecError(key, f"{problem}; call it from a function of your own")
 
 
 def _is_users_function(function: Any) -> bool:
@@ -253,26 +245,20 @@ def _installed_folders() -> tuple[Path, ...]:
 
 def module_file(name: str) -> Path | None:
     """The file of a module, found without importing anything; None where there is none."""
-    folders: list[str] | None = None
+    folders: list[str] | None = None  # sys.path
     spec: ModuleSpec | None = None
     for part in _with_parents(name):
+        finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
         try:
-            spec = _find_spec(part, folders)
+            specs = (finder.find_spec(part, folders) for finder in finders)
+            spec = next((spec for spec in specs if spec is not None), None)
+            folders = list((spec and spec.submodule_search_locations) or ())
         except KeyError:  # Python asks a package without a file for its parent, as if imported
-            spec = None
-            inside = [Path(folder) / part.rpartition(".")[2] for folder in folders or ()]
-            folders = [str(folder) for folder in inside if folder.is_dir()] or None
-        else:
-            locations = spec and spec.submodule_search_locations
-            folders = list(locations) if locations else None
-        if folders is None and part != name:
+            spec, child = None, part.rpartition(".")[2]
+            folders = [f"{folder}/{child}" for folder in folders or ()]
+        if not folders and part != name:
             return None
     return Path(spec.origin) if spec and spec.has_location and spec.origin else None
-
-
-def _find_spec(name: str, folders: list[str] | None) -> ModuleSpec | None:
-    finds = (finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    return next((spec for find in finds if (spec := find(name, folders)) is not None), None)
 
 
 def _with_parents(name: str) -> Iterator[str]:
@@ -323,11 +309,10 @@ def source_closure(modules: Iterable[str]) -> dict[str, Path]:
 
 def installed_imports(files: Mapping[str, Path]) -> list[str]:
     """Modules of others that sources import, or might, in order, once; none of Python's own."""
-    installed: dict[str, bool] = {}  # by package
     names = dict.fromkeys(
         name for module, file in files.items() for name in imported_names(module, file)
     )
-    for package in {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
-        file = module_file(package)
-        installed[package] = file is not None and not is_users(file)
-    return [name for name in names if installed.get(name.partition(".")[0])]
+    packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    homes = {package: module_file(package) for package in packages}
+    installed = {package for package, file in homes.items() if file and not is_users(file)}
+    return [name for name in names if name.partition(".")[0] in installed]

@@ -14,7 +14,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar, cast, get_args
+from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
@@ -48,7 +48,7 @@ class Plugin(Strict):
     def address(self) -> str:
         """The name of a class of this project, the import path of any other."""
         cls = type(self)
-        return self.name if _at_home(cls) else f"{cls.__module__}:{cls.__qualname__}"
+        return f"{cls.__module__}:{cls.__qualname__}" if is_users(self) else self.name
 
     def identity(self) -> dict[str, Any]:
         """The options that can change a result, nested plug-ins included, as plain JSON.
@@ -114,8 +114,8 @@ def parse(base: type[P], raw: Any, key: str) -> P:
         stand_in: type[P] = _stand_in(base)
         return validated(stand_in, raw, key)
     cls = _find(base, raw["name"], f"{key}.name")
-    if ":" in raw["name"]:
-        raw = raw | {"name": _default_name(cls) or raw["name"]}
+    if ":" in raw["name"] and (name := _default_name(cls)) is not None:
+        raw = raw | {"name": name}
     return validated(cast(type[P], cls.variant(raw)), raw, key)
 
 
@@ -155,17 +155,22 @@ def carried() -> Iterator[None]:
         raise _CarriedError(error) from error
 
 
-def registry(base: type[P]) -> dict[str, type[P]]:
-    """Every class of this kind that lies in its home package, by name."""
+def registry(base: type[P], module: str | None = None) -> dict[str, type[P]]:
+    """Every class of this kind that lies in its home package, by name.
+
+    With `module`, those that are there when no other module than that was imported for it.
+    """
     package = importlib.import_module(base.home)
-    for module in pkgutil.iter_modules(getattr(package, "__path__", [])):  # one file has none
-        importlib.import_module(f"{base.home}.{module.name}")
-    return _imported_so_far(base)
-
-
-def _imported_so_far(base: type[P]) -> dict[str, type[P]]:
-    classes = (cls for cls in _subclasses(base) if _at_home(cls) and not cls.is_variant)
-    return {name: cls for cls in classes if (name := _default_name(cls)) is not None}
+    for info in pkgutil.iter_modules(getattr(package, "__path__", [])):  # one file has none
+        if module in (None, info.name):
+            importlib.import_module(f"{base.home}.{info.name}")
+    return {
+        name: cls
+        for cls in _subclasses(base)
+        if (name := _default_name(cls)) is not None
+        and f"{cls.__module__}.".startswith(f"{cls.home}.")
+        and not cls.is_variant
+    }
 
 
 _PROBLEMS = {
@@ -220,7 +225,8 @@ def _problems(
         inside = inner.args[0]
         return list((inside.under(path[0]) if path[0] else inside).problems)
     if kind == "extra_forbidden":
-        return [unknown_key(key, _fields(model, path[1:-1]))]
+        fields = model.model_fields if model and len(path) == 2 else {}
+        return [unknown_key(key, [field.alias or name for name, field in fields.items()])]
     if kind == "missing":
         return [SpecError(key, REQUIRED)]
     template = _PROBLEMS.get(kind)
@@ -230,16 +236,6 @@ def _problems(
         choices = re.findall("'([^']*)'", context["expected"])
         problem += suggestion(item["input"], choices).rstrip("; ")
     return [SpecError(key, problem)]
-
-
-def _fields(model: Any, path: tuple[str, ...]) -> list[str]:
-    """Keys that the mapping at `path` takes; none where that is no model."""
-    for part in path:
-        field = model.model_fields.get(part) if model else None
-        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        models = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-        model = next(models, None)
-    return [field.alias or name for name, field in model.model_fields.items()] if model else []
 
 
 def got(value: Any) -> str:
@@ -252,12 +248,7 @@ def _find(base: type[P], name: str, key: str) -> type[P]:
     if ":" in name:
         return imports.subclass(base, name, key)
     # Most are in a module of their name: no other needs to be imported then.
-    module = name.replace("-", "_")
-    package = importlib.import_module(base.home)
-    names = (info.name for info in pkgutil.iter_modules(getattr(package, "__path__", [])))
-    if module in names:
-        importlib.import_module(f"{base.home}.{module}")
-    classes = _imported_so_far(base)
+    classes = registry(base, name.replace("-", "_"))
     if name not in classes:
         classes = registry(base)
     if name not in classes:
@@ -280,10 +271,6 @@ def _stand_in(base: Any) -> Any:
         "address": property(lambda self: self.name),
     }
     return type(base)(f"Unread{base.__name__}", (Unread, base), content)
-
-
-def _at_home(cls: type[Plugin]) -> bool:
-    return f"{cls.__module__}.".startswith(f"{cls.home}.")
 
 
 def _default_name(cls: type[Plugin]) -> str | None:

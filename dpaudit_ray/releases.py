@@ -70,11 +70,10 @@ def audited_step(  # noqa: PLR0913 (a promise, by name)
     def released(change: Any, seed: int | None) -> list[Any]:
         if callable(total):
             sums = list(total(_change_examples(examples, change)))
-        elif change[0] == "appended":  # clipped already, so it comes as long as it may be
-            rows = [row / 1e3 for row in change[1]]
-            sums = [array + _like(array, row) for array, row in zip(total, rows, strict=True)]
         else:
             sums = list(total)
+            if change[0] == "appended":  # clipped already, so it comes as long as it may be
+                sums = [a + _like(a, row / 1e3) for a, row in zip(sums, change[1], strict=True)]
         drawn = noise() if callable(noise) else noise
         return [a + b for a, b in zip(sums, drawn, strict=True)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import html
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pandas as pd
 
-from .errors import SpecError, printable
+from .errors import SpecError
 from .imports import Trust, trusting
-from .orchestration.progress import AuditProgress, Progress
+from .orchestration.progress import Progress
 from .plan import outcomes, score_stream
 from .plan.outcomes import Failure
 from .storage.scores import MISSED
@@ -26,17 +25,14 @@ if TYPE_CHECKING:
     from .report.tables import Run
     from .report.verdict import Answer, Verdict
 
-_AUDITS = 6  # that are shown, of those that go on
-
 
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What a run left behind.
 
     `complete` is False while trials are missing; `stopped`: it was asked to end early, or a time
-    budget was spent. `failures` holds every pack that failed and was not done since; those that
-    failed in an earlier run, and were left out of this one, are `earlier`, too. `trust` says which
-    modules may be imported to read it; None: what this process may.
+    budget was spent. `failures` holds every pack that failed and was not done since. `trust` says
+    which modules may be imported to read it; None: what this process may.
     """
 
     location: str
@@ -44,7 +40,6 @@ class Result:
     failures: tuple[Failure, ...] = ()
     lost: int = 0
     stopped: bool = False
-    earlier: tuple[Failure, ...] = ()
     trust: Trust | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
@@ -172,29 +167,16 @@ def notebook_progress() -> Callable[[Progress], None]:
     shell = ipython.get_ipython() if ipython is not None else None
     if getattr(shell, "kernel", None) is None:
         return lambda snapshot: None
-    display = ipython.display
-    shown = display.display(display.HTML("dpaudit: starting"), display_id=True)
+    html = ipython.display.HTML
+    shown = ipython.display.display(html("dpaudit: starting"), display_id=True)
 
     def update(snapshot: Progress) -> None:
-        shown.update(display.HTML(_progress_line(snapshot)))
+        phase = f", {snapshot.phase}" if snapshot.phase and snapshot.left else ""
+        shown.update(
+            html(
+                f'<progress max="{max(snapshot.trials, 1)}" value="{snapshot.done}"></progress> '
+                f"{snapshot.done:,} of {snapshot.trials:,} trials{phase}"
+            )
+        )
 
     return update
-
-
-def _progress_line(snapshot: Progress) -> str:
-    """A snapshot as HTML: a bar for all trials, and the audits that go on."""
-    running = [audit for audit in snapshot.audits if 0 < audit.done < audit.trials][:_AUDITS]
-    phase = f", {snapshot.phase}" if snapshot.phase and snapshot.left else ""
-    lines = "".join(f"<br>{_audit_line(audit)}" for audit in running)
-    return (
-        f'<progress max="{max(snapshot.trials, 1)}" value="{snapshot.done}"></progress> '
-        f"{snapshot.done:,} of {snapshot.trials:,} trials{phase}{lines}"
-    )
-
-
-def _audit_line(audit: AuditProgress) -> str:
-    label = html.escape(printable(audit.label))
-    return (
-        f"{label}: {audit.done:,} of {audit.trials:,}, ε ≥ {audit.epsilon_lower:.2f} "
-        f"({audit.assumes}, any time) of {audit.claim:.2f}"
-    )

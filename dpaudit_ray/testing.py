@@ -55,9 +55,8 @@ def assert_private(
         ScriptError: the script cannot be audited as it is.
         SpecError: `main` is no such function, or nothing tells a δ.
     """
-    from .forecast.designs import parse_duration
     from .report.verdict import Verdict
-    from .scripts.script_audit import Audit, Options
+    from .scripts.script_audit import Audit, Options, parse_duration
     from .scripts.script_runs import LocalRunner, Target
 
     target = Target.from_text(main if isinstance(main, str) else _place(main), delta, epsilon)

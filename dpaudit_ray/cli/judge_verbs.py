@@ -10,22 +10,13 @@ import typer
 
 from ..errors import Exit
 from . import tables, terminal
-from .arguments import (
-    ADVANCED,
-    RESULTS,
-    AsJson,
-    Details,
-    RunPath,
-    TrustedToRead,
-    complete_run,
-    exit_code,
-)
+from .arguments import ADVANCED, RESULTS, AsJson, Details, RunPath, TrustedToRead, exit_code
 from .read_verbs import open_run
-from .terminal import Figure, duration, plural
+from .terminal import Columns, Figure, duration, plural
 
 if TYPE_CHECKING:
     from ..report.check import Checked
-    from ..report.comparison import Comparison, Side
+    from ..report.comparison import Comparison
 
 app = typer.Typer()
 _MAX_DIFFERENCES = 20  # that `check` shows
@@ -65,8 +56,11 @@ def check(run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None) ->
 
 
 def _show_check(checked: Checked) -> None:
+    counts = [plural(count, name.removesuffix("s")) for name, count in checked.derived.items()]
+    verdict = f", the verdict ({checked.verdict})" if checked.verdict else ""
+    derived = f"{', '.join(counts) or 'nothing'}{verdict}; in {duration(checked.seconds)}"
     if not checked.in_order:
-        places = "a place" if checked.different == 1 else f"{checked.different:,} places"
+        places = plural(checked.different, "place")
         terminal.say(f"not what it says, in {places}: {checked.location}")
     for difference in checked.differences[:_MAX_DIFFERENCES]:
         terminal.say(f"  {difference}")
@@ -75,32 +69,16 @@ def _show_check(checked: Checked) -> None:
     for line in checked.notes:
         terminal.explain(f"told: {line}")
     for line, audits in checked.unchecked.items():
-        others = f" and {len(audits) - 1} more" * (len(audits) > 1)
-        of_audits = f"{audits[0]}{others}: " if audits else ""
-        terminal.explain(f"not checked: {of_audits}{line}")
-    counts = [plural(count, name.removesuffix("s")) for name, count in checked.derived.items()]
-    derived = f"{', '.join(counts) or 'nothing'}{', the verdict' * bool(checked.verdict)}"
-    took = duration(checked.seconds)
-    if not checked.in_order:
-        terminal.explain(f"derived again: {derived}; in {took}")
-        return
+        labels = f"{tables.and_more(audits)}: " if audits else ""
+        terminal.explain(f"not checked: {labels}{line}")
     partial = f" as far as it goes (partial, {checked.partial})" if checked.partial else ""
-    verdict = f" ({checked.verdict})" if checked.verdict else ""
-    terminal.explain(
-        f"in order{partial}: {derived}{verdict} derived again in {took}, from scores as they were "
-        "written"
-    )
+    terminal.explain(f"{f'in order{partial}, ' * checked.in_order}derived again: {derived}")
 
 
 @app.command(rich_help_panel=ADVANCED)
 def compare(
     run: RunPath,
-    other: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="The one to hold against it.", autocompletion=complete_run
-        ),
-    ],
+    other: Annotated[str, typer.Argument(metavar="RUN", help="The one to hold against it.")],
     as_json: AsJson = False,
     trust: TrustedToRead = None,
     details: Details = False,
@@ -144,27 +122,27 @@ def _show_pairs(comparison: Comparison, details: bool) -> None:
     from ..storage.scores import UTILITY
 
     sides = [side for pair in comparison.pairs for side in pair.sides]
-    columns = {
+    quotes = [side.quote for side in sides]
+    rates = [f"{s.low:.3f} to {s.high:.3f}" if s.rate >= 0 else "–" for s in sides]
+    columns: Columns = {
         "audit": [side.label for side in sides],
         "run": [1, 2] * len(comparison.pairs),
-        "eps >=": [tables.quoted(side.quote) for side in sides],
-        "assumes": [side.quote.assumes or "none yet" for side in sides],
-        "claim": [side.quote.claim for side in sides],
-        "right guesses": [_interval(side) for side in sides],
+        "eps >=": list(map(tables.quoted, quotes)),
+        "assumes": [quote.assumes or "none yet" for quote in quotes],
+        "claim": [quote.claim for quote in quotes],
+        "right guesses": list(map(Figure, rates)),
     }
     if details:
         measured = [x for x in UTILITY if not all(math.isnan(side.entry[x]) for side in sides)]
         columns |= {
             "trials": [tables.progress_figure(side.entry) for side in sides],
-            "estimator": [side.quote.estimator for side in sides],
+            "estimator": [quote.estimator for quote in quotes],
             "mu": [side.entry["mu_lower"] for side in sides],
             "assumption-free eps": [side.entry["epsilon_lower_free"] for side in sides],
             **{name: [side.entry[name] for side in sides] for name in measured},
             "verdict": [side.verdict for side in sides],
         }
-    quotes = [side.quote for side in sides]
-    terminal.explain(words.heading(quotes))
-    terminal.show_table("", tuple(columns), list(zip(*columns.values(), strict=True)))
+    terminal.show_table(words.heading(quotes), columns)
     for sentence in words.below(quotes):
         terminal.explain(sentence)
     differ = [" / ".join(dict.fromkeys(side.label for side in pair.sides))
@@ -175,7 +153,3 @@ def _show_pairs(comparison: Comparison, details: bool) -> None:
         "differ where these do not meet, or an exact eps is another one. A larger lower bound "
         "alone is no difference"
     )
-
-
-def _interval(side: Side) -> Figure:
-    return Figure("–" if math.isnan(side.rate) else f"{side.low:.3f} to {side.high:.3f}")

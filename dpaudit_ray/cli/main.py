@@ -7,14 +7,13 @@ import io
 import os
 import re
 import sys
-import time
 import traceback
 from typing import Annotated, Never, cast
 
 import typer
 
 from ..errors import DpauditError, Exit, SpecError, first_line, out_of_memory
-from ..orchestration import interruption, ray_internals
+from ..orchestration import interruption
 from ..version import __version__
 from . import judge_verbs, read_verbs, run_verbs, script_verb, start_verbs, terminal
 
@@ -25,6 +24,7 @@ _MAX_MISTAKES = 20  # that are shown of one sweep file
 # Options of earlier versions, and what there is in their place.
 _TAKEN_OUT = {
     "--report": "`dpaudit report RUN` writes the page, also of a run that goes on",
+    "--budget": "`dpaudit plan` says what an audit can show, and what would raise its power",
     "--bench": "`dpaudit plan` times first steps of the sweep itself",
     "--watch": "`dpaudit report RUN` again writes the page anew",
     "--accept-changed-code": "a run is of one version of the code: use a new name and a new seed",
@@ -51,30 +51,17 @@ def main() -> Never:
     """Entry point: turns every error into one line and its exit code."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    if ray_internals.JOB in os.environ:  # nobody watches its output as it comes
-        sys.stdout.flush()
-        sys.stdout, sys.stderr = TimestampedStream(1), TimestampedStream(2)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ε still shows the rest
-    installing = {"--install-completion", "--show-completion"}.intersection(sys.argv[1:2])
-    if installing or "_DPAUDIT_COMPLETE" in os.environ:
-        sys.exit(_complete())
+    if "_DPAUDIT_COMPLETE" in os.environ or re.search("-completion$", "".join(sys.argv[1:2])):
+        app(prog_name="dpaudit")  # Typer answers the shell and ends the process
     code = contextvars.copy_context().run(_run_app, debug) or Exit.COMPLETE
     if interruption.head_lost.is_set():  # Ray would wait at the end for what does not answer
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
     sys.exit(code)
-
-
-def _complete() -> Exit:
-    """Answers the shell; Typer ends the process itself, with 1 where it knows no such shell."""
-    try:
-        app(prog_name="dpaudit")
-    except SystemExit as ended:
-        return Exit.USAGE if ended.code else Exit.COMPLETE
-    return Exit.COMPLETE
 
 
 def _respelled(arguments: list[str]) -> list[str]:
@@ -87,9 +74,9 @@ def _respelled(arguments: list[str]) -> list[str]:
 
 
 def _run_app(debug: bool) -> int | None:
-    code: int | None
     try:
-        code = app(_respelled(sys.argv[1:]), prog_name="dpaudit", standalone_mode=False)
+        code: int | None = app(_respelled(sys.argv[1:]), prog_name="dpaudit", standalone_mode=False)
+        return code
     except (DpauditError, _UsageError) as error:
         if debug:
             terminal.add(traceback.format_exc())
@@ -97,12 +84,12 @@ def _run_app(debug: bool) -> int | None:
             terminal.complain(line)
         for detail in getattr(error, "details", ()):
             terminal.add(detail)
-        code = getattr(error, "exit_code", Exit.USAGE)
+        return getattr(error, "exit_code", Exit.USAGE)
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
             return Exit.COMPLETE  # who read the help has gone: rich ends the process
         terminal.complain(f"code that the sweep file names has called sys.exit({error.code!r})")
-        code = Exit.USAGE
+        return Exit.USAGE
     except Exception as error:  # noqa: BLE001 (Python would exit with 1, which says "violation")
         if out_of_memory(error) and not debug:
             terminal.complain(
@@ -112,8 +99,7 @@ def _run_app(debug: bool) -> int | None:
             return Exit.STOPPED
         terminal.add(traceback.format_exc())
         terminal.complain("this is a bug in dpaudit; finished packs are safe")
-        code = Exit.BUG
-    return code
+        return Exit.BUG
 
 
 def _error_lines(error: Exception) -> list[str]:
@@ -133,21 +119,3 @@ def _error_lines(error: Exception) -> list[str]:
 
 def _cut(word: str) -> str:
     return word if len(word) <= _MAX_WORD else f"{word[:60]}... ({len(word)} characters)"
-
-
-class TimestampedStream(io.TextIOWrapper):
-    """A text stream onto a file descriptor, which stays open: local time before every line."""
-
-    def __init__(self, descriptor: int) -> None:
-        raw = open(descriptor, "wb", closefd=False)  # noqa: SIM115 (it stays open)
-        super().__init__(raw, "utf-8", "replace", line_buffering=True)
-        self._at_line_start = True
-
-    def write(self, text: str) -> int:
-        """Lines go out as they come; the first part of a line has the time."""
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S ")
-        *whole, rest = text.split("\n")
-        for part in [*(line + "\n" for line in whole), *[rest] * bool(rest)]:
-            super().write(stamp + part if self._at_line_start else part)
-            self._at_line_start = part.endswith("\n")
-        return len(text)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,20 +11,10 @@ from . import tables, terminal
 from .arguments import RESULTS, AsJson, Details, RunPath, TrustedToRead
 
 if TYPE_CHECKING:
-    from ..plan.outcomes import Failure
     from ..report.tables import Run
     from ..report.verdict import Answer
 
 app = typer.Typer()
-
-
-class ReportFormat(StrEnum):
-    """Formats that `report` writes."""
-
-    html = "html"
-    table = "table"
-    csv = "csv"
-    json = "json"
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -47,28 +35,26 @@ def status(
 @app.command(rich_help_panel=RESULTS)
 def report(
     run: RunPath,
-    format: Annotated[ReportFormat, typer.Option(help="What to write.")] = ReportFormat.html,
+    format: Annotated[
+        Literal["html", "table", "csv", "json"], typer.Option(help="What to write.")
+    ] = "html",
     trust: TrustedToRead = None,
     details: Details = False,
 ) -> None:
     """Figures and tables of a run; one that is not complete is marked interim."""
     opened = open_run(run)
-    if format is ReportFormat.html:
+    if format == "html":
         from ..report import page
 
         terminal.say(page.write(opened))
-        return
-    table = opened.table
-    if format is ReportFormat.csv:
-        terminal.say(table.to_csv(index=False).rstrip("\n"))
-    elif format is ReportFormat.json:
-        terminal.show_json(table.to_dict("records"))
-    elif details:
-        tables.show_estimates(opened, table)
-    else:
+    elif format == "table":
         from ..report import verdict
 
-        tables.show_overview(opened, verdict.quick(opened))
+        tables.show_overview(opened, verdict.quick(opened), details)
+    elif format == "csv":
+        terminal.say(opened.table.to_csv(index=False).rstrip("\n"))
+    else:
+        terminal.show_json(opened.table.to_dict("records"))
 
 
 def open_run(location: str) -> Run:
@@ -97,20 +83,16 @@ def explain_unread(run: Run) -> None:
         )
 
 
-def failure_lines(run: Run, earlier: Sequence[Failure] = ()) -> list[str]:
-    """A line for each audit and kind of failure; failures of an `earlier` run are said to be."""
+def failure_lines(run: Run) -> list[str]:
+    """A line for each audit and kind of failure."""
     from ..errors import printable
     from ..plan import outcomes
 
-    recorded = outcomes.failed(run.directory, run.plan)
-    old = [failure for failure in recorded if failure in earlier]
-    new = [failure for failure in recorded if failure not in old]
     file = f"{run.directory.location}/{outcomes.FILE}"
     return [
         f"{kind.label}: {'' if kind.packs == 1 else f'{kind.packs} packs of '}trials "
-        f"{kind.first}-{kind.last} failed{when}: {printable(kind.message)}; traceback in {file}"
-        for when, some in (("", new), (" in an earlier run", old))
-        for kind in outcomes.by_kind(some, run.plan)
+        f"{kind.first}-{kind.last} failed: {printable(kind.message)}; traceback in {file}"
+        for kind in outcomes.by_kind(outcomes.failed(run.directory, run.plan), run.plan)
     ]
 
 
@@ -141,12 +123,9 @@ def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
 def _show_status(run: Run, summary: Answer | None, details: bool) -> None:
     from ..orchestration.workers import recorded_machines
     from ..plan import outcomes
-    from ..report import words
     from ..storage import lease
 
     tables.show_overview(run, summary, details)
-    if details:
-        terminal.explain(words.AS_WRITTEN)
     for index, trials in run.decided.items():
         terminal.say(f"{run.plan.audits[index].label}: ended by stop_when after {trials} trials")
     where = run.directory, run.plan

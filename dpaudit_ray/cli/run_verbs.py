@@ -10,7 +10,7 @@ import typer
 from ..errors import Exit, printable
 from ..orchestration import ExecutorName
 from . import tables, terminal
-from .arguments import SWEEPS, Details, Set, StoragePath, Sweep, Trusted, complete_sweep
+from .arguments import SWEEPS, Details, Set, StoragePath, Sweep, Trusted
 
 app = typer.Typer()
 _MAX_NAMES = 20  # files that are not sent and are named
@@ -53,7 +53,7 @@ def run(  # noqa: PLR0913 (options of a command line)
     explain_unread(opened)
     tables.show_overview(opened, summary, details)
     missed = list(outcomes.missed_lines(opened.directory, opened.plan))
-    for line in [*failure_lines(opened, result.earlier), *missed]:
+    for line in [*failure_lines(opened), *missed]:
         terminal.complain(line)
     if result.stopped:
         terminal.complain(_STOPPED)
@@ -66,46 +66,31 @@ def run(  # noqa: PLR0913 (options of a command line)
     raise typer.Exit(Exit.STOPPED if result.stopped else Exit.FAILED_TRIALS)
 
 
-_BUDGET = typer.Option(
-    "--budget",
-    help="Compare designs that this time pays for: 90s, 10min, 1.5h, 2d of this machine.",
-)
-
-
 @app.command(rich_help_panel=SWEEPS)
 def plan(
     sweep: Sweep,
     storage_path: StoragePath = "runs",
     changes: Set = None,
-    budget: Annotated[str | None, _BUDGET] = None,
     trust: Trusted = None,
 ) -> None:
     """Shows audits, packs, time, bounds within reach, and what code the sweep runs.
 
     Times the first steps of packs, so it runs that code.
     """
-    from ..forecast import designs, forecast
+    from ..forecast import forecast
     from ..plan import provenance
     from ..sweep import spec
     from ..sweep.yamlfile import parse_changes
 
-    seconds = None if budget is None else designs.parse_duration(budget)
     prepared = spec.load(sweep, parse_changes(changes))
     outlook = forecast.forecast(prepared, storage_path, terminal.complain)
     tables.show_plan(prepared.name, outlook)
-    if seconds is not None:
-        tables.show_designs(prepared, outlook, seconds)
     tables.show_code(provenance.sweep_code(prepared))
 
 
 @app.command(rich_help_panel=SWEEPS)
 def submit(  # noqa: PLR0913 (options of a command line)
-    sweep: Annotated[
-        str,
-        typer.Argument(
-            help="A sweep file in the working directory.", autocompletion=complete_sweep
-        ),
-    ],
+    sweep: Annotated[str, typer.Argument(help="A sweep file in the working directory.")],
     address: Annotated[
         str,
         typer.Option(help="The dashboard of the Ray head.", envvar="RAY_API_SERVER_ADDRESS"),

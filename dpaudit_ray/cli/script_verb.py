@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 _LINE_SECONDS = 5.0  # between two lines of a log
-_REFRESH_SECONDS = 0.25
 
 
 @app.command(rich_help_panel=SCRIPTS)
@@ -50,7 +49,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
     ] = "0,1,2",
     as_json: AsJson = False,
     address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
-    memory: Annotated[float | None, typer.Option(help="GiB that a run may take.")] = None,
+    memory: Annotated[float | None, typer.Option(min=0.1, help="GiB that a run may take.")] = None,
     seed: Annotated[int, typer.Option(help="Of all coins.")] = 0,
     secret_size: Annotated[
         bool, typer.Option("--secret-size", help="The number of records is secret, too.")
@@ -59,23 +58,19 @@ def audit(  # noqa: PLR0913 (options of a command line)
     html: Annotated[Path | None, typer.Option(help="The page. Default SCRIPT-audit.html.")] = None,
 ) -> None:
     """Does a training script keep its promise? Exit 0 consistent, 1 violation, 5 not decided."""
-    from ..forecast.designs import parse_duration
     from ..scripts import script_findings
-    from ..scripts.script_audit import Options
+    from ..scripts.script_audit import Options, parse_duration
     from ..scripts.script_runs import Target
 
     target = Target.from_text(script, delta)
-    if target is None and (Path(script).is_dir() or "://" in script):
-        raise SpecError("", f"{script} is no script; `dpaudit verify {script}` judges a run")
     if target is None:
-        raise SpecError("", f"{script} is no script; write path/to/script.py:function")
+        remedy = f"write path/to/script.py:function; `dpaudit verify {script}` judges a run"
+        raise SpecError("", f"{script} is no script; {remedy}")
     names = {name.strip() for name in layers.split(",")}
     if not names <= {"0", "1", "2"}:
         raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
     if delta is not None and not 0 < delta < 1:
         raise SpecError("--delta", f"must lie between 0 and 1, got {delta:g}")
-    if memory is not None and not memory > 0:
-        raise SpecError("--memory", f"must be above 0, got {memory:g}")
     chosen = tuple(sorted(map(int, names)))
     options = Options(parse_duration(budget), chosen, memory, seed, secret_size)
     judged = _audit(target, options, address)
@@ -107,32 +102,20 @@ def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdi
 @contextlib.contextmanager
 def _progress(budget: float) -> Iterator[Callable[[str], None]]:
     """Takes what goes on: on a terminal a line moves with it, a log has one every few seconds."""
-    began, ended, phase = time.monotonic(), threading.Event(), "the script is loaded"
+    began, said = time.monotonic(), -math.inf
+    console = Console(stderr=True)
 
     def take(text: str) -> None:
-        nonlocal phase
-        phase = text
+        nonlocal said
+        now = time.monotonic()
+        line = f"{text}; {duration(now - began)} of {duration(budget)}"
+        status.update(Text(line))
+        if not console.is_terminal and now - said >= _LINE_SECONDS:
+            terminal.add(line)
+            said = now
 
-    def line() -> str:
-        return f"{phase}; {duration(time.monotonic() - began)} of {duration(budget)}"
-
-    def write() -> None:
-        console = Console(stderr=True)
-        if console.is_terminal:
-            with console.status(Text(line())) as status:
-                while not ended.wait(_REFRESH_SECONDS):
-                    status.update(Text(line()))
-        else:
-            while not ended.wait(_LINE_SECONDS):
-                terminal.add(line())
-
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    try:
+    with console.status("the script is loaded") as status:
         yield take
-    finally:
-        ended.set()
-        writer.join(1.0)
 
 
 def _show(judged: ScriptVerdict) -> None:

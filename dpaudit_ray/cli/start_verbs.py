@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ..errors import SpecError, suggestion
 from . import terminal
 from .arguments import ADVANCED, SWEEPS, AsJson
-from .terminal import Figure
+from .terminal import Columns, Figure
 
 if TYPE_CHECKING:
     from ..forecast.bench import Benchmark
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_KEYS = {
+Kind = Literal[
+    "accountants", "adversaries", "data", "estimators", "mechanisms", "models", "optimizers",
+    "sampling", "schedules",
+]  # fmt: skip
+_KEYS: dict[Kind, str] = {
     "accountants": "audit.accountants",
     "adversaries": "adversary.name",
     "data": "mechanism.data.name",
@@ -64,25 +68,27 @@ def bench(
 
 
 def _show_benchmark(measured: Benchmark) -> None:
-    columns = [
-        "model", "parameters", "batch", "pack", "trials/s", "model-steps/s", "ms/step",
-        "Opacus ms/step", "ratio", "GFLOP/s", "of product",
-    ]  # fmt: skip
-    table: list[tuple[str, ...]] = []
-    for row in measured.rows:
-        figures = (
-            f"{row.parameters:,}", f"{row.batch_size}", f"{row.models}",
-            f"{row.trials_per_second:.3g}", f"{1 / row.packed_seconds:,.4g}",
-            f"{row.packed_seconds * 1e3:.3g}", f"{row.opacus_seconds * 1e3:.3g}",
-            f"{row.ratio:.1f}", f"{row.flop_per_second / 1e9:.3g}",
-            f"{row.flop_per_second / measured.matmul_flop_per_second:.1%}",
-        )  # fmt: skip
-        table.append((row.model, *map(Figure, figures)))
-    title = (
-        f"{measured.device}, {measured.threads} thread(s), matrix product "
-        f"{measured.matmul_flop_per_second / 1e9:,.0f} GFLOP/s"
+    rows, product = measured.rows, measured.matmul_flop_per_second
+    figures = {
+        "trials/s": [f"{row.trials_per_second:.3g}" for row in rows],
+        "model-steps/s": [f"{1 / row.packed_seconds:,.4g}" for row in rows],
+        "ms/step": [f"{row.packed_seconds * 1e3:.3g}" for row in rows],
+        "Opacus ms/step": [f"{row.opacus_seconds * 1e3:.3g}" for row in rows],
+        "ratio": [f"{row.ratio:.1f}" for row in rows],
+        "GFLOP/s": [f"{row.flop_per_second / 1e9:.3g}" for row in rows],
+        "of product": [f"{row.flop_per_second / product:.1%}" for row in rows],
+    }
+    columns: Columns = {
+        "model": [row.model for row in rows],
+        "parameters": [row.parameters for row in rows],
+        "batch": [row.batch_size for row in rows],
+        "pack": [row.models for row in rows],
+    }
+    terminal.show_table(
+        f"{measured.device}, {measured.threads} thread(s), matrix product {product / 1e9:,.0f} "
+        "GFLOP/s",
+        columns | {head: list(map(Figure, texts)) for head, texts in figures.items()},
     )
-    terminal.show_table(title, columns, table)
 
 
 @app.command(rich_help_panel=SWEEPS)
@@ -119,17 +125,10 @@ def init(
     terminal.say(f"{file}: {entry.words}; next: dpaudit plan {file}")
 
 
-def _complete_kind(incomplete: str) -> list[str]:
-    return [kind for kind in _KEYS if kind.startswith(incomplete)]
-
-
 @app.command("list", rich_help_panel=SWEEPS)
 def list_names(
     kind: Annotated[
-        str | None,
-        typer.Argument(
-            help=f"{', '.join(_KEYS)}; all kinds by default.", autocompletion=_complete_kind
-        ),
+        Kind | None, typer.Argument(metavar="KIND", help=f"{', '.join(_KEYS)}; all by default.")
     ] = None,
     name: Annotated[str | None, typer.Argument(help="One of them, to see its options.")] = None,
     as_json: AsJson = False,
@@ -150,41 +149,32 @@ def list_names(
             "of your own is named package.module:Class"
         )
         return
-    singular = {k.removesuffix("ies") + "y" if k.endswith("ies") else k[:-1]: k for k in _KEYS}
-    kind = singular.get(kind, kind)
-    if kind not in _KEYS:
-        raise _unknown("KIND", f"unknown kind {kind!r}", kind, _KEYS)
-    entries = schema.entries(kind)
+    by_name = {entry.name: entry for entry in schema.entries(kind)}
     if name is not None:
-        by_name = {entry.name: entry for entry in entries}
         if name not in by_name:
-            raise _unknown("NAME", f"{name!r} is none of the {kind}", name, by_name)
-        _show_entry(kind, by_name[name], as_json)
+            known = f"{suggestion(name, by_name)}known: {', '.join(by_name)}"
+            raise SpecError("NAME", f"{name!r} is none of the {kind}{known}")
+        _show_entry(_KEYS[kind], by_name[name], as_json)
     elif as_json:
-        terminal.show_json(list(map(_plain, entries)))
+        terminal.show_json(list(map(_plain, by_name.values())))
     else:
-        rows = [(entry.name, entry.line) for entry in entries]
-        terminal.show_table("", ("name", "what it is"), rows)
+        lines = [entry.line for entry in by_name.values()]
+        terminal.show_table("", {"name": list(by_name), "what it is": lines})
         terminal.explain(f"goes to {_KEYS[kind]}; `dpaudit list {kind} NAME` has options")
 
 
-def _unknown(key: str, problem: str, name: str, names: dict[str, Any]) -> SpecError:
-    return SpecError(key, f"{problem}{suggestion(name, names)}known: {', '.join(names)}")
-
-
-def _show_entry(kind: str, entry: Entry, as_json: bool) -> None:
+def _show_entry(key: str, entry: Entry, as_json: bool) -> None:
     if as_json:
         terminal.show_json(dataclasses.asdict(entry))
         return
-    terminal.say(f"{entry.name} ({_KEYS[kind]})\n\n{entry.text}\n")
-    if not entry.options:
+    terminal.say(f"{entry.name} ({key})\n\n{entry.text}\n")
+    if not (options := entry.options):
         terminal.say("no options")
         return
-    rows = [
-        (option.name, option.takes, "required" if option.required else _written(option.default))
-        for option in entry.options
-    ]
-    terminal.show_table("", ("option", "takes", "default"), rows)
+    defaults = ["required" if option.required else _written(option.default) for option in options]
+    columns: Columns = {"option": [option.name for option in options]}
+    columns |= {"takes": [option.takes for option in options], "default": defaults}
+    terminal.show_table("", columns)
 
 
 def _written(value: Any) -> str:

@@ -8,28 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from typing import Any, Literal, TextIO
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import lines, printable
+from ..orchestration import ray_internals
 
 ALARM = "bold red"  # style of a bound above its claim
 VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels are user text
 _UNLIMITED = 10_000  # columns: rich must neither cut nor wrap what has been fitted
 _SENTENCE_WIDTH = 100
 _GAP = 2  # columns between columns
+Columns = dict[str, Sequence[Any] | None]  # values by head; None for a column that is left out
 _whole_width = contextvars.ContextVar("_whole_width", default=False)
 
 
@@ -40,20 +44,9 @@ class Figure(str):
     """A number that is text already, such as 40/90 or 3m 20s: tables align it as a number."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """A lower bound; one above its claim is red, and marked where there are no colours."""
-
-    value: float
-    above_claim: bool
-
-    def __str__(self) -> str:
-        return marked(number(self.value), self.above_claim)
-
-
-def marked(bound: str, above_claim: bool) -> str:
-    """The text of a bound, with a mark where it is above its claim."""
-    return f"! {bound}" if above_claim else bound
+def marked(bound: str, above_claim: bool) -> Figure:
+    """The text of a bound; one above its claim has a mark, by which tables show it in red."""
+    return Figure(f"! {bound}" if above_claim else bound)
 
 
 def number(value: Any) -> str:
@@ -76,9 +69,8 @@ def duration(seconds: float) -> Figure:
     minutes, rest = divmod(round(seconds), 60)
     if minutes == 0:
         return Figure(f"{rest}s")
-    return Figure(
-        f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
-    )
+    hours, minutes = divmod(minutes, 60)
+    return Figure(f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s")
 
 
 def speed(per_second: float) -> str:
@@ -154,31 +146,36 @@ def silence(*streams: TextIO) -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Prints an aligned table; a head may have two lines.
+def show_table(title: str, columns: Columns) -> None:
+    """Prints an aligned table of columns by their heads, which may have two lines.
 
-    Text is aligned to the left, numbers to the right, and no number is cut. In a terminal that is
-    too narrow, labels of audits first lose what all of them have, which is said above the table;
-    then the first column is folded.
+    Text is aligned to the left, numbers to the right, and no number is cut. In a terminal labels of
+    audits lose what all of them have, which is said above the table, and the first column is folded
+    where the rest leaves it no room.
     """
-    cells = [[_cell(row[i]) for row in rows] for i in range(len(columns))]
-    legend = ""
-    if columns[0] == "audit" and _width_of(columns, cells) > width():
-        from ..sweep.grid import shorten_labels  # loads pydantic, for which --help has no time
-
-        legend, labels = shorten_labels([cell.plain for cell in cells[0]])
-        cells[0] = [Text(label) for label in labels]
-    narrowest = _width_of(columns, [[Text("")], *cells[1:]])
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(columns):
-        is_text = any(isinstance(r[i], str) and not isinstance(r[i], Figure) for r in rows)
+    narrowest = 0  # columns of the terminal that all but the first column take
+    texts, legend = list[list[str]](), ""
+    for head, values in columns.items():
+        if values is None:
+            continue
+        cells = [number(value) for value in values]
+        if head == "audit" and width() < math.inf:
+            from ..sweep.grid import shorten_labels  # loads pydantic, for which --help has no time
+
+            legend, cells = shorten_labels(cells)
+        if texts:
+            narrowest += _GAP + max(map(cell_len, (*head.split("\n"), *cells)))
+        is_text = any(isinstance(value, str) and not isinstance(value, Figure) for value in values)
         justify: Literal["left", "right"] = "left" if is_text else "right"
-        table.add_column(name, justify=justify, vertical="bottom", no_wrap=i > 0, overflow="fold")
-    for row in zip(*cells, strict=True):
-        table.add_row(*row)
-    for above in (title, legend):
-        if above:
-            say(above)
+        table.add_column(
+            head, justify=justify, vertical="bottom", no_wrap=bool(texts), overflow="fold"
+        )
+        texts.append(cells)
+    for row in zip(*texts, strict=True):
+        table.add_row(*(Text(cell, ALARM if cell.startswith("! ") else "") for cell in row))
+    for line in filter(None, (title, legend)):
+        explain(line)
     # Colours are for terminals, and not where NO_COLOR is set.
     room = int(min(max(width(), narrowest), _UNLIMITED))
     console = Console(width=room, force_terminal=interactive(), **VERBATIM)
@@ -188,21 +185,9 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
         _put(line.rstrip(), sys.stdout)
 
 
-def _cell(value: Any) -> Text:
-    if isinstance(value, Bound):
-        return Text(str(value), ALARM if value.above_claim else "")
-    return Text(number(value))
-
-
-def _width_of(columns: Sequence[str], cells: Sequence[Sequence[Text]]) -> int:
-    """Columns of the terminal that a table takes, gaps among them."""
-    return sum(
-        max(*(Text(line).cell_len for line in name.split("\n")), *(c.cell_len for c in column), 0)
-        for name, column in zip(columns, cells, strict=True)
-    ) + _GAP * (len(columns) - 1)
-
-
 def _put(text: str, stream: TextIO, newline: bool = True) -> None:
+    if ray_internals.JOB in os.environ:  # nobody watches the output of a job as it comes
+        text = re.sub("^", time.strftime("%Y-%m-%d %H:%M:%S "), text, flags=re.MULTILINE)
     try:
         typer.echo(text, stream, newline)
     except OSError:

@@ -25,7 +25,6 @@ from ..plugins import parse
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from ..mechanisms.dp_sgd.steps import Steps
     from ..mechanisms.dp_sgd.training import DpSgdTraining
@@ -196,24 +195,21 @@ def _packed(training: DpSgdTraining, models: int, repeats: int) -> float:
     from ..mechanisms.dp_sgd.steps import PackedSteps
 
     steps = PackedSteps(training.recipe, training.model, 0, training.initial.device)
-    theta = training.initial.repeat(models, 1)
-    return _step_seconds(steps, theta, (training.x, training.y), repeats) / models
+    return _step_seconds(steps, training, models, repeats)
 
 
 def _opacus(training: DpSgdTraining, repeats: int) -> float:
     from ..mechanisms.dp_sgd.steps import OpacusSteps
 
-    theta = training.initial[None].clone()
-    steps = OpacusSteps(training.recipe, training.module, 0, theta.device)
-    return _step_seconds(steps, theta, (training.x, training.y), repeats)
+    steps = OpacusSteps(training.recipe, training.module, 0, training.initial.device)
+    return _step_seconds(steps, training, 1, repeats)
 
 
-def _step_seconds(
-    steps: Steps, theta: Tensor, records: tuple[Tensor, Tensor], repeats: int
-) -> float:
-    """Median of one step on the first half of the workload's records, which are a batch."""
-    x, y = (values[: len(values) // 2] for values in records)
-    return _median_seconds(lambda: steps.step(theta, x, y, None), theta.device, repeats)
+def _step_seconds(steps: Steps, training: DpSgdTraining, models: int, repeats: int) -> float:
+    """A step of one model, on the first half of the workload's records, which are a batch."""
+    theta = training.initial.repeat(models, 1)
+    x, y = (values[: len(values) // 2] for values in (training.x, training.y))
+    return _median_seconds(lambda: steps.step(theta, x, y, None), theta.device, repeats) / models
 
 
 def _median_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:

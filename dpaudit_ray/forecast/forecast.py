@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from .. import plan as planning
 from .. import stats
@@ -22,12 +25,12 @@ from ..storage.run_directory import RunDirectory
 from ..sweep.audit import EstimatorSpec
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
-from . import designs
 
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
 USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
 ENOUGH_SECONDS = 1.0  # of a timing, beyond those of a single step
 _DRAWS = 10  # simulated audits of one training
+_SEED = 20231
 _APART = 1e6  # μ of canaries that are all guessed right
 _STEP_FACTOR = 4  # times as many steps, until that is reached
 
@@ -55,7 +58,6 @@ class AuditOutlook:
     trials_needed: int | None = None
     status: stats.Status = stats.Status.CERTIFIED
     training_seconds: float = math.nan  # of one; NaN where none is left to be timed
-    trainings: int = 0
     likely: float = math.nan
     grows: bool = False  # whether `audit.up_to` plans for `trials_needed`
     simulated: bool = False  # in place of computed: of canaries that share trainings
@@ -64,13 +66,6 @@ class AuditOutlook:
     def sampled(self) -> bool:
         """Whether it runs trials."""
         return self.power is not None
-
-    @property
-    def needed_seconds(self) -> float:
-        """Seconds of one trainer for `trials_needed`; NaN where that is not known."""
-        if self.trials_needed is None:
-            return math.nan
-        return self.trials_needed * self.training_seconds * self.trainings / max(self.trials, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,26 +100,28 @@ def forecast(
     left_out = {failure.pack for failure in outcomes.failed(run, plan)}
     enough = outcomes.decided(run, sweep, plan)
     remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
-    rehearsal = Rehearsal(run, plan)
-    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), rehearsal.prepared)
-    preparations = rehearsal.outlook(trainer, preparing.left(run, plan, remaining))
+    made: dict[tuple[str, int], Arrays] = {}
+    prepared = functools.partial(_prepared, run, plan, made)
+    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), prepared)
+    preparations, failure = _rehearsed(
+        trainer, run, plan, preparing.left(run, plan, remaining), made
+    )
     seconds, problem = seconds_per_trial(sweep, trainer, remaining)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         left = [pack for pack in remaining if pack.audit == index]
         done = len(compaction.finished(run, audit))
-        audits.append(_outlook((audit, cell), left, done, seconds.get(index, 0.0)))
+        audits.append(_outlook(audit, cell, left, done, seconds.get(index, 0.0)))
     workers = max(1, int(len(os.sched_getaffinity(0)) / sweep.resources.num_cpus))
     if (limit := sweep.resources.max_concurrent_trainers) != "auto":
         workers = min(workers, limit)
-    return Outlook(tuple(audits), workers, rehearsal.problem or problem, preparations)
+    return Outlook(tuple(audits), workers, failure or problem, preparations)
 
 
 def _outlook(
-    planned: tuple[PlannedAudit, Cell], left: list[Pack], done: int, seconds: float
+    audit: PlannedAudit, cell: Cell, left: list[Pack], done: int, seconds: float
 ) -> AuditOutlook:
     """One audit of which `done` packs are done and those in `left` remain, at `seconds` a trial."""
-    audit, cell = planned
     # Canaries of one training may say the same, so a training counts as one trial.
     trainings = audit.trials // max(audit.in_a_training, 1)
     outlook = AuditOutlook(
@@ -135,7 +132,6 @@ def _outlook(
         claim=audit.claim,
         seconds=sum(pack.size for pack in left) * seconds,
         training_seconds=seconds * max(audit.in_a_training, 1) if left else math.nan,
-        trainings=trainings,
     )
     if not cell.mechanism.sampled:
         return outlook
@@ -179,7 +175,7 @@ def _of_canaries(
     curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
 
     def shown(number: int, mu: float) -> list[float]:
-        return designs.simulated(lambda: spec.make(number, several), mu, level, _DRAWS)
+        return simulated(lambda: spec.make(number, several), mu, level)
 
     finite_claim = 0 < outlook.claim < math.inf
     mu = float(gdp.mu(outlook.claim, level[0])) if finite_claim else 0.0
@@ -196,6 +192,19 @@ def _of_canaries(
     )
 
 
+def simulated(
+    make: Callable[[], stats.Estimator], mu: float, level: tuple[float, float]
+) -> list[float]:
+    """ε of simulated audits, rising, of as many canaries as `make` plans, all μ apart."""
+    rng, shown = np.random.default_rng(_SEED), []
+    for _ in range(_DRAWS):
+        made = make()
+        bits = rng.random(made.planned) < 0.5
+        made.fold(mu * bits + rng.standard_normal(made.planned), bits)
+        shown.append(made.bound(*level).epsilon_lower)
+    return sorted(shown)
+
+
 class UnpreparedError(Exception):
     """Packs cannot be timed before their preparation is done."""
 
@@ -210,43 +219,44 @@ class PreparationOutlook:
     seconds: float
 
 
-class Rehearsal:
-    """Makes the next part of each preparation once, times it, and stores nothing."""
+def _rehearsed(
+    trainer: PackTrainer,
+    run: RunDirectory,
+    plan: Plan,
+    left: Sequence[Part],
+    made: dict[tuple[str, int], Arrays],
+) -> tuple[tuple[PreparationOutlook, ...], str | None]:
+    """Every preparation of the plan, and why a part could not be made.
 
-    def __init__(self, run: RunDirectory, plan: Plan) -> None:
-        self._run, self._plan = run, plan
-        self._made: dict[tuple[str, int], Arrays] = {}
-        self.problem: str | None = None  # why a part could not be made
+    The next part of each, of those that packs still wait for, is `made` once and timed.
+    """
+    outlooks, problem = [], None
+    for entry in preparing.entries(run, plan):
+        seconds, parts = 0.0, [part for part in left if part.preparation == entry["id"]]
+        if parts:
+            started = time.perf_counter()
+            arrays = trainer.attempt_part(parts[0])
+            seconds = (time.perf_counter() - started) * len(parts)
+            if isinstance(arrays, outcomes.Failure):
+                problem, seconds = arrays.message, math.nan
+            else:
+                made[entry["id"], parts[0].first] = arrays
+        audits = tuple(entry["audits"])
+        outlooks.append(PreparationOutlook(audits, entry["parts"], entry["done"], seconds))
+    return tuple(outlooks), problem
 
-    def outlook(self, trainer: PackTrainer, left: Sequence[Part]) -> tuple[PreparationOutlook, ...]:
-        """Every preparation of the plan; `left` are the parts that packs still wait for."""
-        by_name: dict[str, list[Part]] = {}
-        for part in left:
-            by_name.setdefault(part.preparation, []).append(part)
-        outlooks = []
-        for entry in preparing.entries(self._run, self._plan):
-            seconds, parts = 0.0, by_name.get(entry["id"], [])
-            if parts:
-                started = time.perf_counter()
-                made = trainer.attempt_part(parts[0])
-                seconds = (time.perf_counter() - started) * len(parts)
-                if isinstance(made, outcomes.Failure):
-                    self.problem, seconds = made.message, math.nan
-                else:
-                    self._made[entry["id"], parts[0].first] = made
-            audits = tuple(entry["audits"])
-            outlooks.append(PreparationOutlook(audits, entry["parts"], entry["done"], seconds))
-        return tuple(outlooks)
 
-    def prepared(self, audit: int) -> tuple[Arrays, ...]:
-        """All parts that an audit waits for. Raises UnpreparedError where one is not made."""
-        arrays = []
-        for part in preparing.all_parts(self._plan, [audit]):
-            key = part.preparation, part.first
-            if key not in self._made and part.first not in self._run.parts(key[0]):
-                raise UnpreparedError
-            arrays.append(self._made[key] if key in self._made else self._run.read_part(*key))
-        return tuple(arrays)
+def _prepared(
+    run: RunDirectory, plan: Plan, made: dict[tuple[str, int], Arrays], audit: int
+) -> tuple[Arrays, ...]:
+    """All parts that an audit waits for. Raises UnpreparedError where one is not made."""
+    arrays = []
+    for part in preparing.all_parts(plan, [audit]):
+        key = part.preparation, part.first
+        if key not in made and part.first not in run.parts(key[0]):
+            raise UnpreparedError
+        arrays.append(made[key] if key in made else run.read_part(*key))
+    return tuple(arrays)
 
 
 def seconds_per_trial(

