@@ -19,7 +19,6 @@ import functools
 import importlib
 import inspect
 import itertools
-import re
 import site
 import sys
 import sysconfig
@@ -37,7 +36,6 @@ _PACKAGE = Path(__file__).resolve().parent
 # CPython 3.11 counts the parser's depth once for all threads, and raises SystemError where a
 # callback of the garbage collector (JAX has one) lets another thread parse in the midst.
 _PARSING = threading.Lock()
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +50,12 @@ class Trust:
 
     @classmethod
     def parse(cls, option: str | None, reads: bool = False) -> Trust:
-        """Parses `--trust a,b.c`; without it verbs that run trust all, verbs that read nothing.
-
-        Raises SpecError for what names no modules.
-        """
+        """Parses `--trust a,b.c`; without it verbs that run trust all, verbs that read nothing."""
         if option is None:
             return cls(() if reads else None, reads)
         names = tuple(name.strip() for name in option.split(",") if name.strip())
         for name in names:
-            if not _MODULE.fullmatch(name):
+            if not all(map(str.isidentifier, name.split("."))):
                 raise SpecError("--trust", f"takes names of modules, such as a,b.c, got {name!r}")
         return cls(names, reads)
 
@@ -72,18 +67,14 @@ class Trust:
 
 
 _ANY = Trust()
-_TRUST: contextvars.ContextVar[Trust] = contextvars.ContextVar("trust")
+_TRUST = contextvars.ContextVar("trust", default=_ANY)
 
 
 @contextlib.contextmanager
 def trusting(trust: Trust) -> Iterator[None]:
-    """Imports what `trust` allows while this is open.
-
-    Modules of one's own are looked for where one works, after all others: a stranger's folder must
-    not give a module in place of an installed one.
-    """
+    """Imports what `trust` allows while this is open."""
     token = _TRUST.set(trust)
-    if trust.modules != ():
+    if trust.modules != ():  # a stranger's folder must not replace an installed module: at the end
         with contextlib.suppress(FileNotFoundError):  # a run can be read where no folder is left
             sys.path.append(str(Path.cwd()))
     try:
@@ -94,7 +85,7 @@ def trusting(trust: Trust) -> Iterator[None]:
 
 def is_data(path: str) -> bool:
     """Whether what lies at `path` is read as data: it may not be imported, and need not be."""
-    trust = _TRUST.get(_ANY)
+    trust = _TRUST.get()
     return trust.reads and not trust.allows(path.partition(":")[0])
 
 
@@ -131,11 +122,7 @@ def subclass(base: type[C], path: str, key: str) -> type[C]:
 
 
 def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., Any]:
-    """The function that trains: called as `train(member, seed, **options)`.
-
-    Raises SpecError under `key` for what is no function or class of that module or of the user's,
-    and for what does not take these arguments.
-    """
+    """The function that trains, which takes (member, seed, **options). Raises SpecError."""
     train = _callable(path, f"{key}.path")
     try:
         bound = inspect.signature(train).bind(True, 0, **options)
@@ -193,14 +180,12 @@ def _require_trusted(module: str, path: str, key: str) -> None:
         raise SpecError(key, f"{path!r} names a file; name the module in it: {name}")
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise SpecError(key, f"{path!r} is of Python's own library; name a module of yours")
-    trust = _TRUST.get(_ANY)
+    trust = _TRUST.get()
     if not trust.allows(module):
         listed = ", ".join(trust.modules or ()) or "none"
-        raise SpecError(
-            key,
-            f"{path!r} is of a module that is not trusted (trusted: {listed}); read its code, then "
-            f"add it: --trust {','.join((*(trust.modules or ()), module))}",
-        )
+        more = ",".join((*(trust.modules or ()), module))
+        problem = f"{path!r} is of a module that is not trusted (trusted: {listed})"
+        raise SpecError(key, f"{problem}; read its code, then add it: --trust {more}")
 
 
 def _callable(path: str, key: str) -> Callable[..., Any]:
@@ -218,8 +203,7 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
 
 def _require_users(function: Any, path: str, key: str) -> None:
     if not _is_users_function(function):
-        problem = f"{path} is installed code that does not say that it does what is called here"
-        raise SpecError(key, f"{problem}; call it from a function of your own")
+        raise SpecError(key, f"{path} is installed code; call it from a function of your own")
 
 
 def _is_users_function(function: Any) -> bool:
@@ -267,10 +251,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def imported_names(module: str, file: Path) -> list[str]:
-    """Modules that a source may import, at its top or later; none for a file that is no source.
-
-    A name that is imported from a module is listed as if it were a module itself, since it may be.
-    """
+    """Modules that a source may import, at any place; names in modules, as they may be modules."""
     if file.suffix != ".py":
         return []
     try:

@@ -1,9 +1,8 @@
 """Plug-ins: a method is one frozen pydantic model whose fields are its options in a sweep file.
 
-A class becomes usable by its `name` when its module lies in the package of its kind; a class of
-one's own elsewhere is named by its import path, `package.module:Class`. Plug-in modules import
-torch inside their methods only, so that reading a sweep file stays cheap. Where a run is only read,
-a class of somebody's own is not imported: an `Unread` stands for it, with its options.
+A class is usable by its `name` when its module lies in the package of its kind; one elsewhere is
+named by its import path, `package.module:Class`. Plug-in modules import torch inside their methods
+only. Where a run is only read, an `Unread` stands for a class of somebody's own, with its options.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ class Plugin(Strict):
     def identity(self) -> dict[str, Any]:
         """The options that can change a result, nested plug-ins included, as plain JSON.
 
-        Options at their default are left out: an option that is added later changes no
-        fingerprint and orphans no run directory. So a default must never change its meaning. What
-        is computed in another way than before has another `revision`; the first is left out.
+        Options at their default are left out, so that one which is added later changes no
+        fingerprint; a default must never change its meaning. So is the first `revision`.
         """
         options = self.model_dump(mode="json", exclude=set(self.locations), exclude_defaults=True)
         nested = {
@@ -100,10 +98,7 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def parse(base: type[P], raw: Any, key: str) -> P:
-    """Builds the plug-in that `raw` (a name, or a mapping with `name`) describes.
-
-    Raises SpecError under `key` where the name is unknown or an option is wrong.
-    """
+    """The plug-in that `raw`, a name or a mapping with `name`, describes; else SpecError."""
     if isinstance(raw, base):
         return raw
     if isinstance(raw, str):
@@ -130,10 +125,7 @@ def validated(model: type[S], raw: Any, key: str) -> S:
 
 
 def nested(base: type[P]) -> BeforeValidator:
-    """Annotation for a field that holds a plug-in of another kind: named or by its options.
-
-    Pydantic goes on to look at the other fields where it is refused, and tells all at once.
-    """
+    """Annotation for a field that holds a plug-in of another kind: named or by its options."""
 
     def plugin_from_raw(raw: Any, info: ValidationInfo) -> P:
         with carried():

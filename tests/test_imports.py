@@ -113,9 +113,9 @@ def function(path: str, **more: Any) -> dict[str, Any]:
         ("own_names:Path", "is no function or class of that module, but of pathlib"),
         ("own_names:Plain", "own_names:Plain gives a Plain, no torch.nn.Module"),
         ("own_names:numbers", "own_names:numbers gives a int, no torch.nn.Module"),
-        ("torch.hub:load", "is installed code that does not say whether it returns a torch.nn.Mod"),
+        ("torch.hub:load", "is installed code; call it from a function of your own"),
         ("torch.nn:Parameter", "torch.nn:Parameter gives a Parameter, no torch.nn.Module"),
-        ("numpy:array", "is installed code that does not say"),
+        ("numpy:array", "is installed code"),
     ],
 )
 def test_no_network_is_made_by_what_may_be_anything_else(path, problem, tiny, folder):
@@ -152,7 +152,7 @@ def test_what_says_that_it_is_a_network_is_called(path, options, folder):
         ("own_names:train", {"nois": 1}, "mechanism.options: own_names:train does not take"),
         ("own_names:numbers", {}, "mechanism.options: own_names:numbers does not take (member,"),
         ("numpy.random:seed", {}, "mechanism."),
-        ("torch.hub:load", {}, "mechanism.path: torch.hub:load is installed code whose first"),
+        ("torch.hub:load", {}, "mechanism.path: torch.hub:load is installed code; call it from"),
         ("own_leaves:train", {}, "mechanism.path: cannot import 'own_leaves:train' (1); is it on"),
     ],
 )

@@ -30,6 +30,11 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
 
 
+def block(language: str, words: str) -> str:
+    """The first block of a language that has these words."""
+    return next(block for block in blocks(language) if words in block)
+
+
 def anchors(page: Path) -> set[str]:
     """What a link to a heading of `page` may have behind its #, as GitHub makes it."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
@@ -95,9 +100,9 @@ def test_python_example_runs(commanded, monkeypatch, capsys):
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed == "9.482 if-gaussian, claim 9.997"
     assert f"It prints `{printed}`" in GUIDE
-    exec(next(block for block in blocks("python") if "da.open" in block), {})
+    exec(block("python", "da.open"), {})
     assert Path("bounds.pdf").read_bytes().startswith(b"%PDF")
-    exec(next(block for block in blocks("python") if "read_parquet" in block), {})
+    exec(block("python", "read_parquet"), {})
 
 
 def test_readme_is_short():
@@ -106,8 +111,7 @@ def test_readme_is_short():
 
 
 def test_sweep_of_the_readme_is_the_quickstart():
-    block = next(block for block in blocks("yaml") if "name: quickstart" in block)
-    short = spec.from_raw(yamlfile.parse_yaml(block, "README.md"))
+    short = spec.from_raw(yamlfile.parse_yaml(block("yaml", "name: quickstart"), "README.md"))
     full = spec.load(ROOT / "jobs" / "quickstart.yaml")
     assert short.cells == full.cells
     assert short.fingerprint == full.fingerprint
@@ -115,41 +119,42 @@ def test_sweep_of_the_readme_is_the_quickstart():
 
 
 def test_sweep_file_example_is_valid():
-    block = next(block for block in blocks("yaml") if "name: my-sweep" in block)
-    sweep = spec.from_raw(yamlfile.parse_yaml(block, "sweep-file.md"))
+    sweep = spec.from_raw(yamlfile.parse_yaml(block("yaml", "name: my-sweep"), "sweep-file.md"))
     assert [cell.label for cell in sweep.cells] == ["noise_multiplier=2", "noise_multiplier=4"]
 
 
-def test_adversary_example_runs(workplace, tiny):
-    example = next(block for block in blocks("python") if "class LastBias" in block)
-    (workplace / "last_bias.py").write_text(example)
-    tiny["grid"] = {"adversary": [{"name": "last_bias:LastBias", "strength": 0.5}]}
-    (workplace / "sweep.yaml").write_text(yaml.safe_dump(tiny))
-    done = dpaudit("run", "sweep.yaml", "--executor", "inline")
+def ran(workplace: Path, sweep: object, *files: str, trials: int | None = None) -> da.Result:
+    """A sweep's run in this process, with these examples of code beside it."""
+    for file in files:
+        example = block("python", f"# {file}")
+        assert len(example.splitlines()) <= 45
+        (workplace / file).write_text(example)
+    (workplace / "sweep.yaml").write_text(
+        sweep if isinstance(sweep, str) else yaml.safe_dump(sweep)
+    )
+    fewer = [] if trials is None else ["--set", f"audit.trials={trials}"]
+    done = dpaudit("run", "sweep.yaml", "--executor", "inline", *fewer)
     assert done.code == 0, done.err
-    scores = da.open(workplace / "runs/tiny").scores
-    assert len(scores) == 90 * 2
+    (run,) = (workplace / "runs").iterdir()
+    return da.open(run)
 
 
-def test_label_example_runs(tmp_path):
-    raw = yaml.safe_load(next(block for block in blocks("yaml") if "label-gradient" in block))
+def test_adversary_example_runs(workplace, tiny):
+    tiny["grid"] = {"adversary": [{"name": "last_bias:LastBias", "strength": 0.5}]}
+    assert len(ran(workplace, tiny, "last_bias.py").scores) == 90 * 2
+
+
+def test_label_example_runs(workplace):
+    raw = yaml.safe_load(block("yaml", "label-gradient"))
     raw |= {"name": "labels", "seed": 0}
     raw["audit"] = {"trials": 1, "delta": 1e-5, "estimators": ["accuracy"]}
-    result = da.run(raw, storage_path=str(tmp_path), executor="inline")
-    assert result.complete
-    assert result.estimates["step"].max() == 10
+    assert ran(workplace, raw).estimates["step"].max() == 10
 
 
 def test_own_training_example_runs(workplace):
     """With 500 trials, as each is a process."""
-    example = next(block for block in blocks("python") if "my_training.py" in block)
-    (workplace / "my_training.py").write_text(example)
-    sweep = next(block for block in blocks("yaml") if "my_training:train" in block)
-    (workplace / "sweep.yaml").write_text(sweep)
-    fewer = ["--set", "audit.trials=500"]
-    done = dpaudit("run", "sweep.yaml", "--executor", "inline", *fewer)
-    assert done.code == 0, done.err
-    estimates = da.open(workplace / "runs/my-training").estimates
+    sweep = block("yaml", "my_training:train")
+    estimates = ran(workplace, sweep, "my_training.py", trials=500).estimates
     assert estimates["epsilon_lower"].between(2, 4).any()  # of a claim of 4.377
 
 
@@ -168,59 +173,44 @@ def test_script_example_is_audited(workplace):
 
 def test_recipe_examples_run(workplace):
     """That of the sweep file as it is, and again with all three classes of one's own."""
-    block = next(block for block in blocks("yaml") if "sampling: poisson" in block)
-    raw = yamlfile.parse_yaml(block, "sweep-file.md")
+    raw = yamlfile.parse_yaml(block("yaml", "sampling: poisson"), "sweep-file.md")
     assert spec.from_raw(raw).cells[0].mechanism.noise > 0.5
     own = {"sampling": "my_sampling:Drawn", "optimizer": "my_optimizer:RmsProp"}
-    for name in ("my_sampling", "my_optimizer", "my_schedule"):
-        example = next(block for block in blocks("python") if f"# {name}.py" in block)
-        assert len(example.splitlines()) <= 40
-        (workplace / f"{name}.py").write_text(example)
     raw["mechanism"] |= own | {"schedule": {"name": "my_schedule:InverseRoot", "warmup": 3}}
     raw |= {"grid": {"mechanism.engine": ["packed", "opacus"]}, "resources": {"pack_size": 10}}
-    raw["mechanism"]["steps"], raw["audit"]["trials"] = 10, 20
-    (workplace / "sweep.yaml").write_text(yaml.safe_dump(raw))
-    done = dpaudit("run", "sweep.yaml", "--executor", "inline")
-    assert done.code == 0, done.err
-    scores = da.open(workplace / "runs/recipe").scores
+    raw["mechanism"]["steps"] = 10
+    files = ("my_sampling.py", "my_optimizer.py", "my_schedule.py")
+    scores = ran(workplace, raw, *files, trials=20).scores
     assert len(scores) == 40
     assert scores["score"].notna().all()
-    for name in own.values():
-        (workplace / name.replace(":", ".").partition(".")[0]).with_suffix(".py").unlink()
+    for file in files:
+        (workplace / file).unlink()
     told = dpaudit("status", "runs/recipe")  # imports none of them
     assert told.code == 0, told.err
 
 
 def test_estimator_and_accountant_examples_run(workplace):
-    for file in ("my_training.py", "cut.py", "zcdp.py"):
-        example = next(block for block in blocks("python") if f"# {file}" in block)
-        assert len(example.splitlines()) <= 40
-        (workplace / file).write_text(example)
-    sweep = yaml.safe_load(next(block for block in blocks("yaml") if "my_training:train" in block))
-    more = yaml.safe_load(next(block for block in blocks("yaml") if "cut:Cut" in block))
-    sweep["audit"] |= more["audit"] | {"trials": 1000}
+    sweep = yaml.safe_load(block("yaml", "my_training:train"))
+    more = yaml.safe_load(block("yaml", "cut:Cut"))
+    sweep["audit"] |= more["audit"]
     sweep["mechanism"]["isolated"] = False  # a process for each trial is looked at above
-    (workplace / "sweep.yaml").write_text(yaml.safe_dump(sweep))
-    for command in ("run sweep.yaml --executor inline", "report runs/my-training", "verify"):
-        if command == "verify":
-            command = "verify runs/my-training --trust my_training,cut,zcdp"
+    estimates = ran(workplace, sweep, "my_training.py", "cut.py", "zcdp.py", trials=1000).estimates
+    for command in (
+        "report runs/my-training",
+        "verify runs/my-training --trust my_training,cut,zcdp",
+    ):
         done = dpaudit(*command.split())
         # So few trials of this training may leave a verdict open.
         assert done.code in (0, 5), (command, done)
-    estimates = da.open(workplace / "runs/my-training").estimates
-    claims = estimates.iloc[0]
-    assert (
-        claims["claim_gaussian"]
-        < claims["claim_zcdp:Zcdp"]
-        == pytest.approx(0.5 + 2 * math.sqrt(0.5 * math.log(1e5)))
-    )
+    first, zcdp = estimates.iloc[0], 0.5 + 2 * math.sqrt(0.5 * math.log(1e5))
+    assert first["claim_gaussian"] < first["claim_zcdp:Zcdp"] == pytest.approx(zcdp)
     shown = estimates[estimates["estimator"] == "cut:Cut"].iloc[0]
     assert shown["status"] == "certified"
     assert 0.4 < shown["epsilon_lower"] < 0.9  # ln(.69 / .31) = .8 is what the best guess shows
 
 
 def test_estimator_example_takes_misses_for_errors_in_both_worlds():
-    example = next(block for block in blocks("python") if "# cut.py" in block)
+    example = block("python", "# cut.py")
     exec(example, namespace := {"__name__": "cut"})
     state = namespace["Cut"](planned=40)
     state.miss(np.arange(40) < 20)
@@ -228,24 +218,14 @@ def test_estimator_example_takes_misses_for_errors_in_both_worlds():
 
 
 def test_one_training_examples_run(workplace, capsys):
-    sweep = next(block for block in blocks("yaml") if "kind: dirac" in block)
-    (workplace / "sweep.yaml").write_text(sweep)
-    done = dpaudit("run", "sweep.yaml", "--executor", "inline")
-    assert done.code == 0, done.err
-    estimates = da.Result(str(workplace / "runs/one-training"), complete=True).estimates
-    assert estimates["epsilon_lower"].gt(0).all()
-    exec(next(block for block in blocks("python") if "1000 canaries" in block), {})
+    result = ran(workplace, block("yaml", "kind: dirac"))
+    assert result.estimates["epsilon_lower"].gt(0).all()
+    exec(block("python", "1000 canaries"), {})
     assert "certified" in capsys.readouterr().out
 
 
 def test_preparation_example_runs(workplace):
-    example = next(block for block in blocks("python") if "my_attack.py" in block)
-    (workplace / "my_attack.py").write_text(example)
-    sweep = next(block for block in blocks("yaml") if "my_attack:train" in block)
-    (workplace / "sweep.yaml").write_text(sweep)
-    fewer = ["--set", "audit.trials=100"]
-    done = dpaudit("run", "sweep.yaml", "--executor", "inline", *fewer)
-    assert done.code == 0, done.err
+    ran(workplace, block("yaml", "my_attack:train"), "my_attack.py", trials=100)
     assert len(list(workplace.glob("runs/my-attack/preparations/*/*.parquet"))) == 4
 
 

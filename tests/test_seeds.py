@@ -59,16 +59,6 @@ def test_bits_do_not_depend_on_how_trials_are_cut_into_packs():
         assert np.array_equal(np.concatenate(parts), whole)
 
 
-def test_bits_of_one_trial_are_those_of_the_stream():
-    whole = seeds.bits(7, "audit", 0, 1030)
-    for trial in (0, 1, 511, 512, 513, 1023, 1024, 1030):
-        assert seeds.bits(7, "audit", trial, trial).tolist() == [whole[trial]]
-
-
-def test_raising_the_number_of_trials_keeps_the_first_ones():
-    assert np.array_equal(seeds.bits(1, "x", 0, 99), seeds.bits(1, "x", 0, 9999)[:100])
-
-
 def test_bits_are_pinned():
     """A changed stream would change every recorded run: this must only ever fail on purpose."""
     assert np.packbits(seeds.bits(3, "audit", 0, 63)).tobytes().hex() == "325a82b02e2c538e"

@@ -69,7 +69,7 @@ def _show_check(checked: Checked) -> None:
     for line in checked.notes:
         terminal.explain(f"told: {line}")
     for line, audits in checked.unchecked.items():
-        labels = f"{tables.and_more(audits)}: " if audits else ""
+        labels = f"{terminal.and_more(audits)}: " if audits else ""
         terminal.explain(f"not checked: {labels}{line}")
     partial = f" as far as it goes (partial, {checked.partial})" if checked.partial else ""
     terminal.explain(f"{f'in order{partial}, ' * checked.in_order}derived again: {derived}")

@@ -127,9 +127,8 @@ def submit(  # noqa: PLR0913 (options of a command line)
     prepared = spec.load(sweep, parse_changes(changes))
     package = WorkingDirPackage(Path(working_dir), tuple(exclude or ()))
     if names := [printable(str(path)) for path in package.withheld()]:
-        rest = f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
-        what = ", ".join(names[:_MAX_NAMES]) + rest
-        terminal.complain(f"not sent (links, what git ignores, what looks like a secret): {what}")
+        what = "not sent (links, what git ignores, what looks like a secret)"
+        terminal.complain(f"{what}: {terminal.and_more(names, _MAX_NAMES)}")
     options = [word for change in changes or () for word in ("--set", change)]
     options += [] if trust is None else ["--trust", trust]
     job = SweepJob(prepared, sweep, storage_path, package, options, python, install)

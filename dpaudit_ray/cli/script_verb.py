@@ -124,14 +124,8 @@ def _show(judged: ScriptVerdict) -> None:
     terminal.explain(f"{judged.verdict}: {judged.headline}")
     for finding in judged.findings:
         remedy = f"; {finding.remedy}" if finding.remedy else ""
-        if finding.weight is Weight.NOTE:
-            terminal.explain(f"NOTE L{finding.layer} {finding.look}: {finding.seen}{remedy}")
-            continue
-        terminal.explain(f"{finding.weight} L{finding.layer} {finding.look}, {finding.where}")
-        terminal.explain(f"  expected: {finding.expected}")
-        terminal.explain(f"  seen: {finding.seen}")
-        if finding.remedy:
-            terminal.explain(f"  what to do: {finding.remedy}")
+        text = f"{finding.seen}{remedy}" if finding.weight is Weight.NOTE else str(finding)
+        terminal.explain(f"{finding.weight} L{finding.layer} {finding.look}: {text}")
     for layer, name in LAYERS.items():
         if done := [look for look in judged.looks if look.layer == layer and look.done]:
             others = ", ".join(look.name for look in done[1:])

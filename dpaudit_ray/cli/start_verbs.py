@@ -63,7 +63,7 @@ def bench(
     measured = benchmark.measure(names, threads, repeats, gpu)
     _show_benchmark(measured)
     if json_file is not None:
-        json_file.write_text(json.dumps(measured.as_json(), indent=1), encoding="utf-8")
+        json_file.write_text(json.dumps(dataclasses.asdict(measured), indent=1), encoding="utf-8")
         terminal.say(f"written to {json_file}")
 
 

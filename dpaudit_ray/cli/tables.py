@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import terminal
@@ -91,11 +91,6 @@ def progress_figure(row: dict[str, Any]) -> Figure:
 def quoted(quote: Quote) -> Figure:
     """The ε of a quote as tables show it."""
     return marked("none" if quote.epsilon is None else number(quote.epsilon), quote.above)
-
-
-def and_more(labels: Sequence[str]) -> str:
-    """The first label, and how many more there are."""
-    return labels[0] + f" and {len(labels) - 1} more" * (len(labels) > 1)
 
 
 # Verdicts ----------------------------------------------------------------------------------------
@@ -186,7 +181,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
         _explain_power(sampled)
     for preparation in outlook.preparations:
         terminal.say(
-            f"a preparation for {and_more(preparation.audits)}: {preparation.done} of "
+            f"a preparation for {terminal.and_more(preparation.audits)}: {preparation.done} of "
             f"{preparation.parts} parts done, {duration(preparation.seconds)} with one trainer"
         )
     if outlook.problem is not None:
@@ -223,11 +218,13 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
     )
     assumed = [audit.label for audit in audits if audit.status is not Status.CERTIFIED]
     if assumed:
-        terminal.explain(f"max eps and power assume a Gaussian curve for {and_more(assumed)}")
+        terminal.explain(
+            f"max eps and power assume a Gaussian curve for {terminal.and_more(assumed)}"
+        )
     weak = [audit for audit in audits if (audit.power or 0.0) < USUAL_POWER]
     if weak:
         weak.sort(key=lambda audit: audit.power or 0.0)
-        labels = and_more([audit.label for audit in weak])
+        labels = terminal.and_more([audit.label for audit in weak])
         terminal.explain(f"power {weak[0].power:.0%}, {labels}: {'; '.join(_advice(weak[0]))}")
 
 

@@ -85,6 +85,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + "s" * (count != 1)
 
 
+def and_more(items: Sequence[str], most: int = 1) -> str:
+    """The first `most` of them, and how many more there are."""
+    more = f" and {len(items) - most} more" * (len(items) > most)
+    return ", ".join(items[:most]) + more
+
+
 # What is printed ---------------------------------------------------------------------------------
 
 

@@ -1,8 +1,7 @@
 """Speed of both engines on this machine, beside each other and beside its matrix product.
 
-The same process and threads, medians. Trainers keep their heap (`engines.memory`), from which
-Opacus gains as well: glibc's default allocator, which hands every large tensor back to the kernel,
-would cost it up to half of its time on a CPU.
+The same process and threads, medians. Both keep their heap (`engines.memory`): glibc's default
+allocator would cost Opacus up to half of its time on a CPU.
 """
 
 from __future__ import annotations
@@ -59,9 +58,13 @@ WORKLOADS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Row:
-    """One model on this machine; times are seconds per model and step."""
+    """One model on this machine; times are seconds per model and step.
+
+    `ratio` is Opacus against the packed engine, whose trainings of 250 steps are
+    `trials_per_second`, and whose achieved operations are `flop_per_second`.
+    """
 
     model: str
     parameters: int
@@ -71,21 +74,14 @@ class Row:
     packed_seconds: float
     packs: dict[int, float]  # the same of every pack that was tried, by its models
     opacus_seconds: float
+    ratio: float = dataclasses.field(init=False)
+    trials_per_second: float = dataclasses.field(init=False)
+    flop_per_second: float = dataclasses.field(init=False)
 
-    @property
-    def ratio(self) -> float:
-        """Packed against Opacus."""
-        return self.opacus_seconds / self.packed_seconds
-
-    @property
-    def trials_per_second(self) -> float:
-        """Trainings of 250 steps that the packed engine does."""
-        return 1 / (_STEPS * self.packed_seconds)
-
-    @property
-    def flop_per_second(self) -> float:
-        """Achieved by the packed engine."""
-        return self.flop / self.packed_seconds
+    def __post_init__(self) -> None:
+        self.ratio = self.opacus_seconds / self.packed_seconds
+        self.trials_per_second = 1 / (_STEPS * self.packed_seconds)
+        self.flop_per_second = self.flop / self.packed_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,15 +94,6 @@ class Benchmark:
     matmul_flop_per_second: float
     rows: tuple[Row, ...]
 
-    def as_json(self) -> dict[str, object]:
-        """Plain JSON; derived figures included."""
-        derived = ("ratio", "trials_per_second", "flop_per_second")
-        rows = [
-            dataclasses.asdict(row) | {name: getattr(row, name) for name in derived}
-            for row in self.rows
-        ]
-        return dataclasses.asdict(self) | {"rows": rows}
-
 
 def measure(
     models: Sequence[str],
@@ -118,9 +105,9 @@ def measure(
 ) -> Benchmark:
     """Measures `models`; every figure is the median of `repeats` runs.
 
-    In packs of so many models, of which the fastest counts. Where nothing is said, those of the
-    workloads on a CPU, and PACKS on a GPU as far as they have room. Opacus is measured `beside`
-    them, or NaN. Raises SpecError for an unknown model, and for a GPU where there is none.
+    In packs of so many models, of which the fastest counts; by default those of the workloads on a
+    CPU, PACKS on a GPU. Opacus is measured `beside` them, or NaN. Raises SpecError for an unknown
+    model, and for a GPU where there is none.
     """
     import torch
 
@@ -141,17 +128,10 @@ def measure(
         usual = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
         tried = {n: _packed(training, n, repeats) for n in packs or usual}
         fastest = min(tried, key=tried.__getitem__)
+        of_opacus = _opacus(training, repeats) if beside else math.nan
+        size, batch = training.model.size, training.recipe.batch_size
         rows.append(
-            Row(
-                model=name,
-                parameters=training.model.size,
-                batch_size=training.recipe.batch_size,
-                flop=_flop(training),
-                models=fastest,
-                packed_seconds=tried[fastest],
-                packs=tried,
-                opacus_seconds=_opacus(training, repeats) if beside else math.nan,
-            )
+            Row(name, size, batch, _flop(training), fastest, tried[fastest], tried, of_opacus)
         )
     product = _matmul(training.initial.device, repeats)
     return Benchmark(provenance.device(gpu), threads, gpu, product, tuple(rows))

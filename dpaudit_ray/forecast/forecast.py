@@ -40,11 +40,11 @@ class AuditOutlook:
     """One audit: `power` is the chance of a bound of 90 % of the claim if the claim is tight.
 
     `status` is what that ε would be, and `largest_certifiable`: converted from the μ of `accuracy`,
-    both are certified where the mechanism's trade-off curve is known to be Gaussian. Of canaries of
-    one training, all are what the first of its estimators that hold shows in simulations.
-    `trials_needed` would do so with a chance of 80 %; None where no feasible number does. An audit
-    that runs no trials leaves nothing to chance: all three are None. `likely` is the ε that a tight
-    attack shows with a chance of 80 %; NaN where the claim is no number.
+    both are certified where the trade-off curve is known to be Gaussian. Of canaries of one
+    training, all are what the first of its estimators that hold shows in simulations.
+    `trials_needed` would do so with a chance of 80 %; None where no feasible number does. All three
+    are None where no trials are run. `likely` is the ε that a tight attack shows with a chance of
+    80 %; NaN where the claim is no number.
     """
 
     label: str
@@ -57,7 +57,6 @@ class AuditOutlook:
     power: float | None = None
     trials_needed: int | None = None
     status: stats.Status = stats.Status.CERTIFIED
-    training_seconds: float = math.nan  # of one; NaN where none is left to be timed
     likely: float = math.nan
     grows: bool = False  # whether `audit.up_to` plans for `trials_needed`
     simulated: bool = False  # in place of computed: of canaries that share trainings
@@ -88,9 +87,7 @@ class Outlook:
 
 
 def forecast(
-    sweep: Sweep,
-    storage_path: str,
-    tell: Callable[[str], None] = lambda line: None,
+    sweep: Sweep, storage_path: str, tell: Callable[[str], None] = lambda line: None
 ) -> Outlook:
     """Plans the sweep against its run directory, and times first steps of its packs."""
     run = RunDirectory.under(storage_path, sweep.name)
@@ -103,9 +100,8 @@ def forecast(
     made: dict[tuple[str, int], Arrays] = {}
     prepared = functools.partial(_prepared, run, plan, made)
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), prepared)
-    preparations, failure = _rehearsed(
-        trainer, run, plan, preparing.left(run, plan, remaining), made
-    )
+    waited = preparing.left(run, plan, remaining)
+    preparations, failure = _rehearsed(trainer, run, plan, waited, made)
     seconds, problem = seconds_per_trial(sweep, trainer, remaining)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
@@ -131,7 +127,6 @@ def _outlook(
         packs_done=done,
         claim=audit.claim,
         seconds=sum(pack.size for pack in left) * seconds,
-        training_seconds=seconds * max(audit.in_a_training, 1) if left else math.nan,
     )
     if not cell.mechanism.sampled:
         return outlook
@@ -262,10 +257,9 @@ def _prepared(
 def seconds_per_trial(
     sweep: Sweep, trainer: PackTrainer, remaining: list[Pack]
 ) -> tuple[dict[int, float], str | None]:
-    """Seconds by audit, measured on a pack that is left; stores nothing.
+    """Seconds by audit, measured once for all of which a trial takes equally long.
 
-    Measured once for all audits of which a trial takes equally long. NaN, and the reason beside
-    the seconds, where a pack cannot run on this machine, such as a GPU's on a laptop.
+    NaN, and the reason beside them, where a pack cannot run on this machine.
     """
     by_options: dict[str, float] = {}
     seconds, problem = {}, None
@@ -296,9 +290,8 @@ def _pack_seconds(trainer: PackTrainer, pack: Pack, cell: Cell) -> float:
 def extrapolated(seconds: Callable[[int], float], horizons: tuple[int, ...]) -> float:
     """Seconds of a pack that is scored at `horizons`, where `seconds` are of one that ends at t.
 
-    The model is linear: every step takes the same time, and so does every score. So the first
-    steps tell, more of them the shorter they are. The very first pack is left out, since things
-    are built in it.
+    The model is linear: every step takes the same time, and so does every score, so the first
+    steps tell. The very first pack is left out, since things are built in it.
     """
     last = horizons[-1]
     seconds(1)

@@ -21,14 +21,12 @@ TYPES: list[tuple[str, Any, str]] = [
     ("mechanism.data", {"name": "npz", "path": 3}, "mechanism.data.path: must be text, got 3"),
     ("audit.trials", "ten", "audit.trials: must be a whole number, got 'ten'"),
     ("audit.estimators", "accuracy", "audit.estimators: must be a list, got 'accuracy'"),
-    ("audit", [1], "audit: must be a mapping, got [1]"),
     ("adversary", {"name": 3}, "adversary: must be a name or a mapping with a name"),
     ("resources", None, "resources: must be a mapping, got None"),
     ("resources.pack_size", "big", "resources.pack_size: must be auto or a whole number"),
     ("resources.memory", "much", "resources.memory: could not parse value and unit"),
     ("resources.memory", 1.5, "resources.memory: must be a whole number of bytes or text such as"),
     ("resources.label_selector", {"kind": 3}, "resources.label_selector.kind: must be text, got 3"),
-    ("seed", "x", "seed: must be a whole number, got 'x'"),
     ("name", 3, "name: must be text, got 3"),
 ]
 BOUNDS: list[tuple[str, Any, str]] = [
@@ -43,9 +41,7 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("mechanism.batch_size", 0, "mechanism.batch_size: must be at least 1, got 0"),
     ("mechanism.batch_size", 570, "mechanism.batch_size: is 570, but breast_cancer has 569"),
     ("adversary.period", 7, "adversary.period: is 7, which does not divide the 6 steps"),
-    ("audit.delta", 0, "audit.delta: must be greater than 0, got 0"),
     ("audit.delta", 1, "audit.delta: must be less than 1, got 1"),
-    ("audit.delta", NAN, "audit.delta: must be finite, got nan"),
     ("audit.trials", 0, "audit.trials: must be at least 1, got 0"),
     ("audit.trials", 10**30, "audit.trials: must be at most 1e+08"),
     ("audit.record_every", 7, "audit.record_every: must be 1 to 6: of 6 steps"),
@@ -54,7 +50,6 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("resources.pack_size", 0, "resources.pack_size: must be auto or a whole number of at least 1"),
     ("resources.max_concurrent_trainers", 0, "resources.max_concurrent_trainers: must be auto or"),
     ("resources.max_worker_losses", -1, "resources.max_worker_losses: must be at least 0, got -1"),
-    ("seed", -1, "seed: must be at least 0, got -1"),
 ]
 NAMES: list[tuple[str, Any, str]] = [
     ("mechanism.name", "foo", "mechanism.name: unknown mechanism 'foo'; known: dp-sgd"),
@@ -73,7 +68,6 @@ ESTIMATORS: list[tuple[Any, str]] = [
     (3, "audit.estimators.0: must be a name or a mapping with a name, got 3"),
     ({"foo": 3}, "audit.estimators.0: must be a name or a mapping with a name"),
     ({"name": "accuracy", "foo": 1}, "audit.estimators.0.foo: unknown key; known: warmup, curve"),
-    ({"name": "accuracy", "planned": 1}, "audit.estimators.0.planned: unknown key; known: warmup"),
     ({"name": "paper-gdp", "x": 1}, "audit.estimators.0.x: unknown key"),
     ({"name": "eps-delta", "threshold": "x"}, "audit.estimators.0.threshold: must be 'past'"),
     ({"name": "eps-delta", "value": "x"}, "audit.estimators.0.value: must be a number"),
@@ -92,7 +86,6 @@ GRIDS: list[tuple[Any, str]] = [
     ({"adversary": ["loss", None]}, "adversary: is required"),
     ({"mechanism.steps": [5, 5]}, "grid: gives the same audit twice (steps=5; steps=5)"),
     ({"mechanism.clip_norm": [1, 1.0]}, "grid: gives the same audit twice (clip_norm=1; clip_no"),
-    ({"adversary": ["loss", {"name": "loss"}]}, "grid: gives the same audit twice (loss; loss)"),
     ({"adversary": [{"name": "loss", "period": 1}, "loss"]}, "grid: gives the same audit twice"),
     ({"adversary.period": [1, 2], "adversary": ["loss"]}, "grid: gives the same audit twice"),
 ]
@@ -111,17 +104,15 @@ def line_for(sweep: dict[str, Any], folder: Path) -> str:
     return line
 
 
-@pytest.mark.parametrize(("key", "value", "expected"), [*TYPES, *BOUNDS, *NAMES])
+LISTED = [("audit.estimators", [estimator], expected) for estimator, expected in ESTIMATORS]
+WHOLE = [("grid", grid, expected) for grid, expected in GRIDS]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), [*TYPES, *BOUNDS, *NAMES, *LISTED, *WHOLE])
 def test_a_wrong_value(key, value, expected, tiny, tmp_path):
     if key.startswith("adversary"):
         del tiny["grid"]
     line = line_for(changed(tiny, key, value), tmp_path)
-    assert line.startswith(expected), line
-
-
-@pytest.mark.parametrize(("estimator", "expected"), ESTIMATORS)
-def test_a_wrong_estimator(estimator, expected, tiny, tmp_path):
-    line = line_for(changed(tiny, "audit.estimators", [estimator]), tmp_path)
     assert line.startswith(expected), line
 
 
@@ -131,13 +122,6 @@ def test_a_repeated_entry(key, tiny, tmp_path):
     line = line_for(changed(tiny, f"audit.{key}", [name, name]), tmp_path)
     assert line.startswith(f"audit.{key}: lists {name} twice; remove one of them")
     assert ("{name: group-sequential, looks: 1, curve: claimed}" in line) == (key == "estimators")
-
-
-@pytest.mark.parametrize(("grid", "expected"), GRIDS)
-def test_a_wrong_grid(grid, expected, tiny, tmp_path):
-    tiny["grid"] = grid
-    line = line_for(tiny, tmp_path)
-    assert line.startswith(expected), line
 
 
 @pytest.mark.parametrize("key", MISSING)

@@ -98,28 +98,41 @@ def test_nothing_is_said_of_the_pace_that_is_not_known():
     assert view.log_line.startswith("24920/40000 trials, ? trials/s, ETA ?; model=")
 
 
-def test_a_log_says_what_is_waited_for_after_the_last_trial(monkeypatch, capsys):
-    clock = [100.0]
-    monkeypatch.setattr(live_view.time, "monotonic", lambda: clock[0])
-    running = {"trainers": 2, "packs_in_flight": 2, "pack_seconds": 1.0, "training_seconds": 5.0}
+def test_a_log_has_a_line_at_first_now_and_then_and_at_the_end(monkeypatch, capsys):
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
 
-    def said_after(seconds: float) -> str:
-        clock[0] += seconds
+    def said() -> str:
         deadline = time.time() + 2
         while time.time() < deadline and not (out := capsys.readouterr().out):
             time.sleep(0.01)
         return out
 
+    def trained(done: int, seconds: float) -> Progress:
+        known = {"packs_in_flight": 2, "pack_seconds": 0.5, "training_seconds": seconds}
+        return Progress((audit("one", 20 * done),), Activity(trainers=2, **known))
+
     with live_view.Display(plain=True) as display:
-        display(Progress((audit("one", 1000),), Activity(**running)))
-        assert "ETA" in said_after(0)
-        display(Progress((audit("one", 2000),), Activity(**running)))
-        line = said_after(0)
+        display.phase("starting Ray")
+        now = 112.0
+        assert said() == "starting Ray, 12s\n"
+        display(Progress((audit("one", 0, assumes="if"),)))
+        start = (
+            "0/2000 trials, trainers start and import what they run, 0s; one: 0/2000, eps >= – (if"
+        )
+        assert said().startswith(start)
+        for now, done in ((113.0, 10), (115.0, 30), (118.0, 60)):
+            display(trained(done, now - 112))
+        assert said().startswith("1200/2000 trials, 200 trials/s, ETA 4s; one: 1200/2000, eps >= 1")
+        now = 119.0
+        display(trained(100, 7.0))
         last = "2000/2000 trials, the last estimates are computed"
-        assert line.startswith(f"{last}, 0s; one: 2000/2000")
-        assert said_after(6).startswith(f"{last}, 6s; one")
+        assert said().startswith(f"{last}, 0s; one: 2000/2000")
+        now = 125.0
+        assert said().startswith(f"{last}, 6s; one")
         display.phase("ending Ray")
-        assert said_after(7).startswith("2000/2000 trials, ending Ray, 7s; one")
+        now = 132.0
+        assert said().startswith("2000/2000 trials, ending Ray, 7s; one")
 
 
 PLAYED = Path(__file__).with_name("played.py")

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from dpaudit_ray.cli import terminal
 from dpaudit_ray.cli.live_view import Display, View
-from dpaudit_ray.orchestration.progress import Activity, AuditProgress, Progress
+from dpaudit_ray.orchestration.progress import AuditProgress, Progress
 from dpaudit_ray.report import verdict
 from tests.command import inline, write_sweep
 
@@ -92,59 +91,6 @@ def test_what_is_written_to_nobody_is_no_error(monkeypatch):
     terminal.say("out")
     terminal.complain("error")
     assert silenced == [sys.stdout, sys.stderr]
-
-
-def test_a_long_start_is_a_line_now_and_then(capsys, monkeypatch):
-    monkeypatch.setattr("dpaudit_ray.cli.live_view.PLAIN_SECONDS", 0.5)
-    with Display(plain=True) as display:
-        display.phase("reading the sweep")
-        display.phase("starting Ray")
-        time.sleep(1.9)
-    lines = capsys.readouterr().out.splitlines()
-    assert 1 <= len(lines) <= 3
-    assert all(re.fullmatch(r"starting Ray, (<1|\d)s", line) for line in lines)
-
-
-def trained(done: int, seconds: float) -> Progress:
-    return Progress(
-        progress(done).audits,
-        Activity(trainers=2, packs_in_flight=2, pack_seconds=0.5, training_seconds=seconds),
-    )
-
-
-def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    with Display(plain=True) as display:
-        display(progress(0))
-        for second, done in [(11, 10), (14, 40), (16, 60), (17, 70), (20, 100), (20, 100)]:
-            now = 100.0 + second
-            display(trained(done, second - 10))
-        time.sleep(0.1)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(
-        "0/100 trials, trainers start and import what they run, 0s; loss: 0/100, eps >= – (assumes "
-    )
-    assert lines[1].startswith("10/100 trials, 10 trials/s, ETA 9s; loss: 10/100")
-    assert lines[2].startswith("60/100 trials, 10 trials/s, ETA 4s; loss: 60/100")
-    assert lines[3].startswith("100/100 trials, the last estimates are computed, 0s; loss")
-    assert len(lines) == 4
-
-
-def test_where_a_run_goes_on_is_told_even_after_a_long_start(capsys, monkeypatch):
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    with Display(plain=True) as display:
-        display.phase("starting Ray")
-        time.sleep(0.1)
-        now = 112.0
-        time.sleep(1.0)
-        display(progress(40))
-        display(progress(50))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "starting Ray, 12s"
-    assert lines[1].startswith("40/100 trials")
-    assert len(lines) == 2
 
 
 NASTY = "a\x1b[31mred\x1b[0m\rover\u202ethere\x9b2J\x07"

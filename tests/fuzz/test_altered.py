@@ -3,7 +3,6 @@
 The same alterations on every run of the suite; `make long` draws others, and more of them.
 """
 
-import io
 import json
 import os
 import shutil
@@ -26,7 +25,7 @@ from dpaudit_ray.storage import lease
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from tests.command import Outcome, dpaudit, inline, write_sweep
-from tests.fuzz.altering import EVIL, RANDOM, altered, snapshot, tree
+from tests.fuzz.altering import EVIL, RANDOM, Draw, altered, snapshot, tree
 from tests.long import LONG
 
 SMALL: dict[str, Any] = {
@@ -62,17 +61,10 @@ FUNCTION = {
 GOOD = "def train(member, seed, noise=2.0):\n    return float(member) + seed % 7 * noise / 50\n"
 
 
-def _data() -> bytes:
-    content = io.BytesIO()
-    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
-    np.savez(content, x=x, y=np.arange(12) % 2)
-    return content.getvalue()
-
-
-DATA = _data()
 READS = [
     ("status",), ("status", "--json"), ("verify",), ("verify", "--json"),
     ("report", "--format", "table"), ("report", "--format", "csv"), ("report", "--format", "json"),
+    ("check",), ("check", "--json"),
 ]  # fmt: skip
 FILES = [
     *("plan.json", "sweep.yaml", "estimates.parquet", "outcomes.json", "driver.json"),
@@ -134,14 +126,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(before)
 
 
-def fresh(place: Path, run: Path) -> Path:
-    """A copy of a run to alter, with other files around it."""
+def fresh(place: Path, run: Path | None = None) -> Path:
+    """The place without what was there before, with a copy of a run to alter."""
     for old in place.iterdir():
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     (place / "outside").mkdir()
     (place / "outside/precious").write_text("precious")
     (place / "own_evil.py").write_text(EVIL)
-    return Path(shutil.copytree(run, place / "a/runs/small"))
+    return place if run is None else Path(shutil.copytree(run, place / "a/runs/small"))
+
+
+def alter(run: Path, name: str, draw: Draw) -> None:
+    """Alters one of the files of a run that have such a name."""
+    file = draw(st.sampled_from(sorted(run.glob(name)) or [run / "plan.json"]))
+    file.write_bytes(altered(file.read_bytes(), file.name, draw))
 
 
 def sound(outcome: Outcome, codes: set[int]) -> None:
@@ -163,16 +161,11 @@ def others(files: dict[str, bytes | None], *written: str) -> dict[str, bytes | N
     return {name: content for name, content in files.items() if name not in (kept, *written)}
 
 
-def claims(outcome: Outcome) -> list[float]:
-    return [audit["claim"] for audit in json.loads(outcome.out)["audits"]]
-
-
 @RANDOM
 @given(st.data(), st.booleans(), st.sampled_from(FILES), st.sampled_from(READS))
 def test_a_run_that_is_read(runs, place, data, violating, name, verb):
     run = fresh(place, runs[violating])
-    file = data.draw(st.sampled_from(sorted(run.glob(name))))
-    file.write_bytes(altered(file.read_bytes(), file.name, data.draw))
+    alter(run, name, data.draw)
     before = snapshot(place)
     outcome = dpaudit(verb[0], run, *verb[1:])
     assert others(snapshot(place)) == others(before)
@@ -182,16 +175,22 @@ def test_a_run_that_is_read(runs, place, data, violating, name, verb):
     stated = {1, 5} if violating else {5}
     allowed = stated if name in ("plan.json", "outcomes.json") else verdicts
     sound(outcome, {2, *(allowed if verb[0] == "verify" else {0})})
+    if verb == ("check",):
+        if outcome.code == 0:
+            assert "in order as far as it goes" in outcome.out
+        else:
+            assert outcome.out.startswith("not what it says") != outcome.err.startswith("dpaudit: ")
     if verb == ("verify", "--json") and outcome.code != 2:
-        assert claims(outcome) == claims(dpaudit("verify", runs[violating], "--json"))
+        again = dpaudit("verify", runs[violating], "--json")
+        claims = [[a["claim"] for a in json.loads(o.out)["audits"]] for o in (outcome, again)]
+        assert claims[0] == claims[1]
 
 
 @settings(RANDOM, max_examples=200 if LONG else 4)
 @given(st.data(), st.sampled_from(FILES))
 def test_a_run_of_which_a_page_is_written(runs, place, data, name):
     run = fresh(place, runs[True])
-    file = data.draw(st.sampled_from(sorted(run.glob(name))))
-    file.write_bytes(altered(file.read_bytes(), file.name, data.draw))
+    alter(run, name, data.draw)
     before = snapshot(place)
     sound(dpaudit("report", run), {0, 2})
     shutil.rmtree(run / "figures", ignore_errors=True)
@@ -205,26 +204,21 @@ def test_a_run_that_is_resumed(runs, place, data, name):
     run = fresh(place, runs[False])
     if name != "driver.json":
         (run / "driver.json").unlink()
-    file = data.draw(st.sampled_from(sorted(run.glob(name) or [run / "plan.json"])))
-    file.write_bytes(altered(file.read_bytes(), file.name, data.draw))
+    alter(run, name, data.draw)
     sweep = write_sweep(place, SMALL)
-    before = snapshot(place)
-    outcome = inline(sweep, run.parent)
-    now = snapshot(place)
-    assert {k: v for k, v in now.items() if not k.startswith("a/runs/small/")} == {
-        k: v for k, v in before.items() if not k.startswith("a/runs/small/")
-    }
+    before, outcome, now = snapshot(place), inline(sweep, run.parent), snapshot(place)
+    for name in {name for name in before | now if not name.startswith("a/runs/small/")}:
+        assert now.get(name) == before.get(name)
     sound(outcome, {0, 2, 3, 4})
 
 
 @settings(RANDOM, max_examples=1200 if LONG else 80)
 @given(st.data())
 def test_a_sweep_file(place, data):
-    for old in place.iterdir():
-        shutil.rmtree(old) if old.is_dir() else old.unlink()
-    (place / "own_evil.py").write_text(EVIL)
+    fresh(place)
     (place / "own_good.py").write_text(GOOD)
-    (place / "data.npz").write_bytes(DATA)
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    np.savez(place / "data.npz", x=x, y=np.arange(12) % 2)
     whole = raw = data.draw(st.sampled_from([SMALL, FUNCTION, DP_SGD]))
     for _ in range(data.draw(st.integers(1, 3))):
         raw = tree(raw, data.draw) if isinstance(raw, dict) else raw
