@@ -205,10 +205,7 @@ class _Job:
 
 
 def check_inputs(sweep: Sweep, tell: Callable[[str], None] = lambda line: None) -> None:
-    """Loads every data set once, so that a missing file is told before anything starts.
-
-    A δ above 1 / N is told: a release of a whole record, drawn at random, would keep to it.
-    """
+    """Loads every data set once, and tells of a δ above 1 / N, before anything starts."""
     cells = list(enumerate(sweep.cells))
     for index, cell in {cell.mechanism.model_dump_json(): (i, cell) for i, cell in cells}.values():
         with sweep.placed(index):

@@ -75,9 +75,9 @@ REQUIRED = "is required"
 class SpecError(DpauditError):
     """A sweep file that cannot be run. `key` is the dotted path of the offending entry.
 
-    `written` is the path at which it stands in the file, where that is another: in the grid.
-    `place` is `file:line:column`, or the option that gave it; empty for plain data.
-    `meant` is for a key that nothing reads: the known one most like it, empty for none.
+    `written` is where it stands in the file, where that is elsewhere: in the grid. `place` is
+    `file:line:column`, or the option that gave it; empty for plain data. `meant` is for a key that
+    nothing reads: the known one most like it, empty for none.
     """
 
     meant: str | None = None
@@ -160,10 +160,11 @@ class Mistakes:
 
 def together(errors: Iterable[SpecError]) -> SpecError:
     """One error for all: unknown keys first, each once, and none that a mended typo removes."""
-    unique = list({(e.key, e.problem): e for e in reversed([*errors])}.values())[::-1]
-    meant = {error.meant for error in unique}
-    left = [error for error in unique if not (error.problem == REQUIRED and error.key in meant)]
-    left.sort(key=lambda error: error.meant is None)
+    unique: dict[tuple[str, str], SpecError] = {}
+    for error in sorted(errors, key=lambda error: error.meant is None):
+        unique.setdefault((error.key, error.problem), error)
+    meant = {error.meant for error in unique.values()}
+    left = [e for e in unique.values() if not (e.problem == REQUIRED and e.key in meant)]
     return left[0] if len(left) == 1 else SweepError(tuple(left))
 
 
@@ -234,8 +235,7 @@ class ClusterError(DpauditError):
 
 # Text of others as a terminal, a page and a figure may show it: nothing in it is a command -------
 
-# Control characters, those that turn the direction of what follows, and halves of characters: they
-# can hide what is said, or cannot be said at all.
+# Control characters, those that turn the direction of what follows, and halves of characters.
 _OTHERS = "\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _UNPRINTABLE = re.compile(f"[\x00-\x0a{_OTHERS}]")
 _BETWEEN_LINES = re.compile(f"[\x00-\x08{_OTHERS}]")

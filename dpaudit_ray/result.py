@@ -46,9 +46,8 @@ class Result:
     def open(cls, location: str | Path, trust: str | None = None) -> Self:
         """The run in a directory, or at an address, complete or not, as `dpaudit status` reads it.
 
-        `trust` has modules that may be imported, `a,b.c`; by default none that the run names, and
-        what takes them to tell is as it was recorded. Raises RunDirectoryError where there is no
-        readable run.
+        `trust` has modules that may be imported, `a,b.c`; by default none that the run names.
+        Raises RunDirectoryError where there is no readable run.
         """
         from .report.tables import Run
 
@@ -126,8 +125,8 @@ class Result:
         """Draws lower bounds beside claims with matplotlib, and returns the axes.
 
         Of every audit at its last step; with `steps` over the recorded ones, in an array of axes,
-        one for each claim. They are `ax` where that is given, else those of a new figure of
-        pyplot's. Raises SpecError for too few axes, and where one step alone is recorded.
+        one for each claim. They are `ax`, or those of a new figure. Raises SpecError for too few
+        axes, and where one step alone is recorded.
         """
         from matplotlib import pyplot as plt  # looks for a display
 

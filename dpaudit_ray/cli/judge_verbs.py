@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ..report.comparison import Comparison
 
 app = typer.Typer()
-_MAX_DIFFERENCES = 20  # that `check` shows
-_MAX_CHANGES = 12  # keys that `compare` shows
+_MAX_LINES = 20  # of differences that are shown
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -62,9 +61,9 @@ def _show_check(checked: Checked) -> None:
     if not checked.in_order:
         places = plural(checked.different, "place")
         terminal.say(f"not what it says, in {places}: {checked.location}")
-    for difference in checked.differences[:_MAX_DIFFERENCES]:
+    for difference in checked.differences[:_MAX_LINES]:
         terminal.say(f"  {difference}")
-    if (more := checked.different - _MAX_DIFFERENCES) > 0:
+    if (more := checked.different - _MAX_LINES) > 0:
         terminal.say(f"  and {more:,} more places")
     for line in checked.notes:
         terminal.explain(f"told: {line}")
@@ -101,10 +100,10 @@ def compare(
 def _show_comparison(comparison: Comparison, names: tuple[str, str], details: bool) -> None:
     verdicts = comparison.verdicts
     terminal.say(f"1: {names[0]}, {verdicts[0]}; 2: {names[1]}, {verdicts[1]}")
-    for change in comparison.changes[:_MAX_CHANGES]:
+    for change in comparison.changes[:_MAX_LINES]:
         old, new = ("not set" if v is None else f"{v}" for v in (change.old, change.new))
         terminal.explain(f"  {change.key}: {old} -> {new}")
-    if (more := len(comparison.changes) - _MAX_CHANGES) > 0:
+    if (more := len(comparison.changes) - _MAX_LINES) > 0:
         terminal.say(f"  and {more} more")
     for line in comparison.code:
         terminal.explain(f"  {line}")

@@ -92,8 +92,7 @@ def plan(
 def submit(  # noqa: PLR0913 (options of a command line)
     sweep: Annotated[str, typer.Argument(help="A sweep file in the working directory.")],
     address: Annotated[
-        str,
-        typer.Option(help="The dashboard of the Ray head.", envvar="RAY_API_SERVER_ADDRESS"),
+        str, typer.Option(help="The Ray head's dashboard.", envvar="RAY_API_SERVER_ADDRESS")
     ],
     storage_path: Annotated[
         str, typer.Option(help="Results go to PATH/name: a folder that all nodes mount, or s3://.")
@@ -104,15 +103,9 @@ def submit(  # noqa: PLR0913 (options of a command line)
         list[str] | None, typer.Option(help="Not sent: a name or path with wildcards.")
     ] = None,
     wait: Annotated[bool, typer.Option(help="Follow the log and exit as the sweep does.")] = True,
-    python: Annotated[
-        str,
-        typer.Option(
-            help="The head's python that has this package, where it is not the first on its PATH."
-        ),
-    ] = "python",
+    python: Annotated[str, typer.Option(help="The head's python with this package.")] = "python",
     install: Annotated[
-        bool,
-        typer.Option("--install", help="Nodes have Ray alone: uv installs there what it needs."),
+        bool, typer.Option("--install", help="Nodes have Ray alone: uv installs what it needs.")
     ] = False,
     trust: Trusted = None,
 ) -> None:

@@ -34,18 +34,12 @@ _LINE_SECONDS = 5.0  # between two lines of a log
 @app.command(rich_help_panel=SCRIPTS)
 def audit(  # noqa: PLR0913 (options of a command line)
     script: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCRIPT.py:FUNCTION",
-            help="A script and what trains in it: train.py:main.",
-        ),
+        str, typer.Argument(metavar="SCRIPT.py:FUNCTION", help="What trains: train.py:main.")
     ],
     budget: Annotated[str, typer.Option(help="Time it may take: 90s, 10min.")] = "10min",
-    delta: Annotated[
-        float | None, typer.Option(help="δ, where no @audited(delta=...) tells.")
-    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ, where no @audited tells.")] = None,
     layers: Annotated[
-        str, typer.Option(help="0 one run looked into, 1 canaries in steps, 2 in whole runs.")
+        str, typer.Option(help="0 one run, 1 canaries in steps, 2 in runs.")
     ] = "0,1,2",
     as_json: AsJson = False,
     address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,

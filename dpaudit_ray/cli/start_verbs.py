@@ -15,7 +15,6 @@ from .arguments import ADVANCED, SWEEPS, AsJson
 from .terminal import Columns, Figure
 
 if TYPE_CHECKING:
-    from ..forecast.bench import Benchmark
     from ..sweep.schema import Entry
 
 app = typer.Typer()
@@ -35,6 +34,7 @@ _KEYS: dict[Kind, str] = {
     "sampling": "mechanism.sampling.name",
     "schedules": "mechanism.schedule.name",
 }
+_REPEATS = 5  # runs, of which every figure of `bench` is the median
 _FILE = typer.Argument(help="The sweep file to write.")
 _DATA = typer.Option("--data", help="A data set by name; `dpaudit list data` has all.")
 _PATH = typer.Option("--data-path", help="Its file or folder: .npz with x and y, CSV, torchvision.")
@@ -43,31 +43,16 @@ _MODEL = typer.Option("--model", help="By name, or your own: package.module:Clas
 
 @app.command(rich_help_panel=ADVANCED)
 def bench(
-    models: Annotated[
-        str, typer.Option(help="Comma-separated; all that have a workload by default.")
-    ] = "",
+    models: Annotated[str, typer.Option(help="Comma-separated; all by default.")] = "",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of both engines.")] = 1,
-    repeats: Annotated[
-        int, typer.Option(min=5, help="Every figure is the median of so many runs.")
-    ] = 5,
     gpu: Annotated[bool, typer.Option("--gpu", help="Measure this machine's GPU.")] = False,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write the figures to this file."),
-    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="A file for figures.")] = None,
 ) -> None:
     """Trials per second of the packed engine and of Opacus on this machine, side by side."""
     from ..forecast import bench as benchmark
 
     names = models.split(",") if models else list(benchmark.WORKLOADS)
-    measured = benchmark.measure(names, threads, repeats, gpu)
-    _show_benchmark(measured)
-    if json_file is not None:
-        json_file.write_text(json.dumps(dataclasses.asdict(measured), indent=1), encoding="utf-8")
-        terminal.say(f"written to {json_file}")
-
-
-def _show_benchmark(measured: Benchmark) -> None:
+    measured = benchmark.measure(names, threads, _REPEATS, gpu)
     rows, product = measured.rows, measured.matmul_flop_per_second
     figures = {
         "trials/s": [f"{row.trials_per_second:.3g}" for row in rows],
@@ -84,11 +69,14 @@ def _show_benchmark(measured: Benchmark) -> None:
         "batch": [row.batch_size for row in rows],
         "pack": [row.models for row in rows],
     }
+    machine = f"{measured.device}, {measured.threads} thread(s)"
     terminal.show_table(
-        f"{measured.device}, {measured.threads} thread(s), matrix product {product / 1e9:,.0f} "
-        "GFLOP/s",
+        f"{machine}, matrix product {product / 1e9:,.0f} GFLOP/s",
         columns | {head: list(map(Figure, texts)) for head, texts in figures.items()},
     )
+    if json_file is not None:
+        json_file.write_text(json.dumps(dataclasses.asdict(measured), indent=1), encoding="utf-8")
+        terminal.say(f"written to {json_file}")
 
 
 @app.command(rich_help_panel=SWEEPS)
@@ -118,10 +106,8 @@ def init(
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise SpecError(
-            "FILE",
-            f"cannot write {file}: {error.strerror}; make its folder, or give another place",
-        ) from error
+        remedy = "make its folder, or give another place"
+        raise SpecError("FILE", f"cannot write {file}: {error.strerror}; {remedy}") from error
     terminal.say(f"{file}: {entry.words}; next: dpaudit plan {file}")
 
 

@@ -28,7 +28,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """Medians of five runs on one thread."""
     file = tmp_path_factory.mktemp("bench") / "bench.json"
     models = "fcnn,convnet" if LONG else "fcnn"
-    done = dpaudit("bench", "--models", models, "--repeats", "5", "--json", file)
+    done = dpaudit("bench", "--models", models, "--json", file)
     assert done.code == 0, done.err
     return Written(done.out, json.loads(file.read_text()))
 
@@ -94,7 +94,6 @@ def test_loops_are_worth_having_for_convolutions(written):
     [
         (("--models", "nothing"), "no workload for 'nothing'"),
         (("--models", "fcnn", "--gpu"), "no GPU here"),
-        (("--repeats", "2"), "--repeats"),
     ],
 )
 def test_bad_input_is_one_line(arguments, said):
