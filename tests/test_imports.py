@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import gc
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -161,15 +162,13 @@ def test_no_training_is_what_may_be_anything_else(path, options, problem, folder
     assert line.startswith(problem), line
 
 
-def test_a_function_from_another_module_of_ones_own_will_do(folder):
-    outcome = inline(write_sweep(folder, function("own_names:helped")), folder / "runs")
-    assert outcome.code == 0, outcome.err
-
-
-def test_a_training_that_leaves_python_fails_and_is_no_violation(folder):
-    outcome = inline(write_sweep(folder, function("own_names:leaves")), folder / "runs")
-    assert outcome.code == 3
-    assert "SystemExit" in outcome.err
+@pytest.mark.parametrize(("name", "code", "said"), [("helped", 0, ""), ("leaves", 3, "SystemExit")])
+def test_a_training_of_ones_own_may_be_another_modules_and_fails_where_it_leaves_python(
+    name, code, said, folder
+):
+    outcome = inline(write_sweep(folder, function(f"own_names:{name}")), folder / "runs")
+    assert outcome.code == code
+    assert said in outcome.err
 
 
 @pytest.mark.parametrize("verb", ["run", "plan"])
@@ -228,39 +227,31 @@ def louder(tiny: dict) -> dict:
 
 
 def test_verbs_that_read_import_nothing(tiny, folder):
-    """And say the same as where the adversary's class is imported."""
+    """And say the same as where the adversary's class is imported, or is gone."""
     assert inline(write_sweep(folder, louder(tiny)), folder / "runs").code == 0
-    run = folder / "runs/tiny"
-    del sys.modules["own_names"]
-    said = {}
-    for trust in ((), ("--trust", "own_names")):
-        said[trust] = [
-            dpaudit(*verb, run, *trust)
-            for verb in [("status",), ("status", "--json"), ("report",),
-                         ("report", "--format", "table"), ("verify", "--json")]
-        ]  # fmt: skip
-        assert ("own_names" in sys.modules) == bool(trust)
+    run, said = folder / "runs/tiny", {}
+    verbs = [("status",), ("status", "--json"), ("report",), ("report", "--format", "table"),
+             ("verify", "--json")]  # fmt: skip
+    for trust in ("trusted", "none", "gone"):
         sys.modules.pop("own_names", None)
         sys.modules.pop("own_parts", None)
-        if not trust:
-            (folder / "own_names.py").rename(folder / "gone.py")
-            again = [dpaudit("status", run), dpaudit("status", run, "--json")]
-            assert again == said[()][:2]
-            assert {outcome.err for outcome in said[()]} == {
-                "dpaudit: what takes code of own_names to tell, claims among it, is as plan.json "
-                "has it; --trust own_names runs that code\n"
-            }
-            (folder / "gone.py").rename(folder / "own_names.py")
-    with_code = said[("--trust", "own_names")]
-    assert [outcome.out for outcome in said[()]] == [outcome.out for outcome in with_code]
-    assert {outcome.err for outcome in with_code} == {""}
-    assert [outcome.code for outcome in said[()]] == [0, 0, 0, 0, 5]
+        if trust == "gone":
+            (folder / "own_names.py").unlink()
+        more = ["--trust", "own_names"] * (trust == "trusted")
+        said[trust] = [dpaudit(*verb, run, *more) for verb in verbs]
+        assert ("own_names" in sys.modules) == (trust == "trusted")
+    assert said["gone"] == said["none"]
+    assert [o.out for o in said["none"]] == [o.out for o in said["trusted"]]
+    assert [o.code for o in said["none"]] == [o.code for o in said["trusted"]] == [0, 0, 0, 0, 5]
+    assert {outcome.err for outcome in said["trusted"]} == {""}
+    assert {outcome.err for outcome in said["none"]} == {
+        "dpaudit: what takes code of own_names to tell, claims among it, is as plan.json "
+        "has it; --trust own_names runs that code\n"
+    }
     assert "fingerprint" in (run / "report.html").read_text()
 
 
 def test_a_run_without_the_record_is_read_as_far_as_its_file_tells(tiny, folder):
-    import json
-
     assert inline(write_sweep(folder, louder(tiny)), folder / "runs").code == 0
     plan = folder / "runs/tiny/plan.json"
     raw = json.loads(plan.read_text())

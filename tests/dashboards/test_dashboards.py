@@ -1,6 +1,7 @@
 """What is checked in is what the builder writes, and names only metrics that are published."""
 
 import importlib.util
+import itertools
 import json
 import re
 import shutil
@@ -45,23 +46,15 @@ def test_panels_do_not_overlap_and_every_one_is_explained():
     cells: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:
         place = panel["gridPos"]
-        covered = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert place["x"] + place["w"] <= 24
+        columns = range(place["x"], place["x"] + place["w"])
+        covered = set(itertools.product(columns, range(place["y"], place["y"] + place["h"])))
+        assert columns.stop <= 24
         assert not covered & cells, panel["title"]
         cells |= covered
         assert panel["type"] == "row" or panel["description"]
-    ids = [panel["id"] for panel in dashboard["panels"]]
-    assert len(set(ids)) == len(ids)
-    assert [v["name"] for v in dashboard["templating"]["list"]] == [
-        "datasource",
-        "SessionName",
-        "sweep",
-        "audit",
-    ]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    variables = [variable["name"] for variable in dashboard["templating"]["list"]]
+    assert variables == ["datasource", "SessionName", "sweep", "audit"]
 
 
 def panels(kind: str | None = None) -> dict[str, dict[str, Any]]:
@@ -178,19 +171,13 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path, case):
     """promtool evaluates the rules on made-up series."""
     series, at, fires = CASES[case]
     firing = f'ALERTS{{alertname="{case.partition(",")[0]}", alertstate="firing"}}'
+    expected = [{"labels": labels(audit), "value": 1} for audit in fires]
+    expression = {"expr": f"count by (sweep, audit) ({firing})", "eval_time": at}
+    made_up = [{"series": PREFIX + n + labels(audit), "values": v} for n, audit, v in series]
     test = {
         "interval": "1m",
-        "input_series": [
-            {"series": PREFIX + name + labels(audit), "values": values}
-            for name, audit, values in series
-        ],
-        "promql_expr_test": [
-            {
-                "expr": f"count by (sweep, audit) ({firing})",
-                "eval_time": at,
-                "exp_samples": [{"labels": labels(audit), "value": 1} for audit in fires],
-            }
-        ],
+        "input_series": made_up,
+        "promql_expr_test": [expression | {"exp_samples": expected}],
     }
     rules = str(DASHBOARDS / "prometheus" / "rules.yaml")
     content = {"rule_files": [rules], "evaluation_interval": "30s", "tests": [test]}
@@ -200,11 +187,8 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path, case):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_has_a_case():
+def test_every_alert_has_a_case_and_the_readme_explains_every_metric_and_alert():
     assert {alert.name for alert in builder().alerts()} == ALERTS
-
-
-def test_the_readme_explains_every_metric_and_alert():
     text = (DASHBOARDS / "README.md").read_text()
     for metric in METRICS:
         assert f"| `{metric.name}` | {', '.join(metric.labels)} | {metric.help} |" in text

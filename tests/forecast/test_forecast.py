@@ -99,20 +99,12 @@ def test_a_plan_of_trainings_that_take_days_takes_seconds(tiny, tmp_path, monkey
 
 @pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize(
-    ("resources", "workers"),
-    [
-        ({"num_cpus": 1}, 4),
-        ({"num_cpus": 2}, 2),
-        ({"num_cpus": 3}, 1),
-        ({"num_cpus": 0.5}, 8),
-        ({"num_cpus": 16}, 1),
-        ({"num_cpus": 1, "max_concurrent_trainers": 3}, 3),
-        ({"num_cpus": 2, "max_concurrent_trainers": 3}, 2),
-    ],
+    ("cpus", "limit", "workers"),
+    [(1, "auto", 4), (3, "auto", 1), (0.5, "auto", 8), (16, "auto", 1), (1, 3, 3), (2, 3, 2)],
 )
-def test_trainers_are_those_that_fit(resources, workers, tiny, tmp_path, monkeypatch):
+def test_trainers_are_those_that_fit(cpus, limit, workers, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
-    tiny["resources"] |= resources
+    tiny["resources"] |= {"num_cpus": cpus, "max_concurrent_trainers": limit}
     assert outlook(tiny, tmp_path).workers == workers
 
 
