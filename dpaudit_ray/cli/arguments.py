@@ -9,7 +9,6 @@ import typer
 
 from .. import imports
 from ..errors import Exit
-from . import terminal
 
 # Panels of the help, in its order.
 SCRIPTS, SWEEPS = "Audit a training script", "Audit many trainings: a sweep"
@@ -49,4 +48,4 @@ TrustedToRead = Annotated[
     str | None, typer.Option("--trust", help=_TRUST_TO_READ, callback=_trust(reads=True))
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
-Details = Annotated[bool, typer.Option("--details", help=_DETAILS, callback=terminal.show_details)]
+Details = Annotated[bool, typer.Option("--details", help=_DETAILS)]

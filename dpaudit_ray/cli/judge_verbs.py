@@ -141,7 +141,7 @@ def _show_pairs(comparison: Comparison, details: bool) -> None:
             **{name: [side.entry[name] for side in sides] for name in measured},
             "verdict": [side.verdict for side in sides],
         }
-    terminal.show_table(words.heading(quotes), columns)
+    terminal.show_table(words.heading(quotes), columns, details)
     for sentence in words.below(quotes):
         terminal.explain(sentence)
     differ = [" / ".join(dict.fromkeys(side.label for side in pair.sides))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import io
 import os
 import re
@@ -56,7 +55,7 @@ def main() -> Never:
             stream.reconfigure(errors="replace")  # a terminal without ε still shows the rest
     if "_DPAUDIT_COMPLETE" in os.environ or re.search("-completion$", "".join(sys.argv[1:2])):
         app(prog_name="dpaudit")  # Typer answers the shell and ends the process
-    code = contextvars.copy_context().run(_run_app, debug) or Exit.COMPLETE
+    code = _run_app(debug) or Exit.COMPLETE
     if interruption.head_lost.is_set():  # Ray would wait at the end for what does not answer
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

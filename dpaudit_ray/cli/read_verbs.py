@@ -59,17 +59,10 @@ def report(
 
 def open_run(location: str) -> Run:
     """Opens a run to read, and says which of its content was taken from its record."""
+    from ..mechanisms.base import Recorded
     from ..report.tables import Run
 
     run = Run.open(location)
-    explain_unread(run)
-    return run
-
-
-def explain_unread(run: Run) -> None:
-    """Says what of a run was not derived here, because its code or data could not be read."""
-    from ..mechanisms.base import Recorded
-
     if unread := sorted(set(run.sweep.unread_modules)):
         modules = ",".join(unread)
         terminal.complain(
@@ -81,6 +74,7 @@ def explain_unread(run: Run) -> None:
             "data of the sweep cannot be read here, so claims that depend on how many there are "
             "are as plan.json has them"
         )
+    return run
 
 
 def failure_lines(run: Run) -> list[str]:

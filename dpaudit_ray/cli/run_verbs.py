@@ -36,7 +36,7 @@ def run(  # noqa: PLR0913 (options of a command line)
     from ..report import verdict
     from ..sweep.yamlfile import parse_changes
     from .live_view import Display
-    from .read_verbs import explain_unread, failure_lines
+    from .read_verbs import failure_lines
 
     with Display() as display:
         try:
@@ -50,7 +50,6 @@ def run(  # noqa: PLR0913 (options of a command line)
         except KeyboardInterrupt:
             display.tell(_STOPPED)
             raise typer.Exit(Exit.STOPPED) from None
-    explain_unread(opened)
     tables.show_overview(opened, summary, details)
     missed = list(outcomes.missed_lines(opened.directory, opened.plan))
     for line in [*failure_lines(opened), *missed]:

@@ -63,7 +63,7 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
         if any(above):
             sentences.append("!: above its claim, as one true claim in many is by chance")
         sentences += [words.ABOVE] * any(column("above_claim"))
-    terminal.show_table(f"{run.sweep.name}: {words.heading(quotes)}", columns)
+    terminal.show_table(f"{run.sweep.name}: {words.heading(quotes)}", columns, details)
     for sentence in sentences:
         terminal.explain(sentence)
 
@@ -139,7 +139,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
                 f"{1 - judged.confidence:.0%} of runs, however often it is asked; CONSISTENT: each "
                 f"mechanism has an audit that would have noticed {verdict.LESS_NOISE}"
             )
-        terminal.show_table(heading, columns)
+        terminal.show_table(heading, columns, details)
     if exact := judged.exact:
         columns = {
             "audit": [a.label for a in exact],

@@ -7,7 +7,6 @@ Whoever reads the output may go away, with the pipe or the terminal: that is no 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import json
 import math
 import os
@@ -34,7 +33,6 @@ _UNLIMITED = 10_000  # columns: rich must neither cut nor wrap what has been fit
 _SENTENCE_WIDTH = 100
 _GAP = 2  # columns between columns
 Columns = dict[str, Sequence[Any] | None]  # values by head; None for a column that is left out
-_whole_width = contextvars.ContextVar("_whole_width", default=False)
 
 
 # Numbers, times and marks as people read them -----------------------------------------------------
@@ -94,22 +92,9 @@ def and_more(items: Sequence[str], most: int = 1) -> str:
 # What is printed ---------------------------------------------------------------------------------
 
 
-def show_details(details: bool) -> bool:
-    """Takes the value of `--details`: tables are then as wide as they are."""
-    _whole_width.set(details)
-    return details
-
-
 def interactive() -> bool:
     """Whether somebody watches standard output on a terminal."""
     return sys.stdout.isatty()
-
-
-def width() -> float:
-    """Columns that a table may take; inf where nobody sees them, or all were asked for."""
-    if _whole_width.get() or not interactive():
-        return math.inf
-    return shutil.get_terminal_size().columns
 
 
 def say(text: str) -> None:
@@ -152,13 +137,14 @@ def silence(*streams: TextIO) -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def show_table(title: str, columns: Columns) -> None:
+def show_table(title: str, columns: Columns, whole: bool = False) -> None:
     """Prints an aligned table of columns by their heads, which may have two lines.
 
-    Text is aligned to the left, numbers to the right, and no number is cut. In a terminal labels of
-    audits lose what all of them have, which is said above the table, and the first column is folded
-    where the rest leaves it no room.
+    Text is aligned to the left, numbers to the right, and no number is cut. In a terminal, but not
+    where the `whole` is asked for, labels of audits lose what all of them have, which is said above
+    the table, and the first column is folded where the rest leaves it no room.
     """
+    fitted = interactive() and not whole
     table = Table(box=None, pad_edge=False, header_style="bold")
     narrowest = 0  # columns of the terminal that all but the first column take
     texts, legend = list[list[str]](), ""
@@ -166,7 +152,7 @@ def show_table(title: str, columns: Columns) -> None:
         if values is None:
             continue
         cells = [number(value) for value in values]
-        if head == "audit" and width() < math.inf:
+        if head == "audit" and fitted:
             from ..sweep.grid import shorten_labels  # loads pydantic, for which --help has no time
 
             legend, cells = shorten_labels(cells)
@@ -183,7 +169,7 @@ def show_table(title: str, columns: Columns) -> None:
     for line in filter(None, (title, legend)):
         explain(line)
     # Colours are for terminals, and not where NO_COLOR is set.
-    room = int(min(max(width(), narrowest), _UNLIMITED))
+    room = max(shutil.get_terminal_size().columns, narrowest) if fitted else _UNLIMITED
     console = Console(width=room, force_terminal=interactive(), **VERBATIM)
     with console.capture() as captured:
         console.print(table)
