@@ -22,8 +22,6 @@ DPAUDIT = ("-m", "dpaudit_ray")
 class Screen:
     """Runs `python ARGUMENTS` with a terminal of its own, which may be resized and closed.
 
-    `frames` has every picture that differs from the one before.
-
     Args:
         errors: where standard error goes; to the terminal for None.
         hangups: False for what `nohup` does.
@@ -40,7 +38,6 @@ class Screen:
         self._screen = pyte.HistoryScreen(*size, history=1000, ratio=0.5)
         self._stream = pyte.ByteStream(self._screen)
         self._master, slave = pty.openpty()
-        self.frames: list[list[str]] = []
         self.resize(*size)
         kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
 
@@ -77,8 +74,7 @@ class Screen:
     def colour(self, text: str) -> str:
         """Of the first character of a text that is on the screen."""
         row = next(y for y, line in enumerate(self._screen.display) if text in line)
-        found = self._screen.buffer[row][self._screen.display[row].index(text)]
-        return found.fg
+        return self._screen.buffer[row][self._screen.display[row].index(text)].fg
 
     def resize(self, columns: int, lines: int) -> None:
         """As a user drags the window's corner."""
@@ -88,15 +84,12 @@ class Screen:
 
     def until(self, seen: Callable[[list[str]], bool], timeout: float = 300) -> list[str]:
         """Reads on until a picture is as wanted; returns it."""
-        end = time.monotonic() + timeout
-        while time.monotonic() < end:
-            if self.frames and seen(self.frames[-1]):
-                return self.frames[-1]
-            if not self._read():
-                break
-        if self.frames and seen(self.frames[-1]):
-            return self.frames[-1]
-        raise AssertionError("never seen; last:\n" + "\n".join(self.shown))
+        end, open_ = time.monotonic() + timeout, True
+        while not seen(self.shown):
+            if not open_ or time.monotonic() > end:
+                raise AssertionError("never seen; last:\n" + "\n".join(self.shown))
+            open_ = self._read()
+        return self.shown
 
     def text(self, words: str, timeout: float = 300) -> list[str]:
         """Reads on until these words are on the screen."""
@@ -121,7 +114,7 @@ class Screen:
         return self.process.wait(max(1.0, end - time.monotonic()))
 
     def _read(self) -> bool:
-        """What is written at once is one picture. False when nobody has the terminal open."""
+        """Takes what is written at once. False when nobody has the terminal open."""
         if not select.select([self._master], [], [], 0.1)[0]:
             return True
         open_ = True
@@ -132,6 +125,4 @@ class Screen:
                 data = b""
             self._stream.feed(data)
             open_ = bool(data)
-        if not self.frames or self.shown != self.frames[-1]:
-            self.frames.append(self.shown)
         return open_

@@ -79,6 +79,8 @@ def test_tables_fold_labels_on_a_narrow_terminal(capsys, monkeypatch):
     ]
     assert [line.split() for line in shown[26][2:4]] == [["x" * 9], ["x" * 9]]
     assert shown[26][4].split() == ["xx", "1,000", "2.250"]
+    terminal.show_table("", columns, whole=True)
+    assert "x" * 20 in capsys.readouterr().out
 
 
 def test_what_is_written_to_nobody_is_no_error(monkeypatch):
