@@ -95,15 +95,6 @@ def test_the_report_averages_repetitions(table, images, tmp_path):
         assert len(figure.axes) == 1
 
 
-def test_a_period_must_divide_the_steps(table, tmp_path):
-    changes = sets(f"mechanism.data.path={table}", f"{PAIRS}=[[252, 5]]")
-    line = refused("run", FOLDER / "housing_periods.yaml", "--storage-path", tmp_path, *changes)
-    assert line == (
-        "adversary.period: is 5, which does not divide the 252 steps: training would end between "
-        "two insertions; lower it, or make mechanism.steps a multiple of it"
-    )
-
-
 def test_images_that_do_not_fit_the_frozen_body(table, tmp_path):
     data = f"mechanism.data={{name: california_housing, path: {table}}}"
     changes = sets(data, "mechanism.model.weights=none")
