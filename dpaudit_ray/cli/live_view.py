@@ -157,15 +157,11 @@ def _one_line(text: str | Text, style: str = "") -> Text:
 
 
 class Display:
-    """Shows snapshots, phases and messages while it is open; takes them from any thread.
+    """Shows snapshots, phases and messages while it is open; takes them from any thread."""
 
-    `plain`: lines of text, in place of a picture; None: what suits standard output.
-    """
-
-    def __init__(self, plain: bool | None = None) -> None:
+    def __init__(self) -> None:
         self._console = Console(**terminal.VERBATIM)
-        drawable = terminal.interactive() and not self._console.is_dumb_terminal
-        self._plain = not drawable if plain is None else plain
+        self._plain = not terminal.interactive() or self._console.is_dumb_terminal
         self._interval = PLAIN_SECONDS if self._plain else _REFRESH_SECONDS
         self._live: Live | None = None
         # What is to be done, and when it was handed over; None at the end.

@@ -112,7 +112,7 @@ def test_a_log_has_a_line_at_first_now_and_then_and_at_the_end(monkeypatch, caps
         known = {"packs_in_flight": 2, "pack_seconds": 0.5, "training_seconds": seconds}
         return Progress((audit("one", 20 * done),), Activity(trainers=2, **known))
 
-    with live_view.Display(plain=True) as display:
+    with live_view.Display() as display:
         display.phase("starting Ray")
         now = 112.0
         assert said() == "starting Ray, 12s\n"

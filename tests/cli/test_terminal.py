@@ -106,7 +106,7 @@ def test_no_escape_code_reaches_the_terminal(capsys):
     terminal.pass_on(NASTY + "\n")
     terminal.explain(NASTY)
     terminal.show_table(NASTY, {"audit": [NASTY, "two\nlines"], "trials": [7, 8]})
-    with Display(plain=True) as display:
+    with Display() as display:
         display(progress(100, label=NASTY))
     captured = capsys.readouterr()
     said = captured.out + captured.err
