@@ -5,6 +5,7 @@ import gc
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,30 +298,19 @@ def test_a_mechanism_of_ones_own_is_read_from_its_record(folder):
 
 
 def test_a_job_is_trusted_with_as_much(folder, monkeypatch):
-    jobs = []
-
-    class Cluster:
-        address = "http://127.0.0.1:8265"
-
-        def __init__(self, *_: Any) -> None: ...
-
-        def submit(self, job: submission.SweepJob) -> str:
-            jobs.append(job.entrypoint)
-            return "own-1"
-
-        def stop_command(self, submission: str) -> str:
-            return f"stop {submission}"
-
-    monkeypatch.setattr(submission, "JobsClient", Cluster)
+    jobs: list[str] = []
+    cluster = SimpleNamespace(
+        submit=lambda job: jobs.append(job.entrypoint), stop_command=lambda submission: "stop"
+    )
+    monkeypatch.setattr(submission, "JobsClient", lambda *_: cluster)
     write_sweep(folder, function("own_names:train"))
-    where = ("--address", Cluster.address, "--storage-path", "/shared/runs", "--no-wait")
+    where = ("--address", "http://127.0.0.1:8265", "--storage-path", "/shared/runs", "--no-wait")
     assert dpaudit("submit", "sweep.yaml", *where, "--trust", "own_names").code == 0
     assert jobs[0].endswith("--storage-path /shared/runs --trust own_names")
     assert jobs[0].startswith("python -m dpaudit_ray run sweep.yaml ")
     assert dpaudit("submit", "sweep.yaml", *where, "--python", "/opt/a b/bin/python").code == 0
     assert jobs[1].startswith("'/opt/a b/bin/python' -m dpaudit_ray run sweep.yaml ")
-    line = refused("submit", "sweep.yaml", *where, "--trust", "other")
-    assert "not trusted" in line
+    assert "not trusted" in refused("submit", "sweep.yaml", *where, "--trust", "other")
     assert "own_names" not in sys.modules
 
 

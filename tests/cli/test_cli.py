@@ -484,11 +484,9 @@ def test_wrong_usage_is_one_line(arguments, problem):
     [
         ("trials", "--set: takes key=value, got 'trials'"),
         ("=3", "--set: takes key=value, got '=3'"),
-        ("audit.trials={", "--set: '{' is not a YAML value"),
         ("audit.trials=", "audit.trials: must be a whole number, got None"),
         ("audit.trials.x=1", "audit.trials.x: trials is 90, no mapping that could hold x"),
         ("mechanism..steps=1", "mechanism..steps: has an empty part"),
-        ("adversary.period=2", "adversary.period: is set by the grid in every audit; set grid.ad"),
         ("grid.mechanism.steps=3", "grid.mechanism.steps: must be a list"),
     ],
 )

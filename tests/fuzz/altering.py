@@ -94,27 +94,24 @@ def _bytes(content: bytes, draw: Draw) -> bytes:
 def _table(content: bytes, draw: Draw) -> bytes:
     table = pq.read_table(pa.BufferReader(content))
     name = draw(st.sampled_from(table.column_names))
-    index = table.column_names.index(name)
+    field, index = table.schema.field(name), table.column_names.index(name)
     how = draw(
         st.sampled_from(["value", "value", "all", "null", "drop", "rename", "text", "order"])
     )
+    values = table[name].to_pylist()
     if how == "drop":
         table = table.drop([name])
     elif how == "rename":
         table = table.rename_columns(["x" if c == name else c for c in table.column_names])
     elif how == "text":
-        text = pa.array([str(one) for one in table[name].to_pylist()])
-        table = table.set_column(index, name, text)
+        table = table.set_column(index, name, pa.array(list(map(str, values))))
     elif how == "order":
         table = table.take(list(range(len(table)))[::-1])
     else:
-        values = table[name].to_pylist()
         rows = range(len(values)) if how == "all" else [draw(st.integers(0, len(values) - 1))]
         for row in rows:
             values[row] = None if how == "null" else _other(values[row], draw)
-        table = table.set_column(
-            index, table.schema.field(name), pa.array(values, table.schema.field(name).type)
-        )
+        table = table.set_column(index, field, pa.array(values, field.type))
     sink = io.BytesIO()
     pq.write_table(table, sink)
     return sink.getvalue()
