@@ -177,8 +177,8 @@ def test_a_gpu_that_is_not_there_is_told_before_anything_fails(sweep, tmp_path, 
     runs, asked = tmp_path / "runs", ("--storage-path", tmp_path / "runs", "--executor", "inline")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     line = refused("run", sweep, *asked, "--set", "resources.num_gpus=0.5")
-    assert line.startswith("resources.num_gpus: is 0.5, but this process sees no GPU, and executor")
-    assert "use --set resources.num_gpus=0, or --executor ray" in line
+    assert line.startswith("resources.num_gpus: is 0.5, but this process sees no GPU; use --set ")
+    assert "resources.num_gpus=0, or --executor ray" in line
     assert not runs.exists()
     assert inline(sweep, runs, "--set", "resources.num_gpus=0").code == 0
 
