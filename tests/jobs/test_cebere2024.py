@@ -17,7 +17,7 @@ TRAINED = [name for name in EVERY if not name.startswith("landscape")]
 ON_TABLES = [name for name in TRAINED if name.startswith("housing")]
 ON_IMAGES = [name for name in TRAINED if name not in ON_TABLES]
 LARGE = ["alexnet", "resnet", "resnet_periods"]
-LONG = long("a step of ResNet-18 takes seconds, and so does drawing AlexNet's 61 million weights")
+LONG = long("steps of ResNet-18, AlexNet's weights and grids of the landscape take minutes")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,10 @@ def with_steps(name: str, steps: int, every: int) -> list[str]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=LONG) if n in LARGE else n for n in EVERY])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=LONG) if n in LARGE or n not in TRAINED else n for n in EVERY],
+)
 def test_every_sweep_file_runs(name, table, images, tmp_path):
     """On images one or two steps with small batches."""
     short = ["audit.trials=8"]
