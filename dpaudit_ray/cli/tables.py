@@ -149,7 +149,11 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
             "step": [a.step for a in exact],
         }
         terminal.show_table("" if audits else heading, columns)
-        sentences += ["exact, no trials: eps is computed at every recorded step"] * details
+        if details:
+            sentences.append(
+                "exact, no trials: eps is computed at every recorded step; above the claim by more "
+                f"than {verdict.EXACT_TOLERANCE:g} is a violation"
+            )
     for sentence in sentences:
         terminal.explain(sentence)
 
@@ -184,9 +188,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
             f"a preparation for {terminal.and_more(preparation.audits)}: {preparation.done} of "
             f"{preparation.parts} parts done, {duration(preparation.seconds)} with one trainer"
         )
-    if outlook.problem is not None:
-        terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
-    elif any(math.isnan(audit.seconds) for audit in sampled):
+    if outlook.problem is None and any(math.isnan(audit.seconds) for audit in sampled):
         terminal.explain("time ?: packs can be timed once what they wait for is done")
     if sampled:
         terminal.say(
@@ -195,6 +197,8 @@ def show_plan(name: str, outlook: Outlook) -> None:
         )
     if exact := len(audits) - len(sampled):
         terminal.say(f"exact, no trials: `dpaudit run` computes eps of {plural(exact, 'audit')}")
+    if outlook.problem is not None:
+        terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
 
 
 def show_code(code: Code) -> None:

@@ -222,7 +222,7 @@ def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path):
     assert shown.out.startswith("CONSISTENT: no violation found. Measured ε = 2.754 of the claimed")
     shown = dpaudit("verify", tmp_path / "land", "--details")
     assert " ".join(shown.out.split()).endswith(
-        "exact, no trials: eps of 1 audit is computed at every recorded step; above the claim by "
+        "exact, no trials: eps is computed at every recorded step; above the claim by "
         "more than 1e-05 is a violation"
     )
     printed = json.loads(dpaudit("verify", tmp_path / "land", "--json").out)
