@@ -79,15 +79,14 @@ C = TypeVar("C", GradientCanary, SampleCanary, ChangingCanary)
 class PublicKnowledge(Protocol):
     """All that the hidden-state threat model grants before training (Cebere et al., section 4).
 
-    Batches of the others are part of it, unless they are secret. Losses and gradients are those of
-    any θ one likes: one's own, simulated, or seen by an observer.
+    Batches of the others are part of it. Losses and gradients are those of any θ one likes: one's
+    own, simulated, or seen by an observer.
     """
 
     clip_norm: float  # C
     noise_multiplier: float  # σ: the noise on a sum of clipped gradients has deviation σC
     batch_size: int  # |B|, by which sums are divided: the expected size where batches vary
     sample_rate: float  # the chance that a step has the canary; 1 where batches are fixed
-    hidden_coins: bool  # whether every record joins a step by a coin of its own, unknown to all
     classes: int  # number of classes; 0 for regression
     examples: int  # number of training examples
 
@@ -101,8 +100,8 @@ class PublicKnowledge(Protocol):
     def example(self, index: int) -> tuple[Tensor, Tensor]:
         """Training example `index` as x [1, ...] and y [1]."""
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor] | None:
-        """The others in the batch of `step` (from 1): x [m, ...], y [m]; None where secret."""
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """The others in the batch of `step` (from 1): x [m, ...], y [m]."""
 
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Loss of models `theta` [n, p] on examples x [m, ...], y [m]: float [n, m]."""
@@ -149,12 +148,6 @@ class PublicKnowledge(Protocol):
 
         The step goes along its plain gradient, neither clipped nor noisy, at `rate`. Shaped as x
         is, [n, ...]; models `theta` [n, p], y [n]. The query is one example.
-        """
-
-    def shown(self, theta: Tensor, x: Tensor, y: Tensor, direction: Tensor) -> Tensor:
-        """Inner products of these examples' clipped gradients with `direction` [p].
-
-        Float64 [n, m] for models `theta` [n, p] and examples x [m, ...], y [m].
         """
 
     def simulate(

@@ -9,7 +9,7 @@ for b adds up
 
 over the steps (Neyman and Pearson), where coins of different steps are independent: exact for
 Poisson sampling, and for fixed batches, at q = 1. For one batch an epoch it is close to it. The
-plain sum of s_t is as good at q = 1 only. Where nobody knows the batches, see `hidden`.
+plain sum of s_t is as good at q = 1 only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from . import hidden
 from .base import GradientCanary, PublicKnowledge
 
 if TYPE_CHECKING:
@@ -33,22 +32,12 @@ class Reading:
     """A reading of steps: which of them have the canary, and what is added up of them.
 
     With `subtract`, the others' clipped sum is computed and taken away, which costs about as much
-    as training. Where nobody knows their batches, their records' clipped gradients are computed one
-    by one, for the exact ratio given all records: N gradients of every model at every step.
+    as training.
     """
 
     period: int
     subtract: bool = True
     statistic: Statistic = "likelihood-ratio"
-
-    def others_hidden(self, public: PublicKnowledge) -> bool:
-        """Whether the likelihood ratio averages over the batches that the other records are in.
-
-        It does where their gradients would be subtracted, and the coins that sample them are
-        hidden from the adversary.
-        """
-        wanted = self.subtract and self.statistic == "likelihood-ratio"
-        return wanted and public.hidden_coins
 
     def score(self, shown: Tensor, public: PublicKnowledge) -> Tensor:
         """What a step adds that shows `shown` along the canary, in units of C, any shape."""
@@ -111,28 +100,11 @@ class Projected(Sums):
         if step % self.reading.period:
             return
         total = self._part(update) * self.public.batch_size
-        batch = self.public.batch(step) if self.reading.subtract else None
-        if batch is not None:
-            others = self.public.gradients(before, *batch, clip_norm=self.public.clip_norm)
+        if self.reading.subtract:
+            batch, clip_norm = self.public.batch(step), self.public.clip_norm
+            others = self.public.gradients(before, *batch, clip_norm=clip_norm)
             total = total - self._part(others)
-        shown = total / self.public.clip_norm
-        if self.reading.others_hidden(self.public):
-            self.shown += self._among_hidden(before, shown)
-        else:
-            self.shown += self.reading.score(shown, self.public)
-
-    def _among_hidden(self, before: Tensor, shown: Tensor) -> Tensor:
-        import torch
-
-        unit = before.new_zeros(before.shape[1])
-        unit[self.indices] = self.weights / self.public.clip_norm
-        examples = [self.public.example(i) for i in range(self.public.examples)]
-        parts = [self.public.shown(before, *example, unit) for example in examples]
-        q, sigma = self.public.sample_rate, self.public.noise_multiplier
-        others = hidden.Others(torch.cat(parts, 1).cpu().numpy(), q, sigma)
-        return sampled_ratio(torch.from_numpy(others.ratio(shown.double().cpu().numpy())), q).to(
-            shown
-        )
+        self.shown += self.reading.score(total / self.public.clip_norm, self.public)
 
     def _part(self, gradients: Tensor) -> Tensor:
         return (gradients[:, self.indices] * self.weights).sum(1)

@@ -15,7 +15,7 @@ class WatchedDimension(TrajectoryAdversary[GradientCanary]):
     """Biases a random dimension; `subtract: false` leaves the others' sum where it is.
 
     Subtracting takes about as long as training. It changes nothing in a dimension that the others
-    leave alone, and nothing can be subtracted where their batches are secret.
+    leave alone.
     """
 
     fixed_gradient: ClassVar[bool] = True  # C e_d

@@ -20,7 +20,7 @@ from dpaudit_ray.engines.noise import GpuNoise
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.packing.samplewise import Samplewise
 from dpaudit_ray.forecast import bench
-from dpaudit_ray.mechanisms.dp_sgd.initialization import network as drawn
+from dpaudit_ray.mechanisms.dp_sgd.network import network as drawn
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plugins import parse
 

@@ -27,7 +27,6 @@ class Told:
     sample_rate: float
     clip_norm: float = 2.0
     batch_size: int = 4
-    hidden_coins: bool = False
 
     @property
     def initial(self) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 from dpaudit_ray.adversaries.base import Canary, PublicKnowledge
 from dpaudit_ray.adversaries.watched_dimension import WatchedDimension
 from dpaudit_ray.mechanisms.base import Session
-from dpaudit_ray.mechanisms.dp_sgd.public_view import PublicView
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.sweep import spec
 from tests.long import long
@@ -155,14 +154,6 @@ def test_an_observer_may_ask_for_losses_and_gradients_at_any_theta(tiny):
         assert float(clipped.norm()) <= 0.1 * len(y) + 1e-5
     assert (known.batch_size, known.noise_multiplier) == (64, 2.0)
     assert known.sample_rate == 64 / 569
-
-
-def test_secret_batches_are_not_told(tiny):
-    """A dimension is watched all the same, with nothing to subtract."""
-    session = opened(tiny, batches="secret", engine="opacus")
-    scores = session.run(np.array([True, False]), 5, (6,))
-    assert np.isfinite(scores).all()
-    assert PublicView(session.training).batch(1) is None
 
 
 @long("twenty packs of 250 trainings of 200 steps")

@@ -273,13 +273,13 @@ def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.
     theta = training.initial.repeat(3, 1)
     session = sessions.open_session(training, parse(Adversary, kind, "adversary"), 5)
     assert not isinstance(session, FrozenSession)
-    inside = torch.tensor([1.0, 0, 1]).to(theta)
+    inside = torch.tensor([1.0, 0, 1])
     coins = itertools.repeat(np.ones(3, np.bool_))  # fixed batches have the canary always
     inserted = Insertion(session.canary, inside, 1, coins, training.clip_norm).at(1, theta)
     assert inserted is not None
     _ = inserted.rows  # looked up once for a whole training
     engine = steps.PackedSteps(training.recipe, training.model, 7, theta.device)
-    x, y = training._examples(training.batches[0], 1)
+    x, y = training.batch(1)
     engine.step(theta.clone(), x, y, inserted)
     if mode is not None:
         mode.waits.clear()

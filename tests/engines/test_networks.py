@@ -64,7 +64,7 @@ def prepared(name: str) -> DpSgdTraining:
 
 def original(training: DpSgdTraining) -> nn.Module:
     """The user's module, built again and touched by nobody."""
-    from dpaudit_ray.mechanisms.dp_sgd.initialization import network
+    from dpaudit_ray.mechanisms.dp_sgd.network import network
     from dpaudit_ray.seeds import derive
 
     shape = tuple(training.x.shape[1:])

@@ -18,7 +18,7 @@ from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import losses
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd.initialization import generator, seeded
+from dpaudit_ray.mechanisms.dp_sgd.network import generator, seeded
 from tests.engines import networks_right  # noqa: F401 (adds its own to CASES)
 from tests.engines.networks import CASES
 from tests.long import paired

@@ -218,7 +218,7 @@ REFUSED = [
         {"sampling": "shuffle", "adversary.period": 2},
         "adversary.period: is 2, but no claim holds for sampling shuffle where steps are left out",
     ),
-    ({"batches": "secret"}, "mechanism.batches: is secret, but the packed engine gives all mod"),
+    ({"batches": "secret"}, "mechanism.batches: must be 'known', got 'secret'"),
     ({"physical_batch_size": 0}, "mechanism.physical_batch_size: must be at least 1, got 0"),
 ]
 

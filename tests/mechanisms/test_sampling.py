@@ -108,19 +108,6 @@ def test_who_is_not_sampled_takes_the_same_steps_bit_for_bit(options):
     assert 90 <= int(alike.sum()) < 100
 
 
-def test_secret_batches_are_those_of_one_trial(options):
-    """Without noise or canary, models that share batches are all alike; else no two are."""
-    common = {"engine": "opacus", "noise_multiplier": 1e-12, "sampling": Poisson()}
-    ends = {}
-    for batches_are in ("known", "secret"):
-        chosen = options.model_copy(update={**common, "batches": batches_are})
-        training = DpSgdTraining.prepare(chosen.recipe, seed=1, gpu=False, dtype=torch.float64)
-        end = path(training, [0] * 4, None)[-1]
-        ends[batches_are] = torch.cdist(end, end)[~torch.eye(4, dtype=torch.bool)]
-    assert float(ends["known"].max()) < 1e-9
-    assert float(ends["secret"].min()) > 1e-4
-
-
 @pytest.mark.parametrize(
     ("name", "rate", "sampling"),
     [

@@ -11,7 +11,6 @@ import yaml
 
 import dpaudit_ray as da
 from dpaudit_ray.mechanisms.base import Measured
-from dpaudit_ray.mechanisms.dp_sgd.data_split import HeldOut
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, inline, refused, write_sweep
 
@@ -163,4 +162,3 @@ def test_bad_input_is_one_line(held_out, said, tiny, tmp_path):
 
 def test_no_sweep_of_before_has_another_fingerprint(tiny):
     assert "held_out" not in yaml.safe_dump(mechanism(tiny).mechanism.identity())
-    assert HeldOut.__name__ not in yaml.safe_dump(mechanism(tiny, held_out=0.5).identity())

@@ -30,21 +30,23 @@ class Inserted:
     @functools.cached_property
     def rows(self) -> tuple[Tensor, ...]:
         """The models that have it; for each of its examples, where it has several."""
-        return self._places(self._coins.t())
+        return self._places(self.inside.view(len(self.inside), -1).t())
 
     @functools.cached_property
     def examples(self) -> tuple[Tensor, ...]:
         """The numbers of its examples that each model has."""
-        return self._places(self._coins)
-
-    @property
-    def _coins(self) -> Tensor:
-        return self.inside.view(len(self.inside), -1)
+        return self._places(self.inside.view(len(self.inside), -1))
 
     def _places(self, coins: Tensor) -> tuple[Tensor, ...]:
         canary = self.canary
         device = (canary.x if isinstance(canary, SampleCanary) else canary.direction).device
         return tuple(coin.nonzero()[:, 0].to(device) for coin in coins)
+
+    def direction(self, models: Tensor | int) -> Tensor:
+        """The gradient canary of some models that have it, float [p] or [k, p]."""
+        assert isinstance(self.canary, GradientCanary)
+        direction = self.canary.direction
+        return direction if direction.dim() == 1 else direction[models]
 
 
 def summed(directions: Tensor, inside: Tensor) -> Tensor:
@@ -56,8 +58,7 @@ def summed(directions: Tensor, inside: Tensor) -> Tensor:
 class Insertion:
     """A canary over a whole training: at steps that `period` divides, where its coins say so.
 
-    `inside` is as in `Inserted`, before sampling. `coins` are tossed at every step, whether the
-    period divides it or not.
+    `inside` is as in `Inserted`, before sampling. Coins are tossed at every step.
     """
 
     canary: Canary
@@ -68,45 +69,38 @@ class Insertion:
 
     def at(self, step: int, theta: Tensor) -> Inserted | None:
         """The canary that joins models `theta` [n, p] at `step`; to be called for each step."""
-        coins = next(self.coins)
+        coins, canary = next(self.coins), self.canary
         if step % self.period:
             return None
-        if not isinstance(self.canary, ChangingCanary):
-            if coins.all():
-                return self._everywhere
-            canary = self.canary
-        elif self.canary.memoryless and not coins.any():
-            return None
-        else:
-            canary = self._crafted(self.canary, step, theta, coins)
-        return Inserted(canary, self._near * torch.from_numpy(coins))
+        if isinstance(canary, ChangingCanary):
+            if canary.memoryless and not coins.any():
+                return None
+            canary = self._crafted(canary, step, theta, coins)
+        elif coins.all():
+            return self._everywhere
+        return Inserted(canary, self.inside * torch.from_numpy(coins))
 
     def _crafted(
         self, canary: ChangingCanary, step: int, theta: Tensor, coins: Coins
     ) -> GradientCanary | SampleCanary:
         """The canary of this step: crafted for all models, or for those that may get it."""
-        several = self.inside.dim() > 1
-        if several or not canary.memoryless or coins.all():
-            crafted = canary.at(step, theta.clone())
-            bits = self.inside.shape[1] if several else 1
-            check_claim(crafted, theta.shape[1], self.clip_norm, bits)
+        some = canary.memoryless and self.inside.dim() == 1 and not coins.all()
+        place = torch.from_numpy(coins).nonzero()[:, 0].to(theta.device)
+        rows = place if some else slice(None)
+        crafted = canary.at(step, theta[rows].clone())
+        bits = self.inside.shape[1] if self.inside.dim() > 1 else 1
+        check_claim(crafted, theta.shape[1], self.clip_norm, bits)
+        if not some or isinstance(crafted, SampleCanary) or crafted.direction.dim() == 1:
             return crafted
-        rows = torch.from_numpy(coins).nonzero()[:, 0].to(theta.device)
-        crafted = canary.at(step, theta[rows])
-        check_claim(crafted, theta.shape[1], self.clip_norm, 1)
-        if isinstance(crafted, SampleCanary) or crafted.direction.dim() == 1:
-            return crafted
-        return GradientCanary(torch.zeros_like(theta).index_copy_(0, rows, crafted.direction))
+        whole = torch.zeros_like(theta)
+        whole[rows] = crafted.direction
+        return GradientCanary(whole)
 
     @functools.cached_property
     def _everywhere(self) -> Inserted:
         """The insertion where nothing is sampled; rows are looked up once for all steps."""
         assert not isinstance(self.canary, ChangingCanary)
-        return Inserted(self.canary, self._near)
-
-    @functools.cached_property
-    def _near(self) -> Tensor:
-        return self.inside.cpu()
+        return Inserted(self.canary, self.inside)
 
 
 def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -> None:

@@ -29,11 +29,11 @@ class DpSgd(Recipe, Mechanism):
     by squared errors. Any other is a function of yours, `module:function`, of outputs [N, c] and
     targets [N], that gives each example a loss: [N].
 
-    The others' batches are drawn once for a sweep and known to the adversary; `batches: secret`
-    draws them for each trial, through Opacus. `epsilon` at `delta`, by `accountant`, stands for
-    the noise multiplier that keeps it over all steps; an audit fills in its own δ and its first
-    accountant. With `augmentations` an image has so many random crops, mirrored or not, in each
-    step, whose gradients are averaged and then clipped; a canary's example has one, itself.
+    The others' batches are drawn once for a sweep and known to the adversary. `epsilon` at `delta`,
+    by `accountant`, stands for the noise multiplier that keeps it over all steps; an audit fills in
+    its own δ and its first accountant. With `augmentations` an image has so many random crops,
+    mirrored or not, in each step, whose gradients are averaged and then clipped; a canary's example
+    has one, itself.
 
     What is `held_out`, or in reserve (`reserved`), is not trained on. Models are measured where
     scores are recorded; adversaries that need records of a reserve take half of the data where the
@@ -116,7 +116,7 @@ class DpSgd(Recipe, Mechanism):
         return {data.key: data.load() for data in used}
 
     def check_inputs(self) -> None:
-        from .data_split import divide
+        from .training import divide
 
         data, _ = self.data.load(), self.sizes
         divide(self.recipe, data, 0)
@@ -128,9 +128,9 @@ class DpSgd(Recipe, Mechanism):
         return validation.check_model(self.model, data, batch, self.loss)
 
     def check_records(self, adversary: Adversary) -> None:
-        if type(adversary).check_size is not Adversary.check_size:
-            adversary.check_size(self._parameters(self.data.load()))
         data = self.data.load()
+        if type(adversary).check_size is not Adversary.check_size:
+            adversary.check_size(self._parameters(data))
         reserved = self.share_of("reserved", len(data.y))
         if adversary.reserves is not None:
             adversary.check_reserve(reserved)
@@ -162,7 +162,7 @@ class DpSgd(Recipe, Mechanism):
         the claim's curves is again the ε of releasing every step.
         """
         every_step = adversary.fixed_gradient and adversary.period == 1
-        if not every_step or self.batches != "known":
+        if not every_step:
             return TradeOff.UNKNOWN
         if isinstance(self.sampling, Poisson):
             return TradeOff.UNKNOWN if adversary.replaces else TradeOff.CLAIMED

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from ...accounting import Sampling
 from ...adversaries.base import SampleCanary
 from ...engines.packing.samplewise import Samplewise, placed
 from ...engines.rules.base import trained
@@ -46,8 +45,6 @@ class PublicView:
         self.classes, self.examples = training.classes, training.examples
         self.example = training.example
         self.sample_rate = recipe.sampling.rate(Sizes(self.examples, recipe.batch_size))
-        poisson = recipe.sampling.claim is Sampling.POISSON
-        self.hidden_coins = recipe.batches == "secret" and poisson
 
     @property
     def initial(self) -> Tensor:
@@ -63,20 +60,14 @@ class PublicView:
         records = self._training.reserved
         return None if records is None else (records[0].clone(), records[1].clone())
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor] | None:
-        secret = self._training.recipe.batches == "secret"
-        return None if secret else self._training.batch(step)
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        return self._training.batch(step)
 
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return self._training.model.losses(theta, x, y)
 
     def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
         return self._training.sums(theta, x, y, clip_norm)
-
-    def shown(self, theta: Tensor, x: Tensor, y: Tensor, direction: Tensor) -> Tensor:
-        examples = zip(torch.split(x, 1), torch.split(y, 1), strict=True)
-        sums = (self.gradients(theta, *example, clip_norm=self.clip_norm) for example in examples)
-        return torch.stack([total.double() @ direction.double() for total in sums], 1)
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
         records = self.outside

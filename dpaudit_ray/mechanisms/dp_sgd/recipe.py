@@ -66,7 +66,7 @@ class Recipe(Strict):
     delta: float | None = Field(default=None, gt=0, lt=1)  # of `epsilon`; else the audit's
     accountant: str | None = None  # of `epsilon`; else the audit's first
     sampling: Annotated[SerializeAsAny[Sampler], nested(Sampler)] = Fixed()  # how batches are drawn
-    batches: Literal["known", "secret"] = "known"  # `secret`: drawn anew in each trial
+    batches: Literal["known"] = "known"  # the others', to the adversary
     optimizer: Annotated[SerializeAsAny[Optimizer], nested(Optimizer)] = Sgd()  # how θ moves
     schedule: Annotated[SerializeAsAny[Schedule], nested(Schedule)] = Constant()  # of the rate
     physical_batch_size: int | None = Field(default=None, ge=1)  # larger ones go in parts
@@ -82,12 +82,6 @@ class Recipe(Strict):
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
         self._check_noise()
-        if self.batches == "secret" and self.engine != "opacus":
-            raise SpecError(
-                "batches",
-                f"is secret, but the {self.engine} engine gives all models of a pack the same "
-                "batches; use known, or engine: opacus",
-            )
         if self.augmentations > 1 and self.engine != "packed":
             raise SpecError(
                 "augmentations", f"is {self.augmentations}, which engine: {self.engine} does not do"

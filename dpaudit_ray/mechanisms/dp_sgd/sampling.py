@@ -1,9 +1,9 @@
 """Sampling schemes: who is in the batch of each step, the others' records and the canary.
 
-The others' batches are drawn once for a sweep and known to the adversary (or per trial, where
-`batches: secret`). The canary's coins are drawn for each trial, by nobody's knowledge: given the
-batches of the others, trials are independent, and the claim for a canary that is sampled holds.
-Coins that trials share are a secret no more: a sweep that happens to draw many refutes the truth.
+The others' batches are drawn once for a sweep and known to the adversary. The canary's coins are
+drawn for each trial, by nobody's knowledge: given the batches of the others, trials are
+independent, and the claim for a canary that is sampled holds. Coins that trials share are a secret
+no more: a sweep that happens to draw many refutes the truth.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any, Self, cast
 
 import numpy as np
@@ -125,8 +124,7 @@ class DpSgdSession(ResumableSession):
     """DP-SGD against one adversary, whose canary is crafted.
 
     An adversary without an observer sees θ_0 and θ at a horizon, each of which is judged alone. An
-    observer is told of every step, and its scores at a horizon are of the steps up to there. It
-    gets copies: two of θ a step cost 1 % of a step of `fcnn`, less of others.
+    observer is told of every step, and its scores at a horizon are of the steps up to there.
     """
 
     training: DpSgdTraining
@@ -163,7 +161,8 @@ class DpSgdSession(ResumableSession):
             inserted = dataclasses.replace(inserted, **tensors)
 
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
-        saved = PackCheckpoints(checkpoints, training.trainer, self.canary, observer)
+        trainer = f"{training.recipe.engine} on {training.initial.device.type}"
+        saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
         held_out = training.held_out
         record = {}  # by name, float64 [n, horizons]; NaN where training has not come yet
         for name in ("scores", *(() if held_out is None else training.recipe.measures)):
@@ -172,8 +171,12 @@ class DpSgdSession(ResumableSession):
         column = {step: i for i, step in enumerate(horizons)}
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
         path = training.run(inside, seed, inserted, adversary.period, watch, saved)
-        watcher = observer if isinstance(observer, TrajectoryObserver) else None
-        for step, theta in _watched(path, watcher, saved.step):
+        see = observer.see if isinstance(observer, TrajectoryObserver) else None
+        before = next(path).clone()
+        for step, theta in enumerate(path, start=saved.step + 1):
+            if see is not None:  # in copies
+                see(step, before, theta.clone())
+                before = theta.clone()
             if step in column:
                 if observer is None:
                     final = _FinalModels(training.initial.clone(), theta.clone(), training.model)
@@ -192,22 +195,6 @@ class DpSgdSession(ResumableSession):
         if held_out is None:
             return record["scores"]
         return Measured(record.pop("scores"), record)
-
-
-def _watched(
-    path: Iterator[Tensor], observer: TrajectoryObserver | None, start: int
-) -> Iterator[tuple[int, Tensor]]:
-    """Walks `path` from after step `start` on; yields each step and θ once it was seen."""
-    first = next(path)
-    if observer is None:
-        yield from enumerate(path, start=start + 1)
-        return
-    last = first.clone()
-    before, after = torch.empty_like(last), torch.empty_like(last)
-    for step, theta in enumerate(path, start=start + 1):
-        observer.see(step, before.copy_(last), after.copy_(theta))
-        last.copy_(theta)
-        yield step, theta
 
 
 def _checked(scores: Any, bits: Tensor, scorer: object) -> Scores:
@@ -230,9 +217,8 @@ class FrozenSession:
 
     Of what step t releases, Σ_j clip(g_j, C) + b c_t g* + Z_t, only the part along g* depends on
     the bit, and there the noise is N(0, σ²C²) whatever the model. The others' sum is the same in
-    every trial: one clipped sum per batch serves all of them. So a trial takes T normal numbers,
-    and a million trials take minutes. The noise is drawn along g* only; that the engine's own is
-    as claimed is what attacks on trainings that move are for.
+    every trial, so a trial takes T normal numbers. The noise is drawn along g* only; that the
+    engine's own is as claimed is what attacks on trainings that move are for.
 
     `others`: the part of the others' sums along the canary that scores do not take away, in units
     of C, float64 [T].

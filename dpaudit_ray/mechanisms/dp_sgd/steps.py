@@ -15,7 +15,7 @@ import copy
 import functools
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,13 @@ from ...engines.rules.base import trained
 from ...engines.rules.losses import Loss, losses
 from ...errors import SpecError, first_line
 from .canary_insertion import Inserted, summed
-from .initialization import generator
+from .network import generator
 from .recipe import Recipe
 from .updates import Noisy, State
 
 Array = npt.NDArray[Any]
 _LARGE = 1 << 16  # numbers whose noise is drawn beside the gradients: half a millisecond
+_OPTIMIZER = "optimizer."  # what names of an optimizer's moments begin with in a state
 
 
 class PackedSteps:
@@ -47,9 +48,7 @@ class PackedSteps:
     """
 
     def __init__(self, recipe: Recipe, model: PackedModel, seed: int, device: torch.device) -> None:
-        self._recipe = recipe
-        self._model = model
-        self._device = device
+        self._recipe, self._model, self._device = recipe, model, device
         self._noise = noise_source(seed, device)
         self._update: Tensor | None = None
         self._state: State = {}
@@ -69,11 +68,10 @@ class PackedSteps:
         # Drawn for the whole pack, so that how it is split for the gradients changes nothing.
         worth = update.device.type == "cpu" and update.numel() >= _LARGE
         drawn = beside(functools.partial(self._draw, update), worth)
-        for part in parts(len(y), recipe):
-            norm, dims = recipe.clip_norm, x.dim() - (recipe.augmentations > 1)
-            summed_up = batch_sums(self._model, theta, x[part], y[part], norm, dims)
+        viewed = recipe.augmentations > 1
+        for sums in sums_of_parts(self._model, recipe, theta, x, y, recipe.clip_norm, viewed):
             drawn()
-            update += summed_up
+            update += sums
         drawn()
         if inserted is not None:
             self._insert(update, theta, inserted)
@@ -86,45 +84,35 @@ class PackedSteps:
         self._noise.fill(update)
         update *= self._recipe.noise * self._recipe.clip_norm
 
+    def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
+        """Adds to the rows of models that have the canary; whatever it is, no other row changes."""
+        canary, clip_norm = inserted.canary, self._recipe.clip_norm
+        if isinstance(canary, GradientCanary) and inserted.inside.dim() > 1:
+            update += summed(canary.direction, inserted.inside)
+        elif isinstance(canary, GradientCanary):
+            (rows,) = inserted.rows
+            update[rows] += inserted.direction(rows)
+        elif len(canary.y) <= len(theta):  # the canaries or the models: what takes fewer passes
+            for j, rows in enumerate(inserted.rows):
+                if len(rows):
+                    x, y = canary.x[j : j + 1], canary.y[j : j + 1]
+                    update[rows] += self._model.clipped_sums(theta[rows], x, y, clip_norm)
+        else:
+            for i, examples in enumerate(inserted.examples):
+                if len(examples):
+                    x, y = canary.x[examples], canary.y[examples]
+                    update[i] += self._model.clipped_sums(theta[i : i + 1], x, y, clip_norm)[0]
+
     def state(self) -> dict[str, Array]:
-        moments = {f"optimizer.{name}": m.cpu().numpy() for name, m in self._state.items()}
+        moments = {_OPTIMIZER + name: moment.cpu().numpy() for name, moment in self._state.items()}
         return self._noise.state() | moments
 
     def restore(self, state: Mapping[str, Array], taken: int) -> None:
         self._noise.restore(state)
         self._taken = taken
-        self._state.update(
-            (name.removeprefix("optimizer."), tensor(array, self._device))
-            for name, array in state.items()
-            if name.startswith("optimizer.")
-        )
-
-    def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
-        """Adds to the rows of models that have the canary; whatever it is, no other row changes."""
-        canary, several = inserted.canary, inserted.inside.dim() > 1
-        if isinstance(canary, GradientCanary) and several:
-            update += summed(canary.direction, inserted.inside)
-        elif isinstance(canary, GradientCanary):
-            (rows,) = inserted.rows
-            update[rows] += _direction_of(canary.direction, rows)
-        else:
-            self._insert_examples(update, theta, canary, inserted)
-
-    def _insert_examples(
-        self, update: Tensor, theta: Tensor, canary: SampleCanary, inserted: Inserted
-    ) -> None:
-        """Goes through the canaries or the models, whichever takes fewer passes."""
-        clip_norm, count = self._recipe.clip_norm, len(canary.y)
-        if count <= len(theta):
-            for j, rows in enumerate(inserted.rows):
-                if len(rows):
-                    x, y = canary.x[j : j + 1], canary.y[j : j + 1]
-                    update[rows] += self._model.clipped_sums(theta[rows], x, y, clip_norm)
-            return
-        for i, examples in enumerate(inserted.examples):
-            if len(examples):
-                x, y = canary.x[examples], canary.y[examples]
-                update[i] += self._model.clipped_sums(theta[i : i + 1], x, y, clip_norm)[0]
+        for name, array in state.items():
+            if name.startswith(_OPTIMIZER):
+                self._state[name.removeprefix(_OPTIMIZER)] = tensor(array, self._device)
 
 
 class OpacusSteps:
@@ -141,7 +129,7 @@ class OpacusSteps:
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
-        self._recipe, self._loss = recipe, loss
+        self._recipe, self._loss, self._taken = recipe, loss, 0
         try:
             self._module = GradSampleModule(copy.deepcopy(module).to(device))
         except NotImplementedError as error:
@@ -160,50 +148,37 @@ class OpacusSteps:
         self._direction: Tensor | None = None  # of the model that takes its step
         self._optimizer.attach_step_hook(self._push)
         self._states: defaultdict[int, Any] = defaultdict(lambda: defaultdict(dict))
-        self._taken: defaultdict[int, int] = defaultdict(int)
 
     def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
-        return torch.stack([self.turn(i, theta, x, y, inserted) for i in range(len(theta))])
+        self._taken += 1
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._recipe.rate(self._taken)
+        return torch.stack([self._turn(i, theta, x, y, inserted) for i in range(len(theta))])
 
-    def turn(
+    def _turn(
         self, model: int, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None
     ) -> Tensor:
         """The step of one model, row `model` of `theta`; returns its noisy sum, float [p]."""
-        joined_x, joined_y = _joined(x, y, inserted, model)
-        self._direction = _direction(inserted, model)
-        self._taken[model] += 1
+        x, self._direction = x.clone(), None  # a copy: a module may change its input in place
+        if inserted is not None and isinstance(canary := inserted.canary, SampleCanary):
+            joining = inserted.examples[model]
+            x, y = torch.cat([x, canary.x[joining]]), torch.cat([y, canary.y[joining]])
+        elif inserted is not None and isinstance(canary, GradientCanary):
+            inside = inserted.inside[model]
+            if inside.dim():
+                self._direction = summed(canary.direction, inside[None])[0]
+            elif inside:
+                self._direction = inserted.direction(model)
         self._optimizer.state = self._states[model]
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._recipe.rate(self._taken[model])
         nn.utils.vector_to_parameters(theta[model].clone(), self._parameters)
-        *before, last = parts(len(joined_y), self._recipe) or [slice(0, 0)]
+        *before, last = parts(len(y), self._recipe) or [slice(0, 0)]
         for part in before:
             self._optimizer.signal_skip_step(do_skip=True)
-            self._part(joined_x[part], joined_y[part])
-        self._part(joined_x[last], joined_y[last])
+            self._part(x[part], y[part])
+        self._part(x[last], y[last])
         theta[model] = nn.utils.parameters_to_vector(self._parameters).detach()
         gradient = torch.cat([p.grad.flatten() for p in self._parameters if p.grad is not None])
         return gradient * self._recipe.batch_size
-
-    def state(self) -> dict[str, Array]:
-        arrays = {"generator": self._optimizer.generator.get_state().numpy()}
-        for model, remembered in self._states.items():
-            for index, parameter in enumerate(self._parameters):
-                for name, value in remembered[parameter].items():
-                    if value is not None:
-                        array = torch.as_tensor(value).cpu().numpy().copy()
-                        arrays[f"optimizer.{model}.{index}.{name}"] = array
-        return arrays
-
-    def restore(self, state: Mapping[str, Array], taken: int) -> None:
-        self._optimizer.generator.set_state(torch.from_numpy(state["generator"].copy()))
-        self._taken = defaultdict(lambda: taken)
-        for key, array in state.items():
-            if key.startswith("optimizer."):
-                _, model, index, name = key.split(".", 3)
-                parameter = self._parameters[int(index)]
-                device = torch.device("cpu") if name == "step" else parameter.device
-                self._states[int(model)][parameter][name] = tensor(array, device)
 
     def _part(self, x: Tensor, y: Tensor) -> None:
         self._optimizer.zero_grad()
@@ -222,6 +197,26 @@ class OpacusSteps:
             assert parameter.grad is not None
             parameter.grad += part.view(parameter.shape) / self._recipe.batch_size
 
+    def state(self) -> dict[str, Array]:
+        arrays = {"generator": self._optimizer.generator.get_state().numpy()}
+        for model, remembered in self._states.items():
+            for index, parameter in enumerate(self._parameters):
+                for name, value in remembered[parameter].items():
+                    if value is not None:
+                        array = torch.as_tensor(value).cpu().numpy().copy()
+                        arrays[f"{_OPTIMIZER}{model}.{index}.{name}"] = array
+        return arrays
+
+    def restore(self, state: Mapping[str, Array], taken: int) -> None:
+        self._optimizer.generator.set_state(torch.from_numpy(state["generator"].copy()))
+        self._taken = taken
+        for key, array in state.items():
+            if key.startswith(_OPTIMIZER):
+                _, model, index, name = key.split(".", 3)
+                parameter = self._parameters[int(index)]
+                device = torch.device("cpu") if name == "step" else parameter.device
+                self._states[int(model)][parameter][name] = tensor(array, device)
+
 
 Steps = PackedSteps | OpacusSteps  # an engine at work on one pack, from its first step on
 
@@ -231,37 +226,17 @@ def tensor(array: Array, device: torch.device) -> Tensor:
     return torch.tensor(np.array(array), device=device)
 
 
-def batch_sums(
-    model: PackedModel, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, dims: int
-) -> Tensor:
-    """Clipped sums of examples that have `dims` dimensions, or one more where each has views."""
-    if x.dim() > dims:
-        return model.viewed_sums(theta, x, y, clip_norm)
-    return model.clipped_sums(theta, x, y, clip_norm)
+def sums_of_parts(
+    model: PackedModel, recipe: Recipe, theta: Tensor, x: Tensor, y: Tensor,
+    clip_norm: float, viewed: bool,
+) -> Iterator[Tensor]:  # fmt: skip
+    """Clipped sums [n, p] of each part of a batch: of x [B, ...], or of views, [B, K, ...]."""
+    sums = model.viewed_sums if viewed else model.clipped_sums
+    for part in parts(len(y), recipe):
+        yield sums(theta, x[part], y[part], clip_norm)
 
 
 def parts(examples: int, recipe: Recipe) -> list[slice]:
     """A logical batch in parts of at most `physical_batch_size`; none of an empty one."""
     size = recipe.physical_batch_size or max(examples, 1)
     return [slice(start, start + size) for start in range(0, examples, size)]
-
-
-def _joined(x: Tensor, y: Tensor, inserted: Inserted | None, model: int) -> tuple[Tensor, Tensor]:
-    """The batch of one model, a copy: a module may change its input in place."""
-    if inserted is None or not isinstance(inserted.canary, SampleCanary):
-        return x.clone(), y
-    taken = inserted.examples[model]
-    return torch.cat([x, inserted.canary.x[taken]]), torch.cat([y, inserted.canary.y[taken]])
-
-
-def _direction(inserted: Inserted | None, model: int) -> Tensor | None:
-    if inserted is None or not isinstance(inserted.canary, GradientCanary):
-        return None
-    inside, direction = inserted.inside[model], inserted.canary.direction
-    if inside.dim():
-        return summed(direction, inside[None])[0]
-    return _direction_of(direction, model) if inside else None
-
-
-def _direction_of(direction: Tensor, models: Tensor | int) -> Tensor:
-    return direction if direction.dim() == 1 else direction[models]

@@ -1,21 +1,21 @@
-"""A training by DP-SGD: its public part, random views of images, and the loop over its steps."""
+"""A training by DP-SGD: its public part, how data are split, and the loop over its steps."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from ...adversaries.base import Canary, SampleCanary
+from ...data.base import Data, Dataset
 from ...engines import gpu_settings
 from ...engines.cpu.threads import ours
 from ...engines.packing import memory
@@ -26,19 +26,15 @@ from ...models.base import as_input, input_dtype
 from ...seeds import derive
 from .canary_insertion import Insertion, check_claim
 from .checkpointing import PackCheckpoints
-from .data_split import HeldOut, divide
-from .initialization import network, seeded
-from .losses import loss_of
+from .network import loss_of, network, seeded
 from .recipe import Recipe
 from .sampling import Sizes
-from .steps import OpacusSteps, PackedSteps, Steps, batch_sums, parts
+from .steps import OpacusSteps, PackedSteps, Steps, sums_of_parts
 from .updates import Noisy, State
-from .validation import check_known_start
-
-if TYPE_CHECKING:
-    from ...data.base import Dataset
+from .validation import check_known_start, check_like
 
 _BODY_BATCH = 256  # examples that go through a frozen body together
+_MEASURED_AT_ONCE = 256  # examples
 _PAD = 4  # pixels that a view may be shifted by, for images of 32
 
 # Called at every step: its number, θ before it, and the noisy mean that the optimizer then follows.
@@ -64,6 +60,61 @@ def draw_views(x: Tensor, count: int, seed: int, step: int) -> Tensor:
     padded = F.pad(x, (_PAD,) * 4, mode="reflect").movedim(1, -1)
     views = padded[owner[:, None, None], down[:, :, None], across[:, None, :]]
     return views.movedim(-1, 1).reshape(len(x), count, *x.shape[1:])
+
+
+def divide(
+    recipe: Recipe, data: Dataset, seed: int
+) -> tuple[Dataset, Dataset | None, Dataset | None]:
+    """Records to train on, to measure models on and for adversaries, drawn from the sweep's seed.
+
+    Their order stays. Raises SpecError where examples held out do not have one shape with the
+    others, or have a class of their own, or too few are left.
+    """
+    count = len(data.y)
+    left = recipe.trained_records(count)
+    other = None
+    if isinstance(recipe.held_out, Data):
+        other = recipe.held_out.load()
+        check_like(data, other, "mechanism.held_out", recipe.held_out.name)
+    if left == count:
+        return data, other, None
+    rank = np.random.default_rng(derive("held out", seed, recipe.seed)).permutation(count)
+    held = recipe.share_of("held_out", count)
+    first, last = rank < held, rank >= held + left
+    trained, held_out, reserved = (
+        Dataset(data.x[rows], data.y[rows]) if rows.any() else None
+        for rows in (~(first | last), first, last)
+    )
+    assert trained is not None
+    return trained, other or held_out, reserved
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """Examples x [m, ...] with classes, or numbers, y [m]."""
+
+    x: Tensor
+    y: Tensor
+
+    def measured(self, model: PackedModel, theta: Tensor) -> npt.NDArray[np.float64]:
+        """`Recipe.measures` of models `theta`, float [n, p]: accuracy and mean loss, [2 or 1, n].
+
+        NaN for a model of which some output is not finite.
+        """
+        right = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
+        total = torch.zeros_like(right)
+        batches = (torch.split(part, _MEASURED_AT_ONCE) for part in (self.x, self.y))
+        for x, y in zip(*batches, strict=True):
+            outputs = model.outputs(theta, x)
+            chosen = outputs[..., 0] > 0 if outputs.shape[2] == 1 else outputs.argmax(2)
+            right += (chosen == y).sum(1)
+            batch = model.loss(outputs.flatten(0, 1), y.repeat(len(theta))).view(len(theta), -1)
+            total += batch.sum(1, dtype=torch.float64)
+            lost = ~outputs.isfinite().flatten(1).all(1)
+            right[lost], total[lost] = math.nan, math.nan
+        measured = [total] if self.y.is_floating_point() else [right, total]
+        means: npt.NDArray[np.float64] = (torch.stack(measured) / len(self.y)).cpu().numpy()
+        return means
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,15 +149,13 @@ class DpSgdTraining:
         drawn = derive("initialization", seed, recipe.seed)
         with seeded(drawn):
             body = recipe.model.body(data.x.shape[1:])
-        split = divide(recipe, data, seed)
-
-        features = _features(split.trained, body, device, dtype)
+        training, held_out, reserved = divide(recipe, data, seed)
+        features = _features(training, body, device, dtype)
         module = network(recipe.model, tuple(features.shape[1:]), data.classes, drawn)
         slots_of(module)  # refuses parameters that could not be moved as they are
         dtype_taken = input_dtype(module.to(device, dtype), features)
-
         features = as_input(features, dtype_taken)
-        y = torch.from_numpy(split.trained.y.copy()).to(device)
+        y = torch.from_numpy(training.y.copy()).to(device)
 
         def loaded(part: Dataset) -> tuple[Tensor, Tensor]:
             x = as_input(_features(part, body, device, dtype), dtype_taken)
@@ -128,8 +177,8 @@ class DpSgdTraining:
             y=y,
             batches=batches,
             classes=data.classes,
-            held_out=None if split.held_out is None else HeldOut(*loaded(split.held_out)),
-            reserved=None if split.reserved is None else loaded(split.reserved),
+            held_out=None if held_out is None else HeldOut(*loaded(held_out)),
+            reserved=None if reserved is None else loaded(reserved),
             loaded=loaded,
         )
 
@@ -147,11 +196,6 @@ class DpSgdTraining:
     def clip_norm(self) -> float:
         """C."""
         return self.recipe.clip_norm
-
-    @property
-    def trainer(self) -> str:
-        """The trainer in words: its engine, and the kind of device."""
-        return f"{self.recipe.engine} on {self.initial.device.type}"
 
     @property
     def examples(self) -> int:
@@ -185,14 +229,18 @@ class DpSgdTraining:
 
     def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
         """Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) for models `theta` [n, p], as a step computes it."""
-        total = torch.zeros_like(theta)
-        for part in parts(len(y), self.recipe):
-            total += batch_sums(self.model, theta, x[part], y[part], clip_norm, self.x.dim())
+        total, viewed = torch.zeros_like(theta), x.dim() > self.x.dim()
+        for sums in sums_of_parts(self.model, self.recipe, theta, x, y, clip_norm, viewed):
+            total += sums
         return total
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """The others' examples at `step`, from 1 on: x [B, ...], or [B, K, ...] of views, y [B]."""
-        return self._examples(self.batches[step - 1], step)
+        batch, count = self.batches[step - 1], self.recipe.augmentations
+        with ours():
+            x = self.x[batch]  # indexed by a list: a copy
+            x = x if count == 1 else draw_views(x, count, self.views_seed, step)
+            return x, self.y[batch]
 
     def starts(self, models: int, seed: int) -> Tensor:
         """θ_0 of every model, float [models, p]: one for all, or drawn from the pack's seed."""
@@ -220,8 +268,8 @@ class DpSgdTraining:
 
         `inside` [n] is 1 where the canary is in, else 0; or [n, m] for each of m samples. It is
         added to the sum, or to the batch, at steps that `period` divides and where it is sampled.
-        The pack's `seed` is of its noise, the canary's coins, and batches where they are secret.
-        `watch` is told of every step, in tensors of its own.
+        The pack's `seed` is of its noise and the canary's coins. `watch` is told of every step, in
+        tensors of its own.
         """
         recipe, device = self.recipe, self.initial.device
         steps: Steps
@@ -229,9 +277,9 @@ class DpSgdTraining:
             steps = OpacusSteps(recipe, self.module, seed, device, self.model.loss)
         else:
             steps = PackedSteps(recipe, self.model, seed, device)
-        theta = self.starts(len(inside), seed)
-        done = 0 if checkpoints is None else checkpoints.step
-        theta = theta if checkpoints is None else checkpoints.begin(steps, theta)
+        theta, done = self.starts(len(inside), seed), 0
+        if checkpoints is not None:
+            theta, done = checkpoints.begin(steps, theta), checkpoints.step
         yield theta
         insertion = None
         if canary is not None:
@@ -239,33 +287,15 @@ class DpSgdTraining:
             rng = np.random.default_rng(derive("coins", seed))
             sizes = Sizes(self.examples, recipe.batch_size)
             coins = recipe.sampling.coins(sizes, tuple(inside.shape), rng)
-            insertion = Insertion(canary, inside, period, coins, recipe.clip_norm)
-        secret: list[Iterator[Tensor]] = []  # batches for each model, where nobody knows them
-        if recipe.batches == "secret":
-            drawn = (derive("secret batches", seed, i) for i in range(len(inside)))
-            secret = [iter(_batches(recipe, self.examples, key, device)) for key in drawn]
-        for past in [*secret, *([] if insertion is None else [insertion.coins])]:
-            collections.deque(itertools.islice(past, done), maxlen=0)
-        for step, batch in enumerate(self.batches[done:], start=done + 1):
+            coins = itertools.islice(coins, done, None)
+            insertion = Insertion(canary, inside.cpu(), period, coins, recipe.clip_norm)
+        for step in range(done + 1, len(self.batches) + 1):
             inserted = None if insertion is None else insertion.at(step, theta)
             before = None if watch is None else theta.clone()
-            if secret and isinstance(steps, OpacusSteps):
-                turns = [
-                    steps.turn(i, theta, *self._examples(next(examples), step), inserted)
-                    for i, examples in enumerate(secret)
-                ]
-                sums = torch.stack(turns)
-            else:
-                sums = steps.step(theta, *self._examples(batch, step), inserted)
+            sums = steps.step(theta, *self.batch(step), inserted)
             if watch is not None and before is not None:
                 watch(step, before, sums / recipe.batch_size)
             yield theta
-
-    def _examples(self, batch: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        with ours():
-            x, count = self.x[batch], self.recipe.augmentations  # indexed by a list: a copy
-            x = x if count == 1 else draw_views(x, count, self.views_seed, step)
-            return x, self.y[batch]
 
     def check_claim(self, canary: Canary, coins: int = 1) -> None:
         """Raises SpecError for a canary that breaks the sensitivity of the claim."""

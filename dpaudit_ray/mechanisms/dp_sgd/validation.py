@@ -1,6 +1,5 @@
-"""Checks of DP-SGD's options: against each other, the adversary, the data and the model.
+"""Checks of DP-SGD's options against the adversary, the data and the model.
 
-Each raises SpecError with the value and a remedy.
 Sweep files are checked where torch need not be loaded, so it is imported by what runs a model.
 """
 
@@ -62,17 +61,17 @@ def check_labels(adversary: Adversary, recipe: Recipe) -> None:
 
 def check_frozen(adversary: Adversary, recipe: Recipe) -> None:
     """Refuses what means nothing in a training that stands still."""
-    held_out, batches_known = recipe.held_out is not None, recipe.batches == "known"
-    refused = {
-        "held_out": (held_out, "leave it out: a model that is not trained is worth nothing"),
-        "engine": (recipe.engine != "packed", "use packed: no step is taken"),
-        "batches": (not batches_known, "use known: all records are the adversary's"),
-        "augmentations": (recipe.augmentations > 1, "leave it out: no record has a gradient"),
-        "model.initialization": (
-            recipe.hidden_start, "use fixed: the first model labels the records"
+    refused = (
+        ("held_out", recipe.held_out is not None, "leave it out: no model is trained"),
+        ("engine", recipe.engine != "packed", "use packed: no step is taken"),
+        ("augmentations", recipe.augmentations > 1, "leave it out: no record has a gradient"),
+        (
+            "model.initialization",
+            recipe.hidden_start,
+            "use fixed: the first model labels the records",
         ),
-    }  # fmt: skip
-    for key, (stated, remedy) in refused.items():
+    )
+    for key, stated, remedy in refused:
         if stated:
             raise SpecError(f"mechanism.{key}", f"is of no use to {adversary.name}; {remedy}")
 
@@ -107,24 +106,23 @@ def check_known_start(model: Model) -> None:
 
 def check_shadow_records(plan: ShadowPlan, private: Dataset, reserved: int, batch: int) -> None:
     """Refuses records for shadows that are too few, of another kind, or private ones too."""
-    other = None if plan.data is None else plan.data.load()
-    key = "mechanism.reserved" if other is None else "adversary.shadow_data"
-    records = reserved if other is None else len(other.y)
+    key, records = "mechanism.reserved", reserved
+    if plan.data is not None:
+        key, other = "adversary.shadow_data", plan.data.load()
+        records = len(other.y)
+        check_like(private, other, key, plan.data.name)
+        rows = {row.tobytes() for row in private.x}
+        if shared := sum(row.tobytes() in rows for row in other.x):
+            name = plan.data.name
+            raise SpecError(
+                key,
+                f"{shared} of the {records} records of {name} are private ones too; give others",
+            )
     if records < batch:
         raise SpecError(
             key,
             f"gives shadow models {records} records, fewer than a batch of {batch}; give more, or "
             "lower mechanism.batch_size",
-        )
-    if plan.data is None or other is None:
-        return
-    check_like(private, other, key, plan.data.name)
-    rows = {row.tobytes() for row in private.x}
-    if shared := sum(row.tobytes() in rows for row in other.x):
-        raise SpecError(
-            key,
-            f"{shared} of the {records} records of {plan.data.name} are private ones too; give "
-            "others",
         )
 
 
@@ -150,8 +148,7 @@ def check_model(model: Model, data: Dataset, batch: int, loss: str = "cross-entr
     import torch
 
     from ...engines.packing.packed import PackedModel
-    from .initialization import network, seeded
-    from .losses import check_loss, loss_of
+    from .network import check_loss, loss_of, network, seeded
 
     tried, computed = max(_EXAMPLES_TRIED, batch), loss_of(loss)
     x, y = torch.from_numpy(data.x[:tried].copy()), torch.from_numpy(data.y[:tried].copy())
@@ -169,11 +166,8 @@ def check_model(model: Model, data: Dataset, batch: int, loss: str = "cross-entr
     except SpecError:
         raise
     except Exception as error:  # a user's code may raise anything
-        reason = first_line(error)
-        shape = tuple(data.x.shape[1:])
-        raise SpecError(
-            "mechanism.model", f"{model.name} does not run on examples of shape {shape}: {reason}"
-        ) from error
+        problem = f"does not run on examples of shape {data.x.shape[1:]}: {first_line(error)}"
+        raise SpecError("mechanism.model", f"{model.name} {problem}") from error
     given = list(outputs.shape) if isinstance(outputs, torch.Tensor) else []
     needed = data.classes if loss == "cross-entropy" and data.classes > 2 else 1
     if len(given) != 2 or given[1] < needed:
@@ -197,8 +191,9 @@ def _model_key(module: nn.Module, x: Tensor, y: Tensor, learnt: Hashable) -> Has
     import torch
 
     code = tuple((type(part), type(part).forward, part.training) for part in module.modules())
-    digest = hashlib.sha256()
-    for tensor in (*module.parameters(), *module.buffers(), x, y):
-        digest.update(repr((tensor.shape, tensor.dtype, tensor.requires_grad)).encode())
-        digest.update(tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
-    return code, repr(module), digest.digest(), learnt
+    numbers = tuple(
+        (t.shape, t.dtype, t.requires_grad, hashlib.sha256(bits.numpy().tobytes()).digest())
+        for t in (*module.parameters(), *module.buffers(), x, y)
+        for bits in [t.detach().flatten().view(torch.uint8)]
+    )
+    return code, repr(module), numbers, learnt

@@ -219,7 +219,7 @@ class LabelGradient(Mechanism):
     @property
     def shape(self) -> Shape:
         """The shape of the target's network."""
-        from ..dp_sgd.initialization import network
+        from ..dp_sgd.network import network
 
         data = self.target.data.load()
         shape = tuple(data.x.shape[1:])
