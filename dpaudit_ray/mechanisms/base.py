@@ -1,7 +1,7 @@
-"""The interface between a mechanism and everything that schedules it.
+"""The interface of mechanisms, which turn secret bits into scores.
 
-A mechanism turns secret bits into scores. It is opened once per trainer and audit (data loaded,
-canary crafted), then runs packs. It never sees storage, Ray or statistics.
+A mechanism is opened once per trainer and audit (data loaded, canary crafted), then runs packs. It
+never sees storage, Ray or statistics.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Claimed:
     def gaussian(self) -> bool:
         """Whether the claimed trade-off curve is Gaussian: then a μ above its own refutes it.
 
-        So it is where batches are known, and of shuffling, of which no accountant proves more.
+        So is that of shuffling, of which no accountant proves more.
         """
         return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
 
@@ -68,8 +68,8 @@ class Claimed:
 class Preparation:
     """Work that is done once, in so many `parts`, before the packs of an audit are run.
 
-    `identity` is plain JSON: the options that determine the arrays. With the sweep's seed and the
-    data's files it names what is stored, so audits that give the same share one preparation.
+    `identity` is plain JSON: the options that determine the arrays, with the sweep's seed and the
+    data's files. Audits that give the same share one preparation.
     """
 
     parts: int
@@ -98,9 +98,8 @@ class Measured:
     """Scores of a pack, float64 [n, horizons], and the utility of its models, each likewise.
 
     `utility` has the names of `Mechanism.measured`. Trials in `missed`, by their place in the pack,
-    failed while others did not, and count as misses; their numbers are not looked at. Where
-    several trials are of one training, they are missed together. NaN and inf are no misses: a
-    training that diverged is an outcome.
+    failed while others did not; their numbers are not looked at. All trials of one training are
+    missed together. NaN and inf are no misses: a training that diverged is an outcome.
     """
 
     scores: npt.NDArray[np.float64]
@@ -142,10 +141,7 @@ class Checkpoints(Protocol):
 
 
 class ResumableSession(ABC):
-    """A session whose packs may outlast the node that they began on: to derive from.
-
-    Its packs take time in proportion to their steps.
-    """
+    """A session whose packs may outlast their node, and take time in proportion to their steps."""
 
     @abstractmethod
     def run(
@@ -168,11 +164,9 @@ class Mechanism(Plugin):
 
     kind: ClassVar[str] = "mechanism"
     home: ClassVar[str] = "dpaudit_ray.mechanisms"
-    # Whether it computes in torch, whose threads are then those of the sweep before it is opened.
-    # A trainer is there in half the time without.
+    # Whether it computes in torch, whose threads are set first; trainers start faster without.
     uses_torch: ClassVar[bool] = True
-    # Whether this package uses a trainer's GPU, which must be visible then. What a user's own code
-    # does with one is up to that code.
+    # Whether this package, not the user's own code, needs a trainer's GPU to be visible.
     uses_gpu: ClassVar[bool] = True
     several_gpus: ClassVar[bool] = True  # whether a trainer of it may have use for more than one
     # Estimators of `exact`, and for those that reports draw beside `exact` itself the words that
@@ -268,10 +262,9 @@ class Mechanism(Plugin):
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """The shape of the trade-off curve of what this adversary audits, for a run to `horizon`.
 
-        Gaussian only where its docstring proves it and says of which release: then, and only then,
-        an ε that was converted from a certified μ is certified. Claimed where the docstring proves
-        that it is the claimed mechanism, as sampled, up to the noise. The size of the curve stays
-        unknown: the noise may be less than promised.
+        Gaussian only where its docstring proves it and says of which release: only then is an ε
+        certified that was converted from a certified μ. Claimed where the docstring proves that it
+        is the claimed mechanism, as sampled, up to the size of the noise.
         """
         return TradeOff.UNKNOWN
 
@@ -284,10 +277,10 @@ class Mechanism(Plugin):
         gpu: bool,
         prepared: tuple[Arrays, ...] = (),
     ) -> Session:
-        """Prepares the mechanism for packs.
+        """Prepares for packs; the adversary crafts its canary now, from public knowledge only.
 
         Args:
-            adversary: crafts its canary now, from public knowledge only.
+            adversary: who attacks.
             seed: the sweep's seed; everything public (initialisation, batches) derives from it.
             craft_seed: 128-bit seed of the adversary's own choices.
             gpu: compute on the trainer's GPU.
@@ -299,12 +292,10 @@ class Mechanism(Plugin):
         return None
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
-        """One part of `preparation`: a function of the arguments and of its identity alone.
+        """One part (from 0) of `preparation`: arrays of numbers by name, which are stored.
 
-        Nothing here, nor in what it can reach, knows a secret bit. Parts (from 0) know nothing of
-        each other, and run anywhere, in any order. `seeds` are of what is public, and of everything
-        random in this part; `gpu`: compute on the trainer's. Returned are arrays of numbers by
-        name, which are stored.
+        A function of the arguments and of its identity alone: it knows no secret bit and no other
+        part, and runs anywhere, in any order. `gpu`: compute on the trainer's.
         """
         raise NotImplementedError(f"{self.name} has a preparation, and no prepare_part()")
 
@@ -348,7 +339,7 @@ class Recorded(Unread, Mechanism):
         return self.steps
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """What was recorded. Raises SpecError where nothing was."""
+        """Raises SpecError where nothing was recorded."""
         if self.releases is None:
             raise not_imported(self.name)
         return self.releases[self.steps.index(horizon)]

@@ -10,10 +10,8 @@ said beside it, as Gaussian releases for an accountant.
 
 Work that is done once, if there is any. Then `train` takes all that it gave as `prepared`, too.
 
-Every call of `train` is a process of its own. One that raises, takes longer than `trial_seconds` or
-more than `trial_gib`, or dies, is a miss of its trial: what fails more often with the canary than
-without tells the bit, and counts against the adversary. NaN and inf are scores of a training that
-diverged.
+A call that fails is a miss of its trial: what fails more often with the canary than without tells
+the bit, and counts against the adversary. NaN and inf are scores of a training that diverged.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
@@ -37,7 +34,6 @@ from ..stats import TradeOff
 from . import isolated_trial
 from .base import Arrays, Claimed, Measured, Mechanism, Missed, PartSeeds, Preparation, Session
 
-Train = Callable[..., Any]
 _TRACEBACK = 2**13  # characters of a traceback that are kept
 
 
@@ -49,8 +45,9 @@ class Function(Mechanism):
     trade-off curve is Gaussian, for some μ: with fixed noise that the canary shifts, and nothing
     hidden. Whoever says so answers for every ε that is then called certified.
 
-    `prepare`, if any, is called for each of `parts` before anything is trained; the training gets
-    a tuple of what it returned. Audits with the same `prepare` and `parts` share it.
+    `prepare`, if any, is called for each of `parts` before anything is trained, in the trainer's
+    process; the training gets a tuple of what it returned. Audits with the same `prepare` and
+    `parts` share it.
 
     `isolated`: each trial is a child process, forked from one that has imported what the module
     imports of installed packages; the module itself is imported anew for each. A trial may take
@@ -58,9 +55,8 @@ class Function(Mechanism):
     (null: no limit); one that takes more, raises or dies is missed, and a pack that misses all has
     failed. A pack with missed trials counts as one of `resources.max_trial_failures`. With
     `isolated: false` trials are calls in the trainer's process, without limits, and one that raises
-    fails its whole pack: for trainings of milliseconds. None of the three changes the score of a
-    training that ends, so they are not in the fingerprint: a run may go on with other limits, and
-    what was missed stays so. `prepare` is called in the trainer's process in any case.
+    fails its whole pack: for trainings of milliseconds. None of the three is in the fingerprint: a
+    run may go on with other limits, and what was missed stays so.
     """
 
     locations: ClassVar[frozenset[str]] = frozenset({"isolated", "trial_seconds", "trial_gib"})
@@ -151,44 +147,36 @@ class Function(Mechanism):
         gpu: bool,
         prepared: tuple[Arrays, ...] = (),
     ) -> Session:
-        train = self._train()
-        given = None if self.prepare is None else prepared
-        call = Call(self.path, self.options, given)
-        if not self.isolated:
-            return SharedProcess(call, train)
-        return IsolatedProcesses(call, Limits(self.trial_seconds, self.trial_gib), gpu)
+        train, given = self._train(), None if self.prepare is None else prepared
+        if self.isolated:
+            limits = Limits(self.trial_seconds, self.trial_gib)
+            return TrialByTrial(IsolatedTrials(self.path, self.options, given, limits, gpu))
+        options = self.options if given is None else self.options | {"prepared": given}
 
-    def _train(self) -> Train:
+        def trial(member: bool, seed: int) -> float:
+            return isolated_trial.number(train(member, seed, **options), self.path)
+
+        return TrialByTrial(trial)
+
+    def _train(self) -> Callable[..., Any]:
         prepared = {} if self.prepare is None else {"prepared": ()}
         return imports.training(self.path, self.options | prepared, "mechanism")
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """The call that trains: `path` with `options`, and with `prepared` where that is not None."""
+class TrialByTrial:
+    """A session that asks `trial` for a score, or why there is none, by a bit and a 63-bit seed."""
 
-    path: str
-    options: Mapping[str, Any]
-    prepared: tuple[Arrays, ...] | None = None
-
-
-class _Trials(ABC):
-    """A session of `call`, trial by trial."""
-
-    call: Call
-
-    @abstractmethod
-    def _trial(self, member: bool, seed: int) -> float | Missed:
-        """The score of one trial, or why there is none."""
+    trial: Callable[[bool, int], float | Missed]
 
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
     ) -> npt.NDArray[np.float64] | Measured:
-        """Runs trials by their bits, every one with a 63-bit seed of its own."""
+        """Runs trials by their bits, one after another."""
         scores, missed = np.full((len(members), 1), np.nan), {}
         children = np.random.SeedSequence(seed).spawn(len(members))
         for row, (member, child) in enumerate(zip(members.tolist(), children, strict=True)):
-            outcome = self._trial(member, int(child.generate_state(1, np.uint64)[0] >> 1))
+            outcome = self.trial(member, int(child.generate_state(1, np.uint64)[0] >> 1))
             if isinstance(outcome, Missed):
                 missed[row] = outcome
             else:
@@ -196,48 +184,39 @@ class _Trials(ABC):
         return Measured(scores, missed=missed) if missed else scores
 
 
-@dataclasses.dataclass(frozen=True)
-class SharedProcess(_Trials):
-    """A session whose trials all run in this process: what one raises fails their pack."""
+class IsolatedTrials:
+    """Runs trials in child processes within `limits`, where one harms no other.
 
-    call: Call
-    train: Callable[..., Any]
-
-    def _trial(self, member: bool, seed: int) -> float:
-        call = self.call
-        prepared = {} if call.prepared is None else {"prepared": call.prepared}
-        returned = self.train(member, seed, **{**call.options, **prepared})
-        return isolated_trial.number(returned, call.path)
-
-
-class IsolatedProcesses(_Trials):
-    """A session that runs each trial in a child process within `limits`, where it harms no other.
-
-    The module of the `call` is imported in this process already, as it tells what else it imports,
-    which is what takes long.
+    Each is a call of `path` with `options`, and with `prepared` where that is not None. The module
+    is imported in this process already, as it tells what else it imports, which is what takes long.
     """
 
-    def __init__(self, call: Call, limits: Limits, gpu: bool) -> None:
-        self.call, self._limits = call, limits
+    def __init__(
+        self,
+        path: str,
+        options: Mapping[str, Any],
+        prepared: tuple[Arrays, ...] | None,
+        limits: Limits,
+        gpu: bool,
+    ) -> None:
         # Else asking whether there is a GPU, as some modules do, leaves none to forked processes.
         surroundings = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpu else {}
-        preload = (isolated_trial.__name__, *preloaded(call.path.partition(":")[0]))
-        self._sandbox = Sandbox(preload, tuple(sys.path), surroundings)
+        preload = (isolated_trial.__name__, *preloaded(path.partition(":")[0]))
+        self._limits, self._sandbox = limits, Sandbox(preload, tuple(sys.path), surroundings)
         weakref.finalize(self, self._sandbox.close)
-        prepared = None
-        if call.prepared is not None:
-            prepared = str(self._sandbox.folder / "prepared.npz")
-            named: dict[str, Any] = {}
-            for number, part in enumerate(call.prepared):
-                named |= {f"{number} {name}": array for name, array in part.items()}
-            np.savez(prepared, parts=len(call.prepared), **named)
+        file = None
+        if prepared is not None:
+            file = str(self._sandbox.folder / "prepared.npz")
+            parts = enumerate(prepared)
+            named: Any = {f"{i} {name}": array for i, part in parts for name, array in part.items()}
+            np.savez(file, parts=len(prepared), **named)
         threads, share = _torch()
         self._request: dict[str, Any] = {
-            "path": call.path, "options": dict(call.options), "prepared": prepared,
+            "path": path, "options": dict(options), "prepared": file,
             "threads": threads, "gpu_share": share,
         }  # fmt: skip
 
-    def _trial(self, member: bool, seed: int) -> float | Missed:
+    def __call__(self, member: bool, seed: int) -> float | Missed:
         target, request = f"{isolated_trial.__name__}:run", {"member": member, "seed": seed}
         try:
             ended = self._sandbox.call(target, self._request | request, self._limits)

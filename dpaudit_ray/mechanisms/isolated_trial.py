@@ -23,10 +23,14 @@ def run(request: dict[str, Any]) -> float:
         train = getattr(train, part)
     _limit_torch(request["threads"], request["gpu_share"])
     options = request["options"]
-    if request["prepared"] is not None:
-        options = options | {"prepared": _loaded(request["prepared"])}
-    returned = train(request["member"], request["seed"], **options)
-    return number(returned, request["path"])
+    if request["prepared"] is not None:  # arrays by part and name, saved in order as "part name"
+        with np.load(request["prepared"], allow_pickle=False) as saved:
+            parts: tuple[dict[str, Any], ...] = tuple({} for _ in range(int(saved["parts"])))
+            for key in saved.files[1:]:
+                part, _, array = key.partition(" ")
+                parts[int(part)][array] = saved[key]
+        options = options | {"prepared": parts}
+    return number(train(request["member"], request["seed"], **options), request["path"])
 
 
 def number(returned: Any, path: str) -> float:
@@ -48,13 +52,3 @@ def _limit_torch(threads: int | None, gpu_share: float | None) -> None:
     torch.set_num_threads(threads)
     if gpu_share is not None:
         torch.cuda.set_per_process_memory_fraction(gpu_share)
-
-
-def _loaded(file: str) -> tuple[dict[str, Any], ...]:
-    """Arrays by part and name, saved as "part name", in the order in which they were saved."""
-    with np.load(file, allow_pickle=False) as saved:
-        parts: tuple[dict[str, Any], ...] = tuple({} for _ in range(int(saved["parts"])))
-        for key in saved.files[1:]:
-            part, _, name = key.partition(" ")
-            parts[int(part)][name] = saved[key]
-    return parts

@@ -124,8 +124,7 @@ class Asked:
 
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
 def test_an_observer_of_updates_sees_what_moves_the_models(engine, tiny):
-    schedule = {"name": "step", "every": 2}
-    session = opened(tiny, Asking.model_fields["name"].default, engine=engine, schedule=schedule)
+    session = opened(tiny, Asking.model_fields["name"].default, engine=engine, schedule="cosine")
     session.run(np.array([True, False]), 5, (6,))
     asked = session.adversary._asked
     assert [step for step, _, _ in asked.updates] == [1, 2, 3, 4, 5, 6]

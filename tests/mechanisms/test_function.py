@@ -18,7 +18,7 @@ from dpaudit_ray import stats
 from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.isolation import Limits
 from dpaudit_ray.mechanisms.base import Measured
-from dpaudit_ray.mechanisms.function import Call, IsolatedProcesses, SharedProcess, preloaded
+from dpaudit_ray.mechanisms.function import IsolatedTrials, TrialByTrial, preloaded
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import outcomes, score_stream
 from dpaudit_ray.report import detection, page, verdict
@@ -330,23 +330,23 @@ def run(session: Any, trials: int = 4) -> np.ndarray:
     return found.scores if isinstance(found, Measured) else found
 
 
+def apart(path: str, **options: Any) -> TrialByTrial:
+    return TrialByTrial(IsolatedTrials(path, options, None, Limits(), gpu=False))
+
+
 def test_apart_or_together_the_scores_are_the_same():
-    called = Call(f"{TRAININGS}:scored", {})
-    together = SharedProcess(called, failing_trials.scored)
-    apart = IsolatedProcesses(called, Limits(), gpu=False)
-    assert run(apart, 20).tobytes() == run(together, 20).tobytes()
+    together = TrialByTrial(failing_trials.scored)
+    assert run(apart(f"{TRAININGS}:scored"), 20).tobytes() == run(together, 20).tobytes()
 
 
 def test_trials_share_no_state_and_have_the_trainers_threads():
     import torch
 
-    apart = IsolatedProcesses(Call(f"{TRAININGS}:counted", {}), Limits(), gpu=False)
-    assert run(apart).tolist() == [[1.0]] * 4
+    assert run(apart(f"{TRAININGS}:counted")).tolist() == [[1.0]] * 4
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        apart = IsolatedProcesses(Call(f"{torch_trials.__name__}:threads", {}), Limits(), gpu=False)
-        assert run(apart, 1).tolist() == [[1.0]]
+        assert run(apart(f"{torch_trials.__name__}:threads"), 1).tolist() == [[1.0]]
     finally:
         torch.set_num_threads(before)
 
@@ -363,20 +363,18 @@ def test_what_was_prepared_arrives(tmp_path):
 
 
 def test_a_zygote_that_dies_costs_nobody_a_trial(tmp_path):
-    called = Call(f"{TRAININGS}:ends_zygote", {"flag": str(tmp_path / "flag")})
-    apart = IsolatedProcesses(called, Limits(), gpu=False)
-    plain = SharedProcess(Call(f"{TRAININGS}:scored", {}), failing_trials.scored)
-    assert run(apart).tobytes() == run(plain).tobytes()
+    session = apart(f"{TRAININGS}:ends_zygote", flag=str(tmp_path / "flag"))
+    assert run(session).tobytes() == run(TrialByTrial(failing_trials.scored)).tobytes()
     assert (tmp_path / "flag").exists()
 
 
 def test_a_session_that_is_dropped_leaves_no_process():
-    apart = IsolatedProcesses(Call(f"{TRAININGS}:scored", {}), Limits(), gpu=False)
+    session = apart(f"{TRAININGS}:scored")
     before = {process.pid for process in psutil.Process().children()}
-    run(apart)
+    run(session)
     (zygote,) = [one for one in psutil.Process().children() if one.pid not in before]
-    folder = apart._sandbox.folder
-    del apart
+    folder = session.trial._sandbox.folder
+    del session
     gc.collect()
     assert not zygote.is_running()
     assert not folder.exists()

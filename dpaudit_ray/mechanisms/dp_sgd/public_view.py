@@ -7,7 +7,6 @@ A module that it does not take, or takes for another one, is refused.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -31,19 +30,17 @@ OfOneModel = Callable[[Tensor, Tensor, Tensor], Tensor]  # of θ [p], x [...] an
 
 
 class PublicView:
-    """What `PublicKnowledge` grants, as copies: an adversary may work in place on all it gets.
-
-    Its methods have no docstrings here: `PublicKnowledge` says what they return.
-    """
+    """What `PublicKnowledge` grants, and describes: all as copies, to work on in place."""
 
     def __init__(self, training: DpSgdTraining) -> None:
-        recipe = training.recipe
-        self._training = training
-        self._one_each = OneEach(training.module, training.model.loss)
+        recipe, self._training = training.recipe, training
         self.clip_norm, self.noise_multiplier = recipe.clip_norm, recipe.noise
         self.batch_size, self.rate = recipe.batch_size, recipe.rate
         self.classes, self.examples = training.classes, training.examples
-        self.example = training.example
+        self.example, self.batch = training.example, training.batch
+        self.losses, self.gradients = training.model.losses, training.sums
+        one_each = OneEach(training.module, training.model.loss)
+        self.own_gradients, self.look_ahead = one_each.gradients, one_each.ahead
         self.sample_rate = recipe.sampling.rate(Sizes(self.examples, recipe.batch_size))
 
     @property
@@ -59,15 +56,6 @@ class PublicView:
     def outside(self) -> tuple[Tensor, Tensor] | None:
         records = self._training.reserved
         return None if records is None else (records[0].clone(), records[1].clone())
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        return self._training.batch(step)
-
-    def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return self._training.model.losses(theta, x, y)
-
-    def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
-        return self._training.sums(theta, x, y, clip_norm)
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
         records = self.outside
@@ -90,21 +78,14 @@ class PublicView:
     ) -> Tensor:
         check_floating(x)
         module, total = self._training.module, torch.zeros_like(x)
-        factors = [1.0] * len(theta) if weights is None else weights
-        for row, weight in zip(theta, factors, strict=True):
+        for row, weight in zip(
+            theta, [1.0] * len(theta) if weights is None else weights, strict=True
+        ):
             with placed(module, row), torch.enable_grad():
                 moved = x.clone().requires_grad_()
                 loss = self._training.model.loss(module(moved), y).sum()
                 total += weight * torch.autograd.grad(loss, moved)[0]
         return total / len(theta) if weights is None else total
-
-    def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return self._one_each.gradients(theta, x, y)
-
-    def look_ahead(
-        self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
-    ) -> Tensor:
-        return self._one_each.ahead(theta, x, y, query, rate)
 
 
 def check_floating(x: Tensor) -> None:

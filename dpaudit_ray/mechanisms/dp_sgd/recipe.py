@@ -93,17 +93,18 @@ class Recipe(Strict):
 
     def _check_noise(self) -> None:
         """Takes σ or ε; `delta` and `accountant` belong to ε."""
-        if self.noise_multiplier is None and self.epsilon is None:
-            raise SpecError("noise_multiplier", "is required, or epsilon in its place")
-        if self.noise_multiplier is not None and self.epsilon is not None:
+        if self.epsilon is None:
+            if self.noise_multiplier is None:
+                raise SpecError("noise_multiplier", "is required, or epsilon in its place")
+            for key in ("delta", "accountant"):
+                if getattr(self, key) is not None:
+                    raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
+        elif self.noise_multiplier is not None:
             raise SpecError(
                 "epsilon",
                 f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}: each "
                 "says how much noise there is; leave one out",
             )
-        for key, value in {"delta": self.delta, "accountant": self.accountant}.items():
-            if self.epsilon is None and value is not None:
-                raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
         name, names = self.accountant, accounting.accountants()
         if name is not None and ":" not in name and name not in names:
             raise SpecError("accountant", f"unknown accountant {name!r}; known: {', '.join(names)}")
@@ -111,8 +112,8 @@ class Recipe(Strict):
     @property
     def recipe(self) -> Self:
         """These options with the noise multiplier that they come to: data are read no more."""
-        settled = {"noise_multiplier": self.noise, "epsilon": None, "delta": None}
-        return self.model_copy(update=settled | {"accountant": None})
+        unset = dict.fromkeys(("epsilon", "delta", "accountant"))
+        return self.model_copy(update=unset | {"noise_multiplier": self.noise})
 
     def rate(self, step: int) -> float:
         """The learning rate of `step`, from 1 on."""
@@ -140,8 +141,9 @@ class Recipe(Strict):
             return stated
         if self.epsilon is None or self.delta is None or self.accountant is None:
             raise SpecError("mechanism.delta", "is required beside epsilon outside of an audit")
-        target = (self.epsilon, self.delta, self.accountant)
-        return calibrate_noise(*target, self.steps, *self.sampled_at)
+        return calibrate_noise(
+            self.epsilon, self.delta, self.accountant, self.steps, *self.sampled_at
+        )
 
     @property
     def sampled_at(self) -> tuple[float, Sampling]:
@@ -166,11 +168,7 @@ class Recipe(Strict):
         return Sizes(size, self.batch_size)
 
     def trained_records(self, examples: int) -> int:
-        """Number of the `examples` of a data set that are trained on.
-
-        Raises SpecError where no record is held out or reserved though some should be, or fewer
-        than two are left.
-        """
+        """Number of the `examples` that are trained on. Raises SpecError for fewer than two."""
         reserved = self.share_of("reserved", examples)
         left = examples - self.share_of("held_out", examples) - reserved
         if left < 2:
@@ -201,9 +199,8 @@ def calibrate_noise(
     """A noise multiplier whose claim is at most ε, rounded up to six digits.
 
     The least one with the Gaussian accountant; by others the claim is at most 0.01 below ε, and at
-    most 1 % of it. They are asked by secants in log σ, from where the central limit theorem points,
-    or the closed form where sampling adds nothing: one answer may take seconds. Raises SpecError
-    where no noise keeps ε, or the accountant cannot tell.
+    most 1 % of it. They are asked by secants in log σ, as one answer may take seconds. Raises
+    SpecError where no noise keeps ε, or the accountant cannot tell.
     """
     tolerance = min(0.01, epsilon / 100)
     aim, power, tried = math.log(epsilon - tolerance / 2), 1.0, list[tuple[float, float]]()

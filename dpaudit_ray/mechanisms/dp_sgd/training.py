@@ -221,13 +221,13 @@ class DpSgdTraining:
         yield theta
         state: State = {}
         for step in range(1, len(self.batches) + 1):
-            sums = self.sums(theta, *self.batch(step), math.inf)
+            sums = self.sums(theta, *self.batch(step))
             theta = theta.clone()
             whole = Noisy(sums, self.recipe.batch_size, self.recipe.rate(step), step)
             self.recipe.optimizer.move(theta, whole, state)
             yield theta
 
-    def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
+    def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
         """Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) for models `theta` [n, p], as a step computes it."""
         total, viewed = torch.zeros_like(theta), x.dim() > self.x.dim()
         for sums in sums_of_parts(self.model, self.recipe, theta, x, y, clip_norm, viewed):

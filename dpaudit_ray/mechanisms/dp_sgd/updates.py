@@ -1,7 +1,6 @@
 """Updates: optimizers, which say how noisy gradients move θ, and learning-rate schedules.
 
-Noise is added before an optimizer sees a gradient, so whatever it makes of it is post-processing:
-no claim depends on the optimizer, and none on the schedule of its learning rate. Each optimizer
+Noise is added before an optimizer sees a gradient, so no claim depends on either. Each optimizer
 has one rule for all models of a pack, and torch's own class for Opacus.
 """
 
@@ -52,8 +51,7 @@ class Optimizer(Plugin):
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
         """Takes one step of n trainings: changes `theta`, float [n, p], in place, `noisy` not.
 
-        `state` is empty at the first step. What a step puts into it, such as a momentum, float
-        [n, p] each, is there at the next one.
+        `state` is empty at the first step; what a step puts into it is there at the next one.
         """
 
     @abstractmethod
@@ -98,10 +96,7 @@ _ListAsTuple = BeforeValidator(lambda raw: tuple(raw) if isinstance(raw, list) e
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015, Algorithm 1) on noisy gradients.
-
-    First and second moments decay by `betas`; `eps` keeps the quotient finite.
-    """
+    """Adam (Kingma and Ba 2015, Algorithm 1) on noisy gradients."""
 
     name: Literal["adam"] = "adam"
     betas: Annotated[tuple[_Decay, _Decay], _ListAsTuple] = (0.9, 0.999)  # decay of both moments
@@ -160,7 +155,7 @@ class Schedule(Plugin):
 
 
 class Constant(Schedule):
-    """A learning rate that stays what it is, in every step after the warm-up."""
+    """A learning rate that stays what it is after the warm-up."""
 
     name: Literal["constant"] = "constant"
 
@@ -168,52 +163,20 @@ class Constant(Schedule):
         return 1.0
 
 
-class Falling(Schedule):
-    """From the whole rate to `final` of it over `over` steps, all that there are if left out."""
+class Cosine(Schedule):
+    """From the whole rate to `final` of it, along a cosine (Loshchilov and Hutter 2017, eq. 5).
 
+    It falls over `over` steps, all that there are if left out, which must fit into the training.
+    """
+
+    name: Literal["cosine"] = "cosine"
     final: float = Field(default=0.0, ge=0)  # share of the rate at the end
     over: int | None = Field(default=None, ge=1)  # steps of the fall; null: to the end
 
     @property
     def length(self) -> int:
-        """`over`: the whole fall must fit into the training."""
         return self.over or 1
 
-    def progress(self, step: int, steps: int) -> float:
-        """Share of the way down; the last step is the one before `final`: it moves θ too."""
-        return min(1.0, step / (self.over or steps))
-
-
-class Cosine(Falling):
-    """A learning rate that falls along half a cosine (Loshchilov and Hutter 2017, eq. 5)."""
-
-    name: Literal["cosine"] = "cosine"
-
     def factor(self, step: int, steps: int) -> float:
-        angle = math.pi * self.progress(step, steps)
+        angle = math.pi * min(1.0, step / (self.over or steps))
         return self.final + (1 - self.final) * (1 + math.cos(angle)) / 2
-
-
-class Linear(Falling):
-    """A learning rate that falls along a line."""
-
-    name: Literal["linear"] = "linear"
-
-    def factor(self, step: int, steps: int) -> float:
-        return 1 - (1 - self.final) * self.progress(step, steps)
-
-
-class Step(Schedule):
-    """A learning rate that is multiplied with `gamma` after every `every` steps."""
-
-    name: Literal["step"] = "step"
-    every: int = Field(ge=1)  # steps between falls
-    gamma: float = Field(default=0.1, gt=0)  # factor of each fall
-
-    @property
-    def length(self) -> int:
-        """One drop must fall into the training."""
-        return self.every + 1
-
-    def factor(self, step: int, steps: int) -> float:
-        return self.gamma ** (step // self.every)

@@ -1,12 +1,12 @@
 """A release, the noisy sum of clipped gradients, to an attacker of labels: bounds and trials.
 
-The target of the attack is a network that DP-SGD trains once. What an attacker knows of a step is
-computed here, in float64: the batch, the model before it, and the derivatives of its logit, record
-by record.
+What an attacker knows of a step of the target's training is computed here, in float64: the batch,
+the model before it, and the derivatives of its logit, record by record.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -47,7 +47,7 @@ class Shape:
 
     @classmethod
     def from_module(cls, module: nn.Module) -> Shape:
-        """Reads a module. Raises SpecError unless it is linear layers, an activation, a logit."""
+        """Raises SpecError unless it is linear layers, one activation between them, a logit."""
         from torch import nn
 
         from ...engines.packing.conversion import find_obstacle
@@ -70,12 +70,10 @@ class Shape:
 
     def layers(self, theta: npt.NDArray[np.floating]) -> list[tuple[Floats, Floats]]:
         """Weights [out, in] and biases [out] of every layer, of parameters [p] in torch's order."""
-        start, layers = 0, []
-        values = np.asarray(theta, dtype=np.float64)
+        rest, layers = np.asarray(theta, dtype=np.float64), []
         for into, out in itertools.pairwise(self.sizes):
-            end = start + into * out
-            layers.append((values[start:end].reshape(out, into), values[end : end + out]))
-            start = end + out
+            weights, biases, rest = np.split(rest, [into * out, into * out + out])
+            layers.append((weights.reshape(out, into), biases))
         return layers
 
     def run(self, theta: npt.NDArray[np.floating], x: npt.NDArray[np.floating]) -> Pass:
@@ -95,10 +93,8 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """A forward and backward pass of N records through a network, layer by layer.
-
-    `inputs` [N, in] of every layer; `derivatives` [N, out] of the logit by what each layer gives
-    before its activation; `probabilities` [N] of label 1.
+    """A forward and backward pass of N records: `inputs` [N, in] of every layer, `derivatives`
+    [N, out] of the logit by what it gives before its activation, `probabilities` [N] of label 1.
     """
 
     inputs: tuple[Floats, ...]
@@ -148,20 +144,21 @@ class Target:
                     f"is {training.recipe.learning_rate:g}, with which the target has diverged "
                     f"before step {step + 1}; lower it",
                 )
-        batches = training.batches[:steps]
+        batches = [batch.cpu().numpy() for batch in training.batches[:steps]]
         size = training.recipe.batch_size
-        if any(not len(set(batch.tolist())) == len(batch) == size for batch in batches):
+        if any(not len(np.unique(batch)) == len(batch) == size for batch in batches):
             raise SpecError(
                 "mechanism.training.sampling",
                 f"is {training.recipe.sampling.address}, which has batches with a record twice, or "
                 f"of another size than {size}; use fixed or shuffle",
             )
+        records = np.stack(batches)
         return cls(
             {
                 "theta": np.stack(thetas),
-                "x": np.stack([training.x[batch].cpu().numpy() for batch in batches]),
-                "y": np.stack([training.y[batch].cpu().numpy() for batch in batches]),
-                "records": np.stack([batch.cpu().numpy() for batch in batches]),
+                "x": training.x.cpu().numpy()[records],
+                "y": training.y.cpu().numpy()[records],
+                "records": records,
                 "sizes": np.array(shape.sizes),
                 "activation": np.array(list(ACTIVATIONS).index(shape.activation)),
                 "seed": np.array(seed % 2**63),
@@ -176,7 +173,7 @@ class Target:
     @property
     def shape(self) -> Shape:
         """The shape of its network."""
-        sizes = tuple(map(int, self.arrays["sizes"]))
+        sizes = tuple(self.arrays["sizes"].tolist())
         return Shape(sizes, list(ACTIVATIONS)[int(self.arrays["activation"])])
 
 
@@ -221,12 +218,10 @@ class Release:
             weights, _ = shape.layers(theta)[0]
             rng = np.random.default_rng([int(target.arrays["seed"]), step])  # the same on each call
             x = crafted_records(weights, len(x), rng)
-        derivatives = shape.run(theta, x)
-        columns = derivatives.columns(adversary.layer_index(len(derivatives.inputs)), adversary.row)
-        norms = derivatives.norms if noise.whole else None
-        gram = np.asarray(columns.T @ columns)
-        probabilities = derivatives.probabilities
-        return cls(gram, probabilities, y, norms, noise, records), columns
+        passed = shape.run(theta, x)
+        columns = passed.columns(adversary.layer_index(len(passed.inputs)), adversary.row)
+        norms, gram = passed.norms if noise.whole else None, np.asarray(columns.T @ columns)
+        return cls(gram, passed.probabilities, y, norms, noise, records), columns
 
     def bounds(self, delta: float) -> bounds.LabelBounds:
         """Bounds of every record's label."""
@@ -277,29 +272,28 @@ def closed_forms(
     """
     target = Target(prepared)
     estimates: dict[int, tuple[Estimate, ...]] = {}
-    best, first = np.zeros(3), (0.0, 0)  # closed forms and μ; the first batch's, and its size
-    squares: dict[int, float] = {}
-    statuses = {"extrapolated": Status.APPROXIMATE}
+    best, first = np.zeros(3), 0.0  # closed forms and μ; the first batch's closed form
+    squares = collections.defaultdict[int, float](float)
     for step in range(1, target.steps + 1):
         release, _ = Release.from_step(target, step - 1, adversary, noise)
         labels = release.bounds(delta)
-        for record, mu in zip(release.records, labels.mu, strict=True):
-            squares[int(record)] = squares.get(int(record), 0.0) + float(np.square(mu))
+        for record, mu in zip(release.records.tolist(), labels.mu, strict=True):
+            squares[record] += float(np.square(mu))
         both = np.fmax(labels.epsilon, labels.epsilon_complement)
         largest = [np.nanmax(values, initial=0.0) for values in (labels.epsilon, both)]
         best = np.maximum(best, [*largest, math.sqrt(max(squares.values()))])
-        if step == 1:
-            first = float(largest[0]), len(release.records)
+        first = float(largest[0]) if step == 1 else first
         if step in horizons:
-            values = {
-                "exact": float(gdp.epsilon(best[2], delta)),
-                "closed-form": float(best[0]),
-                "complement": float(best[1]),
-                "extrapolated": float(first[0] * bounds.growth(first[1], step)),
-            }
+            grown = first * bounds.growth(len(release.records), step)
+            values = (
+                ("exact", Status.CERTIFIED, gdp.epsilon(best[2], delta)),
+                ("closed-form", Status.CERTIFIED, best[0]),
+                ("complement", Status.CERTIFIED, best[1]),
+                ("extrapolated", Status.APPROXIMATE, grown),
+            )
             estimates[step] = tuple(
-                Estimate(name, statuses.get(name, Status.CERTIFIED), value, math.nan, delta, 1.0, 0)
-                for name, value in values.items()
+                Estimate(name, status, float(value), math.nan, delta, 1.0, 0)
+                for name, status, value in values
             )
     return estimates
 
@@ -336,9 +330,8 @@ class Trials:
     @classmethod
     def from_target(cls, prepared: Arrays, adversary: Label, noise: Noise) -> Trials:
         """Trials on all batches of a target. Raises SpecError where no label is determined."""
-        target = Target(prepared)
-        steps = range(target.steps)
-        releases = tuple(Release.from_step(target, step, adversary, noise)[0] for step in steps)
+        steps = [(Target(prepared), step) for step in range(len(prepared["theta"]))]
+        releases = tuple(Release.from_step(*step, adversary, noise)[0] for step in steps)
         labels = [release.bounds(0.0) for release in releases]
         by_whole = adversary.statistic == "gradient"
         distances = np.stack([bound.mu if by_whole else bound.mu_direction for bound in labels])
@@ -353,11 +346,11 @@ class Trials:
     def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Measured:
         """Scores [n, 1]; and the accuracy of all labels that are rebuilt, at every step alike."""
         rng = np.random.default_rng(seed)
-        chosen = self._chosen(len(members), rng)
+        batches, places = self._chosen(len(members), rng)
         scores, right, determined = (np.full(len(members), math.nan) for _ in range(3))
-        for b in np.unique(chosen[0]):
-            rows = np.flatnonzero(chosen[0] == b)
-            release, records = self.releases[b], chosen[1][rows]
+        for b in np.unique(batches):
+            rows = np.flatnonzero(batches == b)
+            release, records = self.releases[b], places[rows]
             y = np.tile(release.y, (len(rows), 1))
             trials = np.arange(len(rows))
             y[trials, records] ^= members[rows]
@@ -379,10 +372,11 @@ class Trials:
             determined[rows] = (named >= 0).mean(axis=1)
             hits = ((named == y) & (named >= 0)).sum(axis=1)
             right[rows] = np.where(count > 0, hits / np.maximum(count, 1), np.nan)
-        shape = (len(members), len(horizons))
-        measured = {"accuracy": right, "determined": determined}
-        utility = {k: np.broadcast_to(v[:, None], shape).copy() for k, v in measured.items()}
-        return Measured(np.broadcast_to(scores[:, None], shape).copy(), utility)
+        scores, right, determined = (
+            np.repeat(values[:, None], len(horizons), axis=1)
+            for values in (scores, right, determined)
+        )
+        return Measured(scores, {"accuracy": right, "determined": determined})
 
     def _chosen(self, trials: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
         """A batch and a record for each trial, [2, trials]."""
