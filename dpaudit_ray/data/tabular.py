@@ -1,7 +1,7 @@
-"""Tables of numbers and words: data sets of scikit-learn and UCI, and strict reading of CSV files.
+"""Tables: data sets of scikit-learn, UCI and Shokri et al., and strict reading of CSV files.
 
-Breast cancer is bundled with scikit-learn, California Housing downloaded by it; bank marketing and
-cervical cancer (UCI, as in Yuan et al. 2021) are read from files.
+Breast cancer is bundled with scikit-learn, California Housing downloaded by it; the others (bank
+marketing and cervical cancer as in Yuan et al. 2021) are read from files.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 
 from ..errors import DataError
 from ..storage.files import reason
+from .arrays import labels, read_npz
 from .base import Data, Dataset, checked, existing_file, require_finite, standardized
 
 _HOUSING = (
     "MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup", "Latitude",
-    "Longitude",
+    "Longitude", "MedHouseVal",
 )  # fmt: skip
-_TARGET = "MedHouseVal"
 _BANK_NUMBERS = ("age", "balance", "day", "campaign", "pdays", "previous")
 _BANK_WORDS = (
     "job", "marital", "education", "default", "housing", "loan", "contact", "month", "poutcome",
@@ -51,9 +51,8 @@ class BreastCancer(Data):
         return checked(standardized(x), y.astype(np.int64), self.name)
 
 
-@functools.cache
+@functools.cache  # sweeps ask for them hundreds of times
 def _patients() -> tuple[np.ndarray, np.ndarray]:
-    """Parsed once: sweeps ask for them hundreds of times."""
     from sklearn.datasets import load_breast_cancer
 
     x, y = load_breast_cancer(return_X_y=True)
@@ -80,8 +79,7 @@ class CaliforniaHousing(Data):
                 "let scikit-learn download the data"
             )
             file = existing_file(self.path, self.name, remedy)
-            types = dict.fromkeys([*_HOUSING, _TARGET], np.float64)
-            table = read_table(file, remedy, types).to_numpy()
+            table = _read_table(file, remedy, dict.fromkeys(_HOUSING, np.float64)).to_numpy()
             require_finite(table, str(file))
             x, target = table[:, :-1], table[:, -1]
         y = (target > np.median(target)).astype(np.int64)
@@ -106,8 +104,8 @@ class Bank(Data):
     """45,211 calls of a Portuguese bank; class 1 = the client subscribed (Moro et al. 2011).
 
     Numbers are standardised, then come the categories, one column of 0 and 1 for each value in
-    the file, `unknown` included: 50 features. `duration`, which is known only after the call and
-    gives the answer away, is none of them.
+    the file, in alphabetical order, `unknown` included: 50 features. `duration`, which is known
+    only after the call and gives the answer away, is none of them.
     """
 
     name: Literal["bank"] = "bank"
@@ -119,14 +117,13 @@ class Bank(Data):
         file = existing_file(self.path, self.name, remedy)
         texts = [*_BANK_WORDS, "y"]
         types = dict.fromkeys(_BANK_NUMBERS, np.float64) | dict.fromkeys(texts, str)
-        table = read_table(file, remedy, types, sep=";")
+        table = _read_table(file, remedy, types, sep=";")
         if table[texts].eq("").any(axis=None):
             raise DataError(f"{file}: a cell is empty; {remedy}")
         if not table["y"].isin(["no", "yes"]).all():
             raise DataError(f"{file}: column y must hold yes and no; {remedy}")
         numbers = table[list(_BANK_NUMBERS)].to_numpy()
         require_finite(numbers, str(file))
-        # Each value of a word is a column of 0 and 1, in alphabetical order.
         words = (table[column].to_numpy(np.str_) for column in _BANK_WORDS)
         hot = [np.equal(w[:, None], np.unique(w)) for w in words]
         x = np.concatenate([standardized(numbers), *hot], axis=1, dtype=np.float32)
@@ -147,28 +144,75 @@ class CervicalCancer(Data):
         remedy = "give mechanism.data.path UCI's risk_factors_cervical_cancer.csv"
         file = existing_file(self.path, self.name, remedy)
         types = dict.fromkeys([*_CERVICAL_FEATURES, "Biopsy"], np.float64)
-        table = read_table(file, remedy, types, na_values=["?"])
+        table = _read_table(file, remedy, types, na_values=["?"])
         features, y = table.to_numpy()[:, :-1], table["Biopsy"]
         if not y.isin([0, 1]).all():
             raise DataError(f"{file}: column Biopsy must hold 0 and 1; {remedy}")
-        empty = np.isnan(features).all(axis=0)
-        if empty.any():
-            column = _CERVICAL_FEATURES[int(empty.argmax())]
+        missing = np.isnan(features)
+        if missing.all(axis=0).any():
+            column = _CERVICAL_FEATURES[int(missing.all(axis=0).argmax())]
             raise DataError(f"{file}: column {column} has no value at all; {remedy}")
-        filled = np.where(np.isnan(features), np.nanmedian(features, axis=0), features)
+        filled = np.where(missing, np.nanmedian(features, axis=0), features)
         require_finite(filled, str(file))
         return checked(standardized(filled), y.to_numpy(np.int64), str(file))
 
 
-def read_table(file: Path, remedy: str, types: Mapping[str, type], **options: Any) -> Any:
+class _Records(Data):
+    """Reads an .npz file of `x` and `y`, or text as published: class, then zeros and ones."""
+
+    path: str  # an .npz with x and y, or the published text
+
+    def read(self) -> Dataset:
+        """Features are 0.0 and 1.0; published classes, which start at 1, start at 0 here."""
+        if self.path.endswith(".npz"):
+            x, y, source = read_npz(self.path, self.name)
+            y = labels(y, f"{source}: y")
+        else:
+            remedy = (
+                "give mechanism.data.path an .npz file of x and y, or the published text: lines of "
+                "a class and zeros and ones, separated by commas"
+            )
+            file = existing_file(self.path, self.name, remedy)
+            cells, source = read_csv(file, remedy, header=None).to_numpy(), str(file)
+            if cells.dtype.kind not in "iu" or cells.shape[1] < 2:
+                raise DataError(f"{file}: not such text; {remedy}")
+            x, y = cells[:, 1:], cells[:, 0].astype(np.int64)
+            y = y - 1 if y.min() == 1 else y
+        if x.ndim != 2 or x.dtype.kind not in "fiub":
+            raise DataError(f"{source}: x must be records [N, features], got {x.dtype} {x.shape}")
+        wrong = (x != 0) & (x != 1)
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0]
+            raise DataError(
+                f"{source}: feature {column + 1} of record {row + 1} is {x[row, column]}; must be "
+                "0 or 1, or read the file as npz"
+            )
+        return checked(x, y, source)
+
+
+class Purchase(_Records):
+    """What customers bought: 197,324 records, 600 products, 100 classes (Shokri et al. 2017).
+
+    Nasr et al. 2021 train on 18,000 of such records in 10 classes.
+    """
+
+    name: Literal["purchase"] = "purchase"
+
+
+class Location(_Records):
+    """Where people in Bangkok went: 5,010 records, 446 places, 30 classes (Shokri et al. 2017)."""
+
+    name: Literal["location"] = "location"
+
+
+def _read_table(file: Path, remedy: str, types: Mapping[str, type], **options: Any) -> Any:
     """The columns named in `types`, in that order, as a data frame of such values.
 
     A cell is missing only where `options`, those of `pandas.read_csv`, say so. Raises DataError
     where a column is missing, a cell is of another type, or there are no rows.
     """
-    table = read_csv(
-        file, remedy, usecols=list(types), dtype=types, keep_default_na=False, **options
-    )
+    options |= {"usecols": list(types), "dtype": types, "keep_default_na": False}
+    table = read_csv(file, remedy, **options)
     if table.empty:
         raise DataError(f"{file}: holds no rows; {remedy}")
     return table[list(types)]

@@ -11,7 +11,7 @@ from dpaudit_ray.adversaries.adaptive_poison import AdaptiveCanary
 from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
 from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.dp_sgd.public_view import OneEach
+from dpaudit_ray.mechanisms.dp_sgd.session import PublicView
 from dpaudit_ray.models.base import Model
 from tests.trainings import PRECISE, opened, path
 
@@ -152,7 +152,7 @@ def test_looking_ahead_is_a_derivative(tiny):
     x, small = query.x * 0.5, 1e-5
     moved = small * torch.eye(30, dtype=PRECISE)
     slopes = [(later(x + one) - later(x - one)) / (2 * small) for one in moved]
-    found = OneEach(training.module).ahead(training.initial[None], x, query.y, query, 2.0)
+    found = PublicView(training).look_ahead(training.initial[None], x, query.y, query, 2.0)
     np.testing.assert_allclose(found[0], slopes, rtol=1e-5, atol=1e-8)
 
 

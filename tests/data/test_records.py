@@ -10,8 +10,7 @@ import pytest
 
 from dpaudit_ray.data.arrays import Npz
 from dpaudit_ray.data.base import Dataset
-from dpaudit_ray.data.records import Location, Purchase
-from dpaudit_ray.data.tabular import BreastCancer, CaliforniaHousing
+from dpaudit_ray.data.tabular import BreastCancer, CaliforniaHousing, Location, Purchase
 from dpaudit_ray.data.vision import Cifar10, Mnist
 from dpaudit_ray.errors import DataError, SpecError
 

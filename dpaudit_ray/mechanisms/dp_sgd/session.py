@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from ...adversaries.base import (
     Adversary,
@@ -21,22 +23,157 @@ from ...adversaries.base import (
     CanaryAdversary,
     ChangingCanary,
     FrozenAdversary,
+    SampleCanary,
     ShadowPlan,
     TrajectoryObserver,
     UpdateObserver,
 )
 from ...engines.packing.packed import PackedModel
+from ...engines.packing.samplewise import Samplewise, placed
+from ...engines.rules.base import trained
 from ...errors import SpecError
 from ...seeds import derive
 from ..base import Arrays, Checkpoints, Measured, ResumableSession, Session
 from .checkpointing import PackCheckpoints
-from .public_view import PublicView
 from .sampling import Sizes
 from .training import DpSgdTraining
+from .updates import Constant
 
 Scores = npt.NDArray[np.float64]
 Members = npt.NDArray[np.bool_]
+Values = dict[str, Tensor]  # parameters, by their names
 _START = "start"  # the name of θ_0 among stored arrays, where the adversary chooses it
+_NUMBERS = 1 << 24  # parameters of the models that are computed at once: 64 MiB of float32
+_TOLERANCE = 1e-3  # how far torch.func may differ from autograd, by the scale of the gradient
+
+
+class PublicView:
+    """What `PublicKnowledge` grants, and describes: all as copies, to work on in place.
+
+    Gradients of many models, each on an example of its own, go by `torch.func`. A module may reach
+    parameters where `functional_call` does not put others, and then says nothing: so the first
+    gradient is held against autograd on the module itself.
+    """
+
+    def __init__(self, training: DpSgdTraining) -> None:
+        recipe, self._training, self._checked = training.recipe, training, False
+        self.clip_norm, self.noise_multiplier = recipe.clip_norm, recipe.noise
+        self.batch_size, self.rate = recipe.batch_size, recipe.rate
+        self.classes, self.examples = training.classes, training.examples
+        self.example, self.batch = training.example, training.batch
+        self.losses, self.gradients = training.model.losses, training.sums
+        self.simulate = training.simulate
+        self.sample_rate = recipe.sampling.rate(Sizes(self.examples, recipe.batch_size))
+
+    @property
+    def initial(self) -> Tensor:
+        return self._training.initial.clone()
+
+    @property
+    def shadows(self) -> Tensor | None:
+        shadows = self._training.shadows
+        return None if shadows is None else shadows.clone()
+
+    @property
+    def outside(self) -> tuple[Tensor, Tensor] | None:
+        records = self._training.reserved
+        return None if records is None else (records[0].clone(), records[1].clone())
+
+    def pretrained(self, steps: int, seed: int) -> Tensor:
+        records = self.outside
+        if records is None:
+            raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
+        changes = {"steps": steps, "schedule": Constant()}
+        recipe = self._training.recipe.model_copy(update=changes)
+        elsewhere = dataclasses.replace(self._training, recipe=recipe).elsewhere(*records, seed)
+        *_, last = elsewhere.simulate(1, noisy=False, seed=seed)
+        return last[0]
+
+    def input_gradient(
+        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        _check_floating(x)
+        module, total = self._training.module, torch.zeros_like(x)
+        factors = [1.0] * len(theta) if weights is None else weights
+        for row, weight in zip(theta, factors, strict=True):
+            with placed(module, row), torch.enable_grad():
+                moved = x.clone().requires_grad_()
+                loss = self._training.model.loss(module(moved), y).sum()
+                total += weight * torch.autograd.grad(loss, moved)[0]
+        return total / len(theta) if weights is None else total
+
+    def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return self._of_each_model(self._gradient, theta, x, y)
+
+    def look_ahead(
+        self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
+    ) -> Tensor:
+        """By double back-propagation."""
+        _check_floating(x)
+
+        def slope(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            values = self._named(row)
+
+            def later(x: Tensor) -> Tensor:
+                first: Values = grad(self._loss)(values, x, y)
+                stepped = {name: value - rate * first[name] for name, value in values.items()}
+                return self._loss(stepped, query.x[0], query.y[0])
+
+            upwards: Tensor = grad(later)(x)
+            return upwards
+
+        return self._of_each_model(slope, theta, x, y)
+
+    def _of_each_model(
+        self, function: Callable[..., Tensor], theta: Tensor, x: Tensor, y: Tensor
+    ) -> Tensor:
+        """Calls `function` of θ [p], x [...] and y [] for all models, in small enough groups."""
+        if not self._checked:
+            self._check(x[:1], y[:1])
+            self._checked = True
+        size = max(1, _NUMBERS // theta.shape[1])
+        parts = zip(*(torch.split(rows, size) for rows in (theta, x, y)), strict=True)
+        return torch.cat([vmap(function)(*part) for part in parts]).detach()
+
+    def _check(self, x: Tensor, y: Tensor) -> None:
+        module = self._training.module
+        row = nn.utils.parameters_to_vector(trained(module).values()).detach()
+        try:
+            mapped = vmap(self._gradient)(row[None], x, y)[0].detach()
+            alone = Samplewise(module, self._training.model.loss).gradients(row, x, y)[0]
+            right = float((mapped - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max())
+        except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
+            right = False
+        if not right:
+            raise SpecError(
+                "adversary.name",
+                f"crafts by torch.func, which does not run {type(module).__name__} "
+                "as it is: shared weights, recurrent layers; use static-poison",
+            )
+
+    def _gradient(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        gradient: Values = grad(self._loss)(self._named(row), x, y)
+        return torch.cat([part.flatten() for part in gradient.values()])
+
+    def _named(self, row: Tensor) -> Values:
+        named = trained(self._training.module)
+        parts = torch.split(row, [p.numel() for p in named.values()])
+        return {k: part.view(p.shape) for (k, p), part in zip(named.items(), parts, strict=True)}
+
+    def _loss(self, values: Values, x: Tensor, y: Tensor) -> Tensor:
+        # Torch does not put back what it ties in a layer that a module holds twice.
+        inputs = (x[None].clone(),)
+        outputs = functional_call(self._training.module, values, inputs, tie_weights=False)
+        return self._training.model.loss(outputs, y[None]).sum()
+
+
+def _check_floating(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise SpecError(
+            "adversary.name",
+            "crafts an example by its gradient, but the network takes whole numbers, which have "
+            "none; use loss or biased-dimension",
+        )
 
 
 def open_session(

@@ -218,14 +218,13 @@ class DpSgdTraining:
             yield from (theta.clone() for theta in self.run(everybody, seed, canary, period))
             return
         theta = self.starts(runs, seed)
-        yield theta
+        yield theta.clone()
         state: State = {}
         for step in range(1, len(self.batches) + 1):
             sums = self.sums(theta, *self.batch(step))
-            theta = theta.clone()
             whole = Noisy(sums, self.recipe.batch_size, self.recipe.rate(step), step)
             self.recipe.optimizer.move(theta, whole, state)
-            yield theta
+            yield theta.clone()
 
     def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
         """Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) for models `theta` [n, p], as a step computes it."""

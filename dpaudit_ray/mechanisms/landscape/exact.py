@@ -4,18 +4,14 @@ A step moves θ and adds Gaussian noise, so its density is an integral over the 
 
     p_{t+1}(x) = ∫ p_t(y) N(x; moved(y), s²) dy,
 
-computed by Gauss-Legendre quadrature on panels that are short against s and end where `moved`
-is not smooth. On a panel the integrand is analytic, so the error falls exponentially with the
-number of nodes (Nyström's method). All terms are positive: small densities are as accurate,
-relative to their size, as large ones.
-
-A density is a polynomial on each panel, so the mass below any point is exact too. Two worlds
-are (ε, δ)-close when
+by Gauss-Legendre quadrature on panels that are short against s and end where `moved` is not smooth
+(Nyström's method): the error falls exponentially with the number of nodes. All terms are positive,
+so small densities are as accurate, relative to their size, as large ones. A density is a polynomial
+on each panel, so the mass below any point is exact too. Two worlds are (ε, δ)-close when
 
     δ ≥ ∫ max(p_in - e^ε p_out, 0)   and the same with the worlds exchanged
 
-(the hockey-stick divergence). The integral runs over intervals that end where p_in / p_out
-crosses e^ε. With both, the worst landscape is found by comparing thresholds and widths exactly.
+(the hockey-stick divergence), over intervals that end where p_in / p_out crosses e^ε.
 """
 
 from __future__ import annotations
@@ -25,6 +21,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.polynomial import legendre
@@ -74,8 +71,7 @@ class Panels:
     def covering(cls, process: Process, steps: int, refine: int) -> Panels:
         """Panels wherever θ_1..θ_steps can be, `refine` times as many as are needed."""
         low, high = reach(process, steps)
-        longest = process.step_noise / refine
-        inner = longest
+        longest = inner = process.step_noise / refine
         if process.gradient == "linear":  # noise is short against what a step stretches
             inner = longest / (1 + process.clip_norm / process.width)
         corners = [low, *(b for b in process.breaks if low < b < high), high]
@@ -133,14 +129,14 @@ def entries(process: Process, steps: int) -> float:
 def evolve(
     process: Process, horizons: tuple[int, ...], refine: int = 1
 ) -> Iterator[tuple[Mass, Mass]]:
-    """Yields the densities of θ_t at each horizon, in turn: canary out, canary in.
+    """Yields the densities of θ_t at each horizon (increasing), in turn: canary out, canary in.
 
-    `horizons` are increasing steps, the first at least 1; panels are `refine` times finer than
-    usual, to see that nothing changes.
+    Panels are `refine` times finer than usual, to see that nothing changes.
     """
     panels = Panels.covering(process, horizons[-1], refine)
-    means = np.array([0.0, process.canary])
-    densities = _normal(panels.nodes.ravel()[:, None] - means, process.first_noise)
+    means, scale = np.array([0.0, process.canary]), process.first_noise
+    away = (panels.nodes.ravel()[:, None] - means) / scale
+    densities = np.exp(-0.5 * away**2) / (scale * math.sqrt(2 * math.pi))
     transition = _transition(process, panels) if horizons[-1] > 1 else None
     for step in range(1, horizons[-1] + 1):
         if step > 1 and transition is not None:
@@ -168,16 +164,12 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
     return sparse.csc_array((values, rows, starts), shape=(len(nodes), len(nodes)))
 
 
-def _normal(x: Floats, scale: float) -> Floats:
-    return np.asarray(np.exp(-0.5 * (x / scale) ** 2) / (scale * math.sqrt(2 * math.pi)))
-
-
 @dataclasses.dataclass(frozen=True)
 class Power:
-    """The power of an adversary who sees θ_t, up to the accuracy of the grid.
+    """The true ε at δ of an adversary who sees θ_t, up to the accuracy of the grid.
 
-    `epsilon` is the true ε at δ of the pair; `mu` is the largest z(1 - FPR) - z(FNR) of a test
-    "θ_t > `threshold`", and `epsilon_gdp` is μ read as that of a Gaussian mechanism.
+    `mu` is the largest z(1 - FPR) - z(FNR) of a test "θ_t > `threshold`", and `epsilon_gdp` is μ
+    read as that of a Gaussian mechanism.
     """
 
     epsilon: float
@@ -200,11 +192,8 @@ def strongest_threshold(outside: Mass, inside: Mass) -> tuple[float, float]:
     good = np.flatnonzero(mu >= mu.max() - _LEVEL)  # all of a gap that the two halves leave
     best = int(good[len(good) // 2])
     around = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
-    refined = optimize.minimize_scalar(
-        lambda x: -_mu(outside, inside, np.array([x]))[0],
-        bounds=around,
-        method="bounded",
-        options={"xatol": 1e-6 * (around[1] - around[0])},
+    refined = _least(
+        lambda x: -_mu(outside, inside, np.array([x]))[0], around, 1e-6 * (around[1] - around[0])
     )
     if -refined.fun > mu[best] + _LEVEL:
         return float(-refined.fun), float(refined.x)
@@ -230,22 +219,18 @@ def _z(below: Floats, above: Floats) -> Floats:
 def _epsilon(p: Mass, q: Mass, delta: float) -> float:
     """The smallest ε ≥ 0 at which the hockey-stick divergence is at most δ."""
     divergence = hockey_stick(p, q)
-
-    def excess(epsilon: float) -> float:
-        return divergence(epsilon) - delta
-
-    if excess(0.0) <= 0:
+    if divergence(0.0) <= delta:
         return 0.0
     high = 1.0
-    while excess(high) > 0:
+    while divergence(high) > delta:
         high *= 2
-    return float(optimize.brentq(excess, 0.0, high, xtol=1e-10))
+    return float(optimize.brentq(lambda e: divergence(e) - delta, 0.0, high, xtol=1e-10))
 
 
 def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
     """∫ max(p - e^ε q, 0) as a function of ε: the δ in the direction that p is the likelier world.
 
-    It finds where p / q crosses e^ε: between which nodes, then on a straight line in the log.
+    p / q crosses e^ε between two nodes, on a straight line in the log.
     """
     shown, hidden = p.density.ravel(), q.density.ravel()
     matters = shown > RAREST * shown.max()
@@ -260,8 +245,8 @@ def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
         at = np.flatnonzero(inside[1:] != inside[:-1])
         share = excess[at] / (excess[at] - excess[at + 1])
         ends = nodes[at] + share * (nodes[at + 1] - nodes[at])
-        whole = [-np.inf] * bool(inside[0]), [np.inf] * bool(inside[-1])
-        intervals = np.concatenate([whole[0], ends, whole[1]]).reshape(-1, 2)
+        first, last = [-np.inf] * bool(inside[0]), [np.inf] * bool(inside[-1])
+        intervals = np.concatenate([first, ends, last]).reshape(-1, 2)
         return _masses(p, intervals) - float(np.exp(epsilon)) * _masses(q, intervals)
 
     return divergence
@@ -285,17 +270,15 @@ def final_power(process: Process, steps: int, delta: float = TUNED_AT) -> Power:
 def best_threshold(process: Process, steps: int) -> float:
     """The threshold h whose final model has the largest μ; that of `process` is among those tried.
 
-    The others are the most powerful tests of θ_1 at rates α_i: h_i = std(θ_1) Φ⁻¹(1 - α_i), what
-    Alg. 5 tries. Its printed range for α starts at 0, which puts h_1 at infinity; here α runs
-    over 0.05 .. 0.95.
+    The others are the most powerful tests of θ_1 at rates α: h = std(θ_1) Φ⁻¹(1 - α), what Alg. 5
+    tries. Its printed range for α starts at 0, which is h = ∞; here α runs over 0.05 .. 0.95.
     """
-    tests = process.first_noise * special.ndtri(1 - _RATES)
-    tried = [process.threshold, *map(float, tests)]
 
     def mu(threshold: float) -> float:
         return final_power(dataclasses.replace(process, threshold=threshold), steps).mu
 
-    return max(tried, key=mu)
+    tests = process.first_noise * special.ndtri(1 - _RATES)
+    return max([process.threshold, *map(float, tests)], key=mu)
 
 
 @functools.lru_cache(maxsize=64)
@@ -314,10 +297,11 @@ def best_width(process: Process, steps: int) -> float:
     scanned = np.linspace(low, high, math.ceil((high - low) / _SPACING) + 1)
     losses = [loss(log_width) for log_width in scanned]
     best = int(np.argmin(losses))
-    refined = optimize.minimize_scalar(
-        loss,
-        bounds=(scanned[max(best - 1, 0)], scanned[min(best + 1, len(scanned) - 1)]),
-        method="bounded",
-        options={"xatol": 1e-2},
-    )
+    around = scanned[max(best - 1, 0)], scanned[min(best + 1, len(scanned) - 1)]
+    refined = _least(loss, around, 1e-2)
     return math.exp(refined.x if refined.fun < losses[best] else scanned[best])
+
+
+def _least(function: Callable[[float], float], bounds: tuple[float, float], within: float) -> Any:
+    options = {"xatol": within}
+    return optimize.minimize_scalar(function, bounds=bounds, method="bounded", options=options)

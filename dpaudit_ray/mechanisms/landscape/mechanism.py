@@ -1,8 +1,4 @@
-"""The pair of 1-D processes of Cebere, Bellet, Papernot, section 6, as a mechanism.
-
-`backend: sampled` runs trials, `backend: exact` computes the densities of both worlds and what
-the best test makes of them.
-"""
+"""The pair of 1-D processes of Cebere, Bellet, Papernot, section 6, as a mechanism."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
@@ -20,9 +16,6 @@ from ...errors import SpecError
 from ...stats import Estimate, Status, TradeOff
 from ..base import Arrays, Claimed, Mechanism, Session, recorded_steps
 from .process import FirstStep, Gradient, Process
-
-if TYPE_CHECKING:
-    from .exact import Power
 
 SMALLEST_NOISE = 0.25  # noise multiplier from which on the grid holds all densities that matter
 SMALLEST_WIDTH = 1e-6  # below, a linear gradient is a threshold, and no longer a slope to a float
@@ -41,7 +34,8 @@ class Landscape(Mechanism):
     `gradient` is the shape of the sum of all other gradients: `threshold` (the paper's),
     `constant` (its Example 1) or `linear`, which rises to the largest size within `width` of the
     threshold. `width` is in standard deviations of a step's noise; `tuned` is the one with the
-    largest ε at δ = 1e-5 after the last step. `seed` draws other trials, for repetitions.
+    largest ε at δ = 1e-5 after the last step. `backend: exact` computes the densities of both
+    worlds and what the best test makes of them. `seed` draws other trials, for repetitions.
     """
 
     uses_torch: ClassVar[bool] = False
@@ -79,27 +73,19 @@ class Landscape(Mechanism):
         super().check(adversary)
         threshold = cast(LandscapeAdversary, adversary).threshold
         searched, seeded = threshold == "searched", self.seed > 0 and not self.sampled
-        flat, narrow = self.gradient == "constant", self.gradient != "linear"
-        refused = (
-            ("adversary.period", adversary.period != 1, "the canary is in the first step only"),
-            (
-                "adversary.threshold",
-                flat and threshold != "optimal",
-                "a constant gradient has none",
-            ),
-            ("mechanism.width", narrow and self.width != "tuned", "only a linear gradient has one"),
-            ("mechanism.seed", seeded, "exact densities are drawn from nothing"),
-            (
-                "adversary.threshold",
-                self._tunes_width and searched,
-                "a search needs a number as mechanism.width",
-            ),
-        )
-        for key, wrong, why in refused:
+        chosen = self.gradient == "constant" and threshold != "optimal"
+        wide = self.gradient != "linear" and self.width != "tuned"
+        both = self._tunes_width and searched
+        for wrong, owner, key, why in (
+            (adversary.period != 1, adversary, "period", "the canary is in the first step only"),
+            (chosen, adversary, "threshold", "a constant gradient has none"),
+            (wide, self, "width", "only a linear gradient has one"),
+            (seeded, self, "seed", "exact densities are drawn from nothing"),
+            (both, adversary, "threshold", "a search needs a number as mechanism.width"),
+        ):
             if wrong:
-                owner = adversary if key.startswith("adversary") else self
-                value = getattr(owner, key.partition(".")[2])
-                raise SpecError(key, f"is {value}, but {why}; leave it out")
+                problem = f"is {getattr(owner, key)}, but {why}; leave it out"
+                raise SpecError(f"{owner.kind}.{key}", problem)
         if self._tunes_width or searched or not self.sampled:
             self._check_grid()
 
@@ -130,16 +116,25 @@ class Landscape(Mechanism):
         delta: float,
         prepared: tuple[Arrays, ...] = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """For `backend: exact`, the best test's μ read as Gaussian, and the true ε of the pair."""
+        """For `backend: exact`, the best test's μ read as Gaussian, and the true ε of the pair.
+
+        No trial is behind these, so they hold with certainty: confidence 1. The true ε of one
+        adversary is a lower bound on the mechanism's, and so is its μ. Read as if the curve were
+        Gaussian, μ gives up to four times that ε.
+        """
         from .exact import evolve, power
 
+        estimates: dict[int, tuple[Estimate, ...]] = {}
         if self.sampled:
-            return {}
-        states = evolve(self.process(adversary), horizons)
-        return {
-            step: _estimates(power(*worlds, delta), delta)
-            for step, worlds in zip(horizons, states, strict=True)
-        }
+            return estimates
+        for step, worlds in zip(horizons, evolve(self.process(adversary), horizons), strict=True):
+            best = power(*worlds, delta)
+            numbers = (best.epsilon_gdp, best.mu, delta, 1.0, 0, best.threshold)
+            estimates[step] = (
+                Estimate("exact-gdp", Status.IF_GAUSSIAN, *numbers),
+                Estimate("exact", Status.CERTIFIED, best.epsilon, math.nan, delta, 1.0, 0),
+            )
+        return estimates
 
     def process(self, adversary: Adversary) -> Process:
         """The process that this adversary shapes, with all its numbers settled."""
@@ -181,15 +176,3 @@ class Landscape(Mechanism):
                 f"is {self.steps}, for which exact densities take {needed:.1e} numbers, more than "
                 f"{MAX_ENTRIES:.1e}; lower it or mechanism.batch_size, or use backend: sampled",
             )
-
-
-def _estimates(power: Power, delta: float) -> tuple[Estimate, ...]:
-    """No trial is behind these, so they hold with certainty: confidence 1.
-
-    The true ε of one adversary is a lower bound on the mechanism's, and so is its μ. Read as if
-    the curve were Gaussian, μ gives up to four times that ε.
-    """
-    gdp = Estimate(
-        "exact-gdp", Status.IF_GAUSSIAN, power.epsilon_gdp, power.mu, delta, 1.0, 0, power.threshold
-    )
-    return gdp, Estimate("exact", Status.CERTIFIED, power.epsilon, math.nan, delta, 1.0, 0)
