@@ -32,10 +32,8 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 class Claimed:
     """What accountants bound: `releases` Gaussian releases of sensitivity one.
 
-    `noise_multiplier` is the noise's standard deviation over the sensitivity of adding or
-    removing the canary; `sample_rate` is the chance that a release contains it, by `sampling`.
-    Where the canary takes the place of another record, `adjacency` says so, and doubles the
-    sensitivity; the noise multiplier stays.
+    `noise_multiplier` is the noise's deviation over the sensitivity of adding or removing the
+    canary, whatever the `adjacency`; `sample_rate` the chance that a release contains it.
     """
 
     noise_multiplier: float
@@ -51,9 +49,8 @@ class Claimed:
 
     def at_noise(self, noise_multiplier: float) -> Training:
         """The same with another noise multiplier."""
-        return Training(
-            noise_multiplier, self.releases, self.sample_rate, self.adjacency, self.sampling
-        )
+        rest = (self.releases, self.sample_rate, self.adjacency, self.sampling)
+        return Training(noise_multiplier, *rest)
 
     @property
     def gaussian(self) -> bool:
@@ -108,7 +105,7 @@ class Measured:
 
 
 class Session(Protocol):
-    """A mechanism opened for one adversary: crafted once, then run pack by pack."""
+    """A mechanism opened for one adversary."""
 
     def run(
         self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
@@ -121,8 +118,8 @@ class Session(Protocol):
             horizons: increasing steps; scores at each are those of a run that ends there.
 
         Returns:
-            float64 [n, len(horizons)], higher = more "in"; NaN or inf where training diverged. An
-            `Measured` where the mechanism measures more than that, or some trials failed.
+            float64 [n, len(horizons)], higher = more "in"; NaN or inf where training diverged. Or
+            `Measured`, where more is measured than that, or some trials failed.
         """
 
 
@@ -169,8 +166,7 @@ class Mechanism(Plugin):
     # Whether this package, not the user's own code, needs a trainer's GPU to be visible.
     uses_gpu: ClassVar[bool] = True
     several_gpus: ClassVar[bool] = True  # whether a trainer of it may have use for more than one
-    # Estimators of `exact`, and for those that reports draw beside `exact` itself the words that
-    # describe them there; else "".
+    # Estimators of `exact`, and words for those that reports draw beside `exact` itself; else "".
     exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType({"exact": ""})
     for_free: ClassVar[frozenset[str]] = frozenset()  # options that change no training's time
     attacked_as: ClassVar[str] = ""  # what adversaries that can attack it say in `attacks`
@@ -245,7 +241,7 @@ class Mechanism(Plugin):
         )
 
     def datasets(self) -> Mapping[str, Dataset]:
-        """The data sets that it will load, by `Data.key`; each node gets them once."""
+        """The data sets that it will load, by `Data.key`."""
         return {}
 
     @abstractmethod
@@ -306,10 +302,7 @@ class Mechanism(Plugin):
         delta: float,
         prepared: tuple[Arrays, ...] = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """Estimates at each horizon that take no trials; none for most mechanisms.
-
-        `prepared` has the parts of its preparation, where it has one; none while one is missing.
-        """
+        """Estimates at each horizon that take no trials; `prepared` is empty until all is there."""
         return {}
 
     def distributions(
@@ -322,8 +315,7 @@ class Mechanism(Plugin):
 class Recorded(Unread, Mechanism):
     """A mechanism whose code, or whose adversary's, was not imported, where a run is only read.
 
-    It answers from what a plan recorded: `options` of the sweep file, and the `releases` that
-    accountants bounded at each of `steps`; None where nobody recorded them.
+    It answers from what a plan recorded: the `releases` at each of `steps`, None for nothing.
     """
 
     options: dict[str, Any]
@@ -345,7 +337,6 @@ class Recorded(Unread, Mechanism):
         return self.releases[self.steps.index(horizon)]
 
     def identity(self) -> dict[str, Any]:
-        """The options."""
         return self.options | {"name": self.name}
 
     def check(self, adversary: Adversary) -> None:

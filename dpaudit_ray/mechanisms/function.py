@@ -20,7 +20,7 @@ import dataclasses
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,7 @@ class Function(Mechanism):
 
     @property
     def auto_pack_size(self) -> int:
-        """Trials run one after another, so small packs lose little when a worker dies."""
+        """So few lose little when a worker dies."""
         return 16
 
     @property
@@ -116,9 +116,8 @@ class Function(Mechanism):
 
     def named_modules(self) -> tuple[str, ...]:
         """The modules that `path` and `prepare` name."""
-        paths = [path for path in (self.path, self.prepare) if path is not None]
-        named = dict.fromkeys(path.partition(":")[0] for path in paths)
-        return (*super().named_modules(), *named)
+        named = (path.partition(":")[0] for path in (self.path, self.prepare) if path is not None)
+        return (*super().named_modules(), *dict.fromkeys(named))
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """All releases: the function scores the whole training."""
@@ -135,9 +134,8 @@ class Function(Mechanism):
         return Preparation(self.parts, {"name": self.name, "prepare": self.prepare})
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
-        prepare = imports.function(str(self.prepare), "mechanism.prepare", "part", "seed")
-        arrays: Arrays = prepare(part, seeds.part % 2**63)
-        return arrays
+        prepare: Any = imports.function(str(self.prepare), "mechanism.prepare", "part", "seed")
+        return cast(Arrays, prepare(part, seeds.part % 2**63))
 
     def open(
         self,
@@ -232,8 +230,7 @@ class IsolatedTrials:
 def preloaded(module: str) -> tuple[str, ...]:
     """Installed modules that a module of the user's and its own imports need, at any time.
 
-    Files of the user's are not among them: threads that they start would not be there in forked
-    processes. Nor are parts of packages that nothing has imported so far.
+    No files of the user's: threads that they start would not be there in forked processes.
     """
     names = imports.installed_imports(imports.source_closure([module]))
     packages = {name.partition(".")[0] for name in names}
@@ -245,7 +242,6 @@ def _torch() -> tuple[int | None, float | None]:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return None, None
-    share = None
-    if torch.cuda.is_initialized() and hasattr(torch.cuda, "get_per_process_memory_fraction"):
-        share = float(torch.cuda.get_per_process_memory_fraction())
+    limited = torch.cuda.is_initialized() and hasattr(torch.cuda, "get_per_process_memory_fraction")
+    share = float(torch.cuda.get_per_process_memory_fraction()) if limited else None
     return int(torch.get_num_threads()), share

@@ -32,9 +32,6 @@ class Told:
     def initial(self) -> Tensor:
         return torch.zeros(1, dtype=PRECISE)
 
-    def batch(self, step: int) -> None:
-        return None
-
 
 @pytest.mark.parametrize(("sigma", "q"), [(1.0, 0.3), (0.4, 0.01), (3.0, 0.999), (2.0, 1.0)])
 def test_the_score_of_a_step_is_its_log_likelihood_ratio(sigma, q):
@@ -42,7 +39,7 @@ def test_the_score_of_a_step_is_its_log_likelihood_ratio(sigma, q):
     shown = np.concatenate([np.linspace(-6, 7, 40), np.random.default_rng(0).normal(size=20)])
     known: Any = Told(sigma, q)
     canary = GradientCanary(torch.full((1,), known.clip_norm, dtype=PRECISE))
-    observer = Projected.along(canary, known, len(shown), Reading(period=1))
+    observer = Projected.along(canary, known, len(shown), Reading(period=1, subtract=False))
     update = torch.tensor(shown)[:, None] * known.clip_norm / known.batch_size
     observer.see_update(1, torch.zeros_like(update), update)
     absent, present = stats.norm.logpdf(shown, 0, sigma), stats.norm.logpdf(shown, 1, sigma)

@@ -22,8 +22,8 @@ from dpaudit_ray.engines.packing.selfcheck import FASTEST
 from dpaudit_ray.mechanisms.base import Measured, PartSeeds, Session
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd, steps
 from dpaudit_ray.mechanisms.dp_sgd import session as sessions
-from dpaudit_ray.mechanisms.dp_sgd.canary_insertion import Insertion
 from dpaudit_ray.mechanisms.dp_sgd.session import FrozenSession
+from dpaudit_ray.mechanisms.dp_sgd.steps import Insertion
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.models.networks.blocks import BasicBlock, PreActivationBlock
 from dpaudit_ray.plugins import parse

@@ -16,8 +16,14 @@ import dpaudit_ray as da
 from dpaudit_ray.adversaries.label import Label, crafted_records
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.sampling import Fixed, Indices, Shuffle, Sizes
-from dpaudit_ray.mechanisms.label_gradient import LabelGradient
-from dpaudit_ray.mechanisms.label_gradient.release import Noise, Release, Shape, Target, Trials
+from dpaudit_ray.mechanisms.label_gradient import (
+    LabelGradient,
+    Noise,
+    Release,
+    Shape,
+    Target,
+    Trials,
+)
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats import label as bounds
 from dpaudit_ray.sweep import spec

@@ -13,8 +13,8 @@ from dpaudit_ray import accounting, plugins
 from dpaudit_ray.accounting import Sampling, Training
 from dpaudit_ray.adversaries.base import SampleCanary
 from dpaudit_ray.mechanisms.base import Claimed
-from dpaudit_ray.mechanisms.dp_sgd.canary_insertion import Insertion
 from dpaudit_ray.mechanisms.dp_sgd.sampling import Poisson, Sampler, Sizes
+from dpaudit_ray.mechanisms.dp_sgd.steps import Insertion
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.seeds import derive
 from dpaudit_ray.stats import curve

@@ -11,8 +11,16 @@ from ...data.base import Data, Dataset
 from ...plugins import Plugin
 from ...stats import TradeOff
 from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session, recorded_steps
-from . import validation
-from .recipe import Recipe
+from .recipe import (
+    Recipe,
+    check_augmentations,
+    check_frozen,
+    check_known_start,
+    check_labels,
+    check_model,
+    check_period,
+    check_shadow_records,
+)
 from .sampling import Poisson
 
 if TYPE_CHECKING:
@@ -104,12 +112,12 @@ class DpSgd(Recipe, Mechanism):
 
     def check(self, adversary: Adversary) -> None:
         super().check(adversary)
-        validation.check_period(adversary, self.steps, self.sampling)
-        validation.check_labels(adversary, self)
+        check_period(adversary, self.steps, self.sampling)
+        check_labels(adversary, self)
         if adversary.chooses_start:
-            validation.check_known_start(self.model)
+            check_known_start(self.model)
         if adversary.frozen:
-            validation.check_frozen(adversary, self)
+            check_frozen(adversary, self)
 
     def datasets(self) -> Mapping[str, Dataset]:
         used = [self.data, *([self.held_out] if isinstance(self.held_out, Data) else [])]
@@ -120,12 +128,12 @@ class DpSgd(Recipe, Mechanism):
 
         data, _ = self.data.load(), self.sizes
         divide(self.recipe, data, 0)
-        validation.check_augmentations(self.augmentations, data.x.shape[1:], type(self.model))
+        check_augmentations(self.augmentations, data.x.shape[1:], type(self.model))
         self._parameters(data)
 
     def _parameters(self, data: Dataset) -> int:
         batch = self.physical_batch_size or self.batch_size
-        return validation.check_model(self.model, data, batch, self.loss)
+        return check_model(self.model, data, batch, self.loss)
 
     def check_records(self, adversary: Adversary) -> None:
         data = self.data.load()
@@ -135,7 +143,7 @@ class DpSgd(Recipe, Mechanism):
         if adversary.reserves is not None:
             adversary.check_reserve(reserved)
         if (plan := adversary.shadow_plan) is not None:
-            validation.check_shadow_records(plan, data, reserved, self.batch_size)
+            check_shadow_records(plan, data, reserved, self.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that may have the canary; the others are post-processing."""

@@ -43,7 +43,7 @@ class Sizes:
 
 
 class Sampler(Plugin):
-    """Base of all schemes. Whatever a batch holds, its sum is divided by the expected |B|."""
+    """Base of all schemes."""
 
     kind: ClassVar[str] = "sampling scheme"
     home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.sampling"
@@ -60,8 +60,8 @@ class Sampler(Plugin):
     ) -> Iterator[Coins]:
         """Yields whether each canary is sampled at steps 1, 2, ... without end: bool, of `shape`.
 
-        `shape` is [n] for a canary in each of n trials, or [n, m] for m of them. Here each is in
-        one batch of every epoch, drawn uniformly.
+        That is [n] trials, or [n, m] of m canaries each. Here each is in one batch of every epoch,
+        drawn uniformly.
         """
         while True:
             chosen = rng.integers(sizes.per_epoch, size=shape)
@@ -80,9 +80,9 @@ def _shuffled(sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
 
 
 class Fixed(Sampler):
-    """Fixed batches, known to the adversary: epochs of shuffled data, cut into full batches.
+    """Fixed batches: epochs of shuffled data, cut into full ones. The canary is in every step.
 
-    The canary is in every step; its `adversary.period` leaves steps out, and is known too.
+    Its `adversary.period` leaves steps out, and is known too.
     """
 
     claim: ClassVar[Sampling] = Sampling.POISSON  # at rate 1
@@ -99,15 +99,11 @@ class Fixed(Sampler):
         return itertools.repeat(np.ones(shape, np.bool_))
 
     def rate(self, sizes: Sizes) -> float:
-        """1: what is known hides nothing."""
         return 1.0
 
 
 class Poisson(Sampler):
-    """Poisson sampling (Abadi et al. 2016): every record joins every step by a coin of its own.
-
-    At rate q = |B| / N; batches vary in size, and may be empty.
-    """
+    """Poisson sampling (Abadi et al. 2016): every record joins every step at rate q = |B| / N."""
 
     claim: ClassVar[Sampling] = Sampling.POISSON
 
@@ -128,10 +124,7 @@ class Poisson(Sampler):
 
 
 class Shuffle(Sampler):
-    """Shuffling: the batches of an epoch are cut from one random order.
-
-    The canary joins one of an epoch's N // |B| batches, which one is drawn anew each time.
-    """
+    """Shuffling: the batches of an epoch are cut from one random order."""
 
     claim: ClassVar[Sampling] = Sampling.SHUFFLE
 
@@ -142,10 +135,7 @@ class Shuffle(Sampler):
 
 
 class BallsAndBins(Sampler):
-    """Balls and bins (Chua et al. 2024): every record joins one batch of an epoch, drawn alone.
-
-    As `shuffle`, but no record's place depends on another's, so that batches vary in size.
-    """
+    """Balls and bins (Chua et al. 2024): every record joins one batch of an epoch, drawn alone."""
 
     claim: ClassVar[Sampling] = Sampling.BALLS_AND_BINS
 

@@ -35,7 +35,6 @@ from ...errors import SpecError
 from ...seeds import derive
 from ..base import Arrays, Checkpoints, Measured, ResumableSession, Session
 from .checkpointing import PackCheckpoints
-from .sampling import Sizes
 from .training import DpSgdTraining
 from .updates import Constant
 
@@ -63,7 +62,7 @@ class PublicView:
         self.example, self.batch = training.example, training.batch
         self.losses, self.gradients = training.model.losses, training.sums
         self.simulate = training.simulate
-        self.sample_rate = recipe.sampling.rate(Sizes(self.examples, recipe.batch_size))
+        self.sample_rate = recipe.sampling.rate(training.sizes)
 
     @property
     def initial(self) -> Tensor:
@@ -223,8 +222,8 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
 
 def train_shadows(training: DpSgdTraining, plan: ShadowPlan, part: int, seed: int) -> Arrays:
     """Trains one pack of shadows; returns their final models: theta, float [at most 16, p]."""
-    records = _shadow_records(training, plan)
-    elsewhere = training.elsewhere(*records, derive("shadow batches", seed))
+    batches = derive("shadow batches", seed)
+    elsewhere = training.elsewhere(*_shadow_records(training, plan), batches)
     nobody = training.initial.new_zeros(plan.models_of(part))
     *_, last = elsewhere.run(nobody, seed, None, 1)
     return {"theta": last.cpu().numpy().copy()}
@@ -336,16 +335,15 @@ class DpSgdSession(ResumableSession):
 
 def _checked(scores: Any, bits: Tensor, scorer: object) -> Scores:
     """A number for each bit, float64 [n m]; numbers that would be spread over models are none."""
-    if not isinstance(scores, Tensor) or scores.shape != bits.shape:
-        shape = f"shape {tuple(scores.shape)}" if hasattr(scores, "shape") else f"{scores!r:.40}"
-        holder = "canary" if bits.dim() > 1 else "model"
-        raise SpecError(
-            "adversary.name",
-            f"the scores of {type(scorer).__name__} are a {type(scores).__name__} of {shape}; they "
-            f"must be a Tensor of shape {tuple(bits.shape)}, one for each {holder}",
-        )
-    flat: Scores = scores.double().flatten().cpu().numpy()
-    return flat
+    if isinstance(scores, Tensor) and scores.shape == bits.shape:
+        return cast(Scores, scores.double().flatten().cpu().numpy())
+    shape = f"shape {tuple(scores.shape)}" if hasattr(scores, "shape") else f"{scores!r:.40}"
+    raise SpecError(
+        "adversary.name",
+        f"the scores of {type(scorer).__name__} are a {type(scores).__name__} of {shape}; they "
+        f"must be a Tensor of shape {tuple(bits.shape)}, one for each "
+        f"{'canary' if bits.dim() > 1 else 'model'}",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,36 +364,31 @@ class FrozenSession:
     others: Scores
 
     @classmethod
-    def craft(cls, training: DpSgdTraining, adversary: FrozenAdversary, seed: int) -> FrozenSession:
+    def craft(cls, training: DpSgdTraining, adversary: FrozenAdversary, seed: int) -> Self:
         """Has the records labelled, and sums up every batch once."""
         canary = adversary.craft(PublicView(training), np.random.default_rng(seed))
         training.check_claim(canary)
         theta, others = training.initial[None], np.zeros(training.recipe.steps)
         labels = adversary.relabel(lambda: training.model.outputs(theta, training.x)[0])
         if labels is not None:
-            unit = canary.direction / training.clip_norm**2
-            sums = (
-                training.sums(theta, training.x[batch], labels[batch], training.clip_norm)
-                for batch in training.batches
-            )
-            others = np.array([float(total[0] @ unit) for total in sums])
+            unit, clip_norm = canary.direction / training.clip_norm**2, training.clip_norm
+            for step, batch in enumerate(training.batches):
+                total = training.sums(theta, training.x[batch], labels[batch], clip_norm)
+                others[step] = float(total[0] @ unit)
         return cls(training, adversary, others)
 
     def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores:
         recipe, adversary, public = self.training.recipe, self.adversary, PublicView(self.training)
         noise = np.random.default_rng(derive("frozen", seed))
         tosses = np.random.default_rng(derive("coins", seed))
-        sizes = Sizes(self.training.examples, recipe.batch_size)
-        coins = recipe.sampling.coins(sizes, (len(members),), tosses)
-        total = np.zeros(len(members))
-        scores, column = np.empty((len(members), len(horizons))), 0
+        coins = recipe.sampling.coins(self.training.sizes, (len(members),), tosses)
+        total, scores = np.zeros(len(members)), []
         for step in range(1, horizons[-1] + 1):
             inside = next(coins) & members
             if step % adversary.period == 0:
                 along = recipe.noise * noise.standard_normal(len(members))
                 along += inside + self.others[step - 1]
                 total += adversary.step_score(torch.from_numpy(along), public).numpy()
-            if step == horizons[column]:
-                scores[:, column] = total
-                column += 1
-        return scores
+            if step in horizons:
+                scores.append(total.copy())
+        return np.stack(scores, axis=1)

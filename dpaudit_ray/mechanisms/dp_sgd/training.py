@@ -24,14 +24,12 @@ from ...engines.rules.base import slots_of, trained
 from ...errors import SpecError
 from ...models.base import as_input, input_dtype
 from ...seeds import derive
-from .canary_insertion import Insertion, check_claim
 from .checkpointing import PackCheckpoints
 from .network import loss_of, network, seeded
-from .recipe import Recipe
+from .recipe import Recipe, check_known_start, check_like
 from .sampling import Sizes
-from .steps import OpacusSteps, PackedSteps, Steps, sums_of_parts
+from .steps import Insertion, OpacusSteps, PackedSteps, Steps, check_claim, sums_of_parts
 from .updates import Noisy, State
-from .validation import check_known_start, check_like
 
 _BODY_BATCH = 256  # examples that go through a frozen body together
 _MEASURED_AT_ONCE = 256  # examples
@@ -44,9 +42,8 @@ Watch = Callable[[int, Tensor, Tensor], None]
 def draw_views(x: Tensor, count: int, seed: int, step: int) -> Tensor:
     """Augmentation multiplicity (De et al. 2022, section 3.2): random crops, mirrored or not.
 
-    Of images x [B, C, H, W] as [B, count, C, H, W]. The gradients of one example's views are
-    averaged before they are clipped, so that an example is still one record to the claim. They are
-    drawn from the step, as batches are: known to all.
+    Of images x [B, C, H, W] as [B, count, C, H, W], drawn from the step, as batches are: known to
+    all. Gradients of one example's views are averaged before they are clipped, so it is one record.
     """
     size, (height, width) = len(x) * count, x.shape[-2:]
     rng = np.random.default_rng(derive("views", seed, step))
@@ -199,8 +196,13 @@ class DpSgdTraining:
 
     @property
     def examples(self) -> int:
-        """Number of training examples."""
+        """Number of training examples, N."""
         return len(self.y)
+
+    @property
+    def sizes(self) -> Sizes:
+        """N and the expected |B|."""
+        return Sizes(len(self.y), self.recipe.batch_size)
 
     def example(self, index: int) -> tuple[Tensor, Tensor]:
         """Training example `index` as x [1, ...] and y [1]."""
@@ -245,12 +247,10 @@ class DpSgdTraining:
         """θ_0 of every model, float [models, p]: one for all, or drawn from the pack's seed."""
         if not self.recipe.hidden_start:
             return self.initial.repeat(models, 1)
-        shape, rows = tuple(self.x.shape[1:]), []
-        for i in range(models):
-            drawn = derive("start", seed, i)
-            module = network(self.recipe.model, shape, self.classes, drawn)
-            rows.append(nn.utils.parameters_to_vector(trained(module).values()).detach())
-        return torch.stack(rows).to(self.initial)
+        shape, seeds = tuple(self.x.shape[1:]), (derive("start", seed, i) for i in range(models))
+        modules = (network(self.recipe.model, shape, self.classes, drawn) for drawn in seeds)
+        starts = [nn.utils.parameters_to_vector(trained(m).values()).detach() for m in modules]
+        return torch.stack(starts).to(self.initial)
 
     def run(
         self,
@@ -261,9 +261,7 @@ class DpSgdTraining:
         watch: Watch | None = None,
         checkpoints: PackCheckpoints | None = None,
     ) -> Iterator[Tensor]:
-        """Yields θ_0, ..., θ_T [n, p]; a yielded tensor changes when the next one is asked for.
-
-        From θ at `checkpoints.step` on, where the training has got as far elsewhere.
+        """Yields θ_0, ..., θ_T [n, p], or from `checkpoints.step` on; the next changes the last.
 
         `inside` [n] is 1 where the canary is in, else 0; or [n, m] for each of m samples. It is
         added to the sum, or to the batch, at steps that `period` divides and where it is sampled.
@@ -271,11 +269,9 @@ class DpSgdTraining:
         tensors of its own.
         """
         recipe, device = self.recipe, self.initial.device
-        steps: Steps
+        steps: Steps = PackedSteps(recipe, self.model, seed, device)
         if recipe.engine == "opacus":
             steps = OpacusSteps(recipe, self.module, seed, device, self.model.loss)
-        else:
-            steps = PackedSteps(recipe, self.model, seed, device)
         theta, done = self.starts(len(inside), seed), 0
         if checkpoints is not None:
             theta, done = checkpoints.begin(steps, theta), checkpoints.step
@@ -284,9 +280,8 @@ class DpSgdTraining:
         if canary is not None:
             # The coins depend on the pack alone: neither on a bit, nor on what other packs toss.
             rng = np.random.default_rng(derive("coins", seed))
-            sizes = Sizes(self.examples, recipe.batch_size)
-            coins = recipe.sampling.coins(sizes, tuple(inside.shape), rng)
-            coins = itertools.islice(coins, done, None)
+            tossed = recipe.sampling.coins(self.sizes, tuple(inside.shape), rng)
+            coins = itertools.islice(tossed, done, None)
             insertion = Insertion(canary, inside.cpu(), period, coins, recipe.clip_norm)
         for step in range(done + 1, len(self.batches) + 1):
             inserted = None if insertion is None else insertion.at(step, theta)
