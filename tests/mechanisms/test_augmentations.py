@@ -83,8 +83,6 @@ def test_a_step_clips_the_mean_gradient_of_an_examples_views(images, physical):
     shown: list[torch.Tensor] = []
     path = training.run(torch.zeros(1), 5, None, 1, lambda *one: shown.append(one[2]))
     thetas = [theta.clone() for theta in path]
-    again = training.run(torch.zeros(1), 5, None, 1)
-    assert torch.equal(thetas[-1], [theta.clone() for theta in again][-1])
     noise = 8 * shown[1] - training.sums(thetas[1], x, y, 1.0)
     assert float(noise.std()) == pytest.approx(2.0, rel=0.02), "σ C, once the views are taken away"
 
@@ -104,7 +102,6 @@ def test_an_audit_with_views_takes_the_others_away(images, tmp_path):
     [
         ({"engine": "opacus"}, "augmentations: is 3, which engine: opacus does not do"),
         ({"data": {"name": "breast_cancer"}, "model": {"name": "fcnn"}}, "have shape [30]"),
-        ({"augmentations": 0}, "augmentations: must be at least 1"),
     ],
 )
 def test_views_that_cannot_be_had(changes, words, images, tmp_path):

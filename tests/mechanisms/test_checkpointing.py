@@ -58,7 +58,6 @@ def numbers(found: Any) -> np.ndarray:
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {},
     "held out": {"held_out": 0.3},
-    "random start": {"model": {"name": "fcnn", "initialization": "random"}},
     "momentum, watched": {"optimizer": "momentum", "adversary": "watched-dimension"},
     "adam, poisson": {"optimizer": "adam", "sampling": "poisson"},
     "adaptive poison": {"adversary": {"name": "adaptive-poison", "shadows": 3, "ascent": 10}},

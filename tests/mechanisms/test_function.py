@@ -118,12 +118,9 @@ def test_a_true_claim_is_approached_and_not_refuted(tmp_path):
     assert first["score"].nunique() == len(first) == 2000
     pd.testing.assert_frame_equal(first, second)
     assert dpaudit("verify", tmp_path / "runs" / "own").code in (0, 5)
-
-
-def test_less_noise_than_claimed_is_a_violation(tmp_path):
-    file = write_sweep(tmp_path, together(options={"noise": 1.0}))
-    assert inline(file, tmp_path / "runs").code == 0
-    assert dpaudit("verify", tmp_path / "runs" / "own").code == 1
+    less = write_sweep(tmp_path, together(options={"noise": 1.0}))
+    assert inline(less, tmp_path / "less").code == 0
+    assert dpaudit("verify", tmp_path / "less" / "own").code == 1, "less noise than claimed"
 
 
 def test_what_is_no_score_fails_its_pack(tmp_path):
@@ -395,12 +392,9 @@ def test_what_is_preloaded_is_installed():
     [
         ({"isolated": False, "trial_seconds": 5.0}, "mechanism.trial_seconds: is 5, but isolated"),
         ({"isolated": False, "trial_gib": 0.5}, "mechanism.trial_gib: is 0.5, but isolated"),
-        ({"trial_seconds": 0.0}, "mechanism.trial_seconds"),
         ({"path": "nowhere"}, "mechanism.path"),
         ({"path": "nowhere:train"}, "cannot import 'nowhere:train'"),
         ({"path": f"{TRAININGS}:GIB"}, "cannot be called"),
-        ({"noise_multiplier": 0.0}, "mechanism.noise_multiplier"),
-        ({"sample_rate": 1.5}, "mechanism.sample_rate"),
         ({"adversary": "loss"}, "loss cannot attack tests.pace:WithoutTorch; use own"),
         ({"record_every": 2}, "scored at its end"),
     ],
@@ -416,18 +410,11 @@ def test_bad_input_is_one_line(change, said, tmp_path):
 
 
 def test_none_of_the_options_is_in_the_fingerprint():
-    kinds: list[dict[str, Any]] = [
-        {},
-        {"trial_seconds": 5.0, "trial_gib": 2.0},
-        {"isolated": False},
-    ]
-    made = [sweep("scored", **options) for options in kinds]
-    for one in made:
-        one["mechanism"]["name"] = "function"
-    del made[0]["mechanism"]["isolated"]
-    one, *others = map(spec.from_raw, made)
-    assert {other.fingerprint for other in others} == {one.fingerprint}
-    assert not {"isolated", "trial_seconds", "trial_gib"} & one.cells[0].mechanism.identity().keys()
+    limits = ({"trial_seconds": 5.0, "trial_gib": 2.0}, {"isolated": False})
+    plain, *others = (spec.from_raw(sweep("scored", **options)) for options in ({}, *limits))
+    assert {other.fingerprint for other in others} == {plain.fingerprint}
+    stated = plain.cells[0].mechanism.identity().keys()
+    assert not {"isolated", "trial_seconds", "trial_gib"} & stated
 
 
 def test_a_run_may_go_on_with_other_limits(tmp_path):

@@ -155,11 +155,10 @@ def test_the_noise_in_the_span_is_that_of_the_whole_gradient():
     np.testing.assert_allclose(slow.std(0)[known], few.std(0)[known], rtol=0.07)
 
 
-@pytest.mark.parametrize("statistic", ["coefficient", "gradient"])
-def test_scores_order_worlds_as_far_as_they_are_apart(statistic):
+def test_scores_order_worlds_as_far_as_they_are_apart():
     """The share of pairs in order is Φ(μ / √2); 4000 trials a world, flakes in 1 of 10,000."""
     _, _, kept = target()
-    adversary = Label(statistic=statistic, record="largest")
+    adversary = Label(statistic="gradient", record="largest")
     trials = Trials.from_target(kept.arrays, adversary, Noise(1.0, 1.0, True))
     members = np.arange(8000) % 2 == 0
     scores = trials.run(members, 4, (8,)).scores[:, 0]
@@ -193,8 +192,6 @@ def test_exact_bounds_are_in_order_and_below_the_claim(tmp_path):
     verdict = dpaudit("verify", tmp_path / "labels")
     assert verdict.code in (0, 5), verdict.err
     assert dpaudit("report", tmp_path / "labels").code == 0
-    figures = {f.name for f in (tmp_path / "labels/figures").iterdir()}
-    assert {"overview.png", "evolution.png"} <= figures
 
 
 def test_one_target_serves_all_audits_and_is_made_again_when_lost(tmp_path):
@@ -229,29 +226,22 @@ def test_exact_audits_alone_wait_for_their_target_on_ray(tmp_path):
     pd.testing.assert_frame_equal(here.estimates, there.estimates, check_exact=True)
 
 
-@pytest.mark.parametrize("neuron", ["all", 1])
-@pytest.mark.parametrize("layer", ["last", "second-last"])
+@pytest.mark.parametrize(
+    ("layer", "neuron"), [("last", 0), ("second-last", "all"), ("second-last", 1)]
+)
 def test_labels_are_rebuilt_without_noise(layer, neuron):
     """All that the system determines; Algorithm 4's sign is settled by what is rarer."""
     _, _, kept = target()
-    if layer == "last":
-        neuron = 0
-    share = kept.arrays["y"].mean(axis=1)
-    for step in range(kept.steps):
-        adversary = Label(
-            layer=layer, neuron=neuron, positives="majority" if share[step] > 0.5 else "minority"
-        )
+    for step, often in enumerate(kept.arrays["y"].mean(axis=1) > 0.5):
+        adversary = Label(layer=layer, neuron=neuron, positives="majority" if often else "minority")
         release, columns = Release.from_step(kept, step, adversary, Noise(1.0, 1e-9, True))
         solved = release.solutions(release.sums(release.y[None], np.random.default_rng(1)))
         named = adversary.labels(solved)[0]
-        if layer == "second-last" and neuron != "all":
-            determined = release.y[named >= 0]
-            if abs(determined.mean() - 0.5) < 0.01 or (determined.mean() > 0.5) != (
-                share[step] > 0.5
-            ):
+        if neuron == 1:
+            share = release.y[named >= 0].mean()
+            if abs(share - 0.5) < 0.01 or (share > 0.5) != often:
                 continue  # the prior is of the batch, and does not hold of those it can tell
-            dead = (columns == 0).all(axis=0)
-            assert (named[dead] == -1).all()
+            assert (named[(columns == 0).all(axis=0)] == -1).all(), "a dead neuron"
         np.testing.assert_array_equal(named[named >= 0], release.y[named >= 0])
         assert (named >= 0).sum() > 0
 
@@ -370,7 +360,6 @@ def _tied() -> nn.Module:
         lambda: nn.Sequential(
             nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), nn.ReLU(), nn.Linear(3, 1)
         ),
-        lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 1)),
         lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)),
         lambda: nn.Sequential(nn.Linear(4, 1)),
     ],
@@ -381,26 +370,6 @@ def test_networks_that_are_no_chain_are_refused(made):
     tanh = nn.Tanh()  # used twice, which is a chain
     module = nn.Sequential(nn.Linear(4, 3), tanh, nn.Linear(3, 2), tanh, nn.Linear(2, 1))
     assert Shape.from_module(module).sizes == (4, 3, 2, 1)
-
-
-def test_crafted_records_are_the_same_in_trials_and_closed_forms(tmp_path):
-    raw = sweep(
-        mechanism__training__model={"name": "mlp3", "width": 8},
-        mechanism__training__batch_size=15, mechanism__training__steps=2,
-        mechanism__training__clip_norm=20.0,
-        adversary={"name": "label", "layer": "input", "neuron": "all", "crafts": True},
-    )  # fmt: skip
-    raw["adversary"] |= {"statistic": "gradient"}
-    raw["grid"] = {
-        "mechanism.backend, adversary.record": [["sampled", "largest"], ["exact", "random"]]
-    }
-    raw["audit"]["trials"] = 4000
-    done = inline(write_sweep(tmp_path, raw), tmp_path)
-    assert done.code == 0, done.err
-    found = pd.read_parquet(tmp_path / "labels/estimates.parquet")
-    sampled = found[found["estimator"] == "accuracy"]["epsilon_lower"].iloc[0]
-    exact = found[found["estimator"] == "exact"].sort_values("step")["epsilon_lower"].iloc[-1]
-    assert 0 < sampled < exact
 
 
 def test_a_target_that_diverges_fails_its_preparation(tmp_path):
@@ -416,11 +385,10 @@ def test_a_target_that_diverges_fails_its_preparation(tmp_path):
     assert dpaudit("report", tmp_path / "labels").code == 0
 
 
-@pytest.mark.parametrize("noise", [1e-6, 1.0])
-def test_a_claim_in_the_millions_is_not_violated_by_rounding(noise, tmp_path):
+def test_a_claim_in_the_millions_is_not_violated_by_rounding(tmp_path):
     raw = sweep(
         grid={}, mechanism__backend="exact", mechanism__training__clip_norm=0.1,
-        mechanism__training__noise_multiplier=noise,
+        mechanism__training__noise_multiplier=1e-6,
     )  # fmt: skip
     assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
     assert dpaudit("verify", tmp_path / "labels").code == 0
@@ -462,16 +430,3 @@ def test_a_sampler_of_ones_own_is_read_as_recorded(tmp_path):
     for verb in ("status", "verify", "report"):
         told = dpaudit(verb, tmp_path / "labels")
         assert told.code == 0, told.err
-
-
-def test_a_whole_layer_dominates_its_neurons():
-    _, _, kept = target()
-    noise = Noise(1.0, 1.0, True)
-    whole, one = (
-        Release.from_step(kept, 3, Label(layer="second-last", neuron=n), noise)[0].bounds(1e-5)
-        for n in ("all", 1)
-    )
-    seen = np.isfinite(one.mu_direction)
-    assert (one.mu_direction[seen] <= whole.mu_direction[seen] + 1e-9).all()
-    np.testing.assert_allclose(one.mu, whole.mu)
-    assert (whole.mu <= 2.0 + 1e-12).all()

@@ -20,8 +20,6 @@ from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from tests.command import changed, dpaudit, inline, refused, stored_scores, write_sweep
 
-JOBS = Path(__file__).resolve().parents[2] / "jobs" / "cebere2024"
-
 
 def sweep(**mechanism: Any) -> dict[str, Any]:
     options = {"steps": 6, "batch_size": 2, "noise_multiplier": 1.0, "clip_norm": 1.0}
@@ -96,13 +94,6 @@ def test_a_seed_draws_other_trials_of_the_same_process(tmp_path):
     assert len(scores) == 2
     assert not scores[0]["score"].equals(scores[1]["score"])
     assert not scores[0]["member"].equals(scores[1]["member"])
-
-
-@pytest.mark.parametrize("file", sorted(JOBS.glob("landscape*.yaml")), ids=lambda f: f.stem)
-def test_the_sweep_files_of_the_paper_are_whole(file):
-    for cell in spec.load(file).cells:
-        assert isinstance(cell.mechanism, Landscape)
-        assert cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).releases == 1
 
 
 @pytest.mark.parametrize(

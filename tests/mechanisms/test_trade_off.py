@@ -47,19 +47,12 @@ class Watcher(TrajectoryAdversary[GradientCanary]):
         return _LikelihoodRatio(canary, known._training, models)
 
 
-class Unsaid(Watcher):
-    """The same, and does not declare that it inserts one gradient."""
-
-    name: str = f"{__name__}:Unsaid"
-    fixed_gradient: ClassVar[bool] = False
-
-
 def cell(raw: dict[str, Any], adversary: Any = None) -> Cell:
-    (found,) = spec.from_raw({**raw, "grid": {}, "adversary": adversary or raw["adversary"]}).cells
-    return found
+    (only,) = spec.from_raw({**raw, "grid": {}, "adversary": adversary or raw["adversary"]}).cells
+    return only
 
 
-def known(found: Cell) -> TradeOff:
+def curve_of(found: Cell) -> TradeOff:
     return found.mechanism.trade_off(found.adversary, found.horizons[-1])
 
 
@@ -72,7 +65,6 @@ def known(found: Cell) -> TradeOff:
         ("loss", {}, "unknown"),
         ("cosine", {}, "unknown"),
         (Watcher.model_fields["name"].default, {}, "gaussian"),
-        (Unsaid.model_fields["name"].default, {}, "unknown"),
         ("biased-dimension", {"sampling": "poisson"}, "claimed"),
         ("loss", {"sampling": "poisson"}, "unknown"),
         ("biased-dimension", {"sampling": "shuffle"}, "unknown"),
@@ -82,7 +74,7 @@ def test_dp_sgd_is_gaussian_for_a_fixed_gradient_in_every_step(adversary, option
     """Or of its claim's own curves, where steps are sampled and the others' batches are known."""
     tiny["audit"]["accountants"] = ["rdp"]
     raw = {**tiny, "mechanism": tiny["mechanism"] | options}
-    assert known(cell(raw, adversary)) is TradeOff(curve)
+    assert curve_of(cell(raw, adversary)) is TradeOff(curve)
 
 
 def test_the_likelihood_ratio_of_a_trajectory_is_exactly_gaussian(tiny):
@@ -137,8 +129,8 @@ def test_of_a_function_only_its_user_knows_the_curve():
     mechanism = {"name": "function", "path": "a:b", "steps": 4, "noise_multiplier": 2.0}
     audit = {"trials": 10, "delta": 1e-5}
     raw = {"name": "own", "mechanism": mechanism, "adversary": "own", "audit": audit}
-    assert known(cell(raw)) is TradeOff.UNKNOWN
+    assert curve_of(cell(raw)) is TradeOff.UNKNOWN
     stated = cell({**raw, "mechanism": mechanism | {"curve": "gaussian"}})
-    assert known(stated) is TradeOff.GAUSSIAN
+    assert curve_of(stated) is TradeOff.GAUSSIAN
     with pytest.raises(SpecError, match=r"mechanism\.curve: must be 'gaussian' or 'unknown'"):
         cell({**raw, "mechanism": mechanism | {"curve": "laplace"}})
