@@ -32,10 +32,7 @@ class Dataset:
 
 
 class Data(Plugin):
-    """Base of all data sets. `path` and `root` locate files and are no part of a run's identity.
-
-    `records` takes the first so many only.
-    """
+    """Base of all data sets. `path` and `root` locate files and are no part of a run's identity."""
 
     kind: ClassVar[str] = "data set"
     home: ClassVar[str] = "dpaudit_ray.data"
@@ -65,8 +62,8 @@ class Data(Plugin):
     def load(self) -> Dataset:
         """The data, read once in a process as long as its files stay as they are.
 
-        The arrays are shared between callers, and between the processes of a node where they came
-        by `provide`: nobody may write to them. Raises as `read`.
+        The arrays are shared, also between processes where they came by `provide`: nobody may write
+        to them. Raises as `read`.
         """
         if (provided := _PROVIDED.get(self.key)) is not None:
             return provided
@@ -95,7 +92,7 @@ def provide(datasets: Mapping[str, Dataset]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """A data set as it was read: its options, and the state of its files."""
+    """A data set, told apart by its options and the state of its files."""
 
     options: str
     stamps: tuple[tuple[int, ...], ...]
@@ -112,7 +109,7 @@ _SETTLED_NS = 2 * 10**9
 
 
 def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, ...], ...] | None:
-    """Stamps that change with `files`; None where nothing tells, and they must be read anew."""
+    """Stamps that change with `files`; None where they must be read anew."""
     try:
         stats = [file.stat() for file in files]
     except OSError:
@@ -134,7 +131,7 @@ def existing_file(path: str, what: str, remedy: str) -> Path:
 def standardized(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     """Features [N, ...] with mean 0 and standard deviation 1; constant ones become 0."""
     wide = x.astype(np.float64)
-    if len(wide) == 0:
+    if not len(wide):
         return wide.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # `checked` refuses what came of it
         spread = wide.std(axis=0)
@@ -152,8 +149,8 @@ def scaled_images(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
 
 def require_finite(x: npt.NDArray[np.generic], source: str, name: str = "x") -> None:
     """Raises DataError when x [N, ...] has a NaN or infinite value."""
-    if not np.isfinite(x).all():
-        row = int(np.argwhere(~np.isfinite(x))[0][0])
+    if len(strange := np.argwhere(~np.isfinite(x))):
+        row = strange[0][0]
         raise DataError(
             f"{source}: {name} has a NaN or infinite value in row {row}; clean the data"
         )

@@ -37,16 +37,14 @@ class _Images(Data):
     normalize: bool = False  # give every channel mean 0, deviation 1
 
     def files(self) -> tuple[Path, ...]:
-        folder = self._root / self.folder
-        trained = self.split == "train" or self.normalize
+        trained = self.parts if self.split == "train" or self.normalize else ()
         tested = self.test_parts if self.split == "test" else ()
-        return tuple(folder / part for part in (*(self.parts if trained else ()), *tested))
+        return tuple(self._root / self.folder / part for part in (*trained, *tested))
 
     def read(self) -> Dataset:
-        train = self.split == "train"
-        x, y = self._read(train)
+        x, y = self._read(self.split == "train")
         if self.normalize:
-            trained = x if train else self._read(train=True)[0]
+            trained = x if self.split == "train" else self._read(train=True)[0]
             for channel in range(x.shape[1]):
                 pixels = trained[:, channel].copy()
                 shift = pixels.mean(dtype=np.float64)

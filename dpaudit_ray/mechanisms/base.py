@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ..stats import Estimate
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+Prepared = tuple[Arrays, ...]  # the parts of a preparation, in order
+Members = npt.NDArray[np.bool_]  # [n], True where the canary is in
+Scores = npt.NDArray[np.float64]  # [n, horizons]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,17 +102,15 @@ class Measured:
     missed together. NaN and inf are no misses: a training that diverged is an outcome.
     """
 
-    scores: npt.NDArray[np.float64]
-    utility: Mapping[str, npt.NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+    scores: Scores
+    utility: Mapping[str, Scores] = dataclasses.field(default_factory=dict)
     missed: Mapping[int, Missed] = dataclasses.field(default_factory=dict)
 
 
 class Session(Protocol):
     """A mechanism opened for one adversary."""
 
-    def run(
-        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64] | Measured:
+    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores | Measured:
         """Trains `len(members)` models and scores each at every horizon.
 
         Args:
@@ -143,11 +144,11 @@ class ResumableSession(ABC):
     @abstractmethod
     def run(
         self,
-        members: npt.NDArray[np.bool_],
+        members: Members,
         seed: int,
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None = None,
-    ) -> npt.NDArray[np.float64] | Measured:
+    ) -> Scores | Measured:
         """`Session.run` from the last of `checkpoints` on; the same scores, bit for bit."""
 
 
@@ -266,12 +267,7 @@ class Mechanism(Plugin):
 
     @abstractmethod
     def open(
-        self,
-        adversary: Adversary,
-        seed: int,
-        craft_seed: int,
-        gpu: bool,
-        prepared: tuple[Arrays, ...] = (),
+        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
     ) -> Session:
         """Prepares for packs; the adversary crafts its canary now, from public knowledge only.
 
@@ -296,17 +292,13 @@ class Mechanism(Plugin):
         raise NotImplementedError(f"{self.name} has a preparation, and no prepare_part()")
 
     def exact(
-        self,
-        adversary: Adversary,
-        horizons: tuple[int, ...],
-        delta: float,
-        prepared: tuple[Arrays, ...] = (),
+        self, adversary: Adversary, horizons: tuple[int, ...], delta: float, prepared: Prepared = ()
     ) -> dict[int, tuple[Estimate, ...]]:
         """Estimates at each horizon that take no trials; `prepared` is empty until all is there."""
         return {}
 
     def distributions(
-        self, adversary: Adversary, delta: float, prepared: tuple[Arrays, ...]
+        self, adversary: Adversary, delta: float, prepared: Prepared
     ) -> Mapping[str, npt.NDArray[np.float64]]:
         """Numbers that a report draws as histograms, by their titles, float64 [any number]."""
         return {}

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from .. import imports
@@ -32,7 +31,19 @@ from ..errors import ClusterError, SpecError
 from ..isolation import Limits, Sandbox
 from ..stats import TradeOff
 from . import isolated_trial
-from .base import Arrays, Claimed, Measured, Mechanism, Missed, PartSeeds, Preparation, Session
+from .base import (
+    Arrays,
+    Claimed,
+    Measured,
+    Mechanism,
+    Members,
+    Missed,
+    PartSeeds,
+    Preparation,
+    Prepared,
+    Scores,
+    Session,
+)
 
 _TRACEBACK = 2**13  # characters of a traceback that are kept
 
@@ -138,12 +149,7 @@ class Function(Mechanism):
         return cast(Arrays, prepare(part, seeds.part % 2**63))
 
     def open(
-        self,
-        adversary: Adversary,
-        seed: int,
-        craft_seed: int,
-        gpu: bool,
-        prepared: tuple[Arrays, ...] = (),
+        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
     ) -> Session:
         train, given = self._train(), None if self.prepare is None else prepared
         if self.isolated:
@@ -167,9 +173,7 @@ class TrialByTrial:
 
     trial: Callable[[bool, int], float | Missed]
 
-    def run(
-        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64] | Measured:
+    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores | Measured:
         """Runs trials by their bits, one after another."""
         scores, missed = np.full((len(members), 1), np.nan), {}
         children = np.random.SeedSequence(seed).spawn(len(members))
@@ -193,7 +197,7 @@ class IsolatedTrials:
         self,
         path: str,
         options: Mapping[str, Any],
-        prepared: tuple[Arrays, ...] | None,
+        prepared: Prepared | None,
         limits: Limits,
         gpu: bool,
     ) -> None:

@@ -33,8 +33,10 @@ from .base import (
     Claimed,
     Measured,
     Mechanism,
+    Members,
     PartSeeds,
     Preparation,
+    Prepared,
     Session,
     recorded_steps,
 )
@@ -210,21 +212,12 @@ class LabelGradient(Mechanism):
         return Target.trained(training, self.shape, self.steps, seeds.part).arrays
 
     def open(
-        self,
-        adversary: Adversary,
-        seed: int,
-        craft_seed: int,
-        gpu: bool,
-        prepared: tuple[Arrays, ...] = (),
+        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
     ) -> Session:
         return Trials.from_target(prepared[0], cast(Label, adversary), self.noise)
 
     def exact(
-        self,
-        adversary: Adversary,
-        horizons: tuple[int, ...],
-        delta: float,
-        prepared: tuple[Arrays, ...] = (),
+        self, adversary: Adversary, horizons: tuple[int, ...], delta: float, prepared: Prepared = ()
     ) -> dict[int, tuple[Estimate, ...]]:
         """For `backend: exact`, closed forms of all batches so far; nothing before the target."""
         if self.sampled or not prepared:
@@ -232,7 +225,7 @@ class LabelGradient(Mechanism):
         return closed_forms(prepared[0], cast(Label, adversary), self.noise, horizons, delta)
 
     def distributions(
-        self, adversary: Adversary, delta: float, prepared: tuple[Arrays, ...]
+        self, adversary: Adversary, delta: float, prepared: Prepared
     ) -> Mapping[str, Floats]:
         """For `backend: exact`: the bound of every label, and the attacked gradients' entries."""
         if self.sampled:
@@ -559,7 +552,7 @@ class Trials:
             )
         return cls(adversary, releases, distances)
 
-    def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Measured:
+    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Measured:
         """Scores [n, 1]; and the accuracy of all labels that are rebuilt, at every step alike."""
         rng = np.random.default_rng(seed)
         batches, places = self._chosen(len(members), rng)

@@ -42,14 +42,10 @@ class AlexNet(Model):
         return self
 
     def files(self) -> tuple[Path, ...]:
-        """The file of weights, if one is given; see `Data.files`."""
         return () if self.path is None else (Path(self.path).expanduser(),)
 
     def body(self, shape: tuple[int, ...]) -> nn.Module:
-        """Images [B, 3, H, W] to [B, 4096], in evaluation mode, without gradients.
-
-        Raises DataError where the weights cannot be had, or are another network's.
-        """
+        """Raises DataError where the weights cannot be had, or are another network's."""
         channels, _, _ = image(shape, self.name, least=1)
         if channels != 3:
             raise SpecError(
@@ -61,19 +57,15 @@ class AlexNet(Model):
         try:
             return AlexNetBody(state)
         except RuntimeError as error:
-            problem = " ".join(str(error).split())
-            raise DataError(
-                f"{source}: not AlexNet's weights ({problem:.300}); {_REMEDY}"
-            ) from error
+            problem = f"not AlexNet's weights ({' '.join(str(error).split()):.300})"
+            raise DataError(f"{source}: {problem}; {_REMEDY}") from error
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         from torch import nn
 
         if shape != (_FEATURES,):
-            raise SpecError(
-                "mechanism.model",
-                f"{self.name} trains on the {_FEATURES} outputs of its body, got {list(shape)}",
-            )
+            problem = f"trains on the {_FEATURES} outputs of its body, got {list(shape)}"
+            raise SpecError("mechanism.model", f"{self.name} {problem}")
         return nn.Sequential(nn.Flatten(), nn.Linear(_FEATURES, outputs(classes)))
 
     def _state(self) -> tuple[dict[str, Tensor] | None, str]:
@@ -84,24 +76,22 @@ class AlexNet(Model):
         if self.weights == "none":
             return None, self.name
         if self.path is None:
-            default = AlexNet_Weights.DEFAULT
+            options = {"progress": False, "check_hash": True, "weights_only": True}
             try:
-                state = default.get_state_dict(progress=False, check_hash=True, weights_only=True)
+                return dict(AlexNet_Weights.DEFAULT.get_state_dict(**options)), self.name
             except (OSError, RuntimeError, pickle.UnpicklingError) as error:
                 raise DataError(
                     f"{self.name}: the weights are not in torch's cache and the download failed "
                     f"({reason(error)}); give a copy with weights: file and path"
                 ) from error
-            return dict(state), self.name
         file = existing_file(self.path, self.name, _REMEDY)
         try:
             with warnings.catch_warnings():  # about foreign pickles; the error below tells
                 warnings.simplefilter("ignore")
                 state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever it meets in a damaged or foreign file
-            raise DataError(
-                f"{file}: not a readable file of weights without code; {_REMEDY}"
-            ) from error
+            problem = "not a readable file of weights without code"
+            raise DataError(f"{file}: {problem}; {_REMEDY}") from error
         if not isinstance(state, dict):
             raise DataError(f"{file}: holds a {type(state).__name__}, no state dict; {_REMEDY}")
         return state, str(file)

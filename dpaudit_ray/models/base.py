@@ -23,9 +23,9 @@ _NUMBERS = 1 << 27  # float32 parameters of a pack: 512 MiB
 class Model(Plugin):
     """Base of all models.
 
-    `initialization: fixed` gives all trials one θ_0, known to everybody; `random` draws one per
-    trial, which the adversary does not know. `scheme` draws it: `default` is the network's own
-    way, `kaiming` and `xavier` draw all weights from those normal distributions, with biases 0.
+    `initialization: fixed` gives all trials one θ_0, known to everybody; `random` one per trial,
+    known to nobody. `scheme` draws it: `default` is the network's own way, `kaiming` and `xavier`
+    draw all weights from those normal distributions, with biases 0.
     """
 
     kind: ClassVar[str] = "model"
@@ -43,8 +43,7 @@ class Model(Plugin):
     def pack_size(self) -> int:
         """Models of a pack for `pack_size: auto`: θ of all of them takes 512 MiB at most.
 
-        Its update, sums and copies for observers take as much each. What a batch adds does not
-        count: a pack is computed in groups that have room.
+        What a batch adds does not count: a pack is computed in groups that have room.
         """
         return max(1, min(PACK, _NUMBERS // max(1, self.parameters)))
 
@@ -57,10 +56,9 @@ class Model(Plugin):
         """
 
     def body(self, shape: tuple[int, ...]) -> nn.Module | None:
-        """A frozen part for examples of `shape`, applied once to the data, before training.
+        """A frozen part for examples of `shape`, applied once to the data; None for none.
 
-        `build` then gets the shape of its output. Drawn, where it is random, before `build`. None:
-        the data is trained on as it is.
+        `build` then gets the shape of its output. Drawn, where it is random, before `build`.
         """
         return None
 

@@ -48,8 +48,7 @@ class Fcnn(Model):
 class Mlp3(Model):
     """Three fully connected layers d-width-width-c with ReLU, for binary records as Purchase.
 
-    Nasr et al. 2021, appendix A, train "a three layers fully connected neural network" on
-    Purchase and do not give its widths; 128 is this project's choice.
+    Nasr et al. 2021, appendix A, do not give the widths; 128 is this project's choice.
     """
 
     name: Literal["mlp3"] = "mlp3"
@@ -57,7 +56,6 @@ class Mlp3(Model):
 
     @property
     def parameters(self) -> int:
-        """Counts as many inputs as the layers are wide: the data are not read for it."""
         return 2 * self.width**2
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

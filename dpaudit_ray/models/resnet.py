@@ -16,8 +16,7 @@ class ResNet18(Model):
     """ResNet-18 (He et al. 2016) for CIFAR: 11,173,962 parameters with 10 classes.
 
     The stem is one 3x3 convolution of stride 1, without max-pooling. Every norm is a GroupNorm of
-    `groups` groups over 64 to 512 channels; 32 is what Opacus' ModuleValidator puts in place of
-    BatchNorm. The number of groups does not change the number of parameters.
+    `groups` groups; 32 is what Opacus' ModuleValidator puts in place of BatchNorm.
     """
 
     name: Literal["resnet18"] = "resnet18"
@@ -48,8 +47,8 @@ class ResNet18(Model):
 class Wrn16(Model):
     """WRN-16-k (Zagoruyko and Komodakis 2016): 2,748,890 parameters for k = 4, 10 classes.
 
-    `width` is k. Every norm is a GroupNorm of `groups` groups over 16 to 64k channels; 16 is the
-    most that the first one can have. The paper's BatchNorm has as many parameters.
+    `width` is k. Every norm is a GroupNorm of `groups` groups, at most 16, as the first one has 16
+    channels. The paper's BatchNorm has as many parameters.
     """
 
     name: Literal["wrn16"] = "wrn16"

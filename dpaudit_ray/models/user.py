@@ -42,7 +42,7 @@ class UserModule(Model):
         return (*super().named_modules(), self.path.partition(":")[0])
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Imports and calls it. Raises SpecError where that gives no module."""
+        """Raises SpecError where the call gives no module."""
         from torch import nn
 
         factory = imports.network(self.path, f"{_KEY}.path")

@@ -10,17 +10,17 @@ from ...adversaries.base import Adversary
 from ...data.base import Data, Dataset
 from ...plugins import Plugin
 from ...stats import TradeOff
-from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session, recorded_steps
-from .recipe import (
-    Recipe,
-    check_augmentations,
-    check_frozen,
-    check_known_start,
-    check_labels,
-    check_model,
-    check_period,
-    check_shadow_records,
+from ..base import (
+    Arrays,
+    Claimed,
+    Mechanism,
+    PartSeeds,
+    Preparation,
+    Prepared,
+    Session,
+    recorded_steps,
 )
+from .recipe import Recipe
 from .sampling import Poisson
 
 if TYPE_CHECKING:
@@ -112,12 +112,7 @@ class DpSgd(Recipe, Mechanism):
 
     def check(self, adversary: Adversary) -> None:
         super().check(adversary)
-        check_period(adversary, self.steps, self.sampling)
-        check_labels(adversary, self)
-        if adversary.chooses_start:
-            check_known_start(self.model)
-        if adversary.frozen:
-            check_frozen(adversary, self)
+        self.check_adversary(adversary)
 
     def datasets(self) -> Mapping[str, Dataset]:
         used = [self.data, *([self.held_out] if isinstance(self.held_out, Data) else [])]
@@ -128,22 +123,18 @@ class DpSgd(Recipe, Mechanism):
 
         data, _ = self.data.load(), self.sizes
         divide(self.recipe, data, 0)
-        check_augmentations(self.augmentations, data.x.shape[1:], type(self.model))
-        self._parameters(data)
-
-    def _parameters(self, data: Dataset) -> int:
-        batch = self.physical_batch_size or self.batch_size
-        return check_model(self.model, data, batch, self.loss)
+        self.check_views(data.x.shape[1:])
+        self.check_model(data)
 
     def check_records(self, adversary: Adversary) -> None:
         data = self.data.load()
         if type(adversary).check_size is not Adversary.check_size:
-            adversary.check_size(self._parameters(data))
+            adversary.check_size(self.check_model(data))
         reserved = self.share_of("reserved", len(data.y))
         if adversary.reserves is not None:
             adversary.check_reserve(reserved)
         if (plan := adversary.shadow_plan) is not None:
-            check_shadow_records(plan, data, reserved, self.batch_size)
+            self.check_shadow_records(plan, data, reserved)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that may have the canary; the others are post-processing."""
@@ -183,12 +174,7 @@ class DpSgd(Recipe, Mechanism):
         return DpSgdTraining.prepare(self.recipe, seed, gpu)
 
     def open(
-        self,
-        adversary: Adversary,
-        seed: int,
-        craft_seed: int,
-        gpu: bool,
-        prepared: tuple[Arrays, ...] = (),
+        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
     ) -> Session:
         from . import session
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -33,13 +32,20 @@ from ...engines.packing.samplewise import Samplewise, placed
 from ...engines.rules.base import trained
 from ...errors import SpecError
 from ...seeds import derive
-from ..base import Arrays, Checkpoints, Measured, ResumableSession, Session
+from ..base import (
+    Arrays,
+    Checkpoints,
+    Measured,
+    Members,
+    Prepared,
+    ResumableSession,
+    Scores,
+    Session,
+)
 from .checkpointing import PackCheckpoints
 from .training import DpSgdTraining
 from .updates import Constant
 
-Scores = npt.NDArray[np.float64]
-Members = npt.NDArray[np.bool_]
 Values = dict[str, Tensor]  # parameters, by their names
 _START = "start"  # the name of θ_0 among stored arrays, where the adversary chooses it
 _NUMBERS = 1 << 24  # parameters of the models that are computed at once: 64 MiB of float32
@@ -176,7 +182,7 @@ def _check_floating(x: Tensor) -> None:
 
 
 def open_session(
-    training: DpSgdTraining, adversary: Adversary, seed: int, prepared: tuple[Arrays, ...] = ()
+    training: DpSgdTraining, adversary: Adversary, seed: int, prepared: Prepared = ()
 ) -> Session:
     """A session with the `prepared` canary or shadows; crafts a canary that is not."""
     if adversary.frozen:

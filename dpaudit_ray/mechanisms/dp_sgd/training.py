@@ -26,7 +26,7 @@ from ...models.base import as_input, input_dtype
 from ...seeds import derive
 from .checkpointing import PackCheckpoints
 from .network import loss_of, network, seeded
-from .recipe import Recipe, check_known_start, check_like
+from .recipe import Recipe, check_like
 from .sampling import Sizes
 from .steps import Insertion, OpacusSteps, PackedSteps, Steps, check_claim, sums_of_parts
 from .updates import Noisy, State
@@ -186,7 +186,7 @@ class DpSgdTraining:
 
     def starting(self, initial: Tensor) -> DpSgdTraining:
         """The same training from another θ_0, float [p], which everybody knows."""
-        check_known_start(self.recipe.model)
+        self.recipe.check_known_start()
         return dataclasses.replace(self, initial=initial.to(self.initial))
 
     @property

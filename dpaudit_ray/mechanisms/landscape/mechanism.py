@@ -14,7 +14,7 @@ from ...adversaries.base import Adversary
 from ...adversaries.landscape import LandscapeAdversary
 from ...errors import SpecError
 from ...stats import Estimate, Status, TradeOff
-from ..base import Arrays, Claimed, Mechanism, Session, recorded_steps
+from ..base import Claimed, Mechanism, Prepared, Session, recorded_steps
 from .process import FirstStep, Gradient, Process
 
 SMALLEST_NOISE = 0.25  # noise multiplier from which on the grid holds all densities that matter
@@ -110,11 +110,7 @@ class Landscape(Mechanism):
         return self.process(adversary)
 
     def exact(
-        self,
-        adversary: Adversary,
-        horizons: tuple[int, ...],
-        delta: float,
-        prepared: tuple[Arrays, ...] = (),
+        self, adversary: Adversary, horizons: tuple[int, ...], delta: float, prepared: Prepared = ()
     ) -> dict[int, tuple[Estimate, ...]]:
         """For `backend: exact`, the best test's μ read as Gaussian, and the true ε of the pair.
 

@@ -1,7 +1,7 @@
 """Network parts that models are built of: residual blocks, and AlexNet's frozen body.
 
-They import torch, so models load this module late. GroupNorm treats every example alone, as DP-SGD
-needs; nothing works in place, so that gradients can be taken at every layer.
+GroupNorm treats every example alone, as DP-SGD needs; nothing works in place, so that gradients can
+be taken at every layer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ def conv3x3(channels: int, out: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
 
 
+def _two_convolutions(channels: int, out: int, stride: int, groups: int) -> list[nn.Module]:
+    first, second = conv3x3(channels, out, stride), conv3x3(out, out)
+    return [first, nn.GroupNorm(groups, out), nn.ReLU(), second]
+
+
 class BasicBlock(nn.Module):
     """ReLU(F(x) + x), F two convolutions (He et al. 2016, figure 2 and table 1)."""
 
     def __init__(self, channels: int, out: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.residual = nn.Sequential(
-            conv3x3(channels, out, stride),
-            nn.GroupNorm(groups, out),
-            nn.ReLU(),
-            conv3x3(out, out),
-            nn.GroupNorm(groups, out),
-        )
+        layers = _two_convolutions(channels, out, stride, groups)
+        self.residual = nn.Sequential(*layers, nn.GroupNorm(groups, out))
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != out:
             projection = nn.Conv2d(channels, out, 1, stride, bias=False)
@@ -53,12 +53,7 @@ class PreActivationBlock(nn.Module):
     def __init__(self, channels: int, out: int, stride: int, groups: int) -> None:
         super().__init__()
         self.activation = nn.Sequential(nn.GroupNorm(groups, channels), nn.ReLU())
-        self.residual = nn.Sequential(
-            conv3x3(channels, out, stride),
-            nn.GroupNorm(groups, out),
-            nn.ReLU(),
-            conv3x3(out, out),
-        )
+        self.residual = nn.Sequential(*_two_convolutions(channels, out, stride, groups))
         self.projection: nn.Module | None = None
         if stride != 1 or channels != out:
             self.projection = nn.Conv2d(channels, out, 1, stride, bias=False)
@@ -95,11 +90,9 @@ def initialized(network: nn.Sequential) -> nn.Sequential:
 
 
 class AlexNetBody(nn.Module):
-    """torchvision's AlexNet up to its last layer, frozen.
+    """torchvision's AlexNet up to its last layer, frozen: images [B, 3, H, W] in 0..1 to [B, 4096].
 
-    Images [B, 3, H, W] in 0..1 to the input of the last layer, [B, 4096].
-
-    Images are resized to 224 x 224 pixels and normalised with ImageNet's mean and deviation.
+    They are resized to 224 x 224 pixels and normalised with ImageNet's mean and deviation.
     """
 
     mean: Tensor
@@ -131,7 +124,6 @@ class AlexNetBody(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Works through the images in small parts."""
         return torch.cat([self._features(part) for part in torch.split(x, _CHUNK)])
 
     def _features(self, x: Tensor) -> Tensor:
