@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from .. import imports
@@ -31,19 +32,7 @@ from ..errors import ClusterError, SpecError
 from ..isolation import Limits, Sandbox
 from ..stats import TradeOff
 from . import isolated_trial
-from .base import (
-    Arrays,
-    Claimed,
-    Measured,
-    Mechanism,
-    Members,
-    Missed,
-    PartSeeds,
-    Preparation,
-    Prepared,
-    Scores,
-    Session,
-)
+from .base import Arrays, Claimed, Measured, Mechanism, Missed, PartSeeds, Preparation, Session
 
 _TRACEBACK = 2**13  # characters of a traceback that are kept
 
@@ -149,7 +138,12 @@ class Function(Mechanism):
         return cast(Arrays, prepare(part, seeds.part % 2**63))
 
     def open(
-        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: tuple[Arrays, ...] = (),
     ) -> Session:
         train, given = self._train(), None if self.prepare is None else prepared
         if self.isolated:
@@ -173,7 +167,9 @@ class TrialByTrial:
 
     trial: Callable[[bool, int], float | Missed]
 
-    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores | Measured:
+    def run(
+        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
+    ) -> npt.NDArray[np.float64] | Measured:
         """Runs trials by their bits, one after another."""
         scores, missed = np.full((len(members), 1), np.nan), {}
         children = np.random.SeedSequence(seed).spawn(len(members))
@@ -197,7 +193,7 @@ class IsolatedTrials:
         self,
         path: str,
         options: Mapping[str, Any],
-        prepared: Prepared | None,
+        prepared: tuple[Arrays, ...] | None,
         limits: Limits,
         gpu: bool,
     ) -> None:

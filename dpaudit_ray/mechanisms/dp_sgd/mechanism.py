@@ -10,16 +10,7 @@ from ...adversaries.base import Adversary
 from ...data.base import Data, Dataset
 from ...plugins import Plugin
 from ...stats import TradeOff
-from ..base import (
-    Arrays,
-    Claimed,
-    Mechanism,
-    PartSeeds,
-    Preparation,
-    Prepared,
-    Session,
-    recorded_steps,
-)
+from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session, recorded_steps
 from .recipe import Recipe
 from .sampling import Poisson
 
@@ -174,7 +165,12 @@ class DpSgd(Recipe, Mechanism):
         return DpSgdTraining.prepare(self.recipe, seed, gpu)
 
     def open(
-        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: tuple[Arrays, ...] = (),
     ) -> Session:
         from . import session
 

@@ -32,16 +32,7 @@ from ...engines.packing.samplewise import Samplewise, placed
 from ...engines.rules.base import trained
 from ...errors import SpecError
 from ...seeds import derive
-from ..base import (
-    Arrays,
-    Checkpoints,
-    Measured,
-    Members,
-    Prepared,
-    ResumableSession,
-    Scores,
-    Session,
-)
+from ..base import Arrays, Checkpoints, Measured, Members, ResumableSession, Scores, Session
 from .checkpointing import PackCheckpoints
 from .training import DpSgdTraining
 from .updates import Constant
@@ -182,7 +173,7 @@ def _check_floating(x: Tensor) -> None:
 
 
 def open_session(
-    training: DpSgdTraining, adversary: Adversary, seed: int, prepared: Prepared = ()
+    training: DpSgdTraining, adversary: Adversary, seed: int, prepared: tuple[Arrays, ...] = ()
 ) -> Session:
     """A session with the `prepared` canary or shadows; crafts a canary that is not."""
     if adversary.frozen:
