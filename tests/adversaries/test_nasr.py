@@ -207,7 +207,7 @@ def test_records_in_reserve_are_nobody_elses(seed, tiny):
     split = {"held_out": 0.2, "reserved": 0.3, "seed": seed}
     session = opened(tiny, STATIC | {"ascent": 0}, **split)
     training = session.training
-    private, held, own = rows(training.x), rows(training.held_out.x), rows(training.reserved[0])
+    private, held, own = rows(training.x), rows(training.held_out[0]), rows(training.reserved[0])
     assert (len(private), len(held), len(own)) == (284, 114, 171)
     assert not private & held
     assert not private & own

@@ -139,10 +139,9 @@ def test_of_numbers_the_loss_alone_is_measured(regression, tiny):
     session = opened(tiny, "api-access", **regression(model=MLP, loss="mse", held_out=0.2))
     outcome = session.run(np.arange(4) % 2 == 0, 7, (3, 6))
     assert outcome.utility.keys() == {"loss"} == set(session.training.recipe.measures)
-    model, held_out = session.training.model, session.training.held_out
-    errors = model.outputs(model.initial[None], held_out.x)[0, :, 0] - held_out.y
-    expected = float((errors**2).mean())
-    assert held_out.measured(model, model.initial[None])[0, 0] == pytest.approx(expected)
+    theta, (x, y) = session.training.initial[None], session.training.held_out
+    errors = session.training.model.outputs(theta, x)[0, :, 0] - y
+    assert session.training.measured(theta)[0, 0] == pytest.approx(float((errors**2).mean()))
 
 
 def test_a_loss_is_part_of_what_a_run_is(regression, tiny):

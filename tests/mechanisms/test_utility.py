@@ -32,14 +32,14 @@ def by_hand(training: Any, theta: torch.Tensor) -> list[list[float]]:
     for row in theta:
         torch.nn.utils.vector_to_parameters(row, training.module.parameters())
         right, total = 0, 0.0
-        for x, y in zip(training.held_out.x, training.held_out.y, strict=True):
+        for x, y in zip(*training.held_out, strict=True):
             with torch.no_grad():
                 outputs = training.module(x[None])[0].double()
             if len(outputs) == 1:
                 outputs = torch.cat([torch.zeros(1, dtype=torch.float64), outputs])
             right += int(outputs.argmax() == y)
             total -= float(outputs.log_softmax(0)[y])
-        found.append([right / len(training.held_out.y), total / len(training.held_out.y)])
+        found.append([right / len(training.held_out[1]), total / len(training.held_out[1])])
     return found
 
 
@@ -62,20 +62,20 @@ def test_examples_that_are_held_out_are_not_trained_on(tiny):
     cell = mechanism(tiny, held_out=0.25)
     whole = cell.mechanism.data.load()
     training = cell.mechanism.training(3, gpu=False)
-    assert training.examples + len(training.held_out.y) == len(whole.y)
-    assert len(training.held_out.y) == round(len(whole.y) / 4)
+    assert training.examples + len(training.held_out[1]) == len(whole.y)
+    assert len(training.held_out[1]) == round(len(whole.y) / 4)
     rows = {tuple(row) for row in training.x.tolist()}
-    assert not rows & {tuple(row) for row in training.held_out.x.tolist()}
+    assert not rows & {tuple(row) for row in training.held_out[0].tolist()}
     assert max(int(batch.max()) for batch in training.batches) < training.examples
     again, other = (cell.mechanism.training(seed, gpu=False) for seed in (3, 4))
-    assert torch.equal(again.held_out.x, training.held_out.x)
-    assert not torch.equal(other.held_out.x, training.held_out.x)
+    assert torch.equal(again.held_out[0], training.held_out[0])
+    assert not torch.equal(other.held_out[0], training.held_out[0])
 
 
 def test_a_model_that_diverged_has_no_accuracy(tiny):
     training = mechanism(tiny, held_out=0.5).mechanism.training(3, gpu=False)
     theta = torch.stack([training.initial, torch.full_like(training.initial, torch.nan)])
-    found = training.held_out.measured(training.model, theta)
+    found = training.measured(theta)
     assert np.isfinite(found[:, 0]).all()
     assert np.isnan(found[:, 1]).all()
 

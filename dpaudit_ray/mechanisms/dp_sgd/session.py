@@ -296,12 +296,9 @@ class DpSgdSession(ResumableSession):
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
-        held_out = training.held_out
-        record = {}  # by name, float64 [n, horizons]; NaN where training has not come yet
-        for name in ("scores", *(() if held_out is None else training.recipe.measures)):
-            fresh = np.full((len(members), len(horizons)), np.nan)
-            record[name] = np.array(saved.recorded.get(name, fresh))
-        column = {step: i for i, step in enumerate(horizons)}
+        names = ("scores", *(() if training.held_out is None else training.recipe.measures))
+        fresh = np.full((len(members), len(horizons)), np.nan)  # where training has not come yet
+        record = {name: np.array(saved.recorded.get(name, fresh)) for name in names}
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
         path = training.run(inside, seed, inserted, adversary.period, watch, saved)
         see = observer.see if isinstance(observer, TrajectoryObserver) else None
@@ -310,24 +307,22 @@ class DpSgdSession(ResumableSession):
             if see is not None:  # in copies
                 see(step, before, theta.clone())
                 before = theta.clone()
-            if step in column:
+            if step in horizons:
                 if observer is None:
                     final = _FinalModels(training.initial.clone(), theta.clone(), training.model)
                     scores = adversary.score(self.canary, final)
                 else:
                     scores = observer.scores()
-                at = np.s_[:, column[step]]
-                record["scores"][at] = _checked(scores, bits, observer or adversary)
-                if held_out is not None:
-                    measured = held_out.measured(training.model, theta)
-                    for name, values in zip(training.recipe.measures, measured, strict=True):
-                        record[name][at] = np.repeat(values, canaries)
+                values = [_checked(scores, bits, observer or adversary)]
+                if len(names) > 1:
+                    values += [np.repeat(row, canaries) for row in training.measured(theta)]
+                for name, column in zip(names, values, strict=True):
+                    record[name][:, horizons.index(step)] = column
             saved.offer(step, theta, record)
             if step == horizons[-1]:
                 break
-        if held_out is None:
-            return record["scores"]
-        return Measured(record.pop("scores"), record)
+        recorded = record.pop("scores")
+        return Measured(recorded, record) if record else recorded
 
 
 def _checked(scores: Any, bits: Tensor, scorer: object) -> Scores:

@@ -87,34 +87,6 @@ def divide(
 
 
 @dataclasses.dataclass(frozen=True)
-class HeldOut:
-    """Examples x [m, ...] with classes, or numbers, y [m]."""
-
-    x: Tensor
-    y: Tensor
-
-    def measured(self, model: PackedModel, theta: Tensor) -> npt.NDArray[np.float64]:
-        """`Recipe.measures` of models `theta`, float [n, p]: accuracy and mean loss, [2 or 1, n].
-
-        NaN for a model of which some output is not finite.
-        """
-        right = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
-        total = torch.zeros_like(right)
-        batches = (torch.split(part, _MEASURED_AT_ONCE) for part in (self.x, self.y))
-        for x, y in zip(*batches, strict=True):
-            outputs = model.outputs(theta, x)
-            chosen = outputs[..., 0] > 0 if outputs.shape[2] == 1 else outputs.argmax(2)
-            right += (chosen == y).sum(1)
-            batch = model.loss(outputs.flatten(0, 1), y.repeat(len(theta))).view(len(theta), -1)
-            total += batch.sum(1, dtype=torch.float64)
-            lost = ~outputs.isfinite().flatten(1).all(1)
-            right[lost], total[lost] = math.nan, math.nan
-        measured = [total] if self.y.is_floating_point() else [right, total]
-        means: npt.NDArray[np.float64] = (torch.stack(measured) / len(self.y)).cpu().numpy()
-        return means
-
-
-@dataclasses.dataclass(frozen=True)
 class DpSgdTraining:
     """The public part of DP-SGD, on one device; also what an adversary may know beforehand."""
 
@@ -127,7 +99,7 @@ class DpSgdTraining:
     batches: tuple[Tensor, ...]  # of the others, at each of T steps: indices [any number]
     classes: int
     loaded: Callable[[Dataset], tuple[Tensor, Tensor]]  # other data, as the model sees it
-    held_out: HeldOut | None = None
+    held_out: tuple[Tensor, Tensor] | None = None  # x [m, ...], y [m] to measure models on
     reserved: tuple[Tensor, Tensor] | None = None  # x [m, ...] and y [m] that only adversaries have
     shadows: Tensor | None = None  # models [s, p] that an adversary trained on them
     views_seed: int = 0
@@ -146,13 +118,13 @@ class DpSgdTraining:
         drawn = derive("initialization", seed, recipe.seed)
         with seeded(drawn):
             body = recipe.model.body(data.x.shape[1:])
-        training, held_out, reserved = divide(recipe, data, seed)
-        features = _features(training, body, device, dtype)
+        split, *others = divide(recipe, data, seed)
+        features = _features(split, body, device, dtype)
         module = network(recipe.model, tuple(features.shape[1:]), data.classes, drawn)
         slots_of(module)  # refuses parameters that could not be moved as they are
         dtype_taken = input_dtype(module.to(device, dtype), features)
         features = as_input(features, dtype_taken)
-        y = torch.from_numpy(training.y.copy()).to(device)
+        y = torch.from_numpy(split.y.copy()).to(device)
 
         def loaded(part: Dataset) -> tuple[Tensor, Tensor]:
             x = as_input(_features(part, body, device, dtype), dtype_taken)
@@ -163,19 +135,19 @@ class DpSgdTraining:
         most = max(recipe.batch_size, *map(len, batches))
         most = min(most, recipe.physical_batch_size or most)
         model.settle(features[:most], y[:most])
-        initial = model.initial
+        held_out, reserved = (None if part is None else loaded(part) for part in others)
         return cls(
             views_seed=derive("views", seed, recipe.seed),
             recipe=recipe,
             module=module,
             model=model,
-            initial=torch.zeros_like(initial) if recipe.hidden_start else initial,
+            initial=torch.zeros_like(model.initial) if recipe.hidden_start else model.initial,
             x=features,
             y=y,
             batches=batches,
             classes=data.classes,
-            held_out=None if held_out is None else HeldOut(*loaded(held_out)),
-            reserved=None if reserved is None else loaded(reserved),
+            held_out=held_out,
+            reserved=reserved,
             loaded=loaded,
         )
 
@@ -290,6 +262,27 @@ class DpSgdTraining:
             if watch is not None and before is not None:
                 watch(step, before, sums / recipe.batch_size)
             yield theta
+
+    def measured(self, theta: Tensor) -> npt.NDArray[np.float64]:
+        """`Recipe.measures` of models `theta`, float [n, p]: accuracy and mean loss, [2 or 1, n].
+
+        On records held out; NaN for a model of which some output is not finite.
+        """
+        assert self.held_out is not None
+        right = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
+        total = torch.zeros_like(right)
+        batches = (torch.split(part, _MEASURED_AT_ONCE) for part in self.held_out)
+        for x, y in zip(*batches, strict=True):
+            outputs = self.model.outputs(theta, x)
+            chosen = outputs[..., 0] > 0 if outputs.shape[2] == 1 else outputs.argmax(2)
+            right += (chosen == y).sum(1)
+            losses = self.model.loss(outputs.flatten(0, 1), y.repeat(len(theta)))
+            total += losses.view(len(theta), -1).sum(1, dtype=torch.float64)
+            lost = ~outputs.isfinite().flatten(1).all(1)
+            right[lost], total[lost] = math.nan, math.nan
+        sums = [total] if self.y.is_floating_point() else [right, total]
+        means: npt.NDArray[np.float64] = (torch.stack(sums) / len(self.held_out[1])).cpu().numpy()
+        return means
 
     def check_claim(self, canary: Canary, coins: int = 1) -> None:
         """Raises SpecError for a canary that breaks the sensitivity of the claim."""
