@@ -75,10 +75,8 @@ class Data(Plugin):
         if count is None:
             return whole
         if count > len(whole.y):
-            raise SpecError(
-                "mechanism.data.records",
-                f"is {count}, but {self.name} has {len(whole.y)}; use at most that",
-            )
+            problem = f"is {count}, but {self.name} has {len(whole.y)}; use at most that"
+            raise SpecError("mechanism.data.records", problem)
         return checked(whole.x[:count], whole.y[:count], f"the first {count} of {self.name}")
 
 

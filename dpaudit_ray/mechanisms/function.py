@@ -103,10 +103,8 @@ class Function(Mechanism):
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
         """The end of the training: the function returns one score."""
         if record_every is not None and record_every < self.steps:
-            raise SpecError(
-                "audit.record_every",
-                f"is {record_every}, but a function is scored at its end only; leave it out",
-            )
+            problem = f"is {record_every}, but a function is scored at its end only; leave it out"
+            raise SpecError("audit.record_every", problem)
         return (self.steps,)
 
     def check_inputs(self) -> None:

@@ -96,11 +96,9 @@ class LabelGradient(Mechanism):
     @property
     def target(self) -> DpSgd:
         """The training that is attacked."""
-        if not isinstance(self.training, DpSgd):
-            raise SpecError(
-                "mechanism.training.name", f"is {self.training.name}; it must be dp-sgd"
-            )
-        return self.training
+        if isinstance(self.training, DpSgd):
+            return self.training
+        raise SpecError("mechanism.training.name", f"is {self.training.name}; it must be dp-sgd")
 
     @property
     def steps(self) -> int:
@@ -152,15 +150,13 @@ class LabelGradient(Mechanism):
             if not fits:
                 raise SpecError(f"mechanism.training.{key}", f"must be {wanted}")
         if self.steps > target.steps:
-            raise SpecError(
-                "mechanism.batches",
-                f"is {self.steps}, but the training has {target.steps} steps; use at most that",
+            problem = (
+                f"is {self.steps}, but the training has {target.steps} steps; use so many"
             )
+            raise SpecError("mechanism.batches", problem)
         if not self.sampled and (self.seed or cast(Label, adversary).record != "random"):
-            raise SpecError(
-                "mechanism.seed" if self.seed else "adversary.record",
-                "is for sampled trials; with backend: exact nothing is drawn, leave it out",
-            )
+            key = "mechanism.seed" if self.seed else "adversary.record"
+            raise SpecError(key, "is for sampled trials, and backend is exact; leave it out")
 
     def datasets(self) -> Mapping[str, Dataset]:
         return self.training.datasets()
@@ -173,10 +169,8 @@ class LabelGradient(Mechanism):
             raise SpecError(f"mechanism.training.{key}", error.problem) from error
         data = self.target.data
         if (classes := data.load().classes) != 2:
-            raise SpecError(
-                "mechanism.training.data",
-                f"{data.name} has {classes} classes; labels must be 0 or 1 to be told by a sign",
-            )
+            problem = f"{data.name} has {classes} classes; labels must be 0 or 1, told by a sign"
+            raise SpecError("mechanism.training.data", problem)
         _ = self.shape
 
     def check_records(self, adversary: Adversary) -> None:

@@ -155,8 +155,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"adversary": PRETRAINED, "mechanism.model.initialization": "random"},
-        "mechanism.model.initialization: is random, so that every trial draws its own start; the "
-        "adversary chooses one for all: use fixed",
+        "mechanism.model.initialization: is random, but the adversary chooses one "
+        "start for all trials; use fixed",
     ),
     (
         {"adversary": "gradient", "mechanism": LANDSCAPE},

@@ -180,9 +180,9 @@ class Recipe(Strict):
         reserved = self.share_of("reserved", examples)
         left = examples - self.share_of("held_out", examples) - reserved
         if left < 2:
+            key = "mechanism.reserved" if reserved else "mechanism.held_out"
             raise SpecError(
-                "mechanism.reserved" if reserved else "mechanism.held_out",
-                f"leaves {max(left, 0)} of {examples} examples to train on; lower it, leave two",
+                key, f"leaves {max(left, 0)} of {examples} examples; leave two"
             )
         return left
 
@@ -193,21 +193,18 @@ class Recipe(Strict):
             return 0
         count = round(share * examples)
         if count < 1:
-            raise SpecError(
-                f"mechanism.{option}",
-                f"is {share:g}, which is none of {examples} examples; take at least one",
-            )
+            problem = f"is {share:g}, which is none of {examples} examples; take one or more"
+            raise SpecError(f"mechanism.{option}", problem)
         return count
 
     def check_adversary(self, adversary: Adversary) -> None:
         """Raises SpecError for an adversary that cannot attack this training; reads no data."""
         period, sampling = adversary.period, self.sampling
         if self.steps % period:
-            raise SpecError(
-                "adversary.period",
-                f"is {period}, which does not divide the {self.steps} steps: training would end "
-                "between two insertions; lower it, or make mechanism.steps a multiple of it",
+            problem = (
+                f"is {period}, which does not divide the {self.steps} steps; use a divisor"
             )
+            raise SpecError("adversary.period", problem)
         sampled = not sampling.in_known_steps
         if period > 1 and sampled and sampling.claim is not Sampling.POISSON:
             raise SpecError(
@@ -225,8 +222,7 @@ class Recipe(Strict):
             raise SpecError(
                 "adversary.name",
                 f"{adversary.name} gives a record another class, but `regression: true` gives "
-                "numbers; use biased-dimension, watched-dimension, cosine, or api-access with "
-                "canary: record",
+                "numbers; use biased-dimension, cosine, or api-access with canary: record",
             )
         if adversary.chooses_start:
             self.check_known_start()
@@ -242,11 +238,8 @@ class Recipe(Strict):
     def check_known_start(self) -> None:
         """Raises SpecError where an adversary could not choose θ_0, one for all trials."""
         if self.hidden_start:
-            raise SpecError(
-                "mechanism.model.initialization",
-                "is random, so that every trial draws its own start; the adversary chooses one for "
-                "all: use fixed",
-            )
+            problem = "is random, but the adversary chooses one start for all trials; use fixed"
+            raise SpecError("mechanism.model.initialization", problem)
 
     def check_views(self, shape: tuple[int, ...]) -> None:
         """Raises SpecError unless examples of `shape` have as many views as are asked for."""

@@ -159,11 +159,9 @@ class Landscape(Mechanism):
         from .exact import MAX_ENTRIES, entries
 
         if self.noise_multiplier < SMALLEST_NOISE:
-            raise SpecError(
-                "mechanism.noise_multiplier",
-                f"is {self.noise_multiplier:g}, but exact densities need at least "
-                f"{SMALLEST_NOISE}; raise it or use backend: sampled",
-            )
+            remedy = f"need at least {SMALLEST_NOISE}; raise it or use backend: sampled"
+            problem = f"is {self.noise_multiplier:g}, but exact densities {remedy}"
+            raise SpecError("mechanism.noise_multiplier", problem)
         fixed = self.model_copy(update={"width": 1.0}).process(LandscapeAdversary())
         needed = entries(fixed, self.steps)
         if needed > MAX_ENTRIES:
