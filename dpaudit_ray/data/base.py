@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -16,6 +15,8 @@ from pydantic import Field
 
 from ..errors import DataError, SpecError
 from ..plugins import Plugin
+
+Stamps = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +68,14 @@ class Data(Plugin):
         """
         if (provided := _PROVIDED.get(self.key)) is not None:
             return provided
-        stamps = _stamps(self.files())
-        return self._read_records() if stamps is None else _load(_Source(self.key, stamps, self))
+        if (stamps := _stamps(self.files())) is None:
+            return self._read_records()
+        if (source := (self.key, stamps)) not in _READ:
+            dataset = self._read_records()
+            if len(_READ) == _KEPT:
+                del _READ[next(iter(_READ))]
+            _READ[source] = dataset
+        return _READ[source]
 
     def _read_records(self) -> Dataset:
         whole, count = self.read(), self.records
@@ -80,6 +87,8 @@ class Data(Plugin):
         return checked(whole.x[:count], whole.y[:count], f"the first {count} of {self.name}")
 
 
+_KEPT = 2  # a data set of images takes hundreds of MB
+_READ: dict[tuple[str, Stamps], Dataset] = {}  # by what was read, and the state of its files
 _PROVIDED: dict[str, Dataset] = {}
 
 
@@ -88,25 +97,11 @@ def provide(datasets: Mapping[str, Dataset]) -> None:
     _PROVIDED.update(datasets)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Source:
-    """A data set, told apart by its options and the state of its files."""
-
-    options: str
-    stamps: tuple[tuple[int, ...], ...]
-    data: Data = dataclasses.field(compare=False)
-
-
-@functools.lru_cache(maxsize=2)  # a data set of images takes hundreds of MB
-def _load(source: _Source) -> Dataset:
-    return source.data._read_records()
-
-
 # A file can change twice within the resolution of its time stamp, so a young one is read anew.
 _SETTLED_NS = 2 * 10**9
 
 
-def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, ...], ...] | None:
+def _stamps(files: tuple[Path, ...]) -> Stamps | None:
     """Stamps that change with `files`; None where they must be read anew."""
     try:
         stats = [file.stat() for file in files]

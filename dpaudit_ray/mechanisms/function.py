@@ -40,23 +40,20 @@ _TRACEBACK = 2**13  # characters of a traceback that are kept
 class Function(Mechanism):
     """`path` is `package.module:name`; `options` are keyword arguments of every call.
 
-    `noise_multiplier` over `steps` releases, each with the canary at a chance of `sample_rate`,
-    is the claim that the audit is held against. `curve: gaussian` states that the training's
-    trade-off curve is Gaussian, for some μ: with fixed noise that the canary shifts, and nothing
-    hidden. Whoever says so answers for every ε that is then called certified.
+    `noise_multiplier` over `steps` releases, each with the canary at a chance of `sample_rate`, is
+    the claim. `curve: gaussian` states that the training's trade-off curve is Gaussian, for some μ:
+    with fixed noise that the canary shifts, and nothing hidden. Whoever says so answers for every ε
+    that is then called certified.
 
     `prepare`, if any, is called for each of `parts` before anything is trained, in the trainer's
-    process; the training gets a tuple of what it returned. Audits with the same `prepare` and
-    `parts` share it.
+    process; the training gets a tuple of what it returned. Audits that state the same share it.
 
     `isolated`: each trial is a child process, forked from one that has imported what the module
-    imports of installed packages; the module itself is imported anew for each. A trial may take
-    `trial_seconds` and `trial_gib` GiB of memory, with all that it starts and all that was imported
-    (null: no limit); one that takes more, raises or dies is missed, and a pack that misses all has
-    failed. A pack with missed trials counts as one of `resources.max_trial_failures`. With
+    imports of installed packages; the module itself is imported anew for each. Its limits are
+    `trial_seconds`, and `trial_gib` GiB of memory with all that it starts and that was imported. A
+    trial that takes more, raises or dies is missed; a pack that misses all has failed. With
     `isolated: false` trials are calls in the trainer's process, without limits, and one that raises
-    fails its whole pack: for trainings of milliseconds. None of the three is in the fingerprint: a
-    run may go on with other limits, and what was missed stays so.
+    fails its whole pack: for trainings of milliseconds. None of the three is in the fingerprint.
     """
 
     locations: ClassVar[frozenset[str]] = frozenset({"isolated", "trial_seconds", "trial_gib"})

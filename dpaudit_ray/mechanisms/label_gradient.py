@@ -61,14 +61,11 @@ ACTIVATIONS: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats], Floa
 class LabelGradient(Mechanism):
     """A release of each step of a training, from which one label of its batch is guessed.
 
-    The target is trained once, by `training`, as the preparation of all audits that attack it; the
-    first `batches` of its steps are attacked (all, if not said). `clipping: all` is that of DP-SGD;
-    `attacked` clips and releases the attacked weights alone, as it is printed. `backend: sampled`
-    runs trials, of a batch and a record with its label turned or not; `exact` has closed forms, one
-    horizon for each batch. `seed` draws other trials, for repetitions.
-
-    A turned label replaces a record, so that is what claims are of; `training.epsilon` sets the
-    noise by that of adding one.
+    The target is trained once, by `training`; the first `batches` of its steps are attacked.
+    `clipping: all` is that of DP-SGD; `attacked` clips and releases the attacked weights alone, as
+    it is printed. `backend: sampled` runs trials, of a batch and a record with its label turned or
+    not; `exact` has closed forms, one horizon for each batch. A turned label replaces a record, so
+    that is what claims are of; `training.epsilon` sets the noise by that of adding one.
     """
 
     exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -79,7 +76,6 @@ class LabelGradient(Mechanism):
             "extrapolated": "",
         }
     )
-
     attacked_as: ClassVar[str] = "label-gradient"
 
     name: Literal["label-gradient"] = "label-gradient"
@@ -150,9 +146,7 @@ class LabelGradient(Mechanism):
             if not fits:
                 raise SpecError(f"mechanism.training.{key}", f"must be {wanted}")
         if self.steps > target.steps:
-            problem = (
-                f"is {self.steps}, but the training has {target.steps} steps; use so many"
-            )
+            problem = f"is {self.steps}, but the training has {target.steps} steps; use so many"
             raise SpecError("mechanism.batches", problem)
         if not self.sampled and (self.seed or cast(Label, adversary).record != "random"):
             key = "mechanism.seed" if self.seed else "adversary.record"
@@ -177,10 +171,7 @@ class LabelGradient(Mechanism):
         cast(Label, adversary).check_widths(self.shape.sizes, self.target.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """The steps that can have one record: where batches are shuffled, one in each epoch.
-
-        A sampler of one's own may put a record into every batch, whatever it is a kind of.
-        """
+        """The steps that can have one record: one in each epoch, where this project shuffles."""
         target, releases = self.target, 1
         if not self.sampled:
             shuffled = type(target.sampling) is Shuffle
@@ -191,14 +182,14 @@ class LabelGradient(Mechanism):
         """Gaussian for trials of one record, in one batch, which is proved here.
 
         All but one label is known, so the release is N(g_0, s² I) or N(g_1, s² I) for known g_0
-        and g_1, and both statistics are linear in it. Records that are drawn make a mixture. The
-        models are given, as they came; that of all trainings is another mixture.
+        and g_1, and both statistics are linear in it. Records that are drawn make a mixture, and so
+        would models that are not given.
         """
         alone = cast(Label, adversary).record == "largest"
         return TradeOff.GAUSSIAN if alone else TradeOff.UNKNOWN
 
     def preparation(self, adversary: Adversary) -> Preparation:
-        """The target: once for all layers, statistics and backends that attack it."""
+        """The target, once for all that attack it."""
         return Preparation(1, {"target": self.training.identity(), "steps": self.steps})
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
@@ -221,7 +212,7 @@ class LabelGradient(Mechanism):
     def distributions(
         self, adversary: Adversary, delta: float, prepared: Prepared
     ) -> Mapping[str, Floats]:
-        """For `backend: exact`: the bound of every label, and the attacked gradients' entries."""
+        """For `backend: exact`, those of figures 3 and 4."""
         if self.sampled:
             return {}
         return distributions(prepared[0], cast(Label, adversary), self.noise, delta)
@@ -440,8 +431,7 @@ class Release:
     def sums(self, y: npt.NDArray[np.int64], rng: np.random.Generator) -> Floats:
         """Releases for labels `y` [n, N], as the attacker uses them: Cᵀ g, float64 [n, N].
 
-        The noise on g [n, d] is drawn where it is used, in the span of the columns: Cᵀ z is
-        N(0, s² CᵀC), and d is up to a thousand times N.
+        Noise is drawn in the span of the columns, as Cᵀ z is N(0, s² CᵀC): far less than z.
         """
         noise = rng.normal(size=(len(y), self._root.shape[1])) @ self._root.T
         return self.coefficients(y) @ self.gram + self.noise.scale * noise
@@ -468,10 +458,8 @@ def closed_forms(
 
     `exact`: the ε of the Gaussian pair that all releases make of one record's label, the largest
     over records. `closed-form`: Algorithm 2, the largest over records and batches; `complement`
-    has the opposite answer too. `extrapolated`: what the first batch's is expected to become.
-
-    They are those of releasing gradients at these models, which everybody knows. The models came of
-    noise, too: over all that might have come of it, ε of the training may be less or more.
+    has the opposite answer too. `extrapolated`: what the first batch's is expected to become. The
+    models came of noise, too: over all that might have come of it, ε may be less or more.
     """
     target = Target(prepared)
     estimates: dict[int, tuple[Estimate, ...]] = {}
@@ -504,9 +492,7 @@ def closed_forms(
 def distributions(
     prepared: Arrays, adversary: Label, noise: Noise, delta: float
 ) -> dict[str, Floats]:
-    """Figures 3 and 4 of the paper: Algorithm 2's bound of every label in every batch that has one,
-    and how large the entries of each batch's clipped mean gradient by the attacked weights are.
-    """
+    """Figures 3 and 4: Algorithm 2's bound of every label, entries of attacked mean gradients."""
     target, epsilons, entries = Target(prepared), [], []
     for step in range(target.steps):
         release, columns = Release.from_step(target, step, adversary, noise)
@@ -521,10 +507,7 @@ def distributions(
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """A session of sampled trials: a batch, a record in it, its label turned or not, and the noise.
-
-    `distances` [batches, N] are μ of each label, by what is seen; NaN where it is not determined.
-    """
+    """A session of trials. `distances` [batches, N]: μ of each label; NaN where not determined."""
 
     adversary: Label
     releases: tuple[Release, ...]
@@ -532,7 +515,7 @@ class Trials:
 
     @classmethod
     def from_target(cls, prepared: Arrays, adversary: Label, noise: Noise) -> Trials:
-        """Trials on all batches of a target. Raises SpecError where no label is determined."""
+        """Raises SpecError where no label is determined."""
         steps = [(Target(prepared), step) for step in range(len(prepared["theta"]))]
         releases = tuple(Release.from_step(*step, adversary, noise)[0] for step in steps)
         labels = [release.bounds(0.0) for release in releases]

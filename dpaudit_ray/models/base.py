@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ..errors import SpecError
@@ -63,29 +62,22 @@ class Model(Plugin):
         return None
 
 
-@contextlib.contextmanager
-def unchanged(network: nn.Module) -> Iterator[None]:
-    """Puts parameters and buffers back afterwards, so that a later check sees a first call."""
-    before = [(tensor, tensor.detach().clone()) for tensor in network.state_dict().values()]
-    try:
-        yield
-    finally:
-        for tensor, values in before:
-            tensor.copy_(values)
-
-
 def input_dtype(network: nn.Module, x: Tensor) -> torch.dtype:
     """The dtype of examples [N, ...] that a network runs on: theirs, or else int64 for tokens."""
     import torch
 
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), unchanged(network):
+    # Parameters and buffers are put back, so that a later check sees a first call.
+    before = [(tensor, tensor.detach().clone()) for tensor in network.state_dict().values()]
+    dtype = x.dtype  # if neither runs, who runs the network next says what is wrong
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         for few in (x[:2].clone(), x[:2].long()):
-            try:
+            with contextlib.suppress(Exception):  # a user's code may raise anything
                 network(few)
-            except Exception:  # noqa: BLE001 (a user's code may raise anything)
-                continue
-            return few.dtype
-    return x.dtype  # who runs the network next says what is wrong
+                dtype = few.dtype
+                break
+        for tensor, values in before:
+            tensor.copy_(values)
+    return dtype
 
 
 def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:

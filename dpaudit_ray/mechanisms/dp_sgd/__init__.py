@@ -1,5 +1,3 @@
 """DP-SGD: the mechanism, the recipe of a training, and trainings by it."""
 
-from .mechanism import DpSgd
-
-__all__ = ["DpSgd"]
+from .mechanism import DpSgd as DpSgd

@@ -24,19 +24,15 @@ class DpSgd(Recipe, Mechanism):
     `engine` computes the same steps: `packed` for all models of a pack at once, `opacus` one by
     one through Opacus. `precision: tf32` lets NVIDIA GPUs round what they multiply.
 
-    `loss: cross-entropy` learns classes (logistic where the model has one output), `mse` numbers,
-    by squared errors. Any other is a function of yours, `module:function`, of outputs [N, c] and
-    targets [N], that gives each example a loss: [N].
+    `loss: cross-entropy` learns classes (logistic where the model has one output), `mse` numbers.
+    Any other is a function of yours, `module:function`, of outputs [N, c] and targets [N], that
+    gives each example a loss: [N].
 
     The others' batches are drawn once for a sweep and known to the adversary. `epsilon` at `delta`,
-    by `accountant`, stands for the noise multiplier that keeps it over all steps; an audit fills in
-    its own δ and its first accountant. With `augmentations` an image has so many random crops,
-    mirrored or not, in each step, whose gradients are averaged and then clipped; a canary's example
-    has one, itself.
-
-    What is `held_out`, or in reserve (`reserved`), is not trained on. Models are measured where
-    scores are recorded; adversaries that need records of a reserve take half of the data where the
-    sweep does not say.
+    by `accountant`, stands for the noise multiplier that keeps it over all steps. With
+    `augmentations` an image has so many random crops, mirrored or not, in each step, whose
+    gradients are averaged and then clipped; a canary's example has one, itself. What is `held_out`,
+    or in reserve (`reserved`), is not trained on.
 
     Revision 2: the canary joins the sum before θ is rounded; θ_0 is keyed by a whole seed.
     """
@@ -140,16 +136,12 @@ class DpSgd(Recipe, Mechanism):
         trajectory is that of T releases of N(b g*, s² I), one Gaussian with μ = √T |g*| / s for
         the true deviation s of the noise. The adversary's view is part of the trajectory, so its
         μ is a bound on that one. The certified ε is that of releasing every step, which is what
-        accountants claim; that of the last model alone may be smaller.
+        accountants claim. Optimizer and schedule only process what steps show.
 
-        A longer period asks what the steps in between hide, which is a question about the last
-        model, and its curve is not known; nor is any, for a gradient that depends on the model, or
-        a canary that is sampled. Optimizer and schedule only process what steps show.
-
-        Of Poisson sampling it is the claimed one: given the others' batches, which are known, step
-        t shows b c_t g* + Z_t with a coin c_t of the canary's own, so the trajectory is that of T
-        sampled Gaussian releases with a noise multiplier of s / |g*|. What is certified through
-        the claim's curves is again the ε of releasing every step.
+        Of a longer period, which asks about the last model, no curve is known; nor of a gradient
+        that depends on the model, or a canary that is sampled. But Poisson sampling is the claimed
+        one: step t shows b c_t g* + Z_t with a coin c_t of the canary's own, so the trajectory is
+        that of T sampled Gaussian releases with a noise multiplier of s / |g*|.
         """
         every_step = adversary.fixed_gradient and adversary.period == 1
         if not every_step:

@@ -181,9 +181,7 @@ class Recipe(Strict):
         left = examples - self.share_of("held_out", examples) - reserved
         if left < 2:
             key = "mechanism.reserved" if reserved else "mechanism.held_out"
-            raise SpecError(
-                key, f"leaves {max(left, 0)} of {examples} examples; leave two"
-            )
+            raise SpecError(key, f"leaves {max(left, 0)} of {examples} examples; leave two")
         return left
 
     def share_of(self, option: Literal["held_out", "reserved"], examples: int) -> int:
@@ -201,9 +199,7 @@ class Recipe(Strict):
         """Raises SpecError for an adversary that cannot attack this training; reads no data."""
         period, sampling = adversary.period, self.sampling
         if self.steps % period:
-            problem = (
-                f"is {period}, which does not divide the {self.steps} steps; use a divisor"
-            )
+            problem = f"is {period}, which does not divide the {self.steps} steps; use a divisor"
             raise SpecError("adversary.period", problem)
         sampled = not sampling.in_known_steps
         if period > 1 and sampled and sampling.claim is not Sampling.POISSON:

@@ -1,5 +1,3 @@
 """One-dimensional loss landscapes, simulated and computed exactly."""
 
-from .mechanism import Landscape
-
-__all__ = ["Landscape"]
+from .mechanism import Landscape as Landscape

@@ -100,8 +100,7 @@ class Landscape(Mechanism):
         """That of θ_t, the release: Gaussian after one step, or with a constant gradient.
 
         θ_1 = b C + Z_1 is N(0, s²) or N(C, s²). A constant gradient adds a number and independent
-        Gaussian noise at every step, the same in both worlds, so θ_t is such a pair too. Any other
-        shape moves apart what is above and below its threshold, and makes mixtures.
+        Gaussian noise at every step, the same in both worlds. Any other shape makes mixtures.
         """
         alike = horizon == 1 or self.gradient == "constant"
         return TradeOff.GAUSSIAN if alike else TradeOff.UNKNOWN

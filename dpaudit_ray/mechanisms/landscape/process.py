@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-# The shape of g: -BC above h, BC below (the paper's A_S^h); -BC everywhere (Example 1: noise piles
-# up and the canary is forgotten); -BC clip((θ - h) / w, -1, 1), which keeps more of θ_1 than on
-# which side it was.
+# The shape of g: -BC above h, BC below (the paper's A_S^h); -BC everywhere (Example 1);
+# -BC clip((θ - h) / w, -1, 1), which keeps more of θ_1 than on which side it was.
 Gradient = Literal["threshold", "constant", "linear"]
 # θ_1 = b C + Z_1, as the paper's text has it; or that over B, a step of DP-SGD like all others.
 FirstStep = Literal["unscaled", "scaled"]
