@@ -1,6 +1,8 @@
 """A user's own arrays: what is taken, what is done to it, and one line for the rest."""
 
+import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 
 from dpaudit_ray.data.arrays import Npz
 from dpaudit_ray.data.base import Dataset
-from dpaudit_ray.errors import DataError
+from dpaudit_ray.data.tabular import BreastCancer, CaliforniaHousing
+from dpaudit_ray.data.vision import Cifar10, Mnist
+from dpaudit_ray.errors import DataError, SpecError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 5))
@@ -22,7 +26,7 @@ def load(folder: Path, standardize: bool = False, **arrays: Any) -> Dataset:
     return Npz(path=str(folder / "data.npz"), standardize=standardize).load()
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.float16, np.int8, np.uint16, np.uint8, np.bool_])
+@pytest.mark.parametrize("kind", [np.float64, np.float16, np.int8, np.uint8, np.bool_])
 def test_every_kind_of_real_number_is_taken_as_it_is(kind, tmp_path):
     numbers = (np.abs(X) * 2).astype(kind)
     data = load(tmp_path, x=numbers, y=(Y == 1) if kind is np.bool_ else Y.astype(np.uint8))
@@ -56,33 +60,24 @@ def test_standardizing_keeps_the_precision_of_the_file(tmp_path):
     [
         ({"x": X}, "array y is missing; write one with numpy.savez"),
         ({"y": Y}, "array x is missing"),
-        ({}, "array x is missing"),
         ({"x": X, "y": np.array([{}] * 40, dtype=object)}, "an array has Python objects, such as"),
-        ({"x": np.array([[None]] * 40, dtype=object), "y": Y}, "an array has Python objects, such"),
         ({"x": X, "y": Y.astype(float)}, "y must be integer classes [N], got float64 (40,); conv"),
         ({"x": X, "y": Y.astype(str)}, "y is text; `label_order: ['0', '1']` takes its values to"),
         ({"x": X, "y": Y[:, None]}, "y must be integer classes [N], got int64 (40, 1)"),
-        ({"x": X, "y": 1}, "y must be integer classes [N], got int64 ()"),
         ({"x": X, "y": Y - 1}, "y holds the classes -1, 0; number two or more of them 0, 1, ..."),
-        ({"x": X, "y": Y + 1}, "y holds the classes 1, 2;"),
         ({"x": X, "y": Y * 0}, "y holds the classes 0;"),
-        ({"x": X, "y": Y * 10**9}, "y holds the classes 0, 1000000000;"),
         ({"x": X, "y": np.arange(40) * 2}, "y holds the classes 0, 2, 4, 6, 8, ...;"),
         ({"x": np.zeros((40, 3, 8, 8), np.uint8), "y": Y}, "x are images [40, 3, 8, 8], with"),
         ({"x": X, "y": Y[:30]}, "x has 40 rows and y has 30"),
         ({"x": X[:0], "y": Y[:0]}, "holds no data, x is (0, 5)"),
-        ({"x": X[:, :0], "y": Y}, "holds no data, x is (40, 0)"),
         ({"x": X[:, 0], "y": Y}, "x must be real numbers [N, ...], got float64 (40,)"),
         ({"x": X.astype(str), "y": Y}, "x must be real numbers [N, ...], got <U32"),
-        ({"x": X.astype(complex), "y": Y}, "x must be real numbers [N, ...], got complex128"),
-        ({"x": X.astype("timedelta64[s]"), "y": Y}, "x must be real numbers [N, ...], got timed"),
     ],
 )
-@pytest.mark.parametrize("standardize", [False, True])
 @pytest.mark.filterwarnings("error")
-def test_unusable_arrays_are_told(arrays, problem, standardize, tmp_path):
+def test_unusable_arrays_are_told(arrays, problem, tmp_path):
     with pytest.raises(DataError) as error:
-        load(tmp_path, standardize, **arrays)
+        load(tmp_path, **arrays)
     assert str(error.value).startswith(f"{tmp_path}/data.npz: {problem}")
 
 
@@ -93,8 +88,7 @@ def test_numbers_beyond_float32_need_standardizing(tmp_path):
     assert load(tmp_path, standardize=True, x=X * 1e100, y=Y).x.std() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize(("value", "standardize"), [(np.nan, False), (-np.inf, True)])
 @pytest.mark.filterwarnings("error")
 def test_the_row_of_a_value_that_is_no_number_is_told(value, standardize, tmp_path):
     x = X.copy()
@@ -160,10 +154,92 @@ def test_missing_files_are_told_with_where_they_were_looked_for(tmp_path, monkey
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for path, looked in [
         ("none.npz", f"{tmp_path}/none.npz, nor beside the sweep file"),
-        (str(tmp_path / "none.npz"), f"{tmp_path}/none.npz"),
         ("~/none.npz", f"{tmp_path}/home/none.npz"),
         (str(tmp_path), str(tmp_path)),
     ]:
         with pytest.raises(DataError) as error:
             Npz(path=path).load()
         assert str(error.value).startswith(f"npz: no file at {looked}; write one with numpy.savez")
+
+
+# Files are read once, and their names known -----------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A data set that was written an hour ago."""
+    return write(tmp_path / "data.npz", 0.0, age=3600)
+
+
+def write(file: Path, value: float, age: float) -> Path:
+    np.savez(file, x=np.full((4, 2), value), y=np.arange(4) % 2)
+    then = time.time() - age
+    os.utime(file, (then, then))
+    return file
+
+
+def test_a_file_is_read_once(file):
+    first = Npz(path=str(file)).load()
+    assert Npz(path=str(file)).load() is first
+    assert Npz(path=os.path.relpath(file)).load() is not first  # another spelling: read again
+    assert Npz(path=str(file), standardize=True).load() is not first
+
+    class Twin(Npz):
+        pass
+
+    assert Twin(path=str(file)).load() is not Npz(path=str(file)).load()
+
+
+def test_a_file_that_has_changed_is_read_again(file):
+    assert Npz(path=str(file)).load().x[0, 0] == 0
+    write(file, 1.0, age=1800)
+    assert Npz(path=str(file)).load().x[0, 0] == 1
+    other = write(file.with_name("other.npz"), 2.0, age=1800)
+    other.replace(file)
+    assert Npz(path=str(file)).load().x[0, 0] == 2
+    write(file, 1.0, age=0)
+    first = Npz(path=str(file)).load()
+    again = Npz(path=str(file)).load()
+    assert again is not first, "two changes within one tick of a clock would leave no trace"
+    file.unlink()
+    with pytest.raises(DataError, match="npz: no file at"):
+        Npz(path=str(file)).load()
+
+
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        (BreastCancer(), []),
+        (CaliforniaHousing(path="/a/housing.csv"), ["/a/housing.csv"]),
+        (Npz(path="/a/x.npz"), ["/a/x.npz"]),
+        (Cifar10(root="/a"), [f"/a/cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)]),
+        (
+            Mnist(root="/a"),
+            ["/a/MNIST/raw/train-images-idx3-ubyte", "/a/MNIST/raw/train-labels-idx1-ubyte"],
+        ),
+    ],
+)
+def test_the_files_that_are_read_are_known(data, names):
+    assert [str(file) for file in data.files()] == names
+
+
+def test_relative_files_are_named_in_full(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert Npz(path="x.npz").files() == (tmp_path / "x.npz",)
+    assert Npz(path="~/x.npz").files() == (Path("/home/me/x.npz"),)
+    assert Cifar10(root="~").files()[0].parent == Path("/home/me/cifar-10-batches-py")
+
+
+def test_the_first_records_only(tmp_path):
+    np.savez(tmp_path / "d.npz", x=X[:10], y=np.arange(10) % 3)
+    whole = Npz(path=str(tmp_path / "d.npz")).load()
+    some = Npz(path=str(tmp_path / "d.npz"), records=6).load()
+    assert np.array_equal(some.x, whole.x[:6])
+    assert np.array_equal(some.y, whole.y[:6])
+    assert Npz(path="x", records=6).identity() != Npz(path="x").identity()
+    with pytest.raises(SpecError, match=r"mechanism.data.records: is 11, but npz has 10"):
+        Npz(path=str(tmp_path / "d.npz"), records=11).load()
+    np.savez(tmp_path / "e.npz", x=np.eye(3), y=np.array([0, 0, 1]))
+    with pytest.raises(DataError, match=r"first 2 of npz: y holds the classes 0;"):
+        Npz(path=str(tmp_path / "e.npz"), records=2).load()

@@ -1,17 +1,15 @@
 """CIFAR-10 and MNIST through torchvision, and one line where they are not there."""
 
 import gzip
-import os
 import pickle
 import shutil
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from torchvision.datasets import CIFAR10, mnist
+from torchvision.datasets import CIFAR10
 
 from dpaudit_ray.data.arrays import Npz
 from dpaudit_ray.data.vision import Cifar10, Mnist
@@ -97,14 +95,10 @@ def test_test_sets_are_scaled_as_training_sets_are(cifar, digits):
     assert Mnist(root=str(root), split="test").load().x.shape == (30, 1, 28, 28)
 
 
-def test_channels_are_normalized_when_asked(cifar, digits):
-    for data, (root, images) in ((Cifar10, cifar), (Mnist, digits)):
-        x = data(root=str(root), normalize=True).load().x
-        pixels = images.reshape(len(images), -1, *x.shape[2:]) / 255
-        mean = pixels.mean(axis=(0, 2, 3), keepdims=True)
-        assert np.allclose(
-            x, (pixels - mean) / pixels.std(axis=(0, 2, 3), keepdims=True), atol=1e-5
-        )
+def test_channels_are_normalized_when_asked(digits):
+    root, images = digits
+    x, pixels = Mnist(root=str(root), normalize=True).load().x[:, 0], images / 255
+    np.testing.assert_allclose(x, (pixels - pixels.mean()) / pixels.std(), atol=1e-5)
 
 
 def test_the_real_digits(shared_data, tmp_path, offline):
@@ -159,7 +153,7 @@ def test_batches_that_are_not_the_published_ones_are_refused(cifar, monkeypatch)
         Cifar10(root=str(root)).load()
 
 
-@pytest.mark.parametrize("kept", [0, 3, 4, 10, 16, 900])
+@pytest.mark.parametrize("kept", [0, 4, 16, 900])
 @pytest.mark.parametrize("part", ["images-idx3", "labels-idx1"])
 def test_damaged_digits_are_told(digits, kept, part):
     root, _ = digits
@@ -178,13 +172,3 @@ def test_damaged_digits_are_told(digits, kept, part):
 def test_where_images_lie_and_how_they_came_is_no_part_of_the_identity():
     assert Cifar10(root="/a", download=True).identity() == {"name": "cifar10"}
     assert Mnist(root="/a", normalize=True).identity() == {"name": "mnist", "normalize": True}
-
-
-def test_images_are_read_once(digits, monkeypatch):
-    root, _ = digits
-    then = time.time() - 3600
-    for file in Mnist(root=str(root)).files():
-        os.utime(file, (then, then))
-    first = Mnist(root=str(root)).load()
-    monkeypatch.setattr(mnist.MNIST, "_load_data", lambda _: pytest.fail("read again"))
-    assert Mnist(root=str(root)).load() is first

@@ -57,14 +57,6 @@ def all_kinds(member: bool, seed: int) -> float:
     return scored(member, seed)
 
 
-def telling(member: bool, seed: int) -> float:
-    """Noise alone, but half of the trainings with the canary raise."""
-    score = float(np.random.default_rng(seed).normal())
-    if member and score < 0:
-        raise ValueError("boom")
-    return score
-
-
 def raising(member: bool, seed: int) -> Any:
     print("about to fail")
     raise ValueError("boom")

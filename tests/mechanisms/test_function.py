@@ -21,7 +21,7 @@ from dpaudit_ray.mechanisms.base import Measured
 from dpaudit_ray.mechanisms.function import IsolatedTrials, TrialByTrial, preloaded
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import outcomes, score_stream
-from dpaudit_ray.report import detection, page, verdict
+from dpaudit_ray.report import page, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -254,25 +254,8 @@ def test_whatever_a_trial_does_it_does_to_itself(tmp_path):
     assert set(said.values()) < set(scores["missed"])
 
 
-def test_failures_that_tell_the_bit_show_nothing(tmp_path, monkeypatch):
-    """What is left of the scores tells a lot; with the misses counted, nothing is shown."""
-    monkeypatch.setattr(detection, "SIMULATIONS", 1)  # the power is not what is asked here
-    file = write_sweep(tmp_path, sweep("telling", trials=300, pack_size=30))
-    assert inline(file, tmp_path).code == 3
-    stored = da.api.Result(str(tmp_path / "own"), True).scores
-    assert stored.query("missed != ''")["member"].all()
-    left = stored.query("missed == ''")
-    alone = stats.estimate(left["score"], left["member"], **LEVEL, method="eps-delta")
-    assert alone.epsilon_lower > 0.2, "what is left of them would have"
-    found = pd.read_parquet(tmp_path / "own/estimates.parquet")
-    assert (found["epsilon_lower"] == 0).all()
-    assert (found["epsilon_lower_free"] == 0).all()
-    assert dpaudit("verify", tmp_path / "own").code != 1
-
-
-@pytest.mark.parametrize("pack_size", [1, 5])
-def test_a_pack_that_misses_all_has_failed(pack_size, tmp_path):
-    file = write_sweep(tmp_path, sweep("raising", trials=20, pack_size=pack_size))
+def test_a_pack_that_misses_all_has_failed(tmp_path):
+    file = write_sweep(tmp_path, sweep("raising", trials=20, pack_size=5))
     done = inline(file, tmp_path)
     assert done.code == 3
     assert "3 packs in a row failed the same way (ValueError: boom" in done.err
@@ -378,10 +361,9 @@ def test_a_session_that_is_dropped_leaves_no_process():
 
 
 def test_what_is_preloaded_is_installed():
-    assert "numpy" in preloaded(TRAININGS)
-    found = preloaded(torch_trials.__name__)
-    assert "torch" in found, "it imports that later"
-    assert not any(name.startswith("tests") for name in found)
+    later = preloaded(torch_trials.__name__)
+    assert "torch" in later, "it imports that later"
+    assert not any(name.startswith("tests") for name in later)
 
 
 # Options -------------------------------------------------------------------------------------
@@ -390,7 +372,6 @@ def test_what_is_preloaded_is_installed():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"isolated": False, "trial_seconds": 5.0}, "mechanism.trial_seconds: is 5, but isolated"),
         ({"isolated": False, "trial_gib": 0.5}, "mechanism.trial_gib: is 0.5, but isolated"),
         ({"path": "nowhere"}, "mechanism.path"),
         ({"path": "nowhere:train"}, "cannot import 'nowhere:train'"),
@@ -427,9 +408,7 @@ def test_a_run_may_go_on_with_other_limits(tmp_path):
     assert stored.items() <= contents(tmp_path / "own").items()
 
 
-@pytest.mark.parametrize(
-    "text", ["no json", '{"missed": [{"audit": "x"}]}', "[3]", '{"decided": 1}']
-)
+@pytest.mark.parametrize("text", ["no json", '{"missed": [{"audit": "x"}]}'])
 def test_a_damaged_record_is_told(text, failed, tmp_path):
     _, plan, _ = opened(failed)
     (tmp_path / "outcomes.json").write_text(text)

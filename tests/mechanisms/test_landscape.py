@@ -18,7 +18,7 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import EXACT_TOLERANCE, Verdict
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
-from tests.command import changed, dpaudit, inline, refused, stored_scores, write_sweep
+from tests.command import changed, dpaudit, inline, refused, write_sweep
 
 
 def sweep(**mechanism: Any) -> dict[str, Any]:
@@ -61,39 +61,18 @@ def test_an_exact_run_can_be_asked_again_and_looked_at(tmp_path):
     for more in ((), ("--set", "audit.trials=500")):
         assert inline(file, tmp_path, *more).code == 0
         assert RunDirectory(str(tmp_path / "land")).estimates().equals(before)
-    for verb, code in (("status", 0), ("report", 0), ("verify", 0)):
-        outcome = dpaudit(verb, tmp_path / "land")
-        assert outcome.code == code, outcome
+    assert dpaudit("report", tmp_path / "land").code == 0
     status = dpaudit("status", tmp_path / "land").out
     assert status.startswith("land: eps at delta = 1e-05, claims by gaussian\n")
     assert "  exact  " in status
     assert "confidence" not in status, "nothing is random here"
 
 
-def test_both_backends_in_one_sweep(tmp_path):
-    """At 20,000 trials the sampled μ is within 0.06 of the exact one, 4 standard errors."""
-    raw = sweep() | {"grid": {"mechanism.backend": ["sampled", "exact"]}}
-    raw["audit"] |= {"trials": 20_000, "estimators": ["accuracy", "paper-gdp"]}
-    assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
-    rows = RunDirectory(str(tmp_path / "land")).estimates()
-    final = rows[rows["step"] == 6].set_index("estimator")
-    exact = final.loc["exact-gdp", "mu_lower"]
-    assert exact - 0.1 < final.loc["accuracy", "mu_lower"] < exact + 0.06
-    assert final.loc["accuracy", "trials"] == 20_000
-
-
-def test_a_seed_draws_other_trials_of_the_same_process(tmp_path):
-    raw = sweep() | {"grid": {"mechanism.seed": [0, 1]}}
-    assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
-    run = RunDirectory(str(tmp_path / "land"))
-    first, second = (cell.mechanism for cell in spec.from_raw(raw).cells)
-    assert isinstance(first, Landscape)
-    assert first.process(LandscapeAdversary()) == second.process(LandscapeAdversary())
-    audits = run.estimates()["audit"].unique()
-    scores = [stored_scores(run, audit) for audit in audits]
-    assert len(scores) == 2
-    assert not scores[0]["score"].equals(scores[1]["score"])
-    assert not scores[0]["member"].equals(scores[1]["member"])
+def test_a_seed_draws_other_trials_of_the_same_process():
+    cells = spec.from_raw(sweep() | {"grid": {"mechanism.seed": [0, 1]}}).cells
+    first, second = (cell.mechanism.process(cell.adversary) for cell in cells)
+    assert first == second
+    assert cells[0].fingerprint != cells[1].fingerprint, "which keys bits and seeds"
 
 
 @pytest.mark.parametrize(
@@ -104,14 +83,9 @@ def test_a_seed_draws_other_trials_of_the_same_process(tmp_path):
             "adversary.threshold: is 0.5, but a constant gradient has none; leave it out",
         ),
         (
-            {"mechanism.gradient": "constant", "adversary.threshold": "searched"},
-            "adversary.threshold: is searched, but a constant gradient has none",
-        ),
-        (
             {"adversary.threshold": None},
             "adversary.threshold: must be a number, optimal or searched, got None",
         ),
-        ({"adversary.threshold": True}, "adversary.threshold: must be a number, optimal"),
         ({"adversary.threshold": math.nan}, "adversary.threshold: must be a number, optimal"),
         ({"adversary.period": 2}, "adversary.period: is 2, but the canary is in the first step"),
         ({"adversary": {"name": "loss"}}, "adversary.name: loss cannot attack landscape"),
@@ -121,12 +95,10 @@ def test_a_seed_draws_other_trials_of_the_same_process(tmp_path):
             {"mechanism.gradient": "linear", "adversary.threshold": "searched"},
             "adversary.threshold: is searched, but a search needs a number",
         ),
-        ({"mechanism.width": math.inf}, "mechanism.width: must be a number of at least 1e-06, or"),
         (
             {"mechanism.backend": "exact", "mechanism.seed": 3},
             "mechanism.seed: is 3, but exact densities are drawn from nothing; leave it out",
         ),
-        ({"mechanism.batch_size": 0}, "mechanism.batch_size: must be at least 1, got 0"),
         (
             {"mechanism.backend": "exact", "mechanism.noise_multiplier": 0.1},
             "mechanism.noise_multiplier: is 0.1, but exact densities need at least 0.25",
@@ -142,13 +114,6 @@ def test_bad_input_is_one_line(tmp_path, changes, line):
     for key, value in changes.items():
         raw = changed(raw, key, value)
     assert refused("run", write_sweep(tmp_path, raw)).startswith(line)
-
-
-def test_options_at_their_default_leave_no_trace_in_the_fingerprint():
-    plain = {"name": "landscape", "steps": 6, "batch_size": 2, "noise_multiplier": 1.0}
-    assert landscape().identity() == plain
-    assert landscape(backend="exact").identity() == plain | {"backend": "exact"}
-    assert LandscapeAdversary().identity() == {"name": "landscape"}
 
 
 def test_optimal_is_halfway_in_either_convention():
@@ -221,10 +186,9 @@ def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path):
 
 
 @pytest.mark.usefixtures("boastful")
-@pytest.mark.parametrize("boast", [1.01, 1.0 + 1e-5])
-def test_a_claim_of_slightly_more_noise_is_refuted_without_a_trial(boast, tmp_path):
+def test_a_claim_of_slightly_more_noise_is_refuted_without_a_trial(tmp_path):
     """At the first step the claim is tight, so 1e-5 more noise is 5e-5 of ε too little."""
-    found = judged(exact(name="boastful:Boastful", boast=boast), tmp_path)
+    found = judged(exact(name="boastful:Boastful", boast=1.0 + 1e-5), tmp_path)
     assert found.verdict is Verdict.VIOLATION
     (audit,) = found.exact
     assert audit.step == 1

@@ -43,9 +43,7 @@ def process(
     """The landscape with h*; `width` in standard deviations of a step's noise."""
     shift = clip if first == "unscaled" else clip / batch
     wide = width * sigma * clip / batch
-    return Process(
-        batch, sigma, clip, gradient, first, shift / 2, wide
-    )  # fmt: skip
+    return Process(batch, sigma, clip, gradient, first, shift / 2, wide)
 
 
 def powers(landscape: Process, *steps: int, refine: int = 1) -> list[Power]:
@@ -59,19 +57,11 @@ def table(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("sigma", "ratios"),
-    [
-        (1.0, [0.9104, 0.9983, 1, 1, 1]),
-        (2.0, [0.6955, 0.9700, 0.9996, 1, 1]),
-        (4.0, [0.4580, 0.8604, 0.9917, 0.9999, 1]),
-        (8.0, [0.3097, 0.6755, 0.9526, 0.9979, 1]),
-    ],
+    ("sigma", "ratios"), [(1.0, [0.9104, 0.9983, 1]), (8.0, [0.3097, 0.6755, 0.9526])]
 )
 def test_the_ratio_of_step_25_to_step_1(sigma, ratios):
-    found = []
-    for batch in (1, 2, 4, 8, 16):
-        first, final = powers(process(sigma, batch), 1, 25)
-        found.append(final.epsilon_gdp / first.epsilon_gdp)
+    both = [powers(process(sigma, batch), 1, 25) for batch in (1, 2, 4)]
+    found = [final.epsilon_gdp / first.epsilon_gdp for first, final in both]
     assert found == pytest.approx(ratios, abs=1e-4)
 
 
@@ -80,12 +70,9 @@ def test_every_reference_ratio(first):
     for sigma, row in table("A_S_h_exact_ratio_t25_over_t1")[first].items():
         for i, batch in enumerate(row["B"]):
             one, final = powers(process(float(sigma), batch, first=first), 1, 25)
-            assert final.epsilon_gdp / one.epsilon_gdp == pytest.approx(
-                row["ratio_gdp"][i], abs=1e-5
-            )
-            assert final.epsilon / one.epsilon == pytest.approx(
-                row["ratio_hockey_stick"][i], abs=1e-4
-            )
+            gaussian, true = final.epsilon_gdp / one.epsilon_gdp, final.epsilon / one.epsilon
+            assert gaussian == pytest.approx(row["ratio_gdp"][i], abs=1e-5)
+            assert true == pytest.approx(row["ratio_hockey_stick"][i], abs=1e-4)
 
 
 def test_reference_of_mu_at_every_step():
@@ -106,7 +93,7 @@ def test_reference_of_the_linear_gradient():
 
 
 @pytest.mark.parametrize("gradient", ["threshold", "constant", "linear"])
-@pytest.mark.parametrize(("sigma", "batch"), [(0.25, 4), (1.0, 1), (4.0, 16), (8.0, 2)])
+@pytest.mark.parametrize(("sigma", "batch"), [(0.25, 4), (8.0, 2)])
 def test_one_step_is_the_gaussian_mechanism(gradient, sigma, batch):
     for first in ("unscaled", "scaled"):
         (one,) = powers(process(sigma, batch, gradient, first), 1)
@@ -132,10 +119,8 @@ def test_a_constant_gradient_stays_gaussian(first, batch):
     ("gradient", "sigma", "batch", "width"),
     [
         ("threshold", 0.5, 8, 1.0),
-        ("threshold", 1.0, 1, 1.0),
         ("threshold", 8.0, 16, 1.0),
         ("linear", 1.0, 16, 0.25),
-        ("linear", 4.0, 4, 4.0),
         ("constant", 2.0, 2, 1.0),
     ],
 )
@@ -178,7 +163,7 @@ def test_two_steps_by_slow_quadrature():
         assert below[0] + above[0] == pytest.approx(1.0, abs=1e-13)
 
 
-@pytest.mark.parametrize("threshold", [-1e9, -60.0, 57.0, 1e9])
+@pytest.mark.parametrize("threshold", [-60.0, 1e9])
 def test_a_window_at_the_edge_of_what_is_reached_is_a_constant_gradient(threshold):
     """Far from h the gradient is constant, whichever of the window's ends is on the grid."""
     far = dataclasses.replace(process(1.0, 1, "linear", width=4.0), threshold=threshold)
@@ -261,14 +246,13 @@ def test_each_run_follows_equation_3(gradient, first):
     ("sigma", "batch", "gradient", "first"),
     [
         (1.0, 1, "threshold", "unscaled"),
-        (4.0, 2, "threshold", "unscaled"),
         (8.0, 16, "threshold", "scaled"),
         (4.0, 4, "linear", "scaled"),
         (2.0, 2, "constant", "unscaled"),
     ],
 )
 def test_samples_have_the_exact_law(sigma, batch, gradient, first):
-    """Kolmogorov-Smirnov at 1e-4, 20 tests: one seed in 500 would fail; this one is fixed."""
+    """Kolmogorov-Smirnov at 1e-4, 16 tests: one seed in 600 would fail; this one is fixed."""
     landscape = process(sigma, batch, gradient, first, width=3.0)
     steps = (2, 25)
     for member in (False, True):
@@ -277,13 +261,6 @@ def test_samples_have_the_exact_law(sigma, batch, gradient, first):
             exact = worlds[int(member)]
             found = stats.kstest(theta[:, column], lambda x, m=exact: m.split(x)[0])
             assert found.pvalue > 1e-4, (steps[column], member)
-
-
-def test_the_sign_pushes_away_from_the_threshold():
-    theta = np.array([-3.0, 0.4999, 0.5001, 3.0])
-    assert process(1.0, 8).moved(theta).tolist() == pytest.approx([-4.0, -0.5001, 1.5001, 4.0])
-    steep = process(1.0, 8, "linear")
-    assert np.all(np.diff(steep.moved(theta)) > np.diff(theta) - 1e-12)
 
 
 def test_horizons_are_columns_of_one_run_and_seeds_repeat():

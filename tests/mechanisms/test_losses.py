@@ -9,7 +9,6 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
 from dpaudit_ray.engines.rules.losses import output_gradients, squared_errors
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.models.fcnn import Mlp
 from tests.trainings import cell, opened, path
 
 HERE = f"{__name__}:"
@@ -151,9 +150,3 @@ def test_a_loss_is_part_of_what_a_run_is(regression, tiny):
     )
     assert squared.identity() != own.identity()
     assert (squared.named_modules(), own.named_modules()) == ((), (__name__,))
-
-
-@pytest.mark.parametrize(("hidden", "count"), [([], 7), ([64, 64], 7 * 64 + 65 * 64 + 65)])
-def test_a_network_of_any_depth(hidden, count):
-    module = Mlp(hidden=hidden).build((2, 3), 2)
-    assert sum(p.numel() for p in module.parameters()) == count

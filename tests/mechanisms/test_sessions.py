@@ -10,7 +10,6 @@ from scipy import stats as scipy_stats
 from torch import Tensor
 
 from dpaudit_ray.adversaries.base import (
-    Adversary,
     Canary,
     ChangingCanary,
     FinalModel,
@@ -27,8 +26,6 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession, _FinalModels
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
-from dpaudit_ray.report.tables import Run
-from tests.command import changed, dpaudit, inline, write_sweep
 from tests.trainings import along, path
 
 
@@ -41,8 +38,7 @@ def training(options: DpSgd) -> DpSgdTraining:
     return opened(options)
 
 
-@pytest.mark.parametrize("period", [1, 2, 4])
-@pytest.mark.parametrize("kind", ["gradient", "sample"])
+@pytest.mark.parametrize(("period", "kind"), [(1, "gradient"), (2, "sample"), (4, "gradient")])
 def test_update_is_equation_2(training, period, kind):
     """Two models, one with the canary, stepped by hand: noise sigma C on the sum, fixed |B|."""
     x, y = training.example(7)
@@ -83,8 +79,9 @@ def test_horizons_are_runs_that_end_there(training, options):
 def test_the_same_pack_gives_the_same_scores(training):
     session = DpSgdSession.craft(training, Loss(), seed=2)
     members = np.array([True, False] * 5)
-    np.testing.assert_array_equal(session.run(members, 4, (6,)), session.run(members, 4, (6,)))
-    assert not np.array_equal(session.run(members, 4, (6,)), session.run(members, 5, (6,)))
+    one, same, other = (session.run(members, seed, (6,)) for seed in (4, 4, 5))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
 
 
 def test_simulated_choice_takes_the_dimension_that_moves_least(training):
@@ -128,7 +125,6 @@ def test_no_scorer_can_reach_the_bits_or_the_trajectory():
     """What is handed to `score` has no field beyond the threat model's."""
     assert {f.name for f in dataclasses.fields(_FinalModels)} == {"initial", "final", "model"}
     assert "members" not in FinalModelAdversary.score.__annotations__
-    assert issubclass(FinalModelAdversary, Adversary)
 
 
 class LeastMoved(ChangingCanary):
@@ -217,7 +213,7 @@ class Start(FinalModelAdversary[GradientCanary]):
         return observed.final[:, 3]
 
 
-@pytest.mark.parametrize("scheme", ["default", "kaiming", "xavier"])
+@pytest.mark.parametrize("scheme", ["default", "xavier"])
 def test_an_unknown_start_differs_by_trial_and_is_not_shown(options, scheme):
     model = options.model.model_copy(update={"initialization": "random", "scheme": scheme})
     hidden = options.model_copy(update={"model": model})
@@ -315,16 +311,163 @@ def test_too_many_canaries_and_too_few_scores_are_refused(options):
         session.run(np.array([True, False, True, True]), 5, (options.steps,))
 
 
-def test_a_sweep_of_several_canaries(tiny, tmp_path):
-    """10 dimensions in each of 40 trainings, and what a single one in 400 trainings claims."""
-    changed(tiny, "grid", {"adversary": [{"name": "biased-dimension", "count": 10}]})
-    changed(tiny, "audit.trials", 400)
-    changed(tiny, "audit.estimators", ["several-canaries", "one-run"])
-    assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
-    run = Run.open(str(tmp_path / "tiny"))
-    assert run.plan.audits[0].canaries == 10
-    last = run.estimates[run.estimates["step"] == 6].set_index("estimator")
-    assert (last["epsilon_lower"] <= last["epsilon_upper"]).all()
-    assert last.loc["several-canaries", "mu_lower"] > 0.3  # of 1.22
-    assert last.loc["several-canaries", "status"] == "certified"
-    assert dpaudit("verify", tmp_path / "tiny").code in (0, 5)
+# What joins a sum, what is refused, and that nobody else's training feels it ----------------------
+
+
+@pytest.mark.parametrize("engine", ["packed", "opacus"])
+def test_a_step_with_its_canary_is_rounded_once(options, engine):
+    """Half a unit in the last place at most; a canary added afterwards would make it a whole."""
+    change = {"engine": engine, "noise_multiplier": 1e-9, "learning_rate": 1e-5, "steps": 1}
+    training = DpSgdTraining.prepare(options.model_copy(update=change).recipe, seed=1, gpu=False)
+    size = len(training.initial)
+    direction = torch.full((size,), training.clip_norm / math.sqrt(size))
+    found = path(training, [1], GradientCanary(direction))[-1]
+    batch = training.batches[0]
+    theta = training.initial[None]
+    sums = training.model.clipped_sums(theta, training.x[batch], training.y[batch], 1.0)
+    rate = training.recipe.learning_rate / training.recipe.batch_size
+    exact = theta.double() - rate * (sums.double() + direction.double())
+    unit = torch.from_numpy(np.spacing(theta.abs().numpy())).double()
+    error = (found.double() - exact).abs() / unit
+    assert float(error.max()) < 0.51
+
+
+class Several(FinalModelAdversary[SampleCanary]):
+    name: str = "several"
+    rows: int = 2
+    entry: float = 1.0
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+        x, y = known.example(0)
+        return SampleCanary((x * 0 + self.entry).repeat(self.rows, 1), y.repeat(self.rows))
+
+    def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
+        return observed.final[:, 0]
+
+
+def test_a_canary_of_several_examples_is_refused(training):
+    with pytest.raises(SpecError, match="crafted 2 examples with 2 labels for 1 secret bit"):
+        DpSgdSession.craft(training, Several(), 0)
+    with pytest.raises(SpecError, match="crafted 0 examples"):
+        DpSgdSession.craft(training, Several(rows=0), 0)
+    DpSgdSession.craft(training, Several(rows=1), 0)
+    with pytest.raises(SpecError, match="each bit must have one of the"):
+        training.check_claim(GradientCanary(torch.zeros(3)))
+    with pytest.raises(SpecError, match="above the clip norm"):
+        training.check_claim(GradientCanary(torch.full_like(training.initial, 1.0)))
+
+
+@dataclasses.dataclass
+class Changing(ChangingCanary):
+    canary: GradientCanary | SampleCanary
+
+    def at(self, step: int, theta: Tensor) -> GradientCanary | SampleCanary:
+        theta.fill_(7)
+        return self.canary
+
+
+def test_a_changing_canary_of_several_examples_is_refused(training):
+    canary = Changing(SampleCanary(training.x[:2], training.y[:2]))
+    with pytest.raises(SpecError, match="2 examples"):
+        list(training.run(torch.ones(3), 5, canary, 1))
+    list(training.run(torch.ones(3, 2), 5, canary, 1))  # a secret bit for each
+
+
+@pytest.mark.parametrize("entry", [1e16, math.nan])
+def test_an_example_without_a_norm_is_refused(training, entry):
+    with pytest.raises(SpecError, match="has no norm in float32"):
+        training.check_claim(SampleCanary(training.x[:1] * 0 + entry, training.y[:1]))
+
+
+@pytest.mark.parametrize("engine", ["packed", "opacus"])
+@pytest.mark.parametrize("entry", [1.0, 1e20, math.nan])
+def test_who_has_no_canary_does_not_feel_it(options, engine, entry):
+    """Bit for bit: a row beyond 1.8e19 has a square beyond float32, and 0 times that is NaN."""
+    changed = options.model_copy(update={"engine": engine})
+    training = DpSgdTraining.prepare(changed.recipe, seed=1, gpu=False)
+    inside = [0, 1, 0]
+    for canary in (
+        SampleCanary(training.x[:1] * 0 + entry, training.y[:1]),
+        GradientCanary(torch.full_like(training.initial, 0.01)),
+    ):
+        found, alone = (path(training, inside, one)[-1] for one in (canary, None))
+        assert torch.equal(found[[0, 2]], alone[[0, 2]])
+        assert entry != 1 or not torch.equal(found[1], alone[1])
+
+
+# What adversaries do to what they are shown -----------------------------------------------------
+
+
+class InPlace(FinalModelAdversary[GradientCanary]):
+    """Works on all that it is given as if it were its own."""
+
+    name: str = "in-place"
+    rude: bool = False
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+        direction = torch.zeros_like(known.initial)
+        direction[3] = known.clip_norm
+        if self.rude:
+            known.initial.fill_(9)
+            known.example(2)[0].fill_(9)
+        return GradientCanary(direction)
+
+    def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
+        moved = -(observed.final[:, 3] - observed.initial[3])
+        if self.rude:
+            observed.final.sub_(observed.initial).abs_()
+            observed.initial.zero_()
+        return moved
+
+
+class Observer:
+    def __init__(self, models: int, rude: bool) -> None:
+        self.total, self.rude = torch.zeros(models), rude
+
+    def see(self, step: int, before: Tensor, after: Tensor) -> None:
+        self.total += (after - before).sum(1)
+        if self.rude:
+            before.fill_(1)
+            after.sub_(before)
+
+    def scores(self) -> Tensor:
+        return self.total.clone()
+
+
+class RudeWatching(TrajectoryAdversary[Canary]):
+    name: str = "rude-watching"
+    rude: bool = False
+
+    def craft(self, known: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+        return GradientCanary(torch.full_like(known.initial, 0.01))
+
+    def observer(self, canary: Canary, known: PublicKnowledge, models: int) -> Observer:
+        return Observer(models, self.rude)
+
+
+@pytest.mark.parametrize("kind", [InPlace, RudeWatching])
+def test_an_adversary_that_works_in_place_changes_no_training(options, kind):
+    members, scores = np.arange(6) % 2 == 0, []
+    for rude in (False, True):
+        training = DpSgdTraining.prepare(options.recipe, seed=1, gpu=False)
+        session = DpSgdSession.craft(training, kind(rude=rude), 0)
+        scores.append(session.run(members, 8, (1, 3, 6)))
+    np.testing.assert_array_equal(*scores)
+    canary = GradientCanary(torch.full_like(training.initial, 0.01))
+    ends = (path(training, [1, 1, 1], inserted)[-1] for inserted in (canary, Changing(canary)))
+    assert torch.equal(*ends), "nor does a canary that does so"
+
+
+@pytest.mark.parametrize(
+    "scores", [1.5, None, np.zeros(4), torch.tensor(2.0), torch.zeros(1), torch.zeros(4, 1)]
+)
+def test_what_is_no_score_for_each_trial_is_refused(training, scores):
+    """None is spread over trials."""
+
+    class Odd(InPlace):
+        def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
+            return scores  # type: ignore[return-value]
+
+    session = DpSgdSession.craft(training, Odd(), 0)
+    with pytest.raises(SpecError, match=r"the scores of Odd are .* of shape \(4,\), one"):
+        session.run(np.ones(4, dtype=np.bool_), 8, (6,))

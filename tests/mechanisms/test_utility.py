@@ -63,7 +63,6 @@ def test_examples_that_are_held_out_are_not_trained_on(tiny):
     whole = cell.mechanism.data.load()
     training = cell.mechanism.training(3, gpu=False)
     assert training.examples + len(training.held_out[1]) == len(whole.y)
-    assert len(training.held_out[1]) == round(len(whole.y) / 4)
     rows = {tuple(row) for row in training.x.tolist()}
     assert not rows & {tuple(row) for row in training.held_out[0].tolist()}
     assert max(int(batch.max()) for batch in training.batches) < training.examples
@@ -115,9 +114,7 @@ def test_scores_and_every_view_show_it(tiny, tmp_path):
     row = result.overview.iloc[0]
     last = result.scores.query("audit == @row.audit and step == step.max()")
     assert row["accuracy"] == pytest.approx(last["accuracy"].mean())
-    shown = dpaudit("status", done)
-    assert "accuracy" in shown.out
-    assert f"{row['accuracy']:.3f}" in shown.out
+    assert f"{row['accuracy']:.3f}" in dpaudit("status", done).out
     assert dpaudit("report", done).code == 0
     html = (done / "report.html").read_text()
     assert f"accuracy {row['accuracy']:.4f} ±" in html

@@ -1,8 +1,8 @@
-"""The papers' networks: their parameter counts, what they take and return, and how they work."""
+"""Networks of papers and of one's own: their sizes, what they take and return, what is refused."""
 
-import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +27,9 @@ TRAINED = [
     ({"name": "cnn4"}, CIFAR, 10, 37_274),
     ({"name": "mlp3"}, PURCHASE, 100, 600 * 128 + 128 + 128 * 128 + 128 + 128 * 100 + 100),
     ({"name": "mlp3", "width": 7}, (4,), 2, 4 * 7 + 7 + 7 * 7 + 7 + 7 + 1),
+    ({"name": "mlp", "hidden": []}, (2, 3), 2, 7),
+    ({"name": "mlp"}, (2, 3), 2, 7 * 64 + 65 * 64 + 65),
     ({"name": "resnet18"}, CIFAR, 10, 11_173_962),
-    ({"name": "resnet18", "groups": 1}, CIFAR, 10, 11_173_962),
     ({"name": "wrn16"}, CIFAR, 10, 2_748_890),
 ]
 
@@ -82,15 +83,9 @@ def test_a_network_has_the_papers_size_and_treats_each_example_alone(options, sh
     assert all(tensor._version == version == 0 for tensor, version in seen)
 
 
-@pytest.mark.parametrize("name", ["fcnn", "convnet", "cnn4", "mlp3", "resnet18", "wrn16"])
-def test_two_classes_have_one_logit(name):
-    assert build({"name": name}, CIFAR, 2)(torch.zeros(2, *CIFAR)).shape == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("options", "models"),
     [
-        ({"name": "fcnn"}, 256),
         ({"name": "mlp3"}, 256),
         ({"name": "mlp3", "width": 4096}, 4),
         ({"name": "alexnet"}, 256),
@@ -133,9 +128,7 @@ def test_resnet18_is_torchvisions_with_another_stem():
 @pytest.mark.parametrize(
     ("options", "shape", "least"),
     [
-        ({"name": "convnet"}, (8,), 16),
         ({"name": "convnet"}, (3, 15, 32), 16),
-        ({"name": "cnn4"}, (1, 28, 13), 14),
         ({"name": "cnn4"}, (28, 28), 14),
         ({"name": "resnet18"}, (3, 7, 7), 8),
         ({"name": "wrn16"}, (600,), 8),
@@ -149,20 +142,7 @@ def test_data_that_is_no_such_image_is_told(options, shape, least):
         f"{least} x {least} pixels, but mechanism.data gives {list(shape)}; use another of the two"
     )
     smallest = (2, least, least + 1)
-    assert build(options, smallest, 3)(torch.rand(2, *smallest)).shape == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"name": "wrn16", "groups": 32}, "groups: must be 1, 2, 4, 8 or 16, got 32"),
-        ({"name": "mlp3", "width": 1.5}, "width: must be a whole number, got 1.5"),
-        ({"name": "convnet", "width": 2}, "width: unknown key"),
-    ],
-)
-def test_wrong_options_are_told(options, problem):
-    with pytest.raises(SpecError, match=f"^{re.escape(f'mechanism.model.{problem}')}"):
-        build(options, CIFAR, 10)
+    assert build(options, smallest, 2)(torch.rand(2, *smallest)).shape == (2, 1)
 
 
 def test_options_at_their_default_are_no_part_of_the_identity():
@@ -229,3 +209,91 @@ def test_a_pack_of_256_convnets_stays_under_8_gib():
         [sys.executable, "-c", _A_STEP], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 8 * 2**20  # KiB
+
+
+# A network of one's own by import path -----------------------------------------------------
+
+SOURCE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, inputs=8, width=4, outputs=1):
+        super().__init__()
+        self.first = nn.Linear(inputs, width)
+        self.last = nn.Linear(width, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x.flatten(1))))
+
+
+class Nested:
+    Net = Net
+
+
+def make(**options):
+    return nn.Sequential(nn.Flatten(), Net(**options))
+
+
+def nothing():
+    return None
+
+
+def silent():
+    raise ValueError
+
+
+number, made = 3, Net()
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_network.py").write_text(SOURCE)
+    (tmp_path / "own_broken.py").write_text("import torch\n1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def build_own(
+    path: str, shape: tuple[int, ...] = (8,), classes: int = 2, **options: Any
+) -> nn.Module:
+    raw = {"name": "module", "path": path, "options": options}
+    return plugins.parse(Model, raw, "mechanism.model").build(shape, classes)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("name", ["Net", "Nested.Net", "make"])
+def test_classes_and_functions_do(name):
+    network = build_own(f"own_network:{name}", width=5)
+    assert sum(p.numel() for p in network.parameters()) == 8 * 5 + 5 + 5 + 1
+    assert network(torch.zeros(3, 8)).shape == (3, 1)
+
+
+@pytest.mark.usefixtures("own")
+def test_path_and_options_are_its_identity():
+    raw = {"name": "module", "path": "own_network:Net", "options": {"width": 5}}
+    assert plugins.parse(Model, raw, "model").identity() == raw | {"revision": 3}
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("path", "options", "problem"),
+    [
+        ("own_network", {}, "path: must be package.module:name, got 'own_network'"),
+        ("own_missing:Net", {}, "path: cannot import 'own_missing:Net' (No module named 'own_miss"),
+        ("own_network.py:Net", {}, "path: 'own_network.py:Net' names a file; name the module"),
+        ("own_network:made", {}, "path: own_network:made is a module that is made already; name"),
+        ("own_network:Nat", {}, "path: cannot import 'own_network:Nat' (module 'own_network' has"),
+        ("own_broken:Net", {}, "path: cannot import 'own_broken:Net' (division by zero); is it"),
+        ("own_network:number", {}, "path: 'own_network:number' cannot be called, got 3"),
+        ("own_network:nothing", {}, "path: own_network:nothing gives a NoneType, no torch.nn.Mod"),
+        ("own_network:silent", {}, "options: own_network:silent does not take them (ValueError)"),
+        ("own_network:Net", {"widht": 2}, "options: own_network:Net does not take them (Net.__in"),
+    ],
+)
+def test_what_cannot_be_used_is_told(path, options, problem):
+    with pytest.raises(SpecError) as error:
+        build_own(path, **options)
+    assert str(error.value).startswith(f"mechanism.model.{problem}")
+    assert "\n" not in str(error.value)
