@@ -65,10 +65,7 @@ class Npz(Data):
 
 
 def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
-    """Arrays `x` and `y` of an .npz file, and its name for messages; nothing is unpickled.
-
-    Raises DataError where the file is missing or damaged, or lacks one of them.
-    """
+    """Arrays `x` and `y`, and the name for messages; nothing is unpickled. Raises DataError."""
     file = existing_file(path, what, _REMEDY)
     arrays = {}
     try:
@@ -92,10 +89,7 @@ def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
 def labels(
     y: np.ndarray, source: str, order: Sequence[str | float] = (), regression: bool = False
 ) -> np.ndarray:
-    """`y` as int64 classes [N]: as they are, or by their place in `order`.
-
-    For `regression` float32 numbers [N]. Raises DataError when it holds no such thing.
-    """
+    """`y` [N] as int64 classes, by place in `order`, or float32 for `regression`. Or DataError."""
     kind = y.dtype.kind if y.ndim == 1 else ""
     if kind and order:
         places = {str(value): place for place, value in enumerate(order)}

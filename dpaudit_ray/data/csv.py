@@ -72,10 +72,7 @@ class Csv(Data):
         return checked(np.concatenate(columns, axis=1), y, source)
 
     def guess(self) -> dict[str, Any]:
-        """Options by what the columns hold: text or numbers, and how many values of them.
-
-        Text of many values is left out, as are columns without a name.
-        """
+        """Options by what the columns hold; drops text of many values, and nameless columns."""
         _, label, table = self._table(nameless=True)
         values = sorted(table[label].dropna().unique().tolist())
         numbers = label not in (text := _text(table))

@@ -1,7 +1,7 @@
-"""Tables: data sets of scikit-learn, UCI and Shokri et al., and strict reading of CSV files.
+"""Tables of scikit-learn, UCI and Shokri et al., and strict reading of CSV files.
 
-Breast cancer is bundled with scikit-learn, California Housing downloaded by it; the others (bank
-marketing and cervical cancer as in Yuan et al. 2021) are read from files.
+Breast cancer is bundled with scikit-learn, California Housing downloaded by it; bank marketing and
+cervical cancer are as in Yuan et al. 2021.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ def _patients() -> tuple[np.ndarray, np.ndarray]:
 class CaliforniaHousing(Data):
     """20,640 districts, 8 standardised features; class 1 = price above the median.
 
-    Pace and Barry (1997). The label is this project's choice: the paper prints a binary
-    cross-entropy on a regression target without saying how it was made binary.
+    Pace and Barry (1997). The label is this project's choice: the paper does not say what it is.
     """
 
     name: Literal["california_housing"] = "california_housing"
@@ -206,10 +205,9 @@ class Location(_Records):
 
 
 def _read_table(file: Path, remedy: str, types: Mapping[str, type], **options: Any) -> Any:
-    """The columns named in `types`, in that order, as a data frame of such values.
+    """The columns named in `types`, in that order, as a data frame of such values, or a DataError.
 
-    A cell is missing only where `options`, those of `pandas.read_csv`, say so. Raises DataError
-    where a column is missing, a cell is of another type, or there are no rows.
+    A cell is missing only where `options`, those of `pandas.read_csv`, say so.
     """
     options |= {"usecols": list(types), "dtype": types, "keep_default_na": False}
     table = read_csv(file, remedy, **options)

@@ -76,10 +76,7 @@ class _Images(Data):
 
 
 class Cifar10(_Images):
-    """50,000 colour images of 32 x 32 pixels, 10 classes (Krizhevsky 2009): [N, 3, 32, 32].
-
-    The test set has 10,000.
-    """
+    """50,000 images of 32 x 32 pixels, 10,000 for tests (Krizhevsky 2009): [N, 3, 32, 32]."""
 
     folder: ClassVar[str] = "cifar-10-batches-py"
     parts: ClassVar[tuple[str, ...]] = tuple(f"data_batch_{i}" for i in range(1, 6))

@@ -57,10 +57,7 @@ class Claimed:
 
     @property
     def gaussian(self) -> bool:
-        """Whether the claimed trade-off curve is Gaussian: then a μ above its own refutes it.
-
-        So is that of shuffling, of which no accountant proves more.
-        """
+        """Whether the claimed curve is Gaussian, as for shuffling: then a larger μ refutes it."""
         return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
 
 
@@ -68,8 +65,7 @@ class Claimed:
 class Preparation:
     """Work that is done once, in so many `parts`, before the packs of an audit are run.
 
-    `identity` is plain JSON: the options that determine the arrays, with the sweep's seed and the
-    data's files. Audits that give the same share one preparation.
+    Audits share it that have one seed, the same files, and one `identity`: options, as plain JSON.
     """
 
     parts: int
@@ -305,10 +301,7 @@ class Mechanism(Plugin):
 
 
 class Recorded(Unread, Mechanism):
-    """A mechanism whose code, or whose adversary's, was not imported, where a run is only read.
-
-    It answers from what a plan recorded: the `releases` at each of `steps`, None for nothing.
-    """
+    """A mechanism that was not imported, as a run is only read: what a plan recorded of it."""
 
     options: dict[str, Any]
     steps: tuple[int, ...]

@@ -180,8 +180,7 @@ class TrialByTrial:
 class IsolatedTrials:
     """Runs trials in child processes within `limits`, where one harms no other.
 
-    Each is a call of `path` with `options`, and with `prepared` where that is not None. The module
-    is imported in this process already, as it tells what else it imports, which is what takes long.
+    Each is a call of `path` with `options`, and with `prepared` where that is not None.
     """
 
     def __init__(
@@ -223,7 +222,7 @@ class IsolatedTrials:
 
 
 def preloaded(module: str) -> tuple[str, ...]:
-    """Installed modules that a module of the user's and its own imports need, at any time.
+    """Installed modules that a module of the user's and its own imports need.
 
     No files of the user's: threads that they start would not be there in forked processes.
     """

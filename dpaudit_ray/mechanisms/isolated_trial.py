@@ -1,7 +1,7 @@
 """One isolated trial: what runs in the process of its own that `function` starts for it.
 
-The process is forked from one that imported what takes long. The user's module is imported here,
-so nothing of it, no thread and no state, is shared between trials.
+It is forked from one that imported what takes long. The user's module is imported here, so nothing
+of it, no thread and no state, is shared between trials.
 """
 
 from __future__ import annotations

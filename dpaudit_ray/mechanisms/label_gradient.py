@@ -1,8 +1,7 @@
 """Label privacy from the gradients of a training (Yuan, Xue, Wang, Shen 2021), as a mechanism.
 
 A release is the noisy sum of clipped gradients of a step. What an attacker knows of it is computed
-here, in float64: the batch, the model before it, and the derivatives of its logit, record by
-record. From it come closed forms of what labels it tells, and trials.
+here, in float64: the batch, the model before it, and the derivatives of its logit.
 """
 
 from __future__ import annotations
@@ -296,10 +295,7 @@ class Pass:
     probabilities: Floats
 
     def columns(self, layer: int, neuron: int | None) -> Floats:
-        """Derivatives of each logit by a layer's weights, or those into one of its neurons: [d, N].
-
-        Yuan et al., the matrix C of equation 1, and of equation 4 with its W_J.
-        """
+        """Derivatives of logits by a layer's weights (eq. 1), or by a neuron's (eq. 4): [d, N]."""
         values, slopes = self.inputs[layer], self.derivatives[layer]
         if neuron is not None:
             return (slopes[:, neuron, None] * values).T
@@ -323,10 +319,7 @@ class Target:
 
     @classmethod
     def trained(cls, training: DpSgdTraining, shape: Shape, steps: int, seed: int) -> Target:
-        """Trains without a canary, and keeps what is needed of the first `steps`.
-
-        Raises SpecError where it diverged, or a batch has a record twice.
-        """
+        """Keeps what `steps` need. Raises SpecError where it diverged, or a record is twice."""
         thetas: list[npt.NDArray[np.floating]] = []
         for step, theta in enumerate(training.run(training.initial.new_zeros(1), seed, None, 1)):
             if step == steps:
@@ -387,11 +380,8 @@ class Noise:
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Labels `y` [N] of `records`, the `probabilities` that the model gives them, and CᵀC of their
-    columns C by the attacked weights: all that tells them apart, however many weights there are.
-
-    `norms` of all parameters' derivatives; None where the attacked weights are clipped alone.
-    Everything in it is what the attacker knows but for the label that is guessed.
+    """Labels `y` [N] of `records`, their `probabilities`, and CᵀC of columns C by attacked weights:
+    all that tells them apart. `norms`: None where these weights are clipped alone.
     """
 
     gram: Floats

@@ -40,10 +40,7 @@ class Model(Plugin):
 
     @property
     def pack_size(self) -> int:
-        """Models of a pack for `pack_size: auto`: θ of all of them takes 512 MiB at most.
-
-        What a batch adds does not count: a pack is computed in groups that have room.
-        """
+        """Models of a pack for `pack_size: auto`: θ of all of them takes 512 MiB at most."""
         return max(1, min(PACK, _NUMBERS // max(1, self.parameters)))
 
     @abstractmethod

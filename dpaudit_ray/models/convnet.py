@@ -43,11 +43,10 @@ class ConvNet(Model):
 
 
 class Cnn4(Model):
-    """Four layers, as usual in DP-SGD work: 26,010 parameters on MNIST, 37,274 on CIFAR-10.
+    """Four layers: 26,010 parameters on MNIST, 37,274 on CIFAR-10; of Opacus' MNIST example.
 
     conv 16 k8 stride 2 padding 3, pool 2 stride 1, conv 32 k4 stride 2, pool 2 stride 1, linear
-    32, linear; the network of Opacus' MNIST example. Nasr et al. 2021, appendix A, say only "four
-    layers convolutional neural network".
+    32, linear. Nasr et al. 2021, appendix A, say only "four layers".
     """
 
     revision: ClassVar[int] = 3  # convolutions under pooling sum in another order

@@ -255,11 +255,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def build_own(
-    path: str, shape: tuple[int, ...] = (8,), classes: int = 2, **options: Any
-) -> nn.Module:
-    raw = {"name": "module", "path": path, "options": options}
-    return plugins.parse(Model, raw, "mechanism.model").build(shape, classes)
+def build_own(path: str, **options: Any) -> nn.Module:
+    return build({"name": "module", "path": path, "options": options}, (8,), 2)
 
 
 @pytest.mark.usefixtures("own")

@@ -1,7 +1,6 @@
 """The network that is trained, and its loss: drawn from a seed, named in a sweep file, and tried.
 
-A loss of the user's must give each example a number that no other example changes: what clipping
-bounds is the gradient of one example.
+A loss must give each example a number that no other changes: one example's gradient is clipped.
 """
 
 from __future__ import annotations

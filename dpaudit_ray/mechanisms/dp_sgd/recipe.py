@@ -139,11 +139,7 @@ class Recipe(Strict):
 
     @property
     def noise(self) -> float:
-        """σ, as stated or as `epsilon` needs it.
-
-        Raises SpecError where no noise keeps ε, DataError where the data cannot be read, whose size
-        sampling needs.
-        """
+        """σ, as stated or as `epsilon` needs it. Raises SpecError, or DataError where N is read."""
         stated = self._noise if self.noise_multiplier is None else self.noise_multiplier
         if stated is not None:
             return stated
@@ -275,8 +271,7 @@ class Recipe(Strict):
         """Builds the model and finds how it can be packed; returns how many parameters it has.
 
         As many examples go through it together as in a batch, and some more where that is small.
-        Raises SpecError for layers that cannot be audited, a shape that does not fit the data,
-        fewer outputs than classes, or a loss that is none of each example.
+        Raises SpecError for a network, or a loss, that cannot be audited or does not fit the data.
         """
         import torch
 
@@ -323,8 +318,7 @@ def calibrate_noise(
     """A noise multiplier whose claim is at most ε, rounded up to six digits.
 
     The least one with the Gaussian accountant; by others the claim is at most 0.01 below ε, and at
-    most 1 % of it. They are asked by secants in log σ, as one answer may take seconds. Raises
-    SpecError where no noise keeps ε, or the accountant cannot tell.
+    most 1 % of it: secants in log σ, as one answer may take seconds. Raises SpecError for none.
     """
     tolerance = min(0.01, epsilon / 100)
     aim, power, tried = math.log(epsilon - tolerance / 2), 1.0, list[tuple[float, float]]()
@@ -369,10 +363,7 @@ def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
 
 
 def _model_key(module: nn.Module, x: Tensor, y: Tensor, learnt: Hashable) -> Hashable:
-    """The same for a network that was tried: of the same code, with these numbers.
-
-    Classes are compared as objects, so that one whose code was loaded anew is another one.
-    """
+    """The same for a network that was tried, of the same code: classes are compared as objects."""
     import torch
 
     code = tuple((type(part), type(part).forward, part.training) for part in module.modules())

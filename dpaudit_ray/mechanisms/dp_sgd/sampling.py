@@ -1,9 +1,8 @@
 """Sampling schemes: who is in the batch of each step, the others' records and the canary.
 
 The others' batches are drawn once for a sweep and known to the adversary. The canary's coins are
-drawn for each trial, by nobody's knowledge: given the batches of the others, trials are
-independent, and the claim for a canary that is sampled holds. Coins that trials share are a secret
-no more: a sweep that happens to draw many refutes the truth.
+drawn for each trial, known to nobody: so trials are independent, and the claim for a canary that is
+sampled holds. Coins that a sweep shares would refute true claims in a fifth of sweeps.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class Sampler(Plugin):
     ) -> Iterator[Coins]:
         """Yields whether each canary is sampled at steps 1, 2, ... without end: bool, of `shape`.
 
-        That is [n] trials, or [n, m] of m canaries each. Here each is in one batch of every epoch,
-        drawn uniformly.
+        Which is [n], or [n, m] of m canaries a trial. Here each is in one batch of every epoch.
         """
         while True:
             chosen = rng.integers(sizes.per_epoch, size=shape)
@@ -80,10 +78,7 @@ def _shuffled(sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
 
 
 class Fixed(Sampler):
-    """Fixed batches: epochs of shuffled data, cut into full ones. The canary is in every step.
-
-    Its `adversary.period` leaves steps out, and is known too.
-    """
+    """Fixed batches: epochs of shuffled data, cut into full ones. The canary is in every step."""
 
     claim: ClassVar[Sampling] = Sampling.POISSON  # at rate 1
     in_known_steps: ClassVar[bool] = True

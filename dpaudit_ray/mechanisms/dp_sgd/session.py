@@ -1,8 +1,4 @@
-"""Sessions: a training by DP-SGD against one adversary, under what its threat model lets it see.
-
-And what an adversary has prepared before any trial: shadow models, trainings of its own in parts,
-or a canary that is expensive to craft.
-"""
+"""Sessions: a training by DP-SGD against one adversary, and what it prepares before any trial."""
 
 from __future__ import annotations
 
@@ -256,8 +252,8 @@ class _FinalModels:
 class DpSgdSession(ResumableSession):
     """DP-SGD against one adversary, whose canary is crafted.
 
-    An adversary without an observer sees θ_0 and θ at a horizon, each of which is judged alone. An
-    observer is told of every step, and its scores at a horizon are of the steps up to there.
+    Without an observer it sees θ_0 and θ at a horizon, each judged alone; an observer is told of
+    every step, and its scores at a horizon are of the steps up to there.
     """
 
     training: DpSgdTraining

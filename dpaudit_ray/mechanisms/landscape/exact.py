@@ -129,10 +129,7 @@ def entries(process: Process, steps: int) -> float:
 def evolve(
     process: Process, horizons: tuple[int, ...], refine: int = 1
 ) -> Iterator[tuple[Mass, Mass]]:
-    """Yields the densities of θ_t at each horizon (increasing), in turn: canary out, canary in.
-
-    Panels are `refine` times finer than usual, to see that nothing changes.
-    """
+    """Yields densities at each horizon, canary out and in, on panels `refine` times as fine."""
     panels = Panels.covering(process, horizons[-1], refine)
     means, scale = np.array([0.0, process.canary]), process.first_noise
     away = (panels.nodes.ravel()[:, None] - means) / scale
@@ -228,10 +225,7 @@ def _epsilon(p: Mass, q: Mass, delta: float) -> float:
 
 
 def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
-    """∫ max(p - e^ε q, 0) as a function of ε: the δ in the direction that p is the likelier world.
-
-    p / q crosses e^ε between two nodes, on a straight line in the log.
-    """
+    """∫ max(p - e^ε q, 0) of ε; between two nodes, log p / q is taken for a straight line."""
     shown, hidden = p.density.ravel(), q.density.ravel()
     matters = shown > RAREST * shown.max()
     nodes = p.panels.nodes.ravel()[matters]

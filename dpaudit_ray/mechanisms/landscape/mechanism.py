@@ -113,9 +113,8 @@ class Landscape(Mechanism):
     ) -> dict[int, tuple[Estimate, ...]]:
         """For `backend: exact`, the best test's μ read as Gaussian, and the true ε of the pair.
 
-        No trial is behind these, so they hold with certainty: confidence 1. The true ε of one
-        adversary is a lower bound on the mechanism's, and so is its μ. Read as if the curve were
-        Gaussian, μ gives up to four times that ε.
+        No trial is behind these: confidence 1. The true ε of one adversary is a lower bound on the
+        mechanism's, and so is its μ; read as Gaussian, that gives up to four times this ε.
         """
         from .exact import evolve, power
 

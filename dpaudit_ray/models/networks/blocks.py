@@ -45,10 +45,7 @@ class BasicBlock(nn.Module):
 
 
 class PreActivationBlock(nn.Module):
-    """F(a) + x with a = ReLU(norm(x)), or F(a) + W a where the width changes.
-
-    Zagoruyko and Komodakis 2016, figure 1(c), and their published code for the shortcut.
-    """
+    """F(a) + x, or + W a; a = ReLU(norm(x)) (Zagoruyko and Komodakis 2016, figure 1(c))."""
 
     def __init__(self, channels: int, out: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -99,10 +96,7 @@ class AlexNetBody(nn.Module):
     deviation: Tensor
 
     def __init__(self, state: dict[str, Tensor] | None) -> None:
-        """`state` as from torchvision, whatever the last layer; None draws one.
-
-        Raises RuntimeError where an entry is missing, not finite, or of another shape.
-        """
+        """`state` as from torchvision; None draws one. Raises RuntimeError for others."""
         from torchvision.models import alexnet
 
         super().__init__()
