@@ -71,7 +71,17 @@ class CaliforniaHousing(Data):
     def read(self) -> Dataset:
         """Reads the CSV at `path`, or asks scikit-learn for its cached or downloaded copy."""
         if self.path is None:
-            x, target = self._downloaded()
+            from sklearn.datasets import fetch_california_housing
+
+            try:
+                with warnings.catch_warnings():  # about each retry; the error below says it once
+                    warnings.simplefilter("ignore")
+                    x, target = fetch_california_housing(return_X_y=True)
+            except OSError as error:
+                raise DataError(
+                    f"{self.name}: not in scikit-learn's cache and the download failed ({error}); "
+                    "give mechanism.data.path a CSV file"
+                ) from error
         else:
             remedy = (
                 "give mechanism.data.path a CSV with scikit-learn's columns, or leave it out to "
@@ -83,20 +93,6 @@ class CaliforniaHousing(Data):
             x, target = table[:, :-1], table[:, -1]
         y = (target > np.median(target)).astype(np.int64)
         return checked(standardized(x), y, self.name)
-
-    def _downloaded(self) -> tuple[np.ndarray, np.ndarray]:
-        from sklearn.datasets import fetch_california_housing
-
-        try:
-            with warnings.catch_warnings():  # about each retry; the error below says it once
-                warnings.simplefilter("ignore")
-                x, target = fetch_california_housing(return_X_y=True)
-        except OSError as error:
-            raise DataError(
-                f"{self.name}: not in scikit-learn's cache and the download failed ({error}); "
-                "give mechanism.data.path a CSV file"
-            ) from error
-        return x, target
 
 
 class Bank(Data):

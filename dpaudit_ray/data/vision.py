@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -30,6 +29,7 @@ class _Images(Data):
     folder: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
     test_parts: ClassVar[tuple[str, ...]]
+    source: ClassVar[str]  # torchvision's class
 
     root: str  # the folder, in torchvision's layout
     split: Literal["train", "test"] = "train"  # `test`: for `held_out`
@@ -55,8 +55,10 @@ class _Images(Data):
         return checked(x, y, str(self._root / self.folder))
 
     def _read(self, train: bool) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        from torchvision import datasets
+
         try:
-            source = self._source(train)
+            source: Any = getattr(datasets, self.source)(self._root, train, download=self.download)
             pixels, y = np.asarray(source.data), np.asarray(source.targets, np.int64)
         except _FAILURES as error:
             raise DataError(
@@ -70,10 +72,6 @@ class _Images(Data):
     def _root(self) -> Path:
         return Path(self.root).expanduser().absolute()
 
-    @abstractmethod
-    def _source(self, train: bool) -> Any:
-        """torchvision's training or test set: uint8 `data` [N, H, W(, channels)] and `targets`."""
-
 
 class Cifar10(_Images):
     """50,000 images of 32 x 32 pixels, 10,000 for tests (Krizhevsky 2009): [N, 3, 32, 32]."""
@@ -82,12 +80,9 @@ class Cifar10(_Images):
     parts: ClassVar[tuple[str, ...]] = tuple(f"data_batch_{i}" for i in range(1, 6))
     test_parts: ClassVar[tuple[str, ...]] = ("test_batch",)
 
+    source: ClassVar[str] = "CIFAR10"
+
     name: Literal["cifar10"] = "cifar10"
-
-    def _source(self, train: bool) -> Any:
-        from torchvision.datasets import CIFAR10
-
-        return CIFAR10(self._root, train=train, download=self.download)
 
 
 class Mnist(_Images):
@@ -100,9 +95,6 @@ class Mnist(_Images):
     parts: ClassVar[tuple[str, ...]] = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
     test_parts: ClassVar[tuple[str, ...]] = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
+    source: ClassVar[str] = "MNIST"
+
     name: Literal["mnist"] = "mnist"
-
-    def _source(self, train: bool) -> Any:
-        from torchvision.datasets import MNIST
-
-        return MNIST(self._root, train=train, download=self.download)

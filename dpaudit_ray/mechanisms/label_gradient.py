@@ -326,11 +326,9 @@ class Target:
                 break
             thetas.append(theta[0].cpu().numpy().copy())
             if not np.isfinite(thetas[-1]).all():
-                raise SpecError(
-                    "mechanism.training.learning_rate",
-                    f"is {training.recipe.learning_rate:g}, with which the target has diverged "
-                    f"before step {step + 1}; lower it",
-                )
+                rate = training.recipe.learning_rate
+                problem = f"is {rate:g}, with which the target has diverged before step {step + 1}"
+                raise SpecError("mechanism.training.learning_rate", f"{problem}; lower it")
         batches = [batch.cpu().numpy() for batch in training.batches[:steps]]
         size = training.recipe.batch_size
         if any(not len(np.unique(batch)) == len(batch) == size for batch in batches):
@@ -371,11 +369,6 @@ class Noise:
     clip_norm: float
     multiplier: float
     whole: bool
-
-    @property
-    def scale(self) -> float:
-        """Standard deviation of the noise on the sum."""
-        return self.clip_norm * self.multiplier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,7 +417,8 @@ class Release:
         Noise is drawn in the span of the columns, as Cᵀ z is N(0, s² CᵀC): far less than z.
         """
         noise = rng.normal(size=(len(y), self._root.shape[1])) @ self._root.T
-        return self.coefficients(y) @ self.gram + self.noise.scale * noise
+        scale = self.noise.clip_norm * self.noise.multiplier
+        return self.coefficients(y) @ self.gram + scale * noise
 
     def solutions(self, sums: Floats) -> Floats:
         """The attacker's solutions [n, N]; NaN where the system does not determine one."""
@@ -512,17 +506,19 @@ class Trials:
         by_whole = adversary.statistic == "gradient"
         distances = np.stack([bound.mu if by_whole else bound.mu_direction for bound in labels])
         if not np.isfinite(distances).any():
-            raise SpecError(
-                "adversary.neuron",
-                f"is {adversary.neuron}, which tells no label of any batch: it is dead, or records "
-                "are alike; use another one, or all",
-            )
+            problem = f"is {adversary.neuron}, which tells no label of any batch; use another one"
+            raise SpecError("adversary.neuron", problem)
         return cls(adversary, releases, distances)
 
     def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Measured:
         """Scores [n, 1]; and the accuracy of all labels that are rebuilt, at every step alike."""
         rng = np.random.default_rng(seed)
-        batches, places = self._chosen(len(members), rng)
+        if self.adversary.record == "largest":
+            largest = np.unravel_index(np.nanargmax(self.distances), self.distances.shape)
+            batches, places = np.tile(np.array(largest)[:, None], (1, len(members)))
+        else:
+            able = np.argwhere(np.isfinite(self.distances))
+            batches, places = able[rng.integers(len(able), size=len(members))].T
         scores, right, determined = (np.full(len(members), math.nan) for _ in range(3))
         for b in np.unique(batches):
             rows = np.flatnonzero(batches == b)
@@ -553,11 +549,3 @@ class Trials:
             for values in (scores, right, determined)
         )
         return Measured(scores, {"accuracy": right, "determined": determined})
-
-    def _chosen(self, trials: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
-        """A batch and a record for each trial, [2, trials]."""
-        if self.adversary.record == "largest":
-            largest = np.unravel_index(np.nanargmax(self.distances), self.distances.shape)
-            return np.tile(np.array(largest)[:, None], (1, trials))
-        able = np.argwhere(np.isfinite(self.distances))
-        return able[rng.integers(len(able), size=trials)].T

@@ -83,11 +83,9 @@ def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
     wrong = (x != x.trunc()) | (x.abs() >= _EXACT)
     if bool(wrong.any()):
-        raise SpecError(
-            "mechanism.model",
-            f"runs on whole numbers only, as nn.Embedding does, but the data have "
-            f"{float(x[wrong][0]):g}; give whole numbers below 2^24, or take floats in forward",
-        )
+        problem = f"runs on whole numbers only, as nn.Embedding does, not on {x[wrong][0]:g}"
+        remedy = "give whole numbers below 2^24, or take floats in forward"
+        raise SpecError("mechanism.model", f"{problem}; {remedy}")
     return x.to(dtype)
 
 
@@ -99,9 +97,7 @@ def outputs(classes: int) -> int:
 def image(shape: tuple[int, ...], name: str, least: int) -> tuple[int, int, int]:
     """(channels, height, width) of an example. Raises SpecError under `least` pixels a side."""
     if len(shape) != 3 or min(shape[1:]) < least:
-        raise SpecError(
-            "mechanism.model",
-            f"{name} needs images [channels, height, width] of at least {least} x {least} pixels, "
-            f"but mechanism.data gives {list(shape)}; use another of the two",
-        )
+        wanted = f"images [channels, height, width] of at least {least} x {least} pixels"
+        given = f"mechanism.data gives {list(shape)}; use another of the two"
+        raise SpecError("mechanism.model", f"{name} needs {wanted}, but {given}")
     return shape[0], shape[1], shape[2]

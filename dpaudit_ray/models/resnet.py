@@ -29,19 +29,12 @@ class ResNet18(Model):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         from torch import nn
 
-        from .networks.blocks import BasicBlock, conv3x3, initialized, stages
+        from .networks.blocks import BasicBlock, conv3x3, residual_network, stages
 
         channels, _, _ = image(shape, self.name, least=8)
-        network = nn.Sequential(
-            conv3x3(channels, 64),
-            nn.GroupNorm(self.groups, 64),
-            nn.ReLU(),
-            *stages(BasicBlock, 64, (64, 128, 256, 512), self.groups),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(512, outputs(classes)),
-        )
-        return initialized(network)
+        stem = conv3x3(channels, 64), nn.GroupNorm(self.groups, 64), nn.ReLU()
+        layers = (*stem, *stages(BasicBlock, 64, (64, 128, 256, 512), self.groups))
+        return residual_network(*layers, width=512, outputs=outputs(classes))
 
 
 class Wrn16(Model):
@@ -68,17 +61,11 @@ class Wrn16(Model):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         from torch import nn
 
-        from .networks.blocks import PreActivationBlock, conv3x3, initialized, stages
+        from .networks.blocks import PreActivationBlock, conv3x3, residual_network, stages
 
         channels, _, _ = image(shape, self.name, least=8)
         widths = (16 * self.width, 32 * self.width, 64 * self.width)
-        network = nn.Sequential(
-            conv3x3(channels, 16),
-            *stages(PreActivationBlock, 16, widths, self.groups),
-            nn.GroupNorm(self.groups, widths[-1]),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(widths[-1], outputs(classes)),
-        )
-        return initialized(network)
+        first, last = conv3x3(channels, 16), 64 * self.width
+        blocks = stages(PreActivationBlock, 16, widths, self.groups)
+        layers = (first, *blocks, nn.GroupNorm(self.groups, last), nn.ReLU())
+        return residual_network(*layers, width=last, outputs=outputs(classes))

@@ -149,7 +149,7 @@ def test_the_noise_in_the_span_is_that_of_the_whole_gradient():
     known = np.isfinite(few[0])
     assert known.sum() > 10
     exact = columns @ release.coefficients(release.y)
-    gradients = exact + mechanism.noise.scale * rng.normal(size=(4000, len(exact)))
+    gradients = exact + mechanism.noise.multiplier * rng.normal(size=(4000, len(exact)))
     slow = gradients @ np.linalg.pinv(columns).T
     np.testing.assert_allclose(slow.mean(0)[known], few.mean(0)[known], atol=6 * slow.std() / 60)
     np.testing.assert_allclose(slow.std(0)[known], few.std(0)[known], rtol=0.07)

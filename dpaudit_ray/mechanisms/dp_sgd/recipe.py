@@ -108,11 +108,8 @@ class Recipe(Strict):
                 if getattr(self, key) is not None:
                     raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
         elif self.noise_multiplier is not None:
-            raise SpecError(
-                "epsilon",
-                f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}: each "
-                "says how much noise there is; leave one out",
-            )
+            both = f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}"
+            raise SpecError("epsilon", f"{both}: each says how much noise there is; leave one out")
         name, names = self.accountant, accounting.accountants()
         if name is not None and ":" not in name and name not in names:
             raise SpecError("accountant", f"unknown accountant {name!r}; known: {', '.join(names)}")
@@ -164,11 +161,8 @@ class Recipe(Strict):
         size = self.trained_records(total)
         if self.batch_size > size:
             left = "" if size == total else f" to train on, of {total}"
-            raise SpecError(
-                "mechanism.batch_size",
-                f"is {self.batch_size}, but {self.data.name} has {size} examples{left}; "
-                f"use at most {size}",
-            )
+            problem = f"is {self.batch_size}, but {self.data.name} has {size} examples{left}"
+            raise SpecError("mechanism.batch_size", f"{problem}; use at most {size}")
         return Sizes(size, self.batch_size)
 
     def trained_records(self, examples: int) -> int:
@@ -199,11 +193,10 @@ class Recipe(Strict):
             raise SpecError("adversary.period", problem)
         sampled = not sampling.in_known_steps
         if period > 1 and sampled and sampling.claim is not Sampling.POISSON:
-            raise SpecError(
-                "adversary.period",
-                f"is {period}, but no claim holds for sampling {sampling.name} where steps "
-                "are left out; use 1, or mechanism.sampling: poisson",
+            problem = (
+                f"is {period}, but no claim holds for sampling {sampling.name} where steps are"
             )
+            raise SpecError("adversary.period", f"{problem} left out; use 1, or poisson")
         if not self.data.has_classes and self.loss == "cross-entropy":
             raise SpecError(
                 "mechanism.loss",
@@ -237,10 +230,7 @@ class Recipe(Strict):
         """Raises SpecError unless examples of `shape` have as many views as are asked for."""
         problem = ""
         if len(shape) != 3 or min(shape[1:]) < 8:
-            problem = (
-                f"examples have shape {list(shape)}; views are crops of images "
-                "[channels, height, width] of at least 8 x 8 pixels"
-            )
+            problem = f"examples have shape {list(shape)}; views are of images from 8 x 8 pixels on"
         elif type(self.model).body is not Model.body:
             problem = "a frozen body sees every image once, before training; use a model without"
         if problem and self.augmentations > 1:
@@ -255,17 +245,11 @@ class Recipe(Strict):
             check_like(private, other, key, plan.data.name)
             rows = {row.tobytes() for row in private.x}
             if shared := sum(row.tobytes() in rows for row in other.x):
-                raise SpecError(
-                    key,
-                    f"{shared} of the {records} records of {plan.data.name} are private ones too; "
-                    "give others",
-                )
+                problem = f"{shared} of the {records} records of {plan.data.name} are private ones"
+                raise SpecError(key, f"{problem} too; give others")
         if records < self.batch_size:
-            raise SpecError(
-                key,
-                f"gives shadow models {records} records, fewer than a batch of {self.batch_size}; "
-                "give more, or lower mechanism.batch_size",
-            )
+            few = f"gives shadow models {records} records, fewer than a batch of {self.batch_size}"
+            raise SpecError(key, f"{few}; give more, or lower mechanism.batch_size")
 
     def check_model(self, data: Dataset) -> int:
         """Builds the model and finds how it can be packed; returns how many parameters it has.
@@ -300,11 +284,9 @@ class Recipe(Strict):
         given = list(outputs.shape) if isinstance(outputs, torch.Tensor) else []
         needed = data.classes if self.loss == "cross-entropy" and data.classes > 2 else 1
         if len(given) != 2 or given[1] < needed:
-            raise SpecError(
-                "mechanism.model",
-                f"{model.name} gives {given or type(outputs).__name__} for two examples of "
-                f"{data.classes} classes; give one output per class (one alone for two classes)",
-            )
+            problem = f"{model.name} gives {given or type(outputs).__name__} for two examples of"
+            remedy = "give one output per class (one alone for two classes)"
+            raise SpecError("mechanism.model", f"{problem} {data.classes} classes; {remedy}")
         if self.loss != "cross-entropy":
             check_loss(self.loss, outputs, y[:2])
         packed.settle(x, y)
@@ -354,12 +336,9 @@ def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
     """Raises SpecError under `key` where `other` is not of the kind of `data`."""
     same_kind = other.x.shape[1:] == data.x.shape[1:] and other.y.dtype == data.y.dtype
     if not same_kind or other.classes > data.classes:
-        raise SpecError(
-            key,
-            f"{name} has examples of shape {other.x.shape[1:]} in {other.classes} classes, the "
-            f"data of {data.x.shape[1:]} in {data.classes}; give the same features, and no class "
-            "that is never trained on",
-        )
+        problem = f"{name} has examples of shape {other.x.shape[1:]} in {other.classes} classes"
+        wanted = f"the data of {data.x.shape[1:]} in {data.classes}; give the same features"
+        raise SpecError(key, f"{problem}, {wanted}, and no other class")
 
 
 def _model_key(module: nn.Module, x: Tensor, y: Tensor, learnt: Hashable) -> Hashable:

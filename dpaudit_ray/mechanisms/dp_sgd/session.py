@@ -137,11 +137,8 @@ class PublicView:
         except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
             right = False
         if not right:
-            raise SpecError(
-                "adversary.name",
-                f"crafts by torch.func, which does not run {type(module).__name__} "
-                "as it is: shared weights, recurrent layers; use static-poison",
-            )
+            problem = f"crafts by torch.func, which does not run {type(module).__name__} as it is"
+            raise SpecError("adversary.name", f"{problem}; use static-poison")
 
     def _gradient(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         gradient: Values = grad(self._loss)(self._named(row), x, y)
@@ -161,11 +158,8 @@ class PublicView:
 
 def _check_floating(x: Tensor) -> None:
     if not x.is_floating_point():
-        raise SpecError(
-            "adversary.name",
-            "crafts an example by its gradient, but the network takes whole numbers, which have "
-            "none; use loss or biased-dimension",
-        )
+        problem = "crafts by gradients, but the network takes whole numbers; use biased-dimension"
+        raise SpecError("adversary.name", problem)
 
 
 def open_session(
@@ -203,10 +197,8 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
     session = DpSgdSession.craft(training, cast(CanaryAdversary[Any], adversary), seed)
     canary = session.canary
     if isinstance(canary, ChangingCanary) or type(canary) not in adversary.stored_canaries:
-        raise SpecError(
-            "adversary.name",
-            f"crafts a {type(canary).__name__}, which is more than tensors; leave out crafted_once",
-        )
+        problem = f"crafts a {type(canary).__name__}, which is more than tensors"
+        raise SpecError("adversary.name", f"{problem}; leave out crafted_once")
     tensors = {field.name: getattr(canary, field.name) for field in dataclasses.fields(canary)}
     if session.training is not training:
         tensors[_START] = session.training.initial
@@ -326,12 +318,9 @@ def _checked(scores: Any, bits: Tensor, scorer: object) -> Scores:
     if isinstance(scores, Tensor) and scores.shape == bits.shape:
         return cast(Scores, scores.double().flatten().cpu().numpy())
     shape = f"shape {tuple(scores.shape)}" if hasattr(scores, "shape") else f"{scores!r:.40}"
-    raise SpecError(
-        "adversary.name",
-        f"the scores of {type(scorer).__name__} are a {type(scores).__name__} of {shape}; they "
-        f"must be a Tensor of shape {tuple(bits.shape)}, one for each "
-        f"{'canary' if bits.dim() > 1 else 'model'}",
-    )
+    given = f"the scores of {type(scorer).__name__} are a {type(scores).__name__} of {shape}"
+    wanted = f"shape {tuple(bits.shape)}, one for each {'canary' if bits.dim() > 1 else 'model'}"
+    raise SpecError("adversary.name", f"{given}; they must be a Tensor of {wanted}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -139,22 +139,15 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -
         shape = tuple(canary.direction.shape)
         fits = shape == (coins, parameters) if coins > 1 else shape[-1:] == (parameters,)
         if not fits:
-            problem = (
-                f"crafted a gradient of shape {shape} for {coins} secret bit{'s' * (coins > 1)}; "
-                f"each bit must have one of the {parameters} parameters"
-            )
+            problem = f"crafted a gradient of shape {shape}; each bit takes {parameters} numbers"
         elif not (norm := _longest(canary.direction)) <= clip_norm * (1 + 1e-6):
-            problem = (
-                f"crafted a gradient of norm {norm:.6g}, above the clip norm {clip_norm:g}: the "
-                "claim would not cover it"
-            )
+            problem = f"crafted a gradient of norm {norm:.6g}, above the clip norm {clip_norm:g}"
     elif isinstance(canary, SampleCanary):
         rows = len(canary.x)
         if rows != coins or len(canary.y) != rows:
             problem = (
                 f"crafted {rows} examples with {len(canary.y)} labels for {coins} secret "
-                f"bit{'s' * (coins > 1)}: together they may move the sum by {rows} clip norms, "
-                "the claim covers one for each bit; craft one example with one label"
+                f"bit{'s' * (coins > 1)}; the claim covers one, with one label, for each"
             )
         elif not (largest := float(canary.x.abs().max())) <= _LARGEST:
             problem = (
@@ -166,19 +159,14 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -
 
 
 def _longest(directions: Tensor) -> float:
-    """The largest norm of a row.
-
-    By float64 or by float32: who scales by the latter is off by its rounding, 7e-6 in 200,000
-    parameters.
-    """
+    """The largest norm of a row, in float64 or float32: who scales by the latter is off by 7e-6."""
     if directions.is_sparse:
         sparse = directions.coalesce()
         squares = torch.zeros(len(directions), dtype=torch.float64, device=directions.device)
         squares.index_add_(0, sparse.indices()[0], sparse.values().double() ** 2)
         return float(squares.max().sqrt())
-    norms = (torch.linalg.vector_norm(directions, dim=-1, dtype=kind)
-             for kind in (None, torch.float64))  # fmt: skip
-    return min(float(norm.max()) for norm in norms)
+    norm, kinds = torch.linalg.vector_norm, (None, torch.float64)
+    return min(float(norm(directions, dim=-1, dtype=kind).max()) for kind in kinds)
 
 
 class PackedSteps:
@@ -274,10 +262,8 @@ class OpacusSteps:
         try:
             self._module = GradSampleModule(copy.deepcopy(module).to(device))
         except NotImplementedError as error:
-            raise SpecError(
-                "mechanism.engine",
-                f"is opacus, which does not take this model ({first_line(error):.200}); use packed",
-            ) from error
+            problem = f"is opacus, which does not take this model ({first_line(error):.200})"
+            raise SpecError("mechanism.engine", f"{problem}; use packed") from error
         self._parameters = list(trained(self._module).values())
         self._optimizer = DPOptimizer(
             recipe.optimizer.torch(self._parameters, recipe.learning_rate),

@@ -147,11 +147,9 @@ class Schedule(Plugin):
         """Raises SpecError for a schedule that is longer than the training."""
         needed = self.warmup + self.length
         if needed > steps:
-            raise SpecError(
-                "schedule",
-                f"is {self.name} over {needed} steps ({self.warmup} of them to warm up), but there "
-                f"are only {steps}; shorten it, or raise mechanism.steps",
-            )
+            over = f"is {self.name} over {needed} steps ({self.warmup} of them to warm up)"
+            remedy = "shorten it, or raise mechanism.steps"
+            raise SpecError("schedule", f"{over}, but there are only {steps}; {remedy}")
 
 
 class Constant(Schedule):

@@ -81,11 +81,10 @@ class Process:
         """θ_t of `len(members)` independent runs at each horizon, which the canary pushes up."""
         rng = np.random.default_rng(seed)
         theta = members * self.canary + rng.normal(scale=self.first_noise, size=len(members))
-        values = np.empty((len(members), len(horizons)))
-        columns = {step: column for column, step in enumerate(horizons)}
+        values = []
         for step in range(1, horizons[-1] + 1):
             if step > 1:
                 theta = self.moved(theta) + rng.normal(scale=self.step_noise, size=len(members))
-            if step in columns:
-                values[:, columns[step]] = theta
-        return values
+            if step in horizons:
+                values.append(theta)
+        return np.stack(values, axis=1)

@@ -78,8 +78,13 @@ def stages(
     return blocks
 
 
-def initialized(network: nn.Sequential) -> nn.Sequential:
-    """`network` with normal weights of variance 2 / fan-out in every convolution (He et al.)."""
+def residual_network(*layers: nn.Module, width: int, outputs: int) -> nn.Sequential:
+    """These layers, the mean of each of `width` channels, and a linear layer.
+
+    Normal weights of variance 2 / fan-out in every convolution (He et al.).
+    """
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs)
+    network = nn.Sequential(*layers, *head)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
