@@ -49,11 +49,10 @@ class Function(Mechanism):
     process; the training gets a tuple of what it returned. Audits that state the same share it.
 
     `isolated`: each trial is a child process, forked from one that has imported what the module
-    imports of installed packages; the module itself is imported anew for each. Its limits are
-    `trial_seconds`, and `trial_gib` GiB of memory with all that it starts and that was imported. A
-    trial that takes more, raises or dies is missed; a pack that misses all has failed. With
-    `isolated: false` trials are calls in the trainer's process, without limits, and one that raises
-    fails its whole pack: for trainings of milliseconds. None of the three is in the fingerprint.
+    imports of installed packages. A trial that takes more than `trial_seconds`, or `trial_gib` GiB of
+    memory with all that it starts and that was imported, raises or dies is missed; a pack that misses
+    all has failed. With `isolated: false` trials are calls in the trainer's process, and one that
+    raises fails its whole pack: for trainings of milliseconds.
     """
 
     locations: ClassVar[frozenset[str]] = frozenset({"isolated", "trial_seconds", "trial_gib"})

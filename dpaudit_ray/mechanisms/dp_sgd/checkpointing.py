@@ -23,9 +23,9 @@ _OBSERVER = "observer."
 class PackCheckpoints:
     """Checkpoints of one pack. `step`: where it goes on; 0 where it begins.
 
-    `trainer` says in words what trains it: what another engine saved, or another kind of device,
-    is of no use. `observer` is whoever watches, None for nobody. A pack that cannot be saved is
-    trained in one piece, which is said once, when a checkpoint would have been due.
+    `trainer` says in words what trains it: what another one saved is of no use. `observer` is
+    whoever watches, None for nobody. A pack that cannot be saved is trained in one piece, which is
+    said once, when a checkpoint would have been due.
     """
 
     def __init__(

@@ -2,11 +2,8 @@
 
 The canary's part b g* joins the sum before θ is rounded: added to θ afterwards, a step below one
 unit in the last place of θ would be lost, or doubled, in the trainings that have the canary only.
-What the optimizer makes of the sum, and the rate of this step, come after it. A batch may be empty,
-and |B| is the expected size whatever it holds. Where it is processed in parts, sums add up.
-
-Both engines do this to the rows of one matrix. `PackedSteps` computes all models together;
-`OpacusSteps` takes them one by one through the real `GradSampleModule` and `DPOptimizer`.
+A batch may be empty, and |B| is the expected size whatever it holds. Both engines change the rows
+of one matrix.
 """
 
 from __future__ import annotations
@@ -172,8 +169,8 @@ def _longest(directions: Tensor) -> float:
 class PackedSteps:
     """Gradients of all models at once; noise from one stream for the whole pack.
 
-    `state` has all but θ that the steps to come depend on, by name; `restore` goes on as if so many
-    steps were taken, and raises KeyError for another engine's state.
+    `state` has all but θ that later steps depend on, by name; `restore` goes on as if so many steps
+    were taken, and raises KeyError for another engine's state.
     """
 
     def __init__(self, recipe: Recipe, model: PackedModel, seed: int, device: torch.device) -> None:
@@ -245,11 +242,7 @@ class PackedSteps:
 
 
 class OpacusSteps:
-    """The reference: slow, and exactly what a user of Opacus runs.
-
-    A canary's gradient joins that of the optimizer before it takes its step. Models take turns in
-    one module; what torch's optimizer remembers of each is kept for its next turn.
-    """
+    """The reference: slow, and exactly what a user of Opacus runs. Models take turns in one module."""
 
     def __init__(
         self, recipe: Recipe, module: nn.Module, seed: int, device: torch.device,

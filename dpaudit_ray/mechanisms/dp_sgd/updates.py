@@ -25,10 +25,7 @@ State = dict[str, "Tensor"]  # what an optimizer remembers between steps, float 
 
 @dataclasses.dataclass(frozen=True)
 class Noisy:
-    """The release of a step of n models, and how far it may move them.
-
-    `summed` is float [n, p]: clipped gradients, canary and noise; `number` counts steps from 1.
-    """
+    """A step's release: `summed`, float [n, p], gradients, canary and noise; `number` from 1 on."""
 
     summed: Tensor
     batch_size: int

@@ -165,8 +165,7 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
 class Power:
     """The true ε at δ of an adversary who sees θ_t, up to the accuracy of the grid.
 
-    `mu` is the largest z(1 - FPR) - z(FNR) of a test "θ_t > `threshold`", and `epsilon_gdp` is μ
-    read as that of a Gaussian mechanism.
+    `mu`: the largest of a test "θ_t > `threshold`"; `epsilon_gdp`: μ read as Gaussian.
     """
 
     epsilon: float

@@ -26,10 +26,7 @@ FirstStep = Literal["unscaled", "scaled"]
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """A session of one landscape, in the units of θ: `threshold` h, for a linear g half-width w.
-
-    `noise_multiplier` is σ, `clip_norm` C, `batch_size` B.
-    """
+    """A landscape, in units of θ: `threshold` h, half-width `width` of a linear g; σ, C and B."""
 
     batch_size: int
     noise_multiplier: float
