@@ -29,9 +29,9 @@ class Npz(Data):
     """Arrays `x` and `y` of an .npz file.
 
     uint8 images [N, H, W, channels] become float32 in 0..1, [N, channels, H, W]; other arrays
-    are taken as they are. With `standardize`, every feature then gets mean 0 and deviation 1, which
-    the claim does not cover where the records are private. `y` are classes 0, 1, ..., or values
-    that `label_order` lists in that order, or any numbers for `regression`.
+    are taken as they are. `standardize` gives every feature mean 0 and deviation 1, which the claim
+    does not cover where the records are private. `y` are classes 0, 1, ..., or values that
+    `label_order` lists in that order, or any numbers for `regression`.
     """
 
     name: Literal["npz"] = "npz"

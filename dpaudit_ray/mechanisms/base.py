@@ -1,7 +1,6 @@
 """The interface of mechanisms, which turn secret bits into scores.
 
-A mechanism is opened once per trainer and audit (data loaded, canary crafted), then runs packs. It
-never sees storage, Ray or statistics.
+They are opened once per trainer and audit, then run packs. They see no storage, Ray or statistics.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ Scores = npt.NDArray[np.float64]  # [n, horizons]
 class Claimed:
     """What accountants bound: `releases` Gaussian releases of sensitivity one.
 
-    `noise_multiplier` is the noise's deviation over the sensitivity of adding or removing the
-    canary, whatever the `adjacency`; `sample_rate` the chance that a release contains it.
+    `noise_multiplier` is that of adding or removing the canary, whatever the `adjacency`;
+    `sample_rate` the chance that a release contains it.
     """
 
     noise_multiplier: float

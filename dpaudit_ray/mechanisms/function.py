@@ -41,18 +41,17 @@ class Function(Mechanism):
     """`path` is `package.module:name`; `options` are keyword arguments of every call.
 
     `noise_multiplier` over `steps` releases, each with the canary at a chance of `sample_rate`, is
-    the claim. `curve: gaussian` states that the training's trade-off curve is Gaussian, for some μ:
-    with fixed noise that the canary shifts, and nothing hidden. Whoever says so answers for every ε
-    that is then called certified.
+    the claim. `curve: gaussian` states that the training's trade-off curve is Gaussian, for some μ,
+    and answers for every ε that is then called certified.
 
     `prepare`, if any, is called for each of `parts` before anything is trained, in the trainer's
     process; the training gets a tuple of what it returned. Audits that state the same share it.
 
     `isolated`: each trial is a child process, forked from one that has imported what the module
-    imports of installed packages. A trial that takes more than `trial_seconds`, or `trial_gib` GiB of
-    memory with all that it starts and that was imported, raises or dies is missed; a pack that misses
-    all has failed. With `isolated: false` trials are calls in the trainer's process, and one that
-    raises fails its whole pack: for trainings of milliseconds.
+    imports of installed packages. A trial that takes more than `trial_seconds`, or `trial_gib` GiB
+    of memory with all that it starts and that was imported, raises or dies is missed; a pack that
+    misses all has failed. With `isolated: false` trials are calls in the trainer's process, where
+    one that raises fails its whole pack: for trainings of milliseconds.
     """
 
     locations: ClassVar[frozenset[str]] = frozenset({"isolated", "trial_seconds", "trial_gib"})

@@ -24,9 +24,9 @@ _REMEDY = "write one with torch.save(torchvision.models.alexnet(...).state_dict(
 class AlexNet(Model):
     """torchvision's AlexNet; all but the last layer is frozen, that one is trained afresh.
 
-    The body runs once, on images [3, H, W] in 0..1, resized to 224 x 224 pixels; the head has
-    4096 · classes + classes parameters: 40,970 for CIFAR-10. `weights`: `default` are torchvision's
-    for ImageNet, downloaded once; `file` a state dict at `path`; `none` random ones.
+    The body runs once, on images [3, H, W] in 0..1; the head has 40,970 parameters for CIFAR-10.
+    `weights`: `default` are torchvision's for ImageNet, downloaded once; `file` a state dict at
+    `path`; `none` random ones.
     """
 
     locations: ClassVar[frozenset[str]] = frozenset({"path"})

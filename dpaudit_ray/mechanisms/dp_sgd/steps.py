@@ -242,7 +242,7 @@ class PackedSteps:
 
 
 class OpacusSteps:
-    """The reference: slow, and exactly what a user of Opacus runs. Models take turns in one module."""
+    """The reference: slow, and what a user of Opacus runs. Models take turns in one module."""
 
     def __init__(
         self, recipe: Recipe, module: nn.Module, seed: int, device: torch.device,

@@ -115,10 +115,7 @@ class Adam(Optimizer):
 
 
 class Schedule(Plugin):
-    """Base of all schedules. Over the first `warmup` steps the rate rises to the whole, linearly.
-
-    What comes after it counts its own steps from 0 on.
-    """
+    """Base of all schedules. The rate rises over `warmup` steps; later ones count from 0 on."""
 
     kind: ClassVar[str] = "schedule"
     home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.updates"

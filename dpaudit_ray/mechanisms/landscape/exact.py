@@ -279,7 +279,7 @@ def best_width(process: Process, steps: int) -> float:
     """The half-width w of a linear g whose final model has the largest true ε at `TUNED_AT`.
 
     ε has several local maxima in w. So widths from a quarter of a step's noise to 64 times that
-    of the first step are scanned, and the best of them is refined.
+    of the first step are scanned, and the best is refined.
     """
 
     def loss(log_width: float) -> float:

@@ -1,4 +1,4 @@
-"""Network parts that models are built of: residual blocks, and AlexNet's frozen body.
+"""Residual blocks, and AlexNet's frozen body.
 
 GroupNorm treats every example alone, as DP-SGD needs; nothing works in place, so that gradients can
 be taken at every layer.
