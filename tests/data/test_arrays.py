@@ -1,4 +1,4 @@
-"""A user's own arrays: what is taken, what is done to it, and one line for the rest."""
+"""Arrays and tables of one's own: what is taken, what is done to it, and one line for the rest."""
 
 import os
 import pickle
@@ -11,6 +11,7 @@ import pytest
 
 from dpaudit_ray.data.arrays import Npz
 from dpaudit_ray.data.base import Dataset
+from dpaudit_ray.data.csv import Csv
 from dpaudit_ray.data.tabular import BreastCancer, CaliforniaHousing
 from dpaudit_ray.data.vision import Cifar10, Mnist
 from dpaudit_ray.errors import DataError, SpecError
@@ -100,14 +101,13 @@ def test_the_row_of_a_value_that_is_no_number_is_told(value, standardize, tmp_pa
 @pytest.mark.parametrize(
     "write",
     [
-        lambda file: file.write_text("x,y\n"),
         lambda file: file.write_bytes(b""),
         lambda file: file.write_bytes(b"PK\x03\x04 cut off"),
         lambda file: file.write_bytes(pickle.dumps({"x": X, "y": Y})),
         lambda file: np.save(file.open("wb"), X),
         lambda file: (np.savez(file, x=X, y=Y), file.write_bytes(file.read_bytes()[:900])),
     ],
-    ids=["text", "empty", "cut", "pickle", "npy", "truncated"],
+    ids=["empty", "cut", "pickle", "npy", "truncated"],
 )
 def test_a_file_that_is_no_npz_is_told(write, tmp_path):
     file = tmp_path / "data.npz"
@@ -243,3 +243,57 @@ def test_the_first_records_only(tmp_path):
     np.savez(tmp_path / "e.npz", x=np.eye(3), y=np.array([0, 0, 1]))
     with pytest.raises(DataError, match=r"first 2 of npz: y holds the classes 0;"):
         Npz(path=str(tmp_path / "e.npz"), records=2).load()
+
+
+# Tables ------------------------------------------------------------------------------------
+
+TABLE = "age;city;paid\n20;Rome;no\n 60;Oslo;yes\n40;Rome;no\n"
+
+
+def load_table(folder, text=TABLE, **options):
+    (folder / "own.csv").write_text(text)
+    return Csv(path=str(folder / "own.csv"), **options).load_table()
+
+
+def test_columns_become_features_and_words_classes(tmp_path):
+    options = {"categories": ["city"], "label_order": ["no", "yes"], "ranges": {"age": [20, 60]}}
+    data = load_table(tmp_path, **options)
+    np.testing.assert_array_equal(data.x, [[0, 0, 1], [1, 1, 0], [0.5, 0, 1]])
+    assert (data.y.tolist(), data.classes) == ([0, 1, 0], 2)
+
+
+@pytest.mark.parametrize(("last", "y"), [("0\n1", [0, 1]), ("True\nFalse", [1, 0])])
+def test_classes_may_be_numbers_or_truths(last, y, tmp_path):
+    first, second = last.split()
+    assert load_table(tmp_path, f"a,y\n1,{first}\n2,{second}\n").y.tolist() == y
+
+
+def test_any_numbers_are_learnt_by_regression(tmp_path):
+    data = load_table(tmp_path, "y,a\n100,1\n2.5,3\n", label="y", regression=True)
+    assert (data.y.dtype, data.y.tolist(), data.classes) == (np.float32, [100, 2.5], 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "problem"),
+    [
+        (TABLE, {}, "column 'city' (column 2) is text, such as Rome: list it under `categories: ["),
+        (TABLE, {"drop": ["city"]}, "paid is text; `label_order: ['no', 'yes']` takes its values"),
+        (TABLE, {"drop": ["city"], "label_order": ["yes"]}, "paid has 'no'; list it in"),
+        (TABLE, {"drop": ["ctiy"]}, "`drop` names 'ctiy', which is no column; did you mean city?"),
+        (TABLE, {"drop": ["city"], "ranges": {"age": [2, 1]}}, "`ranges` of 'age' falls from 2"),
+        ("a,y\n1,0\n,1\n", {}, "row 2 below the header has no (finite) value in column 'a'; fill"),
+        ("a,y\n,\n,1\n", {}, "row 1 below the header has no (finite) value in column 'a', and 2"),
+        (",a,y\n0,1,0\n1,1,1\n", {}, "a column has no name, as numbers of rows; `drop: ['Unnamed:"),
+        ("1.5,0\n2,1\n", {}, "holds 1 rows of 2 columns, the first of which are called 1.5, 0;"),
+        ("a,y\n", {}, "holds 0 rows of 2 columns"),
+        ("a,y\n1,2,0\n1,2,1\n", {}, "holds 2 rows of 2 columns, the first of which are called a"),
+        ("a,y\n1,0\n1,2,1\n", {}, "not such a CSV table (Error tokenizing data"),
+        ("a,y\n1,1\n2,2\n", {}, "y holds the classes 1, 2; number two or more of them 0, 1, ..."),
+        ("a,y\n1,1.5\n2,2\n", {}, "y must be integer classes [N], got float64 (2,); convert them,"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_what_cannot_be_read_is_told(text, options, problem, tmp_path):
+    with pytest.raises(DataError) as error:
+        load_table(tmp_path, text, **options)
+    assert str(error.value).startswith(f"{tmp_path}/own.csv: {problem}")

@@ -1,6 +1,5 @@
 """CIFAR-10 and MNIST through torchvision, and one line where they are not there."""
 
-import gzip
 import pickle
 import shutil
 import socket
@@ -114,18 +113,6 @@ def test_the_real_digits(shared_data, tmp_path, offline):
     assert data.x.mean(dtype=float) == pytest.approx(0.1307, abs=1e-4)  # as usually given
     assert data.x.std(dtype=float) == pytest.approx(0.3081, abs=1e-4)
     assert len(Mnist(root=str(tmp_path)).load().y) == 60_000
-    archive = shared_data / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
-    with gzip.open(archive) as content:
-        image = np.frombuffer(content.read(16 + 784)[16:], np.uint8).reshape(28, 28)
-    assert np.array_equal(data.x[0, 0], image.astype(np.float32) / 255)
-
-
-def test_the_real_cifar_images_in_an_npz(shared_data):
-    data = Npz(path=str(shared_data / "cifar10_train_10k.npz")).load()
-    assert data.x.shape == (10_000, 3, 32, 32)
-    assert data.classes == 10
-    means = data.x.mean(axis=(0, 2, 3), dtype=float)
-    assert np.allclose(means, [0.4914, 0.4822, 0.4465], atol=0.01)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from torch import nn
 
 import dpaudit_ray as da
 from dpaudit_ray.engines.packing.packed import PackedModel
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining, draw_views
-from dpaudit_ray.sweep import spec
 from tests.command import inline, refused, write_sweep
+from tests.trainings import cell
 
 
 @pytest.fixture
@@ -30,12 +29,6 @@ def images(tiny: dict, tmp_path: Path) -> dict:
     tiny["adversary"], tiny["grid"] = {"name": "watched-dimension"}, {}
     tiny["audit"] |= {"record_every": 3, "trials": 20}
     return tiny
-
-
-def mechanism(raw: dict[str, Any]) -> DpSgd:
-    (cell,) = spec.from_raw(raw).cells
-    assert isinstance(cell.mechanism, DpSgd)
-    return cell.mechanism
 
 
 def slow_sum(module: nn.Module, x: torch.Tensor, y: torch.Tensor, c: float) -> torch.Tensor:
@@ -73,7 +66,7 @@ def test_views_are_crops_and_mirror_images():
 def test_a_step_clips_the_mean_gradient_of_an_examples_views(images, physical):
     """Against autograd on the network itself, example by example."""
     images["mechanism"]["physical_batch_size"] = physical
-    options = mechanism(images)
+    options, _ = cell(images, images["adversary"])
     training = DpSgdTraining.prepare(options.recipe, 3, gpu=False)
     x, y = training.batch(2)
     assert x.shape == (8, 3, 3, 16, 16)

@@ -126,11 +126,8 @@ def test_schedules(raw, expected):
 
 def test_simulations_follow_optimizer_and_schedule(tiny):
     """Without noise and clipping: what training does at hardly any noise and a huge C."""
-    options = {
-        "schedule": "cosine",
-        "sampling": "poisson",
-        "optimizer": {"name": "adam", "eps": 1e-3},
-    }
+    adam = {"name": "adam", "eps": 1e-3}
+    options = {"schedule": "cosine", "sampling": "poisson", "optimizer": adam}
     large = {"clip_norm": 1e6, "noise_multiplier": 1e-18}
     training = DpSgdTraining.prepare(recipe(tiny, **options, **large), 1, False, torch.float64)
     trained = path(training, [0], None, 0)
@@ -151,7 +148,6 @@ def in_place_of_noise(tiny: dict, epsilon: float, **options: Any) -> dict:
         ("gaussian", {}),
         ("rdp", {}),
         ("prv", {"sampling": "poisson"}),
-        ("rdp", {"sampling": "poisson", "epsilon": 0.5}),
         ("gaussian", {"sampling": "shuffle"}),
         ("prv", {"sampling": "balls-and-bins"}),
     ],
@@ -185,11 +181,7 @@ def test_the_noise_of_an_epsilon_is_that_of_the_audit_and_of_no_adversary(tiny):
 
 
 REFUSED = [
-    (
-        {"epsilon": 3.0},
-        "mechanism.epsilon: is 3, and noise_multiplier is 2: each says how much noise there is; "
-        "leave one out",
-    ),
+    ({"epsilon": 3.0}, "mechanism.epsilon: is 3, and noise_multiplier is 2: each says how much no"),
     ({"noise_multiplier": None}, "mechanism.noise_multiplier: is required, or epsilon in its pla"),
     ({"delta": 1e-5}, "mechanism.delta: belongs to epsilon, which is not given; leave it out"),
     ({"sampling": "posson"}, "mechanism.sampling.name: unknown sampling scheme 'posson'; did you"),

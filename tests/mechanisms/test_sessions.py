@@ -104,14 +104,6 @@ def test_simulated_choice_takes_the_dimension_that_moves_least(training):
         assert float(moved[chosen]) == pytest.approx(float(moved.min()), abs=1e-12)
 
 
-def test_noiseless_simulation_neither_clips_nor_adds_noise(training):
-    theta = training.initial.repeat(1, 1)
-    for batch in training.batches:
-        sums = training.model.clipped_sums(theta, training.x[batch], training.y[batch], math.inf)
-        theta = theta - 0.1 / 64 * sums
-    torch.testing.assert_close([*training.simulate(1, False, 0)][-1], theta)
-
-
 def test_loss_canary_is_a_real_example_with_another_label(training):
     canary = Loss(example=11).craft(training, np.random.default_rng(0))
     x, y = training.example(11)
@@ -193,13 +185,6 @@ def test_a_trajectory_adversary_sees_every_step_of_every_model(training, options
         assert torch.equal(after, thetas[step])
     expected = sum(theta[:, 0] for theta in thetas[1 : middle + 1])
     np.testing.assert_array_equal(scores[:, 0], expected.numpy())
-
-
-def test_several_samples_each_with_its_own_bit(training, options):
-    x, y = training.x[:3], 1 - training.y[:3]
-    together = path(training, [[1, 0, 1], [0, 0, 0]], SampleCanary(x, y))[-1]
-    alone = path(training, [[1, 1], [0, 0]], SampleCanary(x[[0, 2]], y[[0, 2]]))[-1]
-    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-12)
 
 
 class Start(FinalModelAdversary[GradientCanary]):

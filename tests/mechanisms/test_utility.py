@@ -8,22 +8,16 @@ import pytest
 import torch
 
 import dpaudit_ray as da
+from dpaudit_ray.data.tabular import BreastCancer
 from dpaudit_ray.mechanisms.base import Measured
-from dpaudit_ray.sweep import spec
-from tests.command import changed, dpaudit, inline, refused, write_sweep
+from tests.command import dpaudit, inline, refused, write_sweep
+from tests.trainings import cell, opened
 
 HORIZONS = (2, 4)
 
 
-def mechanism(tiny: dict[str, Any], **changes: Any) -> Any:
-    raw = changed(tiny, "mechanism.steps", 4)
-    raw["mechanism"] |= changes
-    return spec.from_raw(raw).cells[0]
-
-
 def session(tiny: dict[str, Any], **changes: Any) -> Any:
-    cell = mechanism(tiny, **changes)
-    return cell.mechanism.open(cell.adversary, 3, 4, gpu=False)
+    return opened(tiny, "biased-dimension", steps=4, **changes)
 
 
 def by_hand(training: Any, theta: torch.Tensor) -> list[list[float]]:
@@ -45,12 +39,12 @@ def by_hand(training: Any, theta: torch.Tensor) -> list[list[float]]:
 
 @pytest.mark.parametrize(("model", "engine"), [("fcnn", "packed"), ("mlp3", "opacus")])
 def test_accuracy_and_loss_are_those_of_the_module(model, engine, tiny):
-    opened = session(tiny, model=model, engine=engine, held_out=0.5)
-    training = opened.training
+    attack = session(tiny, model=model, engine=engine, held_out=0.5)
+    training = attack.training
     members = np.arange(5) % 2 == 0
-    outcome = opened.run(members, 7, HORIZONS)
+    outcome = attack.run(members, 7, HORIZONS)
     assert isinstance(outcome, Measured)
-    path = training.run(torch.from_numpy(members).float(), 7, opened.canary, 1)
+    path = training.run(torch.from_numpy(members).float(), 7, attack.canary, 1)
     wanted = dict(enumerate(theta.clone() for theta in path))
     for column, step in enumerate(HORIZONS):
         twin = np.array(by_hand(training, wanted[step]))
@@ -59,20 +53,19 @@ def test_accuracy_and_loss_are_those_of_the_module(model, engine, tiny):
 
 
 def test_examples_that_are_held_out_are_not_trained_on(tiny):
-    cell = mechanism(tiny, held_out=0.25)
-    whole = cell.mechanism.data.load()
-    training = cell.mechanism.training(3, gpu=False)
+    held, _ = cell(tiny, "biased-dimension", held_out=0.25)
+    whole, training = held.data.load(), held.training(3, gpu=False)
     assert training.examples + len(training.held_out[1]) == len(whole.y)
     rows = {tuple(row) for row in training.x.tolist()}
     assert not rows & {tuple(row) for row in training.held_out[0].tolist()}
     assert max(int(batch.max()) for batch in training.batches) < training.examples
-    again, other = (cell.mechanism.training(seed, gpu=False) for seed in (3, 4))
+    again, other = (held.training(seed, gpu=False) for seed in (3, 4))
     assert torch.equal(again.held_out[0], training.held_out[0])
     assert not torch.equal(other.held_out[0], training.held_out[0])
 
 
 def test_a_model_that_diverged_has_no_accuracy(tiny):
-    training = mechanism(tiny, held_out=0.5).mechanism.training(3, gpu=False)
+    training = session(tiny, held_out=0.5).training
     theta = torch.stack([training.initial, torch.full_like(training.initial, torch.nan)])
     found = training.measured(theta)
     assert np.isfinite(found[:, 0]).all()
@@ -81,8 +74,7 @@ def test_a_model_that_diverged_has_no_accuracy(tiny):
 
 def test_other_data_change_no_score(tiny, tmp_path):
     """A test set of one's own is only looked at."""
-    cell = mechanism(tiny)
-    data = cell.mechanism.data.load()
+    data = BreastCancer().load()
     np.savez(tmp_path / "test.npz", x=data.x[:40], y=data.y[:40])
     other = {"name": "npz", "path": str(tmp_path / "test.npz")}
     members = np.arange(6) % 2 == 0
@@ -93,9 +85,9 @@ def test_other_data_change_no_score(tiny, tmp_path):
 
 
 def test_canaries_of_one_training_share_what_it_is_worth(tiny):
-    raw = changed(tiny, "grid.adversary", [{"name": "biased-dimension", "count": 3}])
-    raw["audit"]["estimators"] = ["several-canaries"]
-    outcome = session(raw, held_out=0.3).run(np.arange(12) % 2 == 0, 7, HORIZONS)
+    tiny["audit"]["estimators"] = ["several-canaries"]
+    three = opened(tiny, {"name": "biased-dimension", "count": 3}, steps=4, held_out=0.3)
+    outcome = three.run(np.arange(12) % 2 == 0, 7, HORIZONS)
     rows = outcome.utility["loss"].reshape(4, 3, 2)
     assert (rows == rows[:, :1]).all()
     assert len(np.unique(rows[:, 0, 1])) == 4
@@ -134,7 +126,7 @@ def test_scores_and_every_view_show_it(tiny, tmp_path):
     ],
 )
 def test_bad_input_is_one_line(held_out, said, tiny, tmp_path):
-    shape = mechanism(tiny).mechanism.data.load().x.shape[1:]
+    shape = BreastCancer().load().x.shape[1:]
     wide = np.zeros((4, shape[0] + 1), np.float32)
     np.savez(tmp_path / "wide.npz", x=wide, y=np.array([0, 1, 0, 1]))
     many = np.zeros((4, *shape), np.float32)
