@@ -252,7 +252,7 @@ TABLE = "age;city;paid\n20;Rome;no\n 60;Oslo;yes\n40;Rome;no\n"
 
 def load_table(folder, text=TABLE, **options):
     (folder / "own.csv").write_text(text)
-    return Csv(path=str(folder / "own.csv"), **options).load_table()
+    return Csv(path=str(folder / "own.csv"), **options).load()
 
 
 def test_columns_become_features_and_words_classes(tmp_path):
