@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import gc
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from dpaudit_ray import imports, plugins
-from dpaudit_ray.errors import SpecError
 from dpaudit_ray.imports import Trust
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.orchestration import submission
@@ -250,24 +248,6 @@ def test_verbs_that_read_import_nothing(tiny, folder):
         "has it; --trust own_names runs that code\n"
     }
     assert "fingerprint" in (run / "report.html").read_text()
-
-
-def test_a_run_without_the_record_is_read_as_far_as_its_file_tells(tiny, folder):
-    assert inline(write_sweep(folder, louder(tiny)), folder / "runs").code == 0
-    plan = folder / "runs/tiny/plan.json"
-    raw = json.loads(plan.read_text())
-    del raw["audits"][0]["claimed"]
-    plan.write_text(json.dumps(raw))
-    assert dpaudit("status", folder / "runs/tiny").code == 0
-    assert dpaudit("verify", folder / "runs/tiny").code == 5
-
-
-def test_a_key_is_named_for_what_is_not_trusted():
-    with (
-        imports.trusting(Trust(())),
-        pytest.raises(SpecError, match=r"^model.name: 'own_names:Net'"),
-    ):
-        plugins.parse(Model, "own_names:Net", "model")
 
 
 def test_a_network_that_is_not_imported_tells_nothing_of_the_claim(tiny, folder):

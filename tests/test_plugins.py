@@ -8,10 +8,7 @@ import pytest
 from dpaudit_ray import plugins
 from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.adversaries.loss import Loss
-from dpaudit_ray.data.base import Data
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.base import Mechanism
-from dpaudit_ray.models.base import Model
 from dpaudit_ray.sweep import spec
 from tests.command import dpaudit, inline, refused, write_sweep
 
@@ -77,24 +74,6 @@ def alone(tiny: dict, adversary: object) -> dict:
     """The tiny sweep with one adversary."""
     del tiny["grid"]
     return tiny | {"adversary": adversary}
-
-
-@pytest.mark.parametrize(
-    ("base", "names"),
-    [
-        (Adversary, {"biased-dimension", "loss"}),
-        (Mechanism, {"dp-sgd"}),
-        (Data, {"breast_cancer", "california_housing", "npz"}),
-        (Model, {"fcnn"}),
-    ],
-)
-def test_classes_of_the_project_are_known_by_name(base, names):
-    known = plugins.registry(base)
-    assert names <= set(known)
-    assert all(
-        name == cls.model_fields["name"].default and issubclass(cls, base)
-        for name, cls in known.items()
-    )
 
 
 def test_names_and_mappings_are_the_same():

@@ -137,13 +137,6 @@ def test_arrays_are_looked_at(shape, classes, model, words, home):
         assert sweep.cells[0].mechanism.batch_size == 8
 
 
-def test_a_table_that_cannot_be_read_is_told_as_one_of_a_sweep(home):
-    (home / "foreign.csv").write_text("a,b\n1,\n")
-    line = refused("init", "other.yaml", "--data-path", "foreign.csv")
-    assert "foreign.csv: row 1 below the header has no (finite) value in column 'b'" in line
-    assert not (home / "other.yaml").exists()
-
-
 @pytest.mark.parametrize(
     ("label", "options", "loss", "second"),
     [

@@ -129,11 +129,7 @@ def expressions() -> dict[str, str]:
 
 def empty(server: Prometheus) -> list[str]:
     """What has no data now."""
-    return [
-        name
-        for name, text in expressions().items()
-        if not server.get("query", query=text)["result"]
-    ]
+    return [name for name, text in expressions().items() if not server.value(text)]
 
 
 def firing(server: Prometheus) -> dict[str, set[str]]:

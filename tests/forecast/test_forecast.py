@@ -15,7 +15,7 @@ from dpaudit_ray.forecast.forecast import AuditOutlook, Outlook
 from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.stats import growth
 from dpaudit_ray.sweep import spec
-from tests.command import changed, dpaudit, inline, refused, write_sweep
+from tests.command import changed, dpaudit, inline, write_sweep
 
 
 def outlook(sweep: dict[str, Any], folder: Path) -> forecast.Outlook:
@@ -121,14 +121,6 @@ def test_more_trials_certify_more(tiny, tmp_path):
     assert chances[-1] > 0.8
 
 
-@pytest.mark.usefixtures("steady")
-def test_what_can_be_certified_is_what_perfect_guesses_give(tiny, tmp_path):
-    (audit, *_) = outlook(tiny, tmp_path).audits
-    members = (np.random.default_rng(1).random(90) < 0.5).tolist()
-    perfect = stats.estimate([float(m) for m in members], members, 1e-5, 0.95, "accuracy", warmup=0)
-    assert audit.largest_certifiable >= perfect.epsilon_lower > 0.8 * audit.largest_certifiable
-
-
 def test_a_plan_promises_certified_bounds_only_where_the_curve_is_known(tiny, tmp_path):
     assert [audit.status for audit in outlook(tiny, tmp_path).audits] == [
         "certified",
@@ -214,12 +206,6 @@ def test_a_pack_that_cannot_run_here_leaves_the_time_open(error, tiny, tmp_path,
         f"time unknown: the calibration pack fails on this machine: {type(error).__name__}"
     )
     assert "long story" not in outcome.out
-
-
-def test_missing_data_is_told_before_anything_else(tiny, tmp_path):
-    tiny["mechanism"]["data"] = {"name": "npz", "path": str(tmp_path / "none.npz")}
-    line = refused("plan", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs")
-    assert line.startswith(f"npz: no file at {tmp_path}/none.npz; write one with")
 
 
 LEVEL = (1e-5, 0.95)
