@@ -24,6 +24,8 @@ _MAX_MISTAKES = 20  # that are shown of one sweep file
 _TAKEN_OUT = {
     "--report": "`dpaudit report RUN` writes the page, also of a run that goes on",
     "--budget": "`dpaudit plan` says what an audit can show, and what would raise its power",
+    "--repeats": "every figure of `dpaudit bench` is the median of five runs",
+    "--figure": "`dpaudit report RUN` draws the bounds of a run",
     "--bench": "`dpaudit plan` times first steps of the sweep itself",
     "--watch": "`dpaudit report RUN` again writes the page anew",
     "--accept-changed-code": "a run is of one version of the code: use a new name and a new seed",
