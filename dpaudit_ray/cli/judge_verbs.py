@@ -71,7 +71,8 @@ def _show_check(checked: Checked) -> None:
         labels = f"{terminal.and_more(audits)}: " if audits else ""
         terminal.explain(f"not checked: {labels}{line}")
     partial = f" as far as it goes (partial, {checked.partial})" if checked.partial else ""
-    terminal.explain(f"{f'in order{partial}, ' * checked.in_order}derived again: {derived}")
+    found = f"in order{partial}" if checked.in_order else "derived again"
+    terminal.explain(f"{found}: {derived}")
 
 
 @app.command(rich_help_panel=ADVANCED)

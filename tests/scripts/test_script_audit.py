@@ -75,7 +75,7 @@ BAD_COMMANDS = {
     "own_training.py:a_b+": "'a_b+' is no function's name",
     "own_training.py:main --layers 3": "--layers: is '3'; name some of 0,1,2",
     "own_training.py:main --delta 2": "--delta: must lie between 0 and 1",
-    "own_training.py:main --memory 0": "'--memory': 0.0 is not in the range x>=0.1",
+    "own_training.py:main --memory 0": "'--memory': Input should be greater than or equal to 0.1",
     "own_training.py:main --budget soon": "'soon'; write a time as 90s, 10min, 1.5h or 2d",
     ".": "`dpaudit verify .` judges a run",
     "training": "training is no script; write path/to/script.py:function",
