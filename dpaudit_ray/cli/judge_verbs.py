@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -81,7 +80,6 @@ def compare(
     other: Annotated[str, typer.Argument(metavar="RUN", help="The one to hold against it.")],
     as_json: AsJson = False,
     trust: TrustedToRead = None,
-    details: Details = False,
 ) -> None:
     """Two runs side by side: what was asked otherwise, bounds with their intervals, verdicts."""
     from ..report.comparison import compare as compare_runs
@@ -95,10 +93,10 @@ def compare(
             entry["differs"] = pair.differs
         terminal.show_json(raw)
     else:
-        _show_comparison(comparison, names, details)
+        _show_comparison(comparison, names)
 
 
-def _show_comparison(comparison: Comparison, names: tuple[str, str], details: bool) -> None:
+def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
     verdicts = comparison.verdicts
     terminal.say(f"1: {names[0]}, {verdicts[0]}; 2: {names[1]}, {verdicts[1]}")
     for change in comparison.changes[:_MAX_LINES]:
@@ -111,15 +109,14 @@ def _show_comparison(comparison: Comparison, names: tuple[str, str], details: bo
     if not comparison.changes:
         terminal.say("  the same sweep")
     if comparison.pairs:
-        _show_pairs(comparison, details)
+        _show_pairs(comparison)
     for name, labels in zip(names, comparison.only, strict=True):
         if labels:
             terminal.explain(f"only in {name}: {', '.join(labels)}")
 
 
-def _show_pairs(comparison: Comparison, details: bool) -> None:
+def _show_pairs(comparison: Comparison) -> None:
     from ..report import words
-    from ..storage.scores import UTILITY
 
     sides = [side for pair in comparison.pairs for side in pair.sides]
     quotes = [side.quote for side in sides]
@@ -127,22 +124,13 @@ def _show_pairs(comparison: Comparison, details: bool) -> None:
     columns: Columns = {
         "audit": [side.label for side in sides],
         "run": [1, 2] * len(comparison.pairs),
+        "trials": [tables.progress_figure(side.entry) for side in sides],
         "eps >=": list(map(tables.quoted, quotes)),
         "assumes": [quote.assumes or "none yet" for quote in quotes],
         "claim": [quote.claim for quote in quotes],
         "right guesses": list(map(Figure, rates)),
     }
-    if details:
-        measured = [x for x in UTILITY if not all(math.isnan(side.entry[x]) for side in sides)]
-        columns |= {
-            "trials": [tables.progress_figure(side.entry) for side in sides],
-            "estimator": [quote.estimator for quote in quotes],
-            "mu": [side.entry["mu_lower"] for side in sides],
-            "assumption-free eps": [side.entry["epsilon_lower_free"] for side in sides],
-            **{name: [side.entry[name] for side in sides] for name in measured},
-            "verdict": [side.verdict for side in sides],
-        }
-    terminal.show_table(words.heading(quotes), columns, details)
+    terminal.show_table(words.heading(quotes), columns)
     for sentence in words.below(quotes):
         terminal.explain(sentence)
     differ = [" / ".join(dict.fromkeys(side.label for side in pair.sides))
