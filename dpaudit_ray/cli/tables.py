@@ -244,10 +244,7 @@ def _advice(audit: AuditOutlook) -> Iterator[str]:
     yield f"{audit.trials:,} trials show {shown}, 4 times in 5"
     needed = audit.trials_needed
     if needed is None:
-        if audit.simulated:
-            yield "four times as many do not show 90 % of such a claim either"
-        else:
-            yield "no number of trials shows 90 % of such a claim: take more noise, or fewer steps"
+        yield "more of them do not show 90 % of such a claim: take more noise, or fewer steps"
         return
     change = f"--set audit.trials={needed}"
     if audit.packs_done and not audit.grows:

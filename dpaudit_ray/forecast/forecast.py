@@ -59,7 +59,6 @@ class AuditOutlook:
     status: stats.Status = stats.Status.CERTIFIED
     likely: float = math.nan
     grows: bool = False  # whether `audit.up_to` plans for `trials_needed`
-    simulated: bool = False  # in place of computed: of canaries that share trainings
 
     @property
     def sampled(self) -> bool:
@@ -182,7 +181,6 @@ def _of_canaries(
         power=reached[trials],
         trials_needed=next((n for n, chance in reached.items() if chance >= USUAL_POWER), None),
         status=spec.make(trials, several).bound(*level).given(curve).status,
-        simulated=True,
         likely=usual[trials][round((1 - USUAL_POWER) * _DRAWS)] if finite_claim else math.nan,
     )
 
