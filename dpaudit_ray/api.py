@@ -130,7 +130,7 @@ class _Job:
     def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
         recorded = outcomes.failed(self.directory, self.plan)
         if retry_failed:
-            outcomes.forget_parts(self.directory, self.plan)
+            outcomes.Record(self.directory, self.plan).replace(failed_parts=())
         parts = outcomes.failed_parts(self.directory, self.plan)
         for line in outcomes.part_lines(parts, self.plan):
             self.tell(line)
@@ -206,15 +206,12 @@ class _Job:
 
 def check_inputs(sweep: Sweep, tell: Callable[[str], None] = lambda line: None) -> None:
     """Loads every data set once, and tells of a δ above 1 / N, before anything starts."""
-    cells = list(enumerate(sweep.cells))
-    for index, cell in {cell.mechanism.model_dump_json(): (i, cell) for i, cell in cells}.values():
-        with sweep.placed(index):
-            cell.mechanism.check_inputs()
-    for index, cell in {cell.fingerprint: (i, cell) for i, cell in cells}.values():
-        with sweep.placed(index):
-            cell.mechanism.check_records(cell.adversary)
+    for mechanism in {m.model_dump_json(): m for m in (c.mechanism for c in sweep.cells)}.values():
+        mechanism.check_inputs()
+    for cell in {cell.fingerprint: cell for cell in sweep.cells}.values():
+        cell.mechanism.check_records(cell.adversary)
     for delta, records in sorted(
-        {(cell.audit.delta, cell.mechanism.private_records or 0) for _, cell in cells}
+        {(cell.audit.delta, cell.mechanism.private_records or 0) for cell in sweep.cells}
     ):
         if delta * records > 1:
             tell(
@@ -231,9 +228,8 @@ def _require_gpu(sweep: Sweep) -> None:
         import torch
 
         if (there := torch.cuda.device_count()) < gpus:
-            with sweep.placed():
-                raise SpecError(
-                    "resources.num_gpus",
-                    f"is {gpus:g}, but this process sees {there or 'no'} GPU; use --set "
-                    "resources.num_gpus=0, or --executor ray on a cluster that has them",
-                )
+            raise SpecError(
+                "resources.num_gpus",
+                f"is {gpus:g}, but this process sees {there or 'no'} GPU; use --set "
+                "resources.num_gpus=0, or --executor ray on a cluster that has them",
+            )

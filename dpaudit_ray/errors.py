@@ -6,11 +6,10 @@ Messages are one line: what was wrong, the value, the bound, what to do.
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
 from collections.abc import Collection, Iterable, Iterator
 from enum import IntEnum
-from typing import ClassVar, Self
+from typing import ClassVar
 
 
 class Exit(IntEnum):
@@ -75,23 +74,18 @@ REQUIRED = "is required"
 class SpecError(DpauditError):
     """A sweep file that cannot be run. `key` is the dotted path of the offending entry.
 
-    `written` is where it stands in the file, where that is elsewhere: in the grid. `place` is
-    `file:line:column`, or the option that gave it; empty for plain data. `meant` is for a key that
-    nothing reads: the known one most like it, empty for none.
+    `meant` is for a key that nothing reads: the known one most like it, empty for none.
     """
 
     meant: str | None = None
 
-    def __init__(self, key: str, problem: str, written: str = "", place: str = "") -> None:
-        super().__init__(key, problem, written, place)
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(key, problem)
         self.key = key
         self.problem = problem
-        self.written = written or key
-        self.place = place
 
     def __str__(self) -> str:
-        said = f"{self.key}: {self.problem}" if self.key else self.problem
-        return f"{self.place}: {said}" if self.place else said
+        return f"{self.key}: {self.problem}" if self.key else self.problem
 
     @property
     def problems(self) -> tuple[SpecError, ...]:
@@ -100,15 +94,9 @@ class SpecError(DpauditError):
 
     def under(self, prefix: str) -> SpecError:
         """Returns the same error with `prefix` in front of its keys."""
-        key = f"{prefix}.{self.key}" if self.key else prefix
-        meant = f"{prefix}.{self.meant}" if self.meant else self.meant
-        return self.moved(key=key, written=key, meant=meant)
-
-    def moved(self, **fields: str | None) -> Self:
-        """Returns the same error with another key, at another place."""
-        moved = copy.copy(self)
-        vars(moved).update(fields)
-        return moved
+        error = SpecError(f"{prefix}.{self.key}" if self.key else prefix, self.problem)
+        error.meant = f"{prefix}.{self.meant}" if self.meant else self.meant
+        return error
 
 
 def unknown_key(key: str, names: Collection[str] = ()) -> SpecError:
@@ -127,7 +115,7 @@ class SweepError(SpecError):
 
     def __init__(self, problems: tuple[SpecError, ...]) -> None:
         first = problems[0]
-        super().__init__(first.key, first.problem, first.written, first.place)
+        super().__init__(first.key, first.problem)
         self.args, self.problems = (problems,), problems
 
     def __str__(self) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +14,6 @@ import yaml
 from dpaudit_ray.cli import main as cli
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import score_frame
-
-_PLACE = re.compile(r"^dpaudit: (\S+:\d+:\d+: |--set (?=\S+: ))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +43,14 @@ def dpaudit(*arguments: str | Path) -> Outcome:
 def refused(*arguments: str | Path) -> str:
     """Runs a command that must end in exit 2 with exactly one line on stderr.
 
-    Returns the line, without its beginning and without the place in a sweep file or the option.
+    Returns the line, without its beginning.
     """
     outcome = dpaudit(*arguments)
     assert outcome.code == 2, outcome
     assert outcome.err.count("\n") == 1, outcome.err
     assert outcome.err.startswith("dpaudit: ")
     assert "Traceback" not in outcome.out + outcome.err
-    return _PLACE.sub("", outcome.err).rstrip("\n")
+    return outcome.err.removeprefix("dpaudit: ").rstrip("\n")
 
 
 def write_sweep(folder: Path, sweep: Mapping[str, Any]) -> Path:

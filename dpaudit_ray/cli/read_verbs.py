@@ -103,7 +103,7 @@ def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
         "complete": run.directory.complete,
         "driver": dataclasses.asdict(driver) if driver else None,
         "missed": [
-            dataclasses.asdict(kind) | {"outputs": outcomes.output_folder(run.directory, kind)}
+            dataclasses.asdict(kind) | {"outputs": run.directory.output_folder(kind.audit)}
             for kind in outcomes.read(*where).missed
         ],
         "preparations": preparing.entries(*where),

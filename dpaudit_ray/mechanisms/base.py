@@ -6,13 +6,15 @@ They are opened once per trainer and audit, then run packs. They see no storage,
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, NonNegativeInt
 
 from ..accounting import Adjacency, Sampling, Training
 from ..errors import SpecError
@@ -38,9 +40,9 @@ class Claimed:
     `sample_rate` the chance that a release contains it.
     """
 
-    noise_multiplier: float
-    releases: int
-    sample_rate: float = 1.0
+    noise_multiplier: Annotated[float, Field(gt=0, lt=math.inf)]
+    releases: NonNegativeInt
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     sampling: Sampling = Sampling.POISSON
     adjacency: Adjacency = Adjacency.ADD_REMOVE
 

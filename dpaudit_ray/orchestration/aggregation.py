@@ -29,7 +29,7 @@ from ..errors import RunDirectoryError, StorageError
 from ..plan import claims, compaction, outcomes, score_stream
 from ..plan.compaction import Bounds, Stretch
 from ..plan.model import Pack, Part, Plan, PlannedAudit
-from ..plan.outcomes import Failure, MissedTrials, TrialOutputs
+from ..plan.outcomes import Failure, MissedTrials
 from ..plan.preparing import Prepared
 from ..plan.score_stream import ConsumedPack, RecentPacks
 from ..stats import Estimate, Estimator, Status, growth
@@ -64,7 +64,6 @@ class Aggregation:
         self._writing = threading.Lock()  # held by whoever flushes or gathers; the turn comes after
         self._compactor = Compactor(run, plan)
         self._checkpoints = Checkpoints(run, plan)
-        self._outputs = TrialOutputs(run, plan)
         self._record = outcomes.Record(run, plan)
         self._failures = {failure.pack: failure for failure in outcomes.failed(run, plan)}
         self._retried: set[Pack] = set()  # of them, those that are run again: no misses until then
@@ -84,8 +83,9 @@ class Aggregation:
         """
         if self._audits[pack.audit].holds(pack):
             return
-        scores = self._outputs.keep(pack, scores)
-        self._run.write_scores(self._plan.audits[pack.audit].id, scores)
+        audit = self._plan.audits[pack.audit].id
+        scores = outcomes.keep_outputs(self._run, audit, scores)
+        self._run.write_scores(audit, scores)
         self._checkpoints.drop(pack)
         with self._turn:
             if pack in self._failures:  # of a trainer that was taken for lost: a score after all

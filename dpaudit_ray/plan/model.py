@@ -19,6 +19,10 @@ from . import compaction
 from .provenance import Code, InputFile
 
 MAX_PARTS = 100_000  # of a preparation: one file each
+_MOST = 100_000_000  # trials, and steps, as in a sweep file
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+Step = Annotated[int, Field(ge=1, le=_MOST)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,8 +69,8 @@ class Part(Pack):
 class PlannedPreparation:
     """A preparation as its plan has it: `id` is a digest of what determines its arrays."""
 
-    id: str
-    parts: int
+    id: Digest
+    parts: Annotated[int, Field(ge=1, le=MAX_PARTS)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +86,16 @@ class PlannedAudit:
 
     id: str
     label: Annotated[str, AfterValidator(printable)]
-    fingerprint: str
-    trials: int
-    horizons: tuple[int, ...]
+    fingerprint: Digest
+    trials: Count
+    horizons: Annotated[tuple[Step, ...], Field(min_length=1)]
     claims: Mapping[str, tuple[float, ...]]
     packs: tuple[tuple[int, int], ...]
-    declared: tuple[int, ...]
+    declared: Annotated[tuple[Count, ...], Field(min_length=1)]
     claimed: tuple[Claimed, ...] | None = None
-    canaries: int = 1
+    canaries: Count = 1
     preparation: PlannedPreparation | None = None
-    up_to: int | None = None
+    up_to: Count | None = None
 
     @property
     def extended(self) -> bool:

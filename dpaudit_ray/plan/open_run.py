@@ -1,28 +1,21 @@
 """Opening a run directory for a sweep: a new run, one that is resumed, or one that is extended.
 
-A run that is resumed with other code is refused: it is of one version. Its directory has a copy of
-the user's modules, `code/<SHA-256>.py`: a digest says that there is a difference, and only the text
-says which, months later and on another machine.
+A run that is resumed with other code is refused: it is of one version.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import RunDirectoryError, printable
+from ..errors import RunDirectoryError
 from ..storage.run_directory import OUTCOMES, RESTORE, RunDirectory
 from ..sweep import spec
 from ..sweep.spec import Sweep
-from . import outcomes, plan_consistency, provenance, record
+from . import outcomes, provenance, record
 from .model import Plan
 from .planner import make
-from .provenance import Code
-
-_MAX_LINES = 20  # of a textual difference
 
 
 def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
@@ -31,11 +24,9 @@ def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
     So a file can be run again after `--set audit.trials` extended its run. What is not complete,
     or has another number in every audit, is left to `preview`.
     """
-    plan = record.load(run)
-    if plan is None or plan.fingerprint != sweep.fingerprint or not run.complete:
-        return sweep
+    plan = _complete_plan(sweep, run)
     wanted = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
-    there = {audit.trials for audit in plan.audits if audit.trials}
+    there = {audit.trials for audit in plan.audits if audit.trials} if plan else set()
     by_grid = any(key.startswith("audit") for key in sweep.raw.get("grid") or ())
     if by_grid or not (len(wanted) == len(there) == 1 and min(wanted) < min(there)):
         return sweep
@@ -49,14 +40,22 @@ def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
 
 def finished(sweep: Sweep, run: RunDirectory) -> bool:
     """Whether a run of this sweep is there, complete, and nothing in it has failed."""
-    plan = record.load(run)
-    if plan is None or plan.fingerprint != sweep.fingerprint or not run.complete:
+    if (plan := _complete_plan(sweep, run)) is None:
         return False
-    pairs = zip(sweep.cells, plan.audits, strict=True)
-    more = any(audit.trials and cell.audit.trials > audit.trials for cell, audit in pairs)
     left = next(plan.remaining(run, outcomes.decided(run, sweep, plan)), None)
     failed = outcomes.failed(run, plan) or outcomes.read(run, plan).missed
-    return not (more or left or failed)
+    return not (_raised(sweep, plan) or left or failed)
+
+
+def _complete_plan(sweep: Sweep, run: RunDirectory) -> Plan | None:
+    plan = record.load(run)
+    same = plan is not None and plan.fingerprint == sweep.fingerprint
+    return plan if same and run.complete else None
+
+
+def _raised(sweep: Sweep, plan: Plan) -> bool:
+    pairs = zip(sweep.cells, plan.audits, strict=True)
+    return any(audit.trials and cell.audit.trials > audit.trials for cell, audit in pairs)
 
 
 def preview(
@@ -79,7 +78,7 @@ def preview(
                 "were packed; " + RESTORE
             )
         return make(sweep)
-    plan_consistency.check(sweep, previous, run)
+    record.check(sweep, previous, run)
     for audit, cell in zip(previous.audits, sweep.cells, strict=True):
         if cell.audit.trials < audit.trials:  # stored trials are never thrown away
             raise RunDirectoryError(
@@ -87,13 +86,14 @@ def preview(
                 f"{cell.audit.trials}; trials can be raised, not lowered: go on with "
                 f"{audit.trials}, or use a new name and a new seed"
             )
-    pairs = zip(sweep.cells, previous.audits, strict=True)
-    raised = any(cell.audit.trials > audit.trials for cell, audit in pairs)
-    plan = make(sweep, previous, extends=raised and bool(_trials_seen(previous, run)))
+    seen = _trials_seen(previous, run)
+    plan = make(sweep, previous, extends=seen and _raised(sweep, previous))
     if difference := provenance.other_files(previous.data, plan.data):
         raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
     plan = dataclasses.replace(plan, data=previous.data)
-    return _followed(sweep, plan, previous, run, tell)
+    prepared = (audit.preparation for audit in plan.audits)
+    begun = seen or any(run.parts(preparation.id) for preparation in prepared if preparation)
+    return _followed(plan, previous, run, tell) if begun else plan
 
 
 def open_run(
@@ -111,7 +111,6 @@ def open_run(
         run.set_complete(False)
     if sweep.canonical() != run.read_text(record.SWEEP_FILE):
         run.write_text(record.SWEEP_FILE, sweep.canonical())
-    _keep_sources(sweep, run)
     if plan != record.load(run):
         run.write_json(record.FILE, record.to_json(plan))
     return plan
@@ -151,79 +150,29 @@ def _listed(changes: list[str]) -> str:
     return "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" * (len(changes) > 4))
 
 
-# Changed code ------------------------------------------------------------------------------------
-
-
-def _followed(
-    sweep: Sweep, plan: Plan, previous: Plan, run: RunDirectory, tell: Callable[[str], None]
-) -> Plan:
+def _followed(plan: Plan, previous: Plan, run: RunDirectory, tell: Callable[[str], None]) -> Plan:
     """The plan, which was made by the code as it is now, with the code that computed `previous`.
 
-    A run of which nothing was computed takes the code as it is. A run without trials left may go on
-    with another version of a package, but not with other modules of the user's. Raises
-    RunDirectoryError where trials were computed by other code.
+    A run without trials left may go on with another version of a package, but not with other
+    modules of the user's. Raises RunDirectoryError where trials were computed by other code.
     """
-    before = previous.code
-    if before[-1] == plan.code[-1]:
-        return dataclasses.replace(plan, code=before)
-    if not _begun(plan, run):
-        return plan
-    then, now = before[-1], plan.code[-1]
+    then, now = previous.code[-1], plan.code[-1]
     remains = next(plan.remaining(run), None) is not None
     grave, harmless = provenance.changes(then, now)
     if harmless and remains:
         tell(f"{run.location} goes on elsewhere ({_listed(harmless)}): last bits may differ")
-    if not grave or not (remains or then.modules != now.modules):
-        return dataclasses.replace(plan, code=before)
-    raise RunDirectoryError(
-        f"{run.location} was run with other code ({_listed(grave)}); {RESTORE}",
-        details=tuple(_diff(then, now, sweep, run)),
-    )
+    if grave and (remains or then.modules != now.modules):
+        raise RunDirectoryError(
+            f"{run.location} was run with other code ({_listed(grave)}); {RESTORE}"
+        )
+    return dataclasses.replace(plan, code=previous.code)
 
 
-def _keep_sources(sweep: Sweep, run: RunDirectory) -> None:
-    """Puts a copy of the user's modules into the run directory, where it has none."""
-    for digest, text in provenance.sources(sweep).items():
-        if run.read_text(_copy(digest)) is None:
-            run.write_text(_copy(digest), text)
-
-
-def _trials_seen(plan: Plan, run: RunDirectory) -> set[int]:
-    """Numbers of the audits of which a trial was computed, or failed to be."""
-    computed = {index for index, audit in enumerate(plan.audits) if run.score_files(audit.id)}
+def _trials_seen(plan: Plan, run: RunDirectory) -> bool:
+    """Whether a trial was computed, or failed to be."""
+    if any(run.score_files(audit.id) for audit in plan.audits):
+        return True
     try:
-        failed = (run.read_json(OUTCOMES) or {}).get("failed_packs", ())
-        return computed | {int(entry["audit"]) for entry in failed}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        # Whoever needs the record tells what is wrong.
-        return computed
-
-
-def _begun(plan: Plan, run: RunDirectory) -> set[int]:
-    """The same, and those of which a part of a preparation was computed."""
-    prepared = {
-        index
-        for index, audit in enumerate(plan.audits)
-        if audit.preparation and run.parts(audit.preparation.id)
-    }
-    return prepared | _trials_seen(plan, run)
-
-
-def _diff(then: Code, now: Code, sweep: Sweep, run: RunDirectory) -> Iterator[str]:
-    """Changed lines of the user's modules, as far as there is a copy of the earlier text."""
-    texts = provenance.sources(sweep)
-    shown: list[str] = []
-    for name in sorted(then.modules.keys() & now.modules.keys()):
-        old, new = then.modules[name], now.modules[name]
-        before = run.read_text(_copy(old))
-        whole = before is not None and hashlib.sha256(before.encode()).hexdigest() == old
-        if old != new and whole and new in texts and before is not None:
-            ends = (before.splitlines(), texts[new].splitlines(), f"{name} there", f"{name} here")
-            shown += difflib.unified_diff(*ends, n=1, lineterm="")
-    yield from (printable(line) for line in shown[:_MAX_LINES])
-    if len(shown) > _MAX_LINES:
-        yield f"... and {len(shown) - _MAX_LINES} more lines"
-
-
-def _copy(digest: str) -> str:
-    return f"code/{digest}.py"
+        return bool((run.read_json(OUTCOMES) or {}).get("failed_packs"))
+    except AttributeError:  # whoever needs the record tells what is wrong
+        return False

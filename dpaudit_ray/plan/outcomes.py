@@ -162,7 +162,7 @@ class Record:
             _FailedPack(f.pack.audit, f.pack.first, f.pack.last, f.kind, f.message, f.traceback)
             for f in packs
         )
-        self._replace(failed_packs=tuple(entries))
+        self.replace(failed_packs=tuple(entries))
 
     def add_parts(self, parts: Iterable[Failure]) -> None:
         """Adds parts that failed; one that is known already stays. Raises StorageError."""
@@ -172,58 +172,30 @@ class Record:
             place = failure.pack.preparation, failure.pack.first
             what = failure.kind, failure.message, failure.traceback
             entries.setdefault(place, _FailedPart(*place, *what))
-        self._replace(failed_parts=tuple(entries.values()))
+        self.replace(failed_parts=tuple(entries.values()))
 
     def set_derived(
         self, sweep: Sweep, missed: Iterable[MissedTrials], decided: Mapping[int, int]
     ) -> None:
         """Replaces what follows from the scores. Raises StorageError."""
-        entries = {}
-        for index, trials in decided.items():
-            entries[f"{index:03d}"] = Decision(trials, _rule(sweep, index))
-        self._replace(missed=tuple(missed), decided=entries)
+        entries = {f"{i:03d}": Decision(n, _rule(sweep, i)) for i, n in decided.items()}
+        self.replace(missed=tuple(missed), decided=entries)
 
-    def _replace(self, **fields: Any) -> None:
+    def replace(self, **fields: Any) -> None:
+        """Writes the record with other content of these fields. Raises StorageError."""
         with self._turn:
             content = dataclasses.replace(self._content, **fields)
             if content != self._content:
-                _write(self._run, content)
+                self._run.write_json(FILE, dataclasses.asdict(content))
                 self._content = content
 
 
-def _write(run: RunDirectory, outcomes: Outcomes) -> None:
-    run.write_json(FILE, dataclasses.asdict(outcomes))
-
-
-def forget_parts(run: RunDirectory, plan: Plan) -> None:
-    """Takes parts of preparations off the record, so that they are made again."""
-    content = read(run, plan)
-    if content.failed_parts:
-        _write(run, dataclasses.replace(content, failed_parts=()))
-
-
-class TrialOutputs:
-    """What missed trials printed, of the first that come, as text; told of packs by any thread."""
-
-    def __init__(self, run: RunDirectory, plan: Plan) -> None:
-        self._run, self._plan = run, plan
-        self._turn = threading.Lock()
-        self._kept: dict[int, set[int]] = {}  # trials, by audit
-
-    def keep(self, pack: Pack, scores: PackScores) -> PackScores:
-        """Stores what missed trials printed, or raises StorageError; returns the scores alone."""
-        if not scores.outputs:
-            return scores
-        audit = self._plan.audits[pack.audit].id
-        with self._turn:
-            if pack.audit not in self._kept:
-                self._kept[pack.audit] = self._run.outputs(audit)
-            kept = self._kept[pack.audit]
-            for trial in sorted(scores.outputs.keys() - kept)[: max(0, MOST_OUTPUTS - len(kept))]:
-                text = lines(scores.outputs[trial])[:_LONGEST_OUTPUT]
-                self._run.write_output(audit, trial, f"{text}\n")
-                kept.add(trial)
-        return dataclasses.replace(scores, outputs={})
+def keep_outputs(run: RunDirectory, audit: str, scores: PackScores) -> PackScores:
+    """Stores what missed trials printed, or raises StorageError; returns the scores alone."""
+    kept = run.outputs(audit) if scores.outputs else set()
+    for trial in sorted(scores.outputs.keys() - kept)[: max(0, MOST_OUTPUTS - len(kept))]:
+        run.write_output(audit, trial, f"{lines(scores.outputs[trial])[:_LONGEST_OUTPUT]}\n")
+    return dataclasses.replace(scores, outputs={})
 
 
 # What is asked of it -----------------------------------------------------------------------------
@@ -264,17 +236,14 @@ def unprepared(run: RunDirectory, plan: Plan) -> set[int]:
 
 def decided(run: RunDirectory, sweep: Sweep, plan: Plan) -> dict[int, int]:
     """Trials that were enough, by index of the audit; without those whose rule has changed."""
-    entries, enough = read(run, plan).decided, {}
-    for index in range(len(sweep.cells)):
-        entry = entries.get(f"{index:03d}")
-        if entry is not None and entry.rule == _rule(sweep, index):
-            enough[index] = entry.trials
-    return enough
+    entries = read(run, plan).decided
+    stored = {i: entries[key] for i in range(len(sweep.cells)) if (key := f"{i:03d}") in entries}
+    return {i: entry.trials for i, entry in stored.items() if entry.rule == _rule(sweep, i)}
 
 
 def _rule(sweep: Sweep, index: int) -> Any:
     rule = sweep.cells[index].audit.stop_when
-    return rule and rule.rule()
+    return rule and rule.model_dump()
 
 
 def to_run(
@@ -320,20 +289,16 @@ def by_kind(failures: Iterable[Failure], plan: Plan) -> list[FailureGroup]:
     ]
 
 
-def output_folder(run: RunDirectory, kind: MissedTrials) -> str:
-    """The folder that has what such trials printed."""
-    return f"{run.location}/{run.output_folder(kind.audit)}/"
-
-
 def missed_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
     """One line per audit and way of failing of trials that were missed one by one."""
     labels = {audit.id: audit.label for audit in plan.audits}
     for kind in read(run, plan).missed:
-        which = f"trial {kind.first}" if kind.trials == 1 else f"{kind.trials} trials"
-        first = "" if kind.trials == 1 else f", trial {kind.first} first"
+        which, first = f"{kind.trials} trials", f", trial {kind.first} first"
+        if kind.trials == 1:
+            which, first = f"trial {kind.first}", ""
         yield (
             f"{labels[kind.audit]}: {which} failed and counted as missed: "
-            f"{printable(kind.message)}{first}; output in {output_folder(run, kind)}"
+            f"{printable(kind.message)}{first}; output in {run.output_folder(kind.audit)}"
         )
 
 

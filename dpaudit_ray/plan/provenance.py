@@ -28,7 +28,6 @@ from ..version import __version__
 
 _PACKAGES = ("torch", "numba", "numpy", "opacus", "ray")
 _MOVES_NO_SCORE = ("ray", "python")  # whose versions are recorded, and may differ
-_MAX_SOURCE_BYTES = 2**20  # of a module that a run directory has a copy of
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -93,19 +92,6 @@ def here() -> dict[str, str]:
     """Versions of this package, of what it computes with, and of Python."""
     versions = {package: _version(package) for package in _PACKAGES}
     return {"dpaudit": __version__, **versions, "python": platform.python_version()}
-
-
-def sources(sweep: Sweep) -> dict[str, str]:
-    """The text of the user's modules by digest, of those that are text and not too long."""
-    texts = {}
-    for file in source_closure(_modules(sweep)).values():
-        if file.suffix == ".py" and file.stat().st_size <= _MAX_SOURCE_BYTES:
-            content = file.read_bytes()
-            try:
-                texts[hashlib.sha256(content).hexdigest()] = content.decode()
-            except UnicodeDecodeError:
-                continue
-    return texts
 
 
 def changes(there: Code, here: Code) -> tuple[list[str], list[str]]:

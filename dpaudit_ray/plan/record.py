@@ -1,23 +1,38 @@
-"""`plan.json` and `sweep.yaml` of a run directory: written, read, and held against each other."""
+"""`plan.json` and `sweep.yaml` of a run directory: written, read, and held against each other.
+
+A run directory may come from anybody. Whatever follows from `sweep.yaml` is computed again rather
+than believed; what takes code of somebody's own to tell is known from the plan's record, until that
+code is trusted and imported, and so is what takes data that cannot be read here.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..errors import RunDirectoryError, SpecError
+from .. import stats
+from ..errors import DataError, RunDirectoryError, SpecError
+from ..mechanisms.base import Recorded
+from ..plugins import Unread
+from ..stats import Status
 from ..storage import strangers
 from ..storage.run_directory import RESTORE, RunDirectory
 from ..sweep import spec, yamlfile
+from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from ..version import __version__
-from . import plan_consistency
-from .model import Plan
+from . import claims
+from .model import Plan, PlannedAudit
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILE = "plan.json"
 SWEEP_FILE = "sweep.yaml"
 _CONTENT = TypeAdapter(Plan)
+_ADDED = 8  # bounds of a step at most, beside those that were asked for
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -35,10 +50,39 @@ def from_json(raw: Any) -> Plan:
     except ValidationError as error:
         raise ValueError(strangers.why(error)) from error
     for index, (audit, entry) in enumerate(zip(plan.audits, raw["audits"], strict=True)):
-        plan_consistency.check_audit(audit, index)
+        _check_audit(audit, index)
         if entry.get("bits_sha256") != audit.commitment(plan.seed):
             raise ValueError(f"the bits of {audit.id} are not those that bits_sha256 commits to")
     return plan
+
+
+def _check_audit(audit: PlannedAudit, index: int) -> None:
+    """Raises ValueError for what no sweep could have been planned as."""
+    name = audit.id.removeprefix(f"{index:03d}-").removesuffix(f"-{audit.fingerprint[:8]}")
+    whole_id = audit.id == f"{index:03d}-{name}-{audit.fingerprint[:8]}"
+    if not whole_id or not all(c.isalnum() or c == "-" for c in name):
+        raise ValueError(f"{audit.id!r:.60} is not the id of audit {index}")
+    ends = [last + 1 for _, last in audit.packs]
+    whole = [first for first, _ in audit.packs] == [0, *ends][:-1] and audit.trials in [0, *ends][
+        -1:
+    ]
+    lengths = {len(values) for values in (*audit.claims.values(), audit.claimed or audit.horizons)}
+    steps = len(audit.horizons)
+    sound = {
+        f"the packs do not make up its {audit.trials} trials": whole
+        and all(first <= last for first, last in audit.packs),
+        "the packs hold no whole trainings": not audit.canaries
+        or not any(end % audit.canaries for end in ends),
+        f"{audit.declared} were declared, which do not rise to its trials": audit.declared
+        == tuple(sorted({*audit.declared, audit.trials})),
+        f"it was to grow from {audit.declared[0]} to {audit.up_to} trials": audit.up_to is None
+        or audit.declared[0] <= audit.up_to,
+        "its steps do not rise": audit.horizons == tuple(sorted({*audit.horizons})),
+        f"its claims do not fit its {steps} steps": bool(audit.claims) and lengths == {steps},
+    }
+    for problem, holds in sound.items():
+        if not holds:
+            raise ValueError(f"{audit.id}: {problem}")
 
 
 def load(run: RunDirectory) -> Plan | None:
@@ -63,8 +107,8 @@ def read(run: RunDirectory) -> tuple[Sweep, Plan]:
     plan, sweep = require(run), recorded(run)
     if sweep is None:
         raise _incomplete(run, SWEEP_FILE)
-    sweep = plan_consistency.filled(sweep, plan, run)
-    plan_consistency.check(sweep, plan, run)
+    sweep = filled(sweep, plan, run)
+    check(sweep, plan, run)
     return sweep, plan
 
 
@@ -87,3 +131,103 @@ def _incomplete(run: RunDirectory, missing: str) -> RunDirectoryError:
         f"{run.location} is no run directory (it has no {missing}); give the folder that "
         "`dpaudit run` named; a script is for `dpaudit audit train.py:main`"
     )
+
+
+# What follows from the sweep ---------------------------------------------------------------------
+
+
+def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+    """Raises RunDirectoryError unless the plan is this sweep's, with its accountants' claims."""
+    _check_numbers(sweep, plan, run)
+    for cell, audit in zip(sweep.cells, plan.audits, strict=True):
+        same = cell.horizons == audit.horizons
+        same &= not audit.trials or cell.audit.up_to == audit.up_to
+        if not cell.unimported:
+            same &= cell.fingerprint == audit.fingerprint
+            same &= not cell.mechanism.sampled or cell.canaries == audit.canaries
+        if not same:
+            raise _other(run)
+        if difference := claims.difference(audit.claims, cell):
+            raise RunDirectoryError(
+                f"{run.location}/{FILE} is not what its sweep promises ({audit.label}: "
+                f"{difference}); {RESTORE}"
+            )
+
+
+def _check_numbers(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+    here = (sweep.fingerprint, sweep.seed, len(sweep.cells))
+    if here != (plan.fingerprint, plan.seed, len(plan.audits)):
+        raise _other(run)
+
+
+def _other(run: RunDirectory) -> RunDirectoryError:
+    return RunDirectoryError(f"{run.location}/{FILE} is the plan of another sweep; {RESTORE}")
+
+
+def filled(sweep: Sweep, plan: Plan, run: RunDirectory) -> Sweep:
+    """The sweep with what its plan recorded of classes and data that cannot be read here."""
+    _check_numbers(sweep, plan, run)
+    cells = tuple(
+        cell if _tells_claim(cell, audit) else cell.model_copy(update={"mechanism": Recorded(
+            name=cell.mechanism.name,
+            options=cell.mechanism.identity(),
+            steps=audit.horizons,
+            trials=audit.trials,
+            releases=audit.claimed,
+        )})
+        for cell, audit in zip(sweep.cells, plan.audits, strict=True)
+    )  # fmt: skip
+    return sweep.model_copy(update={"cells": cells})
+
+
+def _tells_claim(cell: Cell, audit: PlannedAudit) -> bool:
+    """Whether the code and the data that its claim takes are here."""
+    if any(isinstance(part, Unread) for part in (cell.mechanism, *cell.mechanism.claim_parts)):
+        return False
+    if audit.claimed is None:
+        return True
+    try:
+        if cell.mechanism.claim_reads_data:
+            cell.mechanism.claimed(cell.adversary, cell.horizons[-1])
+    except DataError:
+        return False
+    return not isinstance(cell.adversary, Unread)
+
+
+def most_estimates(sweep: Sweep, plan: Plan) -> int:
+    """Rows that `estimates.parquet` may have: of each step and claim, by each estimator."""
+    return sum(
+        len(audit.horizons) * len(audit.claims) * (len(cell.audit.estimators) + _ADDED)
+        for audit, cell in zip(plan.audits, sweep.cells, strict=True)
+    )
+
+
+def check_estimates(
+    estimates: pd.DataFrame, plan: Plan, run: RunDirectory, more_names: Collection[str] = ()
+) -> None:
+    """Raises RunDirectoryError unless every row is of an audit, step, accountant and claim.
+
+    `more_names` are the estimators that the sweep names, and those of its exact mechanisms.
+    """
+    planned = {
+        (audit.id, step, name, claim)
+        for audit in plan.audits
+        for name, values in audit.claims.items()
+        for step, claim in zip(audit.horizons, values, strict=True)
+    }
+    names = {*stats.estimators(), *more_names}
+    known: dict[tuple[str, ...], set[tuple[Any, ...]]] = {
+        ("audit", "step", "accountant", "epsilon_upper"): planned,
+        ("status",): {(str(status),) for status in Status},
+        ("estimator",): {(name,) for name in names},
+        ("free_estimator",): {("",), *((name,) for name in names)},
+    }
+    for columns, values in known.items():
+        rows = zip(*(estimates[column] for column in columns), strict=True)
+        if others := set(rows) - values:
+            named = ", ".join(f"{value!r:.60}" for value in min(others, key=str))
+            raise RunDirectoryError(
+                f"{run.location}/estimates.parquet is not of this plan: it has {named} as "
+                f"{', '.join(columns)}; delete it and run the sweep again: it is rebuilt from the "
+                "scores"
+            )

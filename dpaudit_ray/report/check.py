@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import math
 import time
@@ -30,7 +29,6 @@ from ..plan import (
     claims,
     compaction,
     outcomes,
-    plan_consistency,
     planner,
     preparing,
     provenance,
@@ -40,7 +38,8 @@ from ..plan.compaction import Bounds, Stretch
 from ..plan.model import Plan, PlannedAudit
 from ..plugins import Unread
 from ..stats import Status
-from ..storage.contents import DEPTH, Contents, Kind, digest
+from ..storage import contents
+from ..storage.contents import Kind
 from ..storage.fence import FILE as OWNER
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
@@ -212,13 +211,13 @@ def check_run(location: str) -> Checked:
     if plan is None or sweep is None or checked.different:
         checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
     else:
-        given = _Given(run, plan_consistency.filled(sweep, plan, run), plan, checked)
+        given = _Given(run, record.filled(sweep, plan, run), plan, checked)
         _check_plan(given, sweep)
         _check_names(given)
         with checked.reading(outcomes.FILE):
             recorded = outcomes.read(run, plan)
         with checked.reading(ESTIMATES):
-            stored = run.estimates(plan_consistency.estimates(sweep, plan))
+            stored = run.estimates(record.most_estimates(sweep, plan))
         if recorded is None or stored is None:
             checked.cannot("estimates and verdict", "they rest on records that are damaged")
         else:
@@ -419,19 +418,13 @@ def _faults(
 
 
 def _check_names(given: _Given) -> None:
-    """Of files beside plan and scores: modules have the digest of their name, none is foreign."""
+    """None of the files beside plan and scores is foreign."""
     run, plan, checked = given.run, given.plan, given.checked
     waited = {audit.preparation.id for audit in plan.audits if audit.preparation}
-    contents = Contents([audit.id for audit in plan.audits], waited)
-    for name in run.files(DEPTH):
-        kind = contents.kind(name)
-        if kind is Kind.CODE:
-            with checked.reading(name):
-                content = (run.read_text(name) or "").encode()
-                there, stated = hashlib.sha256(content).hexdigest(), digest(name)
-                checked.compare(name, {"SHA-256": there}, {"SHA-256": stated})
-                checked.count("modules")
-        elif kind is Kind.FOREIGN:
+    audits = {audit.id for audit in plan.audits}
+    for name in run.files(contents.DEPTH):
+        kind = contents.kind(name, audits, waited)
+        if kind is Kind.FOREIGN:
             checked.differs(name, "", "a file", "one that this run has written")
         elif kind in _BESIDE:
             checked.cannot(*_BESIDE[kind])

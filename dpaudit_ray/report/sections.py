@@ -169,7 +169,7 @@ def _failed(run: Run) -> Content:
     labels = {audit.id: audit.label for audit in run.plan.audits}
     for miss in outcomes.read(run.directory, run.plan).missed:
         what = f"{miss.trials:,} trials were missed" if miss.trials > 1 else "a trial was missed"
-        detail = f"what was printed is in {outcomes.output_folder(run.directory, miss)}"
+        detail = f"what was printed is in {run.directory.output_folder(miss.audit)}"
         add(labels[miss.audit], f"{what}, trial {miss.first:,} first", miss.message, detail)
     for line in outcomes.part_lines(outcomes.failed_parts(run.directory, run.plan), run.plan):
         add("preparation", line)

@@ -14,7 +14,7 @@ import pandas as pd
 from .. import plan as planning
 from .. import stats
 from ..mechanisms.base import Mechanism, Recorded
-from ..plan import compaction, outcomes, plan_consistency, score_stream
+from ..plan import compaction, outcomes, record, score_stream
 from ..plan.model import Plan, PlannedAudit
 from ..plan.score_stream import ConsumedPack
 from ..plugins import registry
@@ -42,13 +42,13 @@ class Run:
         """Raises RunDirectoryError when there is no readable run at `location`."""
         directory = RunDirectory(location)
         sweep, plan = planning.read(directory)
-        estimates = directory.estimates(plan_consistency.estimates(sweep, plan))
+        estimates = directory.estimates(record.most_estimates(sweep, plan))
         names = {spec.name for cell in sweep.cells for spec in cell.audit.estimators}
         kinds = {type(cell.mechanism) for cell in sweep.cells}
         if Recorded in kinds:  # of a class that may derive from any mechanism of this package
             kinds.update(registry(Mechanism).values())
         names |= {name for kind in kinds for name in kind.exact_estimators}
-        plan_consistency.check_estimates(estimates, plan, directory, names)
+        record.check_estimates(estimates, plan, directory, names)
         return cls(directory, sweep, plan, estimates)
 
     def done(self, audit: PlannedAudit) -> int:
@@ -133,7 +133,7 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     options = stated.combine_first(pd.json_normalize(dumped))
     options = options.map(lambda value: str(value) if isinstance(value, list) else value)
     varied = {*stated, *options.columns[options.nunique() > 1]}
-    keys = {"mechanism.name", "adversary.name", *next(grid.cells(run.sweep.raw)).origins}
+    keys = {"mechanism.name", "adversary.name", *grid.keys(run.sweep.raw)}
     set_by_grid = re.compile("|".join(rf"{re.escape(key)}(\..+)?" for key in keys))
     shown = sorted(name for name in map(str, varied) if set_by_grid.fullmatch(name))
     options["audit"] = [audit.id for audit in run.plan.audits]

@@ -14,7 +14,6 @@ class Kind(Enum):
 
     OF_THE_RUN = auto()  # a record, scores, a part of a preparation, a checkpoint
     TOLD = auto()  # what missed trials have printed
-    CODE = auto()  # a copy of a module, named by its SHA-256
     DRAWN = auto()  # by `dpaudit report`
     LEFT = auto()  # by a process that was killed, or set aside since it was damaged
     FOREIGN = auto()  # in a folder that only the run writes into, and none of it
@@ -29,13 +28,11 @@ _NUMBERED = {
     "preparations": re.compile(rf"{_NUMBER}\.parquet"),
     "missed": re.compile(rf"{_NUMBER}\.txt"),
 }
-_CODE = re.compile(r"code/([0-9a-f]{64})\.py")
 _OTHERS = {
     re.compile(
         r"sweep\.yaml|(plan|outcomes|driver|machines|verdict)\.json"
         r"|estimates\.parquet|\.driver\.lock|_SUCCESS"
     ): Kind.OF_THE_RUN,
-    _CODE: Kind.CODE,
     re.compile(r"report\.html|figures/.+"): Kind.DRAWN,
     re.compile(r"(.*/)?(\.[^/]+\.[0-9a-f]{8}\.tmp|[^/]+\.parquet\.damaged-[0-9a-f]{8})"): Kind.LEFT,
 }
@@ -47,26 +44,14 @@ def numbers(folder: str, name: str) -> tuple[int, ...]:
     return () if match is None else tuple(map(int, match.groups()))
 
 
-class Contents:
-    """Knows the files of a run with these ids of audits and preparations."""
-
-    def __init__(self, audits: Collection[str], preparations: Collection[str]) -> None:
-        self._audits, self._preparations = audits, preparations
-
-    def kind(self, path: str) -> Kind:
-        """What the file at this path from the run directory is."""
-        folder, *below = path.split("/")
-        if folder in _NUMBERED and len(below) == 2:
-            owners = self._preparations if folder == "preparations" else self._audits
-            if below[0] in owners and numbers(folder, below[1]):
-                return Kind.TOLD if folder == "missed" else Kind.OF_THE_RUN
-        for pattern, kind in _OTHERS.items():
-            if pattern.fullmatch(path):
-                return kind
-        return Kind.FOREIGN if below and folder in (*_NUMBERED, "code") else Kind.OTHER
-
-
-def digest(path: str) -> str:
-    """The SHA-256 that the name of a copy of a module states."""
-    match = _CODE.fullmatch(path)
-    return "" if match is None else match[1]
+def kind(path: str, audits: Collection[str], preparations: Collection[str]) -> Kind:
+    """What the file at this path in a run with these ids of audits and preparations is."""
+    folder, *below = path.split("/")
+    if folder in _NUMBERED and len(below) == 2:
+        owners = preparations if folder == "preparations" else audits
+        if below[0] in owners and numbers(folder, below[1]):
+            return Kind.TOLD if folder == "missed" else Kind.OF_THE_RUN
+    for pattern, other in _OTHERS.items():
+        if pattern.fullmatch(path):
+            return other
+    return Kind.FOREIGN if below and folder in _NUMBERED else Kind.OTHER

@@ -43,16 +43,15 @@ class RunDirectory(ScoreFiles):
 
     def write_output(self, audit: str, trial: int, text: str) -> None:
         """Keeps what a trial that failed had printed, and why it failed, as a text file."""
-        self.write_text(f"{self.output_folder(audit)}/{trial}.txt", text)
+        self.write_text(f"missed/{audit}/{trial}.txt", text)
 
     def outputs(self, audit: str) -> set[int]:
         """The missed trials of which that is kept."""
         return {trial for (trial,) in self._numbered("missed", audit)}
 
-    @staticmethod
-    def output_folder(audit: str) -> str:
-        """Where it is kept."""
-        return f"missed/{audit}"
+    def output_folder(self, audit: str) -> str:
+        """The folder that has what missed trials of an audit printed."""
+        return f"{self.location}/missed/{audit}/"
 
     # Preparations -------------------------------------------------------------------------
 

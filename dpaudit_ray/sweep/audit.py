@@ -105,10 +105,6 @@ class StopWhen(Strict):
             raise ValueError("names no rule; give verdict: true or within")
         return self
 
-    def rule(self) -> dict[str, Any]:
-        """The options that a decision by bounds depends on."""
-        return {"verdict": self.verdict, "within": self.within}
-
 
 class AuditSpec(Strict):
     """Number of trials, level of confidence, and what is computed from the scores.
@@ -206,9 +202,7 @@ def _parsed(items: list[Any], parse: Callable[[Any, str], T], key: str) -> list[
     with mistakes.noted():
         for name in names:
             if names.count(name) > 1:
-                same = "{name: group-sequential, looks: 1, curve: claimed}"
-                other = f", or take {same}, which is the same bound" * (name == "accuracy")
-                raise SpecError(key, f"lists {name} twice; remove one of them{other}")
+                raise SpecError(key, f"lists {name} twice; remove one of them")
     with carried():
         mistakes.settle()
     return parsed

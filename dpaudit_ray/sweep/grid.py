@@ -6,10 +6,10 @@ Nothing here knows what the keys mean; `spec` gives each cell its types.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ SECTIONS = ("mechanism", "adversary", "audit")  # what a cell has, and so what a
 MAX_AUDITS = 10_000  # of a sweep
 LABEL_SEPARATOR = ", "  # between the parts of a label
 _LOCATIONS = ("path", "root")
+_PART = re.compile(r"(?s)(?:([^ =]+)=)?(.*)")  # of a label: `loss period=5` has no key
 
 
 def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,71 +44,68 @@ def override(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Sets values by dotted key; refuses those that the grid would set again."""
     for key, value in changes.items():
         section, _, rest = key.partition(".")
-        if section == "grid" and rest:  # the keys of the grid are dotted themselves
-            _put(tree, [section, rest], key, value)
-        else:
-            _put(tree, key.split("."), key, value)
+        # The keys of the grid are dotted themselves.
+        path = [section, rest] if section == "grid" and rest else key.split(".")
+        _put(tree, path, key, value)
     for key in changes:
-        for changed in _checked(tree.get("grid")):
+        for changed in checked(tree):
             if any(f"{key}.".startswith(f"{part}.") for part in _parts(changed)):
                 raise SpecError(key, f"is set by the grid in every audit; set grid.{changed}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Unrolled:
-    """The sections of one cell, and a label that tells it from the others.
-
-    `origins` has the place in the grid of every key that the grid has set: `grid.KEY.0`.
-    """
-
-    sections: dict[str, Any]
-    label: str
-    origins: Mapping[str, str]
-
-    def traced(self, problem: SpecError) -> SpecError:
-        """Returns the problem with the place in the file where its key is written."""
-        for key, origin in self.origins.items():
-            if f"{problem.key}.".startswith(f"{key}."):
-                return problem.moved(written=origin + problem.key[len(key) :])
-        return problem
-
-
-def cells(tree: Mapping[str, Any]) -> Iterator[Unrolled]:
-    """Every cell.
+def cells(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The sections of every cell, and a label that tells it from the others.
 
     Keys joined by commas change together: `mechanism.steps, adversary.period: [[250, 1], ...]`.
     """
-    grid = _checked(tree.get("grid"))
-    for chosen in itertools.product(*(enumerate(values) for values in grid.values())):
-        changes: dict[str, Any] = {}
-        shown: dict[str, Any] = {}
-        origins: dict[str, str] = {}
-        for key, (row, value) in zip(grid, chosen, strict=True):
-            parts = _parts(key)
-            together = dict(zip(parts, [value] if len(parts) == 1 else value, strict=True))
-            changes |= together
-            shown |= {part: together[part] for part in _distinguishing(parts, grid[key])}
-            columns = [""] if len(parts) == 1 else [f".{i}" for i in range(len(parts))]
-            origins |= {p: f"grid.{key}.{row}{c}" for p, c in zip(parts, columns, strict=True)}
+    grid = checked(tree)
+    for chosen in itertools.product(*grid.values()):
         cell = copy.deepcopy({section: tree.get(section) for section in SECTIONS})
-        for key, value in changes.items():
-            _put(cell, key.split("."), f"grid.{key}", copy.deepcopy(value))
-        label = LABEL_SEPARATOR.join(_label(key, value) for key, value in shown.items())
-        yield Unrolled(cell, label, origins)
+        labels: dict[str, str] = {}
+        for (key, rows), value in zip(grid.items(), chosen, strict=True):
+            parts = _parts(key)
+            changes = dict(zip(parts, [value] if len(parts) == 1 else value, strict=True))
+            for part, changed in changes.items():
+                _put(cell, part.split("."), f"grid.{part}", copy.deepcopy(changed))
+            labels |= {part: _label(part, changes[part]) for part in _distinguishing(parts, rows)}
+        yield cell, LABEL_SEPARATOR.join(labels.values())
 
 
-def check(tree: Mapping[str, Any]) -> None:
-    """Raises SpecError for a grid that cannot be unrolled, with all that is wrong."""
-    grid, mistakes = _checked(tree.get("grid")), Mistakes()
-    for part in (part for key in grid for part in _parts(key)):
+def keys(tree: Mapping[str, Any]) -> list[str]:
+    """The dotted keys that the grid sets."""
+    return [part for key in checked(tree) for part in _parts(key)]
+
+
+def checked(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The grid, which can be unrolled; raises SpecError with all that is wrong."""
+    grid, mistakes = tree.get("grid") or {}, Mistakes()
+    if not isinstance(grid, dict):
+        raise SpecError("grid", f"must map dotted keys to lists of values{got(grid)}")
+    for key, values in grid.items():
         with mistakes.noted():
-            _require_path(part.split("."), f"grid.{part}")
+            _check_entry(key, values)
     mistakes.settle()
     audits = math.prod(map(len, grid.values()))
     if audits > MAX_AUDITS:
         raise SpecError(
             "grid", f"gives {audits:,} audits, more than {MAX_AUDITS:,}; make several sweeps"
         )
+    return grid
+
+
+def _check_entry(key: str, values: Any) -> None:
+    parts = _parts(key)
+    for section, *below in (part.split(".") for part in parts):
+        if section not in SECTIONS:
+            meant = suggestion(section, SECTIONS).rstrip("; ")
+            raise SpecError(f"grid.{key}", f"must start with one of {', '.join(SECTIONS)}{meant}")
+        if not all(below):
+            raise SpecError(f"grid.{key}", "has an empty part; write section.option")
+    if not isinstance(values, list) or not values:
+        raise SpecError(f"grid.{key}", f"must be a list of at least one value{got(values)}")
+    for value in values if len(parts) > 1 else ():
+        if not isinstance(value, list) or len(value) != len(parts):
+            raise SpecError(f"grid.{key}", f"must list {len(parts)} values each{got(value)}")
 
 
 def shared_parts(labels: Sequence[str]) -> tuple[str, list[str]]:
@@ -124,21 +122,14 @@ def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
     """A legend, and each label, in order, without the parts that the legend has.
 
     The legend says what all labels share, "all: SHARED", and where they have the same keys in one
-    order, these, "audit: KEY, KEY": labels then keep values only. Where a label would become
-    empty, the legend is, and labels stay as they are.
+    order, these, "audit: KEY, KEY". Where a label would become empty, labels stay as they are.
     """
-
-    def key_and_value(part: str) -> tuple[str, str]:
-        key, equals, value = part.partition("=")
-        # A name with options, such as `loss period=5`, has no key.
-        return (key, value) if equals and " " not in key else ("", part)
-
     shared, rest = shared_parts(labels)
     if not all(rest):
         return "", list(labels)
-    pairs = [[key_and_value(part) for part in label.split(LABEL_SEPARATOR)] for label in rest]
-    keys = {tuple(key for key, _ in label) for label in pairs}
     legend = [f"all: {shared}"] if shared else []
+    pairs = [[_PART.findall(part)[0] for part in label.split(LABEL_SEPARATOR)] for label in rest]
+    keys = {tuple(key for key, _ in label) for label in pairs}
     if len(labels) > 1 and len(keys) == 1 and any(names := keys.pop()):
         legend.insert(0, f"audit: {LABEL_SEPARATOR.join(name or 'name' for name in names)}")
         rest = [LABEL_SEPARATOR.join(value for _, value in label) for label in pairs]
@@ -155,33 +146,6 @@ def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
         places = (folder / Path(node).expanduser() for folder in folders)
         return next((str(place.resolve()) for place in places if place.exists()), node)
     return node
-
-
-def _checked(raw: Any) -> dict[str, list[Any]]:
-    """The grid, well-formed; raises SpecError with all that is wrong."""
-    if raw is None:
-        return {}
-    if not isinstance(raw, dict):
-        raise SpecError("grid", f"must map dotted keys to lists of values{got(raw)}")
-    mistakes = Mistakes()
-    for key, values in raw.items():
-        with mistakes.noted():
-            _check_entry(key, values)
-    mistakes.settle()
-    return raw
-
-
-def _check_entry(key: str, values: Any) -> None:
-    parts = _parts(key)
-    for section in (part.split(".")[0] for part in parts):
-        if section not in SECTIONS:
-            meant = suggestion(section, SECTIONS).rstrip("; ")
-            raise SpecError(f"grid.{key}", f"must start with one of {', '.join(SECTIONS)}{meant}")
-    if not isinstance(values, list) or not values:
-        raise SpecError(f"grid.{key}", f"must be a list of at least one value{got(values)}")
-    for value in values if len(parts) > 1 else ():
-        if not isinstance(value, list) or len(value) != len(parts):
-            raise SpecError(f"grid.{key}", f"must list {len(parts)} values each{got(value)}")
 
 
 def _parts(key: str) -> list[str]:
@@ -212,7 +176,8 @@ def _label(key: str, value: Any) -> str:
 
 def _put(tree: dict[str, Any], path: list[str], key: str, value: Any) -> None:
     """Sets a value; `key` names it in errors."""
-    _require_path(path, key)
+    if not all(path):
+        raise SpecError(key, "has an empty part; write section.option")
     node = tree
     for parent in path[:-1]:
         if node.get(parent) is None:
@@ -221,8 +186,3 @@ def _put(tree: dict[str, Any], path: list[str], key: str, value: Any) -> None:
         if not isinstance(node, dict):
             raise SpecError(key, f"{parent} is {node!r}, no mapping that could hold {path[-1]}")
     node[path[-1]] = value
-
-
-def _require_path(path: list[str], key: str) -> None:
-    if not all(path):
-        raise SpecError(key, "has an empty part; write section.option")

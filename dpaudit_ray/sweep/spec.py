@@ -6,24 +6,22 @@ so an error names the key it came from before anything runs.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PrivateAttr
+from pydantic import AfterValidator, Field
 
-from ..errors import REQUIRED, Mistakes, SpecError, together, unknown_key
+from ..errors import REQUIRED, Mistakes, SpecError, unknown_key
 from ..plugins import Strict, Unread, validated
 from ..stats.budget import SweepBudget
 from ..version import __version__
 from . import grid
 from .cell import Cell, digest, parse_cell
 from .resources import ResourceSpec
-from .yamlfile import Source, dump_yaml, parse_yaml, read_text
+from .yamlfile import dump_yaml, parse_yaml, read_text
 
 _KEYS = ("name", "seed", *grid.SECTIONS, "grid", "resources")
 
@@ -53,19 +51,6 @@ class Sweep(_Heading):
     cells: tuple[Cell, ...]
     raw: dict[str, Any]
     stated: str | None = None  # the fingerprint, where classes were not imported that tell it
-    _source: Source | None = PrivateAttr(default=None)
-
-    @contextlib.contextmanager
-    def placed(self, index: int = 0) -> Iterator[None]:
-        """Mistakes of a cell that are found while this is open are told with their place."""
-        try:
-            yield
-        except SpecError as error:
-            if self._source is None:
-                raise
-            cell = next(itertools.islice(grid.cells(self.raw), index, None))
-            problems = map(cell.traced, error.problems)
-            raise self._source.placed(together(problems)) from error
 
     @property
     def trials(self) -> int:
@@ -102,17 +87,10 @@ class Sweep(_Heading):
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
     """Reads a sweep file. `overrides` maps dotted keys to values (`--set a.b=v`).
 
-    Raises SpecError with all that is wrong, each with its place in the file and what to do.
+    Raises SpecError with all that is wrong, each with the key and what to do.
     """
-    file, text = Path(path), read_text(Path(path))
-    source = Source(str(path), text, tuple(overrides or {}))
-    raw = parse_yaml(text, str(path))
-    try:
-        sweep = from_raw(raw, file.resolve().parent, overrides)
-    except SpecError as error:
-        raise source.placed(error) from error
-    sweep._source = source
-    return sweep
+    file = Path(path)
+    return from_raw(parse_yaml(read_text(file), str(path)), file.resolve().parent, overrides)
 
 
 def from_raw(
@@ -160,14 +138,14 @@ def _cells(tree: Mapping[str, Any]) -> tuple[Cell, ...]:
     """Every cell of the grid; where the grid is wrong, its sections are checked without it."""
     cells, mistakes = [], Mistakes()
     with mistakes.noted():
-        grid.check(tree)
+        grid.checked(tree)
     spoiled = bool(mistakes.errors)
-    for unrolled in grid.cells({**tree, "grid": None} if spoiled else tree):
+    for sections, label in grid.cells({**tree, "grid": None} if spoiled else tree):
         try:
-            cells.append(parse_cell(unrolled.sections, unrolled.label))
+            cells.append(parse_cell(sections, label))
         except SpecError as error:
-            traced = map(unrolled.traced, error.problems)
-            mistakes.errors += [p for p in traced if not (spoiled and p.problem == REQUIRED)]
+            problems = error.problems
+            mistakes.errors += [p for p in problems if not (spoiled and p.problem == REQUIRED)]
     mistakes.settle()
     return tuple(cells)
 

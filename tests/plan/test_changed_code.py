@@ -106,13 +106,10 @@ def test_a_plan_records_what_the_trials_depend_on(sweep, folder):
     }
     assert "unknown" not in code["versions"].values()
     assert code["device"] == provenance.device() != ""
-    for digest in digests.values():
-        copy = (folder / f"runs/own/code/{digest}.py").read_bytes()
-        assert hashlib.sha256(copy).hexdigest() == digest
 
 
 @pytest.mark.parametrize("more", [EXTENDED, ()])
-def test_other_code_is_refused_with_a_diff(more, sweep):
+def test_other_code_is_refused(more, sweep):
     """Also where the run is complete: it is not what this code gives."""
     assert run(sweep).code == 0
     before = {file: file.read_bytes() for file in (sweep.parent / "runs").rglob("*.*")}
@@ -127,27 +124,8 @@ def test_other_code_is_refused_with_a_diff(more, sweep):
         f"dpaudit: {sweep.parent}/runs/own was run with other code (own_package.noise has SHA-256 "
         f"{old[:12]}... there, SHA-256 {new[:12]}... here); restore it, or use a new name and a "
         "new seed",
-        "--- own_package.noise there",
-        "+++ own_package.noise here",
-        "@@ -6,2 +6,2 @@",
-        "     import own_lazy",
-        "-    return 2.0 * np.random.default_rng(seed).normal() + own_lazy.NOTHING",
-        "+    return 1.0 * np.random.default_rng(seed).normal() + own_lazy.NOTHING",
     ]
     assert {file: file.read_bytes() for file in (sweep.parent / "runs").rglob("*.*")} == before
-
-
-def test_a_long_diff_is_cut_and_holds_no_escape_codes(sweep):
-    assert run(sweep).code == 0
-    file = sweep.parent / "own_lazy.py"
-    file.write_text("NOTHING = 0.0\nRED = '\x1b[31m'\n" + "MORE = 1\n" * 100)
-    outcome = run(sweep)
-    assert outcome.code == 2
-    *_, last = lines = outcome.err.splitlines()
-    assert last == "... and 85 more lines"
-    assert len(lines) == 22
-    assert "+RED = '\\x1b[31m'" in lines
-    assert "\x1b" not in outcome.err
 
 
 def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(sweep, folder):
@@ -182,14 +160,6 @@ def test_another_kind_of_machine_is_told(sweep, monkeypatch):
     outcome = run(sweep, *EXTENDED)
     assert outcome.code == 0
     assert "Abacus here): last bits may differ" in outcome.err
-
-
-def test_a_damaged_copy_gives_no_diff(sweep, folder):
-    assert run(sweep).code == 0
-    for copy in (folder / "runs/own/code").iterdir():
-        copy.write_text("nonsense")
-    changed(folder)
-    assert len(run(sweep).err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

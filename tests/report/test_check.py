@@ -243,7 +243,6 @@ CHANGES = {
                           '{"decided": {"000": {"trials": 20, "rule": null}}}'),
     "a_damaged_decision": written("outcomes.json", "", "[1]"),
     "a_failure_of_no_pack": written("outcomes.json", "", FAILED),
-    "other_code": written(f"code/{'ab' * 32}.py", "SHA-256", "x = 1\n"),
     "a_truncated_pack": in_a_file("scores/000*/20-29.parquet", cut),
     "a_deleted_pack": in_a_file("scores/001*/50-59.parquet", Path.unlink,
                                 "gradient=constant: no such file there, not the scores that"),

@@ -13,7 +13,7 @@ from dpaudit_ray.sweep import grid
 
 def unrolled(tree: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     whole = {"mechanism": {"steps": 1}, "adversary": "loss", "audit": {}} | tree
-    return [(cell.sections, cell.label) for cell in grid.cells(whole)]
+    return list(grid.cells(whole))
 
 
 def test_the_grid_is_a_product_in_the_order_of_the_file():
@@ -87,8 +87,8 @@ def test_no_grid_is_one_cell(empty):
 
 
 def test_a_grid_may_fill_a_section_that_the_file_leaves_out():
-    (cell,) = grid.cells({"mechanism": {}, "audit": {}, "grid": {"adversary": ["loss"]}})
-    assert cell.sections["adversary"] == "loss"
+    ((sections, _),) = grid.cells({"mechanism": {}, "audit": {}, "grid": {"adversary": ["loss"]}})
+    assert sections["adversary"] == "loss"
 
 
 def test_overrides_reach_nested_new_and_grid_keys():
