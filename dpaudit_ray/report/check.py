@@ -40,7 +40,7 @@ from ..plugins import Unread
 from ..stats import Status
 from ..storage import contents
 from ..storage.contents import Kind
-from ..storage.fence import FILE as OWNER
+from ..storage.place import DRIVER as OWNER
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
 from ..sweep.cell import Cell

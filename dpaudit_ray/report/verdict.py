@@ -32,7 +32,7 @@ from ..errors import DpauditError, RunDirectoryError, StorageError, printable
 from ..plan import claims, outcomes, score_stream
 from ..stats.budget import average_evidence
 from ..stats.claim_verdict import EVIDENCE_SHARE
-from ..storage import seal
+from ..storage import strangers
 from ..version import __version__
 from . import detection
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test
@@ -294,7 +294,7 @@ def current(run: Run) -> Answer:
     stamps, computed = _stamps(run), derived(run)
     content = {"of": _basis(run)} | dataclasses.asdict(computed)
     with contextlib.suppress(StorageError):
-        sealed = content | {"seal": seal.sign(_digest(content) + stamps)}
+        sealed = content | {"seal": strangers.seal(_digest(content) + stamps)}
         run.directory.write_json(FILE, sealed)
     return computed
 
@@ -310,7 +310,7 @@ def kept(run: Run) -> Answer | None:
         if (answer := stored(run)) is not None:
             content = run.directory.read_json(FILE)
             sealed = content.pop("seal", None)
-            return answer if seal.holds(_digest(content) + _stamps(run), sealed) else None
+            return answer if strangers.sealed(_digest(content) + _stamps(run), sealed) else None
     return None
 
 

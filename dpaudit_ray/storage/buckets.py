@@ -57,7 +57,7 @@ class Bucket:
         """An object's content, or None. Raises StrangeFileError for more than `most` bytes."""
         try:
             answer = self._ask(obstore.get, name)
-            strangers.require_size(answer.meta["size"], most)
+            strangers.require(answer.meta["size"], most)
             return bytes(self._call(answer.bytes))
         except FileNotFoundError:
             return None
@@ -117,7 +117,7 @@ class Bucket:
         listing = self._call(obstore.list_with_delimiter, self._store, folder or None)
         return sorted(
             (
-                str(entry["path"]).rpartition("/")[2],
+                entry["path"].rpartition("/")[2],
                 entry["size"],
                 int(entry["last_modified"].timestamp() * 1e9),
             )
@@ -126,22 +126,14 @@ class Bucket:
 
     def paths(self, depth: int) -> list[str]:
         """Every object, by its path from here; what lies deeper than `depth` folders is one."""
-        stream = self._call(obstore.list, self._store)
-        paths = (str(entry["path"]) for page in self._pages(stream) for entry in page)
-        return sorted({path if path.count("/") < depth else _cut(path, depth) for path in paths})
+        pages: list[Any] = self._call(list, obstore.list(self._store))
+        parts = (str(entry["path"]).split("/") for page in pages for entry in page)
+        return sorted({"/".join(p if len(p) <= depth else [*p[:depth], ""]) for p in parts})
 
     @contextlib.contextmanager
     def locked(self, name: str, *, alone: bool) -> Iterator[bool]:
         """Needs no lock, since uploads are conditional: yields true."""
         yield True
-
-    def _pages(self, stream: Any) -> Iterator[Any]:
-        pages = iter(stream)
-        while True:
-            try:
-                yield self._call(next, pages)
-            except StopIteration:
-                return
 
     def _ask(self, action: Callable[..., T], name: str, *arguments: Any, **options: Any) -> T:
         return self._call(action, self._store, name, *arguments, **options)
@@ -156,7 +148,3 @@ class Bucket:
             raise _ReplacedError(first_line(error)) from error
         except BaseError as error:
             raise OSError(" ".join(str(error).split())) from error
-
-
-def _cut(path: str, depth: int) -> str:
-    return "/".join(path.split("/")[:depth]) + "/"

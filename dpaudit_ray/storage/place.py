@@ -1,6 +1,12 @@
 """A folder of one sweep, whatever lies in it: asked with patience, and written by its owner only.
 
-Every file is absent or whole, and damage to one that is there is found by checksums.
+`driver.json` names the driver that holds the lease; every process that works for it, its aggregator
+too, knows that driver's token and writes only while the entry bears it. In a file system the entry
+is read, and the file becomes visible, under a lock that whoever takes a lease over needs alone. In
+an object store each upload is on a condition that was taken before the entry was read, so a process
+that is paused in between replaces nothing that the new driver has written; what it may still put in
+place is an older record that the new driver has not written yet, and then does. `cluster/README.md`
+says how far that holds.
 """
 
 from __future__ import annotations
@@ -16,15 +22,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from ..errors import RunDirectoryError, StorageError
+from ..errors import LeaseLostError, RunDirectoryError, StorageError
 from . import contents, strangers
 from .buckets import Bucket
-from .fence import FILE as OWNER
-from .fence import LOCK, Fence
 from .files import Folder, Passage, reason
 from .strangers import StrangeFileError
 
 T = TypeVar("T")
+DRIVER = "driver.json"
+LOCK = ".driver.lock"  # of no content; it stays, since a lock that is deleted locks nothing
 
 # A new name alone repeats the trials, bit for bit: it would not be seen that they had been looked
 # at, nor how many were declared then.
@@ -69,9 +75,8 @@ class Patience:
 
 def may_pass(error: OSError) -> bool:
     """Whether the same call may succeed later."""
-    if error.errno in _LASTING:
-        return False
-    return not any(word in str(error) for word in _LASTING_WORDS)
+    lasting = any(word in str(error) for word in _LASTING_WORDS)
+    return error.errno not in _LASTING and not lasting
 
 
 OPENING = Patience(seconds=5)  # a mistyped address is told soon
@@ -97,15 +102,15 @@ class Place:
         self._patience = patience or Patience()
         self.owner = owner
         try:
-            self._folder = _folder(location)
+            local = "://" not in location or location.startswith("file://")
+            self._folder = Folder(location) if local else Bucket(location)
         except (ValueError, OSError) as error:
             raise RunDirectoryError(
                 f"cannot use storage path {location} ({reason(error)}); give a folder, or an "
                 "address such as s3://bucket/folder"
             ) from error
         self.location = self._folder.location
-        self._fence = None if owner is None else Fence(self._folder, owner)
-        self._passage = contextlib.nullcontext if self._fence is None else self._fence.passing
+        self._passage = contextlib.nullcontext if owner is None else self._owned
 
     @classmethod
     def under(cls, storage_path: str, name: str, patience: Patience | None = None) -> Self:
@@ -129,8 +134,38 @@ class Place:
 
     def require_owned(self) -> None:
         """Raises LeaseLostError when the run is another driver's, or gone."""
-        if self._fence is not None:
-            self._try(OWNER, self._fence.check)
+        if self.owner is not None:
+            self._try(DRIVER, self._check_owner)
+
+    @contextlib.contextmanager
+    def _owned(self) -> Iterator[None]:
+        """What is put in place in here was put there by the holder of the lease.
+
+        Raises LeaseLostError where that is not the owner, OSError where it cannot be asked.
+        """
+        with self._folder.locked(LOCK, alone=False):
+            self._check_owner()
+            yield
+
+    def _check_owner(self) -> None:
+        content: bytes | None = b""
+        try:
+            content = self._folder.read(DRIVER)
+            entry = json.loads(content or b"{}")
+        except ValueError:  # damaged, or not opened: of nobody
+            entry = {}
+        if isinstance(entry, dict) and entry.get("owner") == self.owner:
+            return
+        if content is not None:
+            raise LeaseLostError(
+                f"another driver has taken over {self.location} ({process_of(entry)}) and goes on "
+                "with the sweep; this one has stopped and writes nothing more"
+            )
+        raise LeaseLostError(
+            f"{self.location}/{DRIVER} is gone: another driver had taken over and has ended, or "
+            "the run directory was moved or deleted; this one has stopped and writes nothing more: "
+            "restore what is missing and run the same command again to resume"
+        )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
@@ -268,7 +303,7 @@ class Place:
         )
 
 
-def _folder(location: str) -> Folder | Bucket:
-    if "://" not in location or location.startswith("file://"):
-        return Folder(location)
-    return Bucket(location)
+def process_of(entry: Any) -> str:
+    """The driver that an entry of `driver.json` names, in words."""
+    known = entry if isinstance(entry, dict) else {}
+    return f"process {known.get('pid', '?')} on {known.get('host', '?')}"

@@ -231,15 +231,8 @@ def _schema(measured: Iterable[str], missed: bool) -> pa.Schema:
 def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
     """The trials of these packs as the columns of a score file."""
     tables = [pack.table(audit) for pack in packs] or [SCORE_SCHEMA.empty_table()]
-    if any(MISSED in table.column_names for table in tables):
-        tables = [_with_missed(table) for table in tables]
-    return frame(pa.concat_tables(tables))
-
-
-def _with_missed(table: pa.Table) -> pa.Table:
-    if MISSED in table.column_names:
-        return table
-    return table.append_column(pa.field(MISSED, pa.string()), pa.repeat("", len(table)))
+    rows = frame(pa.concat_tables(tables, promote_options="default"))
+    return rows.fillna({MISSED: ""}) if MISSED in rows else rows
 
 
 def encoded(table: pa.Table) -> bytes:
@@ -262,7 +255,7 @@ def decoded(content: bytes, most: int | None = None) -> pa.Table:
     metadata = source.metadata
     groups = sum(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
     if most is not None:
-        strangers.require_rows(max(metadata.num_rows, groups), most)
+        strangers.require(max(metadata.num_rows, groups), most, "rows")
     return source.read(use_threads=False)
 
 
@@ -297,7 +290,7 @@ class ScoreFiles(Place):
         """
         name, rows = self.score_file(audit, first, last), (last - first + 1) * steps
         try:
-            content = self._content(name, strangers.score_bytes(rows))
+            content = self._content(name, strangers.SCORES + rows * strangers.SCORE_ROW)
             if content is None:
                 raise self._unusable(name, FileNotFoundError("it is gone"), "run the sweep again")
             return PackScores.from_table(decoded(content, rows), audit, first, last)

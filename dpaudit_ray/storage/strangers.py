@@ -1,17 +1,23 @@
-"""What is opened of a file that anybody may have written: bounded first, and refused beyond that.
+"""Files that anybody may have written: bounded before they are opened, and told from one's own.
 
 A run directory or a sweep file may come from a stranger. Opening a pipe waits for ever, a device
 has no end, brackets of JSON take fifty times their bytes, and a row of Parquet takes none at all.
-`sweep.yamlfile` bounds what YAML stands for, by its aliases too.
+`sweep.yamlfile` bounds what YAML stands for, by its aliases too. A stranger can put any digest into
+a file, but no seal, for which it takes the key in the user's home.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
+import hmac
 import json
 import os
+import secrets
 import stat
 import sys
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,7 +28,8 @@ RECORD = 2**28  # bytes of a record; a plan of a million packs has 45 MB
 VALUES = 2**24  # of a record; a pack of a plan has three
 ARRAYS = 2**34  # bytes of a file of arrays
 SWEEP = 2**22  # bytes of a sweep file
-_SCORES, _ROW = 2**20, 512  # bytes of a score file, and more for each row
+_KEY = 32  # bytes of the user's key
+SCORES, SCORE_ROW = 2**20, 512  # bytes of a score file, and more for each row
 
 
 class StrangeFileError(ValueError):
@@ -40,23 +47,21 @@ def content(path: str, most: int) -> bytes:
     with os.fdopen(opened, "rb") as file:
         status = os.fstat(opened)
         _require_regular(status)
-        require_size(status.st_size, most)
+        require(status.st_size, most)
         read = file.read(most + 1)
-    require_size(len(read), most)
+    require(len(read), most)
     return read
 
 
-def require_size(size: int, most: int) -> None:
-    """Raises StrangeFileError for more than `most` bytes."""
-    if size > most:
-        raise StrangeFileError(f"it has {size:,} bytes, more than the {most:,} that it may have")
+def require(number: int, most: int, what: str = "bytes") -> None:
+    """Raises StrangeFileError for more than `most`."""
+    if number > most:
+        raise StrangeFileError(f"it has {number:,} {what}, more than the {most:,} that it may have")
 
 
 def parsed(text: str) -> Any:
     """JSON. Raises ValueError where it is none, holds more than `VALUES`, or is nested too deep."""
-    values = text.count(",") + text.count("[") + text.count("{")
-    if values > VALUES:
-        raise StrangeFileError(f"it holds {values:,} values, more than the {VALUES:,} it may hold")
+    require(text.count(",") + text.count("[") + text.count("{"), VALUES, "values")
     try:
         return json.loads(text)
     except RecursionError:
@@ -74,17 +79,6 @@ def why(error: Exception) -> str:
     return "it is not JSON" if isinstance(error, RunDirectoryError) else repr(error)
 
 
-def score_bytes(rows: int) -> int:
-    """Bytes of a score file of so many rows, at most."""
-    return _SCORES + rows * _ROW
-
-
-def require_rows(rows: int, most: int) -> None:
-    """Raises StrangeFileError for more than `most` rows."""
-    if rows > most:
-        raise StrangeFileError(f"it has {rows:,} rows, more than the {most:,} that it may have")
-
-
 def _require_regular(status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -92,3 +86,37 @@ def _require_regular(status: os.stat_result) -> None:
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
         raise StrangeFileError(f"it is {kind}, no regular file")
+
+
+# Seals -------------------------------------------------------------------------------------------
+
+
+def seal(content: str) -> str:
+    """HMAC-SHA256 by the user's key, in hexadecimal digits; empty where the home takes no key."""
+    key = _key()
+    return "" if key is None else hmac.new(key, content.encode(), hashlib.sha256).hexdigest()
+
+
+def sealed(content: str, by: object) -> bool:
+    """Whether this user has put the seal `by` under `content`."""
+    expected = seal(content)
+    return bool(expected) and isinstance(by, str) and hmac.compare_digest(expected, by)
+
+
+def _key() -> bytes | None:
+    """The user's key, made when it is first wanted; None where it cannot be."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    file = Path(state) / "dpaudit" / "key"
+    with contextlib.suppress(OSError, RuntimeError):
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            beside = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
+            opened = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(opened, "wb") as out:
+                out.write(secrets.token_bytes(_KEY))
+            with contextlib.suppress(FileExistsError):  # of two that make one, one does
+                os.link(beside, file)
+            beside.unlink()
+        key = file.read_bytes()
+        return key if len(key) == _KEY else None
+    return None

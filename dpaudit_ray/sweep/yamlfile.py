@@ -99,7 +99,7 @@ def read_text(path: Path) -> str:
 def parse_yaml(text: str, source: str) -> dict[str, Any]:
     """The mapping in YAML `text` of `source`. Raises SpecError for others, or a key twice."""
     try:
-        strangers.require_size(len(text), strangers.SWEEP)
+        strangers.require(len(text), strangers.SWEEP)
         raw = _load(text, source)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)

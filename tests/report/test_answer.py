@@ -220,8 +220,8 @@ def test_who_may_not_write_is_told_all_the_same(sweep, tmp_path, monkeypatch):
     assert verdict.quick(run) == verdict.current(run)
     assert not (tmp_path / verdict.FILE).exists()
     monkeypatch.undo()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / verdict.seal.__name__ / "x"))
-    (tmp_path / verdict.seal.__name__).write_text("no folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file" / "x"))
+    (tmp_path / "file").write_text("no folder")
     assert verdict.quick(run) == verdict.current(run), "a home without a key costs time only"
     assert verdict.kept(run) is None
 

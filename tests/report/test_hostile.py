@@ -144,7 +144,7 @@ def test_a_pipe_is_no_sweep_file(tmp_path):
     [
         ("plan.json", "[" * 200_000, "it is nested deeper than 1000 levels"),
         ("outcomes.json", "[" * 200_000, "it is nested deeper than 1000 levels"),
-        ("plan.json", f"[{'[],' * 10**7}[]]", "it holds 20,000,002 values, more than the 16,777,2"),
+        ("plan.json", f"[{'[],' * 10**7}[]]", "it has 20,000,002 values, more than the 16,777,216"),
         ("sweep.yaml", grown(9), "it holds more than 100,000 values, with those that aliases rep"),
         ("sweep.yaml", "a: " + "[" * 200_000, "nested deeper than 64 levels"),
     ],

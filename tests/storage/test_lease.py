@@ -18,8 +18,9 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray.errors import LeaseLostError, RunDirectoryError, StorageError
 from dpaudit_ray.orchestration.trainer import PackTrainer
-from dpaudit_ray.storage import fence, files, lease
+from dpaudit_ray.storage import files, lease
 from dpaudit_ray.storage.lease import Lease
+from dpaudit_ray.storage.place import DRIVER, LOCK
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import inline, write_sweep
 from tests.long import LONG
@@ -117,7 +118,7 @@ def test_of_two_that_start_at_once_on_slow_storage_one_drives(left, slow):
     """Both held it in two of five such starts."""
     for _ in range(50 if LONG else 3):
         if left is not None:
-            slow.write_json(fence.FILE, left)
+            slow.write_json(DRIVER, left)
         assert outcomes_of_two(slow) == ["drives", "refused"]
 
 
@@ -127,7 +128,7 @@ def test_a_process_id_of_elsewhere_says_nothing(key, local):
     gone = {"owner": "x", **lease._where(), "pid": 2**22 + 1, "started": "1"}
     assert socket.gethostname() == gone["host"]
     for entry, at_once in ((gone, True), (gone | {key: "another"}, False)):
-        local.write_json(fence.FILE, entry)
+        local.write_json(DRIVER, entry)
         started = time.monotonic()
         with lease.held(local, watch=2.0):
             assert (time.monotonic() - started < 2.0) is at_once
@@ -180,7 +181,7 @@ WRITES: dict[str, Callable[[RunDirectory], object]] = {
     "new json": lambda run: run.create_json("other.json", [3]),
     "complete": lambda run: run.set_complete(True),
     "not complete": lambda run: run.set_complete(False),
-    "delete": lambda run: run.delete(fence.FILE),
+    "delete": lambda run: run.delete(DRIVER),
     "set aside": lambda run: run.set_aside("scores/a/10-15.parquet"),
     "patient": lambda run: run.patient(run._patience).write_text("sweep.yaml", "x"),
 }
@@ -226,7 +227,7 @@ def test_a_pause_in_the_midst_of_a_write_is_no_way_in(local, monkeypatch):
         monkeypatch.setattr(os, "fsync", pause)
         with pytest.raises(LeaseLostError):
             paused.run.write_estimates([row()])
-        assert set(contents(local)) == {fence.FILE, fence.LOCK}
+        assert set(contents(local)) == {DRIVER, LOCK}
 
 
 def test_a_pause_before_an_upload_replaces_nothing_of_a_new_driver(monkeypatch):
@@ -256,19 +257,19 @@ def test_nobody_takes_over_while_a_file_is_put_in_place(local, monkeypatch):
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
     with lease.held(local, beat=NEVER) as paused:
         refused = pytest.raises(RunDirectoryError, match="paused in the midst of a write")
-        with fence.Fence(local._folder, paused.owner).passing(), refused:
+        with paused.run._owned(), refused:
             lease.held(RunDirectory(local.location), watch=0.2).__enter__()
-        assert local.read_json(fence.FILE)["owner"] == paused.owner
+        assert local.read_json(DRIVER)["owner"] == paused.owner
 
 
 def test_renewals_stop_at_a_foreign_lease(local):
     with lease.held(local, beat=0.05) as held:
         held.require()
-        local.write_json(fence.FILE, {"owner": "new", "host": "there", "pid": 7})
+        local.write_json(DRIVER, {"owner": "new", "host": "there", "pid": 7})
         time.sleep(0.3)
         with pytest.raises(LeaseLostError, match=r"taken over .* \(process 7 on there\)"):
             held.require()
-    assert local.read_json(fence.FILE) == {"owner": "new", "host": "there", "pid": 7}
+    assert local.read_json(DRIVER) == {"owner": "new", "host": "there", "pid": 7}
 
 
 @pytest.fixture
@@ -325,6 +326,6 @@ def test_a_run_directory_that_vanishes_ends_in_exit_4(moved, tiny, tmp_path, at_
     assert not place.exists(), "no hollow one, and no _SUCCESS in it"
     if moved:
         (tmp_path / "moved").rename(place)
-        (place / fence.FILE).unlink()
+        (place / DRIVER).unlink()
         assert inline(file, tmp_path).code == 0
         assert len(da.Result(str(place), complete=True).scores) == 2 * 90 * 2

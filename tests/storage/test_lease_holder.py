@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> RunDirectory:
 def elsewhere(run: RunDirectory, beat: int) -> None:
     """What a driver on another machine writes."""
     entry = {"owner": "ab", "host": "node-7", "pid": 12, "started": "34", "beat": beat}
-    run.write_json(lease.FILE, entry)
+    run.write_json(lease.DRIVER, entry)
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ class TestHolder:
 
     def test_one_that_was_killed_is_gone(self, run):
         with lease.held(run, watch=0.1):
-            entry = run.read_json(lease.FILE)
-        run.write_json(lease.FILE, entry | {"started": "1"})
+            entry = run.read_json(lease.DRIVER)
+        run.write_json(lease.DRIVER, entry | {"started": "1"})
         assert lease.holder(run, wait=0.2) is None
 
     @pytest.mark.usefixtures("renewed")
@@ -78,7 +78,7 @@ class TestHolder:
 
     @pytest.mark.parametrize("damage", ["[]", "{", '{"host": 3, "pid": "x"}', '"a"'])
     def test_damage_is_a_driver_that_nobody_knows(self, run, damage):
-        run.write_text(lease.FILE, damage)
+        run.write_text(lease.DRIVER, damage)
         holder = lease.holder(run, wait=0.2)
         assert holder is not None
         assert holder.silent
