@@ -1,11 +1,10 @@
 """Which files hold which packs: one each at first, then many packs that follow each other in one.
 
 A run of 50,000 packs takes half a minute to read from as many files, and a second from a few
-hundred. So packs that were folded are gathered, GATHERED at a time by their numbers: they are
-written once under a new name, `<first>-<last>.parquet` as before, read back, and only then are the
-old files deleted. A crash in between leaves a pack in two files. It has the same content in both,
-and is taken from one: every file that does not begin and end where packs do is left alone, and of
-those that overlap the longer one counts.
+hundred. So packs that were folded are gathered, GATHERED at a time: written once under a new name,
+`<first>-<last>.parquet` as before, read back, and only then are the old files deleted. A crash in
+between leaves a pack in two files, with the same content: a file that does not begin and end where
+packs do is left alone, and of those that overlap the longer one counts.
 """
 
 from __future__ import annotations
@@ -13,31 +12,18 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import Bounds as Bounds
+
+if TYPE_CHECKING:
+    from .model import PlannedAudit
 
 GATHERED = 256  # packs
 FEWEST = 64  # of the last packs of an audit, or between two that failed
 MOST_ROWS = 2**20  # of a file: 8 MiB of scores
 _WORTH_IT = 8  # packs that this leaves, or they stay as they are
-
-
-class Packed(Protocol):
-    """As much of a planned audit as its files know."""
-
-    @property
-    def id(self) -> str:
-        """Names its folder."""
-
-    @property
-    def horizons(self) -> tuple[int, ...]:
-        """The steps that its scores are of."""
-
-    @property
-    def packs(self) -> tuple[Bounds, ...]:
-        """All of them, in the order of their trials."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,17 +35,17 @@ class Stretch:
     stop: int
 
 
-def stored(run: RunDirectory, audit: Packed) -> list[Stretch]:
+def stored(run: RunDirectory, audit: PlannedAudit) -> list[Stretch]:
     """The finished packs of an audit in their order, each once."""
     return resolved(audit.packs, run.score_files(audit.id))
 
 
-def finished(run: RunDirectory, audit: Packed) -> set[Bounds]:
+def finished(run: RunDirectory, audit: PlannedAudit) -> set[Bounds]:
     """Bounds of the finished packs of an audit."""
     return packs_of(audit, stored(run, audit))
 
 
-def packs_of(audit: Packed, stretches: Iterable[Stretch]) -> set[Bounds]:
+def packs_of(audit: PlannedAudit, stretches: Iterable[Stretch]) -> set[Bounds]:
     """The bounds of all packs of these stretches."""
     return {pack for stretch in stretches for pack in audit.packs[stretch.start : stretch.stop]}
 
@@ -82,7 +68,7 @@ def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[Stretch]:
 
 
 def prefix(
-    audit: Packed,
+    audit: PlannedAudit,
     there: Iterable[Stretch],
     missed: Collection[Bounds],
     start: int = 0,
@@ -93,29 +79,23 @@ def prefix(
     And no pack of which all trials are `end` or later.
     """
     stop = len(audit.packs) if end is None else bisect.bisect_left(audit.packs, (end,))
-    for stretch in there:
-        if stretch.stop <= start:
-            continue
+    for stretch in (*there, Stretch(None, stop, stop)):
         for place in range(start, min(stretch.start, stop)):
             if audit.packs[place] not in missed:
                 return
             yield Stretch(None, place, place + 1)
-        if stretch.start >= stop:
-            return
-        yield Stretch(stretch.file, max(stretch.start, start), min(stretch.stop, stop))
-        start = stretch.stop
-    for place in range(start, stop):
-        if audit.packs[place] not in missed:
-            return
-        yield Stretch(None, place, place + 1)
+        first, last = max(stretch.start, start), min(stretch.stop, stop)
+        if first < last:
+            yield Stretch(stretch.file, first, last)
+        start = max(stretch.stop, start)
 
 
-def number(audit: Packed, trial: int) -> int:
+def number(audit: PlannedAudit, trial: int) -> int:
     """The number of the pack that a trial is in."""
     return bisect.bisect_right(audit.packs, trial, key=lambda pack: pack[0]) - 1
 
 
-def group_size(audit: Packed) -> int:
+def group_size(audit: PlannedAudit) -> int:
     """How many packs one file may hold; 0 where gathering them would not pay."""
     rows = len(audit.horizons) * (audit.packs[0][1] + 1 if audit.packs else MOST_ROWS)
     size = min(GATHERED, MOST_ROWS // rows)
@@ -123,7 +103,7 @@ def group_size(audit: Packed) -> int:
 
 
 def gatherings(
-    audit: Packed, files: Collection[Bounds], start: int, stop: int
+    audit: PlannedAudit, files: Collection[Bounds], start: int, stop: int
 ) -> Iterator[tuple[list[Stretch], list[Bounds]]]:
     """What is to be put into one file, of packs number `start` to `stop` - 1.
 
@@ -145,6 +125,6 @@ def gatherings(
             yield run, inside
 
 
-def span(audit: Packed, run: Sequence[Stretch]) -> Bounds:
+def span(audit: PlannedAudit, run: Sequence[Stretch]) -> Bounds:
     """First and last trial of stretches that follow each other."""
     return audit.packs[run[0].start][0], audit.packs[run[-1].stop - 1][1]

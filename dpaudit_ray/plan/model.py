@@ -35,12 +35,10 @@ class Pack:
 
     @property
     def size(self) -> int:
-        """Number of trials."""
         return self.last - self.first + 1
 
     @property
     def what(self) -> str:
-        """What it is, in a message that names its audit."""
         return f"trials {self.first}-{self.last}"
 
 
@@ -56,12 +54,10 @@ class Part(Pack):
 
     @property
     def size(self) -> int:
-        """Its trials: none."""
         return 0
 
     @property
     def what(self) -> str:
-        """What it is, in a message that names its audit."""
         return f"part {self.first + 1} of its preparation"
 
 
@@ -115,7 +111,6 @@ class PlannedAudit:
 
     @property
     def independent(self) -> bool:
-        """Whether every trial is a training of its own."""
         return self.canaries == 1
 
     @property
@@ -146,11 +141,9 @@ class Plan:
 
     @property
     def trials(self) -> int:
-        """Trials over all audits."""
         return sum(audit.trials for audit in self.audits)
 
     def what(self, packs: int) -> str:
-        """It in few words, when so many of its packs are to be run."""
         audits = f"{len(self.audits)} audit{'s' * (len(self.audits) > 1)}"
         return f"{self.trials:,} trials of {audits}, {packs:,} packs to run at the start"
 

@@ -1,13 +1,11 @@
 """What became of trials that gave no score, and of audits that needed fewer: `outcomes.json`.
 
-It has packs that were given up and parts of preparations that failed, with their tracebacks; trials
-that were missed one by one while others of their pack were scored; and audits that `stop_when` has
-ended. The first two cannot be told from scores. The last two can, and are written beside the
-estimates, so that who reads a run need not read all its scores.
+It has packs that were given up and parts of preparations that failed; trials that were missed one
+by one while others of their pack were scored; and audits that `stop_when` has ended. The last two
+follow from scores, and are written so that who reads a run need not read all of these.
 
-A pack that was given up counts: its trials are misses. A part that failed is no miss: no trial was
-run, and no secret bit is known where it is prepared, so its audits are not started. Both are tried
-again by `--retry-failed`.
+Trials of a pack that was given up are misses. Of a part that failed no trial was run, and no secret
+bit is known where it is prepared: its audits are not started. `--retry-failed` tries both again.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _LONGEST_OUTPUT = 2**16  # characters of one
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A pack or part that raised: data, not an exception, so that others go on."""
+    """A pack or part that raised."""
 
     pack: Pack
     kind: str
@@ -46,9 +44,9 @@ class Failure:
     def of_memory(cls, pack: Pack, detail: str, trials: int = 1) -> Failure:
         """A pack for which memory ran out; a pack holds multiples of so many `trials`."""
         smaller = max(pack.size // 4 // trials, 1) * trials
-        remedy = f"set resources.pack_size: {smaller}"
-        if smaller >= pack.size:
-            remedy = "run fewer trainers on a node, or give them a larger resources.memory"
+        remedy = "run fewer trainers on a node, or give them a larger resources.memory"
+        if smaller < pack.size:
+            remedy = f"set resources.pack_size: {smaller}"
         return cls(pack, "OutOfMemory", f"out of memory; {remedy}", detail)
 
 
@@ -70,9 +68,9 @@ _Text = Annotated[str, Field(max_length=LONGEST)]
 
 @dataclasses.dataclass(frozen=True)
 class MissedTrials:
-    """Trials of the audit with this id that failed in one way while others of their packs did not.
+    """Trials of an audit that failed in one way while others of their packs did not.
 
-    `message` is that of trial `first`, the first of them.
+    `audit` is its id, `message` that of trial `first`, the first of them.
     """
 
     audit: str
@@ -138,7 +136,6 @@ def read(run: RunDirectory, plan: Plan) -> Outcomes:
 
 
 def _check(outcomes: Outcomes, plan: Plan) -> None:
-    """Raises ValueError for what is not of this plan."""
     for failed in outcomes.failed_packs:
         exists = 0 <= failed.audit < len(plan.audits)
         if not exists or (failed.first, failed.last) not in plan.audits[failed.audit].packs:
@@ -167,11 +164,10 @@ class Record:
     def add_parts(self, parts: Iterable[Failure]) -> None:
         """Adds parts that failed; one that is known already stays. Raises StorageError."""
         entries = {(part.preparation, part.part): part for part in self._content.failed_parts}
-        for failure in parts:
-            assert isinstance(failure.pack, Part)
-            place = failure.pack.preparation, failure.pack.first
-            what = failure.kind, failure.message, failure.traceback
-            entries.setdefault(place, _FailedPart(*place, *what))
+        for f in parts:
+            assert isinstance(f.pack, Part)
+            place = f.pack.preparation, f.pack.first
+            entries.setdefault(place, _FailedPart(*place, f.kind, f.message, f.traceback))
         self.replace(failed_parts=tuple(entries.values()))
 
     def set_derived(
@@ -219,8 +215,8 @@ def failed(run: RunDirectory, plan: Plan) -> list[Failure]:
 def failed_parts(run: RunDirectory, plan: Plan) -> list[Failure]:
     """The parts of preparations that failed, are still not done, and that some audit waits for."""
     entries = read(run, plan).failed_parts
-    waited = preparing.all_parts(plan, range(len(plan.audits))) if entries else []
-    parts = {(part.preparation, part.first): part for part in waited}
+    waited = preparing.all_parts(plan, range(len(plan.audits)))
+    parts = {(part.preparation, part.first): part for part in waited} if entries else {}
     return [
         Failure(parts[place], entry.kind, entry.message, entry.traceback)
         for entry in entries
@@ -251,8 +247,7 @@ def to_run(
 ) -> list[Pack]:
     """Packs that are still to be run, behind the parts that they wait for.
 
-    None of `left_out`, nor of audits that wait for a part that failed. `enough` is as in
-    `Plan.remaining`.
+    None of `left_out`, nor of audits that wait for a part that failed; `enough`: see `Plan`.
     """
     waiting = unprepared(run, plan)
     open_packs = (pack for pack in plan.remaining(run, enough) if pack.audit not in waiting)
@@ -306,10 +301,9 @@ def part_lines(failed: Iterable[Failure], plan: Plan) -> Iterator[str]:
     """One line for each preparation that failed: which audits are not started, and why."""
     seen: set[int] = set()
     for failure in failed:
-        new = [index for index in _waiting(failure.pack) if index not in seen]
-        seen.update(new)
-        if new:
+        if new := [index for index in _waiting(failure.pack) if index not in seen]:
             yield part_line([plan.audits[index].label for index in new], failure)
+        seen.update(new)
 
 
 def part_line(labels: list[str], failure: Failure) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 from ..errors import SpecError
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
-from ..sweep.cell import Cell
+from ..sweep.cell import Cell, digest
 from . import provenance
 from .model import MAX_PARTS, Pack, Part, Plan, PlannedPreparation
 from .provenance import InputFile
@@ -31,27 +29,26 @@ def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPrepa
             f"{cell.mechanism.name} has a preparation of {preparation.parts} parts; "
             f"it must have 1 to {MAX_PARTS}",
         )
-    identity = [
-        preparation.identity,
-        preparation.parts,
-        seed,
-        provenance.files_of_cell(cell, files),
-    ]
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-    return PlannedPreparation(hashlib.sha256(text.encode()).hexdigest()[:32], preparation.parts)
+    read = provenance.files_of_cell(cell, files)
+    identity = digest([preparation.identity, preparation.parts, seed, read])
+    return PlannedPreparation(identity, preparation.parts)
 
 
 def all_parts(plan: Plan, audits: Iterable[int]) -> list[Part]:
     """All parts that these audits wait for; those that several share, once."""
+    return [
+        Part(those[0], part, part, tuple(those), awaited.id)
+        for awaited, those in _waiting(plan, audits).items()
+        for part in range(awaited.parts)
+    ]
+
+
+def _waiting(plan: Plan, audits: Iterable[int]) -> dict[PlannedPreparation, list[int]]:
     waiting: dict[PlannedPreparation, list[int]] = {}
     for index in audits:
         if (preparation := plan.audits[index].preparation) is not None:
             waiting.setdefault(preparation, []).append(index)
-    return [
-        Part(those[0], part, part, tuple(those), awaited.id)
-        for awaited, those in waiting.items()
-        for part in range(awaited.parts)
-    ]
+    return waiting
 
 
 def left(run: RunDirectory, plan: Plan, packs: Iterable[Pack]) -> list[Part]:
@@ -65,17 +62,15 @@ def left(run: RunDirectory, plan: Plan, packs: Iterable[Pack]) -> list[Part]:
 
 def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
     """Each preparation as plain JSON: its id, the labels of its audits, its parts, those done."""
-    waiting: dict[PlannedPreparation, list[str]] = {}
-    for audit in plan.audits:
-        if audit.preparation is not None:
-            waiting.setdefault(audit.preparation, []).append(audit.label)
     return [
         {
-            "id": awaited.id, "audits": labels, "parts": awaited.parts,
+            "id": awaited.id,
+            "audits": [plan.audits[index].label for index in those],
+            "parts": awaited.parts,
             "done": len(run.parts(awaited.id).intersection(range(awaited.parts))),
         }
-        for awaited, labels in waiting.items()
-    ]  # fmt: skip
+        for awaited, those in _waiting(plan, range(len(plan.audits))).items()
+    ]
 
 
 class Prepared:
@@ -84,9 +79,8 @@ class Prepared:
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
         self._run, self._plan = run, plan
         self._turn = threading.Lock()  # one thread at a time reads `_done`, or adds to it
-        # Numbers of the parts that are stored, by the id of their preparation.
         ids = {audit.preparation.id for audit in plan.audits if audit.preparation is not None}
-        self._done = {name: run.parts(name) for name in ids}
+        self._done = {name: run.parts(name) for name in ids}  # numbers of the parts
 
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part, or raises StorageError; storing it again changes nothing."""

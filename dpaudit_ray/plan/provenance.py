@@ -70,9 +70,8 @@ def unlike(code: Code, machine: Machine) -> str | None:
         if here is not None and here != there:
             return f"it has {name} {there}, the driver {here}"
     for name, digest in machine.modules.items():
-        if digest is not None and digest != code.modules.get(name):
-            wanted = _short(code.modules.get(name))
-            return f"{name} has {_short(digest)} there, {wanted} where the driver runs"
+        if digest not in (None, ours := code.modules.get(name)):
+            return f"{name} has {_short(digest)} there, {_short(ours)} where the driver runs"
     return None
 
 
@@ -96,12 +95,11 @@ def here() -> dict[str, str]:
 
 def changes(there: Code, here: Code) -> tuple[list[str], list[str]]:
     """Differences in words: those that may change a score, and those that do not."""
-    grave = [
-        f"{name} has {_short(there.modules.get(name))} there, {_short(here.modules.get(name))} here"
-        for name in sorted({*there.modules, *here.modules})
-        if there.modules.get(name) != here.modules.get(name)
-    ]
-    harmless: list[str] = []
+    grave, harmless = list[str](), list[str]()
+    for name in sorted({*there.modules, *here.modules}):
+        old, new = (code.modules.get(name) for code in (there, here))
+        if old != new:
+            grave.append(f"{name} has {_short(old)} there, {_short(new)} here")
     for name in sorted({*there.versions, *here.versions}):
         before, now = (code.versions.get(name, "missing") for code in (there, here))
         if before != now:
@@ -134,12 +132,8 @@ def device(gpu: bool = False) -> str:
 
 
 def _modules(sweep: Sweep) -> set[str]:
-    """Names of the modules outside of this package that the classes of the sweep come from."""
-    modules = {module for cell in sweep.cells for module in cell.audit.named_modules}
-    for cell in sweep.cells:
-        for part in cell.parts:
-            modules.update(part.named_modules())
-    return modules
+    audits = (cell.audit.named_modules for cell in sweep.cells)
+    return set().union(*audits, *(p.named_modules() for cell in sweep.cells for p in cell.parts))
 
 
 def _version(package: str) -> str:
@@ -181,8 +175,8 @@ class _Reads(Protocol):
 def input_files(sweep: Sweep) -> tuple[InputFile, ...]:
     """Every file that the data sets and models of a sweep read, once, in the order of its audits.
 
-    A file that does not exist is left out: whatever needs it says so when it is loaded. Raises
-    DataError where a file is there and cannot be read.
+    One that does not exist is left out: whatever needs it says so. Raises DataError where one
+    cannot be read.
     """
     paths = dict.fromkeys(path for path in _files(sweep.cells) if path.is_file())
     return tuple(InputFile(str(path), _digest(path)) for path in paths)

@@ -57,7 +57,6 @@ def from_json(raw: Any) -> Plan:
 
 
 def _check_audit(audit: PlannedAudit, index: int) -> None:
-    """Raises ValueError for what no sweep could have been planned as."""
     name = audit.id.removeprefix(f"{index:03d}-").removesuffix(f"-{audit.fingerprint[:8]}")
     whole_id = audit.id == f"{index:03d}-{name}-{audit.fingerprint[:8]}"
     if not whole_id or not all(c.isalnum() or c == "-" for c in name):

@@ -2,11 +2,8 @@
 
 A pack belongs to it once its scores are stored, or its training has raised: bits are committed
 before training, so a trial that failed, alone or with its pack, counts as a miss and is not left
-out. The prefix ends at
-the first pack that is neither, or with the trials that were enough by `stop_when`.
-
-Estimates, live bound, `stop_when`, the verdict and the report all take it from here. Packs that
-are stored in one file come together: whoever looks at bounds in between uses `up_to_looks`.
+out. The prefix ends at the first pack that is neither, or with the trials that were enough by
+`stop_when`. Packs of one file come together: who looks at bounds in between uses `up_to_looks`.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores, score_frame
 from ..sweep.spec import Sweep
 from . import compaction, outcomes
-from .compaction import Bounds, Stretch
+from .compaction import Stretch
 from .model import Plan, PlannedAudit
 
 READERS = 32  # an object store takes tens of milliseconds to answer, whoever asks
@@ -50,7 +47,6 @@ class MissedPack:
 
     @property
     def last(self) -> int:
-        """The last trial."""
         return self.first + len(self.members) - 1
 
     @property
@@ -59,7 +55,6 @@ class MissedPack:
         return np.ones(len(self.members), dtype=np.bool_)
 
     def part(self, first: int, last: int) -> MissedPack:
-        """Trials `first` to `last` of these."""
         return MissedPack(first, self.members[first - self.first : last - self.first + 1])
 
 
@@ -69,8 +64,8 @@ ConsumedPack = PackScores | MissedPack
 def prefix(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[ConsumedPack]:
     """The prefix of an audit, several packs at once. Raises RunDirectoryError for damage."""
     audit = plan.audits[index]
-    packs = [failure.pack for failure in outcomes.recorded(run, plan)]
-    given_up = {(pack.first, pack.last) for pack in packs if pack.audit == index}
+    recorded = (failure.pack for failure in outcomes.recorded(run, plan))
+    given_up = {(pack.first, pack.last) for pack in recorded if pack.audit == index}
     end = outcomes.decided(run, sweep, plan).get(index, audit.trials)
     there = compaction.prefix(audit, compaction.stored(run, audit), given_up, end=end)
     return in_order(functools.partial(read_stretch, run, plan, index), there, read_ahead(audit))
@@ -79,17 +74,16 @@ def prefix(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[
 def read_stretch(run: RunDirectory, plan: Plan, index: int, packs: Stretch) -> ConsumedPack:
     """Packs that follow each other, whose bits are those that the plan commits to."""
     audit = plan.audits[index]
-    first, last = audit.packs[packs.start][0], audit.packs[packs.stop - 1][1]
+    first, last = compaction.span(audit, [packs])
     bits = seeds.bits(plan.seed, audit.fingerprint, first, last)
     if packs.file is None:
         return MissedPack(first, bits)
     try:
         scores = run.read_scores(audit.id, *packs.file, len(audit.horizons))
     except RunDirectoryError:
-        if packs.file in run.score_files(audit.id):
-            raise
-        moved = _moved(run, audit, packs)  # by somebody who gathers packs meanwhile
-        if moved is None:
+        files = run.score_files(audit.id)  # somebody may gather packs meanwhile
+        moved = next((file for file in files if file[0] <= first and last <= file[1]), None)
+        if moved is None or packs.file in files:
             raise
         scores = run.read_scores(audit.id, *moved, len(audit.horizons))
     scores = scores.part(first, last)
@@ -99,14 +93,6 @@ def read_stretch(run: RunDirectory, plan: Plan, index: int, packs: Stretch) -> C
             "have the bits or steps of this plan; delete it to have its trials run again"
         )
     return scores
-
-
-def _moved(run: RunDirectory, audit: PlannedAudit, packs: Stretch) -> Bounds | None:
-    """The file that holds these packs now, None where none does."""
-    for stretch in compaction.stored(run, audit):
-        if stretch.start <= packs.start and packs.stop <= stretch.stop:
-            return stretch.file
-    return None
 
 
 def stored_scores(run: RunDirectory, plan: Plan, index: int) -> pd.DataFrame:
@@ -127,31 +113,28 @@ def in_order(
 
     `most` packs are read ahead by threads, in no more than UNDERWAY stretches.
     """
-    waiting: collections.deque[tuple[int, ConsumedPack | Future[ConsumedPack]]] = (
-        collections.deque()
-    )
+    waiting = collections.deque[tuple[int, Future[ConsumedPack]]]()
     ahead = 0
     for stretch in packs:
         size = stretch.stop - stretch.start
-        waiting.append((size, kept(stretch) or _readers().submit(read, stretch)))
+        if (pack := kept(stretch)) is None:
+            waiting.append((size, _readers().submit(read, stretch)))
+        else:
+            waiting.append((size, Future()))
+            waiting[-1][1].set_result(pack)
         ahead += size
         while waiting and (len(waiting) >= UNDERWAY or ahead > most):
-            size, pack = waiting.popleft()
+            size, coming = waiting.popleft()
             ahead -= size
-            yield _arrived(pack)
-    while waiting:
-        yield _arrived(waiting.popleft()[1])
-
-
-def _arrived(pack: ConsumedPack | Future[ConsumedPack]) -> ConsumedPack:
-    return pack.result() if isinstance(pack, Future) else pack
+            yield coming.result()
+    for _, coming in waiting:
+        yield coming.result()
 
 
 class RecentPacks:
-    """Packs that will be asked for soon: the latest `limit` bytes of them, in memory.
+    """The latest `limit` bytes of packs, in memory; all are in the run directory, too.
 
-    What was dropped is in the run directory, as every finished pack is. `owner` keeps those of
-    several audits apart.
+    `owner` keeps those of several audits apart.
     """
 
     def __init__(self, limit: int = 2**24) -> None:
@@ -167,7 +150,6 @@ class RecentPacks:
             self._bytes -= self._packs.popitem(last=False)[1].nbytes
 
     def take(self, owner: object, first: int) -> PackScores | None:
-        """Hands a pack out; None when it is not kept."""
         pack = self._packs.pop((owner, first), None)
         self._bytes -= 0 if pack is None else pack.nbytes
         return pack
@@ -189,8 +171,7 @@ def up_to_looks(
 ) -> Iterator[ConsumedPack]:
     """The same trials, cut where a pack ends and `due()` trials or more are in.
 
-    Asked again after each part, so it may rise. Bounds are looked at after packs, and not after
-    the files that happen to hold them.
+    It is called again after each part. Bounds are looked at after packs, whatever files hold them.
     """
     for pack in packs:
         first = pack.first
@@ -230,13 +211,6 @@ def alike_in_a_row(lost: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, bool]]:
         yield slice(start, stop), bool(lost[start])
 
 
-def values(pack: ConsumedPack, column: int = -1) -> npt.NDArray[np.float64]:
-    """Scores at recorded step number `column`, float64 [n]; NaN where a trial was missed."""
-    if isinstance(pack, MissedPack):
-        return np.full(len(pack.members), np.nan)
-    return pack.scores[:, column]
-
-
 @dataclasses.dataclass(frozen=True)
 class Trials:
     """A whole prefix: `members` bool [n], `scores` float64 [n, steps], `missed` bool [n].
@@ -253,9 +227,9 @@ class Trials:
     @classmethod
     def of(cls, audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> Trials:
         """Puts the packs of a prefix together."""
-        ends = [0, *(last + 1 for _, last in audit.packs)]
-        n, k, reached = ends[-1], len(audit.horizons), 0
-        members, missed = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+        n = audit.packs[-1][1] + 1 if audit.packs else 0
+        k, reached = len(audit.horizons), 0
+        members, missed = np.zeros((2, n), dtype=np.bool_)
         scores = np.full((n, k), math.nan)
         utility: dict[str, npt.NDArray[np.float64]] = {}
         for pack in packs:
@@ -272,9 +246,7 @@ class Trials:
     @property
     def shown(self) -> Trials:
         """Without those that were missed."""
-        if not self.missed.any():
-            return self
-        return self._of(~self.missed)
+        return self._of(~self.missed) if self.missed.any() else self
 
     def _of(self, rows: slice | npt.NDArray[np.bool_]) -> Trials:
         utility = {name: values[rows] for name, values in self.utility.items()}

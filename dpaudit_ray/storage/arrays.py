@@ -59,24 +59,16 @@ def decoded(content: bytes) -> Arrays:
     kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     for row in table.to_pylist():
         pieces.setdefault(row["name"], []).append(row["content"])
-        kinds[row["name"]] = _dtype(row["dtype"]), tuple(row["shape"])
+        try:
+            kinds[row["name"]] = np.dtype(row["dtype"]), tuple(row["shape"])
+        except TypeError as error:
+            raise ValueError(f"it has an array of {row['dtype']!r:.40}") from error
     return {name: _array(b"".join(parts), *kinds[name]) for name, parts in pieces.items()}
 
 
 def same(left: Arrays, right: Arrays) -> bool:
     """Whether both hold the same arrays, bit for bit."""
-    return left.keys() == right.keys() and all(
-        (array.dtype, array.shape, array.tobytes())
-        == (right[name].dtype, right[name].shape, right[name].tobytes())
-        for name, array in left.items()
-    )
-
-
-def _dtype(text: str) -> np.dtype[Any]:
-    try:
-        return np.dtype(text)
-    except TypeError as error:
-        raise ValueError(f"it has an array of {text!r:.40}") from error
+    return encoded(left) == encoded(right)
 
 
 def _rows(name: str, array: npt.NDArray[Any]) -> list[dict[str, Any]]:

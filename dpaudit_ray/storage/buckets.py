@@ -95,25 +95,20 @@ class Bucket:
         return None
 
     def move(self, name: str, to: str, passage: Passage = contextlib.nullcontext) -> None:
-        """Gives an object another name."""
         with passage():
             self._call(obstore.rename, self._store, name, to)
 
     def delete(self, name: str, passage: Passage = contextlib.nullcontext) -> None:
-        """Removes an object if it is there."""
         with passage(), contextlib.suppress(FileNotFoundError):
             self._ask(obstore.delete, name)
 
     def leads_out(self, name: str) -> bool:
-        """Whether a link leads out of it: there are none."""
         return False
 
     def names(self, folder: str) -> list[str]:
-        """The objects in `folder`, without their paths."""
         return [name for name, _, _ in self.stamps(folder)]
 
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
-        """The objects in `folder`, their bytes and when they were last changed (ns), by name."""
         listing = self._call(obstore.list_with_delimiter, self._store, folder or None)
         return sorted(
             (

@@ -47,20 +47,17 @@ _LASTING_WORDS = ("Denied", "NoSuchBucket", "InvalidAccessKey", "Signature", "Fo
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """Asks again after 0.1 s, 0.2 s, 0.4 s, ... for `seconds` in all; 0 asks once.
+    """Asks again after 0.1 s, 0.2 s, 0.4 s, ..., 10 s for `seconds` in all; 0 asks once.
 
-    Every pause is shortened by a random part of up to a half, so that many who failed together
-    do not come back together.
+    Every pause is shortened by up to a half, so that many who failed together come back apart.
     """
 
     seconds: float = 0.0
-    first: float = 0.1
-    longest: float = 10.0
     sleep: Callable[[float], object] = time.sleep
 
     def __call__(self, action: Callable[..., T], *arguments: Any) -> T:
         """The result of `action(*arguments)`; raises its last OSError when patience ends."""
-        started, waited, pause = time.monotonic(), 0.0, self.first
+        started, waited, pause = time.monotonic(), 0.0, 0.1
         while True:
             try:
                 return action(*arguments)
@@ -68,7 +65,7 @@ class Patience:
                 spent = max(waited, time.monotonic() - started)
                 if spent >= self.seconds or not may_pass(error):
                     raise
-            wait = min(pause, self.longest) * random.uniform(0.5, 1)
+            wait = min(pause, 10.0) * random.uniform(0.5, 1)
             self.sleep(wait)
             waited, pause = waited + wait, 2 * pause
 
@@ -86,13 +83,12 @@ RUNNING = Patience(seconds=60)  # an outage of a minute costs a running sweep no
 class Place:
     """A sweep's directory, local (also NFS) or at an `s3://`, `gs://`, `file://` address.
 
-    Every access goes through `patience`, which asks storage that fails for a while again. Where
-    `owner` is given, the token of a driver, nothing is written unless that driver holds the lease.
+    Every access goes through `patience`. Where `owner` is given, the token of a driver, nothing is
+    written unless that driver holds the lease.
 
     Raises:
         RunDirectoryError: from reads, when a file is damaged or not where it should be.
-        StorageError: from writes, and from reads that may succeed later; what was acknowledged
-            before is safe.
+        StorageError: from writes, and from reads that may succeed later.
         LeaseLostError: from writes, when the owner is not the owner any more.
     """
 
@@ -114,7 +110,6 @@ class Place:
 
     @classmethod
     def under(cls, storage_path: str, name: str, patience: Patience | None = None) -> Self:
-        """The directory `storage_path/name`."""
         scheme, separator, rest = storage_path.rpartition("://")
         if not rest.strip("/") and (separator or not rest):
             raise RunDirectoryError(
@@ -125,11 +120,9 @@ class Place:
         return cls(place if separator else str(Path(rest) / name), patience)
 
     def patient(self, patience: Patience) -> Self:
-        """The same directory, asked with another patience."""
         return type(self)(self.location, patience, self.owner)
 
     def owned_by(self, owner: str) -> Self:
-        """The same directory, for the driver with this token to write."""
         return type(self)(self.location, self._patience, owner)
 
     def require_owned(self) -> None:
@@ -169,10 +162,7 @@ class Place:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """While this is open no driver puts a file in place.
-
-        False where storage has neither locks nor uploads on a condition.
-        """
+        """While this is open no driver puts a file in place; false where storage has no locks."""
         with contextlib.ExitStack() as stack:
             try:
                 locked = stack.enter_context(self._folder.locked(LOCK, alone=True))
@@ -197,7 +187,6 @@ class Place:
     # Text files ---------------------------------------------------------------------------
 
     def read_text(self, name: str) -> str | None:
-        """Content of a small file, None when it does not exist."""
         content = self._read(name)
         try:
             return None if content is None else content.decode()
@@ -205,11 +194,9 @@ class Place:
             raise self._unusable(name, error) from error
 
     def write_text(self, name: str, text: str) -> None:
-        """Writes a small file whole or not at all."""
         self._write(name, text.encode())
 
     def read_json(self, name: str) -> Any:
-        """Parsed JSON, None when the file does not exist."""
         text = self.read_text(name)
         try:
             return None if text is None else strangers.parsed(text)
@@ -217,7 +204,6 @@ class Place:
             raise self._unusable(name, error) from error
 
     def write_json(self, name: str, value: Any, passage: Passage | None = None) -> None:
-        """Writes JSON whole or not at all; what `passage` raises keeps what is there."""
         self._write(name, json.dumps(value, indent=1).encode(), passage)
 
     def create_json(self, name: str, value: Any) -> Any:
@@ -231,7 +217,6 @@ class Place:
         return self._list(self._folder.paths, depth)
 
     def delete(self, name: str) -> None:
-        """Removes a file if it is there."""
         self._try(name, self._folder.delete, name, self._passage)
 
     # What any kind of file is written and read by -----------------------------------------
@@ -254,7 +239,6 @@ class Place:
         return aside
 
     def _numbered(self, folder: str, owner: str) -> Iterator[tuple[int, ...]]:
-        """The numbers in the names of the files of an audit or a preparation in `folder`."""
         names = self._list(self._folder.names, f"{folder}/{owner}")
         return filter(None, (contents.numbers(folder, name) for name in names))
 
@@ -281,7 +265,6 @@ class Place:
         self._try(name, self._folder.write, name, content, passage or self._passage)
 
     def _try(self, name: str, action: Callable[..., T], *arguments: Any) -> T:
-        """Something that writes."""
         try:
             return self._patience(action, *arguments)
         except OSError as error:

@@ -46,7 +46,6 @@ class RunDirectory(ScoreFiles):
         self.write_text(f"missed/{audit}/{trial}.txt", text)
 
     def outputs(self, audit: str) -> set[int]:
-        """The missed trials of which that is kept."""
         return {trial for (trial,) in self._numbered("missed", audit)}
 
     def output_folder(self, audit: str) -> str:
@@ -65,17 +64,13 @@ class RunDirectory(ScoreFiles):
         self._create(name, encoded_arrays(arrays), difference)
 
     def read_part(self, preparation: str, part: int) -> Arrays:
-        """Reads a part of a preparation and checks it.
+        """Reads a part of a preparation. Raises DamagedFileError where it is gone or damaged.
 
-        Raises:
-            DamagedFileError: it is gone, or not what was written.
-            RunDirectoryError: it cannot be read.
-            StorageError: the storage fails; it may be read later.
+        RunDirectoryError where it cannot be read, StorageError where it may be read later.
         """
         return self._read_arrays(part_file(preparation, part))
 
     def parts(self, preparation: str) -> set[int]:
-        """The parts of a preparation that are done."""
         return {part for (part,) in self._numbered("preparations", preparation)}
 
     # Checkpoints --------------------------------------------------------------------------
@@ -85,11 +80,9 @@ class RunDirectory(ScoreFiles):
         self._write(_checkpoint(audit, pack, step), encoded_arrays(arrays))
 
     def read_checkpoint(self, audit: str, pack: Bounds, step: int) -> Arrays:
-        """Reads a checkpoint; see `read_part` for what is raised."""
         return self._read_arrays(_checkpoint(audit, pack, step))
 
     def delete_checkpoint(self, audit: str, pack: Bounds, step: int) -> None:
-        """Removes a checkpoint if it is there."""
         self.delete(_checkpoint(audit, pack, step))
 
     def checkpoints(self, audit: str) -> Iterator[tuple[Bounds, int]]:
@@ -111,7 +104,6 @@ class RunDirectory(ScoreFiles):
     # Results ------------------------------------------------------------------------------
 
     def write_estimates(self, rows: list[EstimateRow]) -> None:
-        """Replaces estimates.parquet."""
         table = pa.Table.from_pylist(list(map(vars, rows)), ESTIMATE_SCHEMA)
         self._write(_ESTIMATES, encoded(table))
 
@@ -141,11 +133,9 @@ class RunDirectory(ScoreFiles):
 
     @property
     def complete(self) -> bool:
-        """Whether _SUCCESS is present."""
         return self._read(_SUCCESS) is not None
 
     def set_complete(self, complete: bool) -> None:
-        """Writes or removes _SUCCESS."""
         if complete:
             self._write(_SUCCESS, b"")
         else:

@@ -42,9 +42,8 @@ _DIGEST = b"dpaudit_sha256"  # in a file's footer, of what was written into it
 class EstimateRow:
     """A bound at one recorded step beside one claim: a row of estimates.parquet, in its order.
 
-    So it is from the aggregator to the report, which reads many as one frame. `epsilon_lower` is
-    at the audit's confidence, `epsilon_lower_together` at the sweep's split level, and
-    `epsilon_lower_free` the audit's bound without an assumption, by `free_estimator`.
+    `epsilon_lower` is at the audit's confidence, `epsilon_lower_together` at the sweep's split
+    level, and `epsilon_lower_free` the bound without an assumption, by `free_estimator`.
     """
 
     audit: str
@@ -95,7 +94,6 @@ class PackScores:
 
     @property
     def last(self) -> int:
-        """The last trial."""
         return self.first + len(self.members) - 1
 
     @property
@@ -106,7 +104,6 @@ class PackScores:
         return missed
 
     def part(self, first: int, last: int) -> PackScores:
-        """Trials `first` to `last` of these."""
         rows = slice(first - self.first, last - self.first + 1)
         utility = {name: values[rows] for name, values in self.utility.items()}
         members, scores = self.members[rows], self.scores[rows]
@@ -115,7 +112,6 @@ class PackScores:
 
     @classmethod
     def joined(cls, packs: Sequence[PackScores]) -> Self:
-        """Packs that follow each other as one."""
         before = packs[0]
         utility = {n: np.concatenate([pack.utility[n] for pack in packs]) for n in before.utility}
         members = np.concatenate([pack.members for pack in packs])
@@ -125,7 +121,6 @@ class PackScores:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
         return sum(column.nbytes for column in (self.members, self.scores, *self.utility.values()))
 
     def difference(self, again: PackScores) -> str | None:
@@ -133,24 +128,20 @@ class PackScores:
 
         One that is missed in both is the same, whatever was said of it.
         """
-        mine, other = (
-            np.ascontiguousarray(pack.scores, dtype=np.float64).view(np.int64)
-            for pack in (self, again)
-        )
-        if mine.shape != other.shape:
-            return f"gave scores of shape {other.shape}, not {mine.shape}"
+        before, after = (np.asarray(pack.scores, np.float64) for pack in (self, again))
+        if before.shape != after.shape:
+            return f"gave scores of shape {after.shape}, not {before.shape}"
         if self.steps != again.steps or not np.array_equal(self.members, again.members):
             return "has other bits or steps"
         for trial in sorted(self.missed.keys() ^ again.missed.keys()):
             if trial in self.missed:
                 return f"gave a score for trial {trial}, which was missed ({self.missed[trial]})"
             return f"gave no score for trial {trial} ({again.missed[trial]})"
-        places = np.argwhere(mine != other)
-        if len(places) == 0:
-            return None
-        row, column = places[0]
-        before, after = self.scores[row, column], again.scores[row, column]
-        return f"gave {after:.6g} for trial {self.first + row}, not {before:.6g}"
+        as_bits = (np.ascontiguousarray(scores).view(np.int64) for scores in (before, after))
+        for row, column in np.argwhere(np.not_equal(*as_bits)):
+            trial = self.first + row
+            return f"gave {after[row, column]:.6g} for trial {trial}, not {before[row, column]:.6g}"
+        return None
 
     def table(self, audit: str) -> pa.Table:
         """One row per trial and step; columns of utility where it was measured."""
@@ -164,10 +155,8 @@ class PackScores:
             *(pa.array(column.reshape(-1), from_pandas=False) for column in self._values),
         ]
         if self.missed:
-            reasons = np.array(
-                [self.missed.get(trial, "") for trial in trials.tolist()], dtype=object
-            )
-            columns.append(pa.array(np.repeat(reasons, k), pa.string()))
+            reasons = [self.missed.get(trial, "") for trial in trials.tolist()]
+            columns.append(pa.array(np.repeat(np.array(reasons, object), k), pa.string()))
         return pa.Table.from_arrays(columns, schema=_schema(self.utility, bool(self.missed)))
 
     def digest(self, audit: str) -> str:
@@ -184,7 +173,6 @@ class PackScores:
         return sha256.hexdigest()
 
     def encoded(self, audit: str) -> bytes:
-        """The score file."""
         return encoded(self.table(audit).replace_schema_metadata({_DIGEST: self.digest(audit)}))
 
     @property
@@ -211,9 +199,9 @@ class PackScores:
             {trial: why for trial, why in enumerate(reasons, start=first) if why},
             stated=(table.schema.metadata or {}).get(_DIGEST, b"").decode("ascii", "replace"),
         )
-        numbers = ["score", *measured]
-        if len(pack.members) != n or not pack.table(audit).drop(numbers).equals(
-            table.drop(numbers)
+        given = [c for c in table.column_names if c not in ("score", *measured)]
+        if len(pack.members) != n or not pack.table(audit).select(given).equals(
+            table.select(given)
         ):
             raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
         if not all(np.isnan(column[pack.lost]).all() for column in pack._values):
@@ -298,7 +286,6 @@ class ScoreFiles(Place):
             raise DamagedFileError(str(self._unusable(name, error, RERUN))) from error
 
     def delete_scores(self, audit: str, first: int, last: int) -> None:
-        """Removes a score file whose trials are in another one."""
         self.delete(self.score_file(audit, first, last))
 
     def score_files(self, audit: str) -> set[Bounds]:
@@ -306,16 +293,13 @@ class ScoreFiles(Place):
         return {(first, last) for first, last in self._numbered("scores", audit)}
 
     def stamps(self, audit: str) -> list[tuple[str, int, int]]:
-        """Name, bytes and time of change (ns) of each file among the scores of an audit."""
         return self._list(self._folder.stamps, f"scores/{audit}")
 
     @property
     def has_scores(self) -> bool:
-        """Whether any pack of any audit is finished."""
         paths = (path.split("/") for path in self.files(depth=3) if path.startswith("scores/"))
         return any(numbers("scores", path[-1]) for path in paths)
 
     @staticmethod
     def score_file(audit: str, first: int, last: int) -> str:
-        """Where trials `first` to `last` lie."""
         return f"scores/{audit}/{first}-{last}.parquet"

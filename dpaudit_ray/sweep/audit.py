@@ -67,7 +67,6 @@ class EstimatorSpec(Strict):
 
     @property
     def method(self) -> type[stats.Estimator]:
-        """The estimator's class. Raises SpecError where that may not be imported."""
         return _estimator_class(self.name, self.name)
 
     @property

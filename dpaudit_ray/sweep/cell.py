@@ -64,12 +64,10 @@ class Cell(Strict):
         return self
 
     def _can_judge(self, method: type[stats.Estimator]) -> bool:
-        """Whether an estimator takes several trials of one training."""
         return method.one_run or (method.by_run and not self.adversary.one_run)
 
     @property
     def independent(self) -> bool:
-        """Whether each training gives one score."""
         return self.canaries == 1
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -13,20 +12,6 @@ from ..plugins import Strict
 _UNITS = 10_000  # of a resource, in Ray
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABELS = rf"!?({_LABEL}|(in)?\({_LABEL}(, ?{_LABEL})*\))"
-
-
-def _auto_or_count(value: Any) -> Any:
-    if value != "auto" and not (type(value) is int and value >= 1):
-        raise ValueError("must be auto or a whole number of at least 1")
-    return value
-
-
-def _auto_or_seconds(value: Any) -> Any:
-    if value == "auto":
-        return value
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ValueError("must be auto or a number of seconds above 0")
-    return float(value)
 
 
 def _amount(value: float) -> float:
@@ -57,18 +42,17 @@ Amount = Annotated[float, AfterValidator(_amount)]
 PositiveAmount = Annotated[Amount, Field(gt=0)]
 LabelKey = Annotated[str, AfterValidator(_label_key)]
 LabelSelector = Annotated[str, AfterValidator(_label_selector)]
-AutoOrCount = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_count)]
-AutoOrSeconds = Annotated[float | Literal["auto"], BeforeValidator(_auto_or_seconds)]
+AutoOrCount = Annotated[int, Field(ge=1)] | Literal["auto"]
+AutoOrSeconds = Annotated[float, Field(gt=0)] | Literal["auto"]
 
 
 class ResourceSpec(Strict):
     """Needs of a trainer, the share of the cluster for the sweep, and limits of what may be lost.
 
-    Packs may fail (the user's code) in all of their trials or in some, and trainers may die
-    (infrastructure), before the sweep stops. `pack_deadline: auto` follows from the packs that were
-    timed, and from what a trial may take by its mechanism. A mechanism that cannot be interrupted
-    begins again where its trainer dies, whatever `checkpoint_minutes` says. On a cluster that grows
-    with demand, `max_concurrent_trainers` may wait for nodes; auto: at least 8.
+    `pack_deadline: auto` follows from the packs that were timed, and from what a trial may take by
+    its mechanism. A mechanism that cannot be interrupted begins again where its trainer dies,
+    whatever `checkpoint_minutes` says. On a cluster that grows with demand,
+    `max_concurrent_trainers` may wait for nodes; auto: at least 8.
     """
 
     num_cpus: Amount = Field(default=1, gt=0)  # of each trainer

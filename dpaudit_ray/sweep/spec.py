@@ -54,7 +54,6 @@ class Sweep(_Heading):
 
     @property
     def trials(self) -> int:
-        """Trials over all audits."""
         return sum(cell.audit.trials for cell in self.cells)
 
     @property

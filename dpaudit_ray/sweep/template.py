@@ -43,20 +43,19 @@ class DataEntry:
 
     @property
     def records(self) -> int:
-        """Number of records."""
         return len(self.content.y)
 
     @property
     def images(self) -> bool:
-        """Whether a record is [channels, height, width]."""
         return self.content.x.ndim == 4
 
     @property
     def words(self) -> str:
         """Number of records, their shape, and the classes."""
         shape, classes = self.content.x.shape[1:], self.content.classes
-        pixels = f"{' x '.join(map(str, shape[1:]))} pixels in {shape[0]} channels"
-        what = pixels if self.images else f"{math.prod(shape)} features"
+        what = f"{math.prod(shape)} features"
+        if self.images:
+            what = f"{' x '.join(map(str, shape[1:]))} pixels in {shape[0]} channels"
         learnt = f"{classes} classes" if classes else "a number each"
         return f"{self.records} records of {what}, {learnt}"
 
@@ -70,15 +69,11 @@ class DataEntry:
 
 
 def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
-    """Reads the data by name, by path, or by both.
+    """Reads the data by name, by path (a file, or the folder that holds torchvision's), or by both.
 
-    Args:
-        name: of a data set; None: found out by reading what lies at `path`, or without a path
-            `breast_cancer`.
-        path: a file, or the folder that holds torchvision's.
-        beside: the folder of the sweep file, from which a path below it is named.
-
-    Raises DataError where nothing reads it, SpecError where the named data set lacks a path.
+    Without a name, what lies at `path` tells it; without either, it is `breast_cancer`. A path
+    below `beside`, the folder of the sweep file, is named from there. Raises DataError where
+    nothing reads it, SpecError where the named data set lacks a path.
     """
     if path is None:
         options: dict[str, Any] = {"name": name or "breast_cancer"}

@@ -23,7 +23,7 @@ TYPES: list[tuple[str, Any, str]] = [
     ("audit.estimators", "accuracy", "audit.estimators: must be a list, got 'accuracy'"),
     ("adversary", {"name": 3}, "adversary: must be a name or a mapping with a name"),
     ("resources", None, "resources: must be a mapping, got None"),
-    ("resources.pack_size", "big", "resources.pack_size: must be auto or a whole number"),
+    ("resources.pack_size", "big", "resources.pack_size: must be a whole number"),
     ("resources.memory", "much", "resources.memory: could not parse value and unit"),
     ("resources.memory", 1.5, "resources.memory: must be a whole number of bytes or text such as"),
     ("resources.label_selector", {"kind": 3}, "resources.label_selector.kind: must be text, got 3"),
@@ -47,8 +47,8 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("audit.record_every", 7, "audit.record_every: must be 1 to 6: of 6 steps"),
     ("mechanism.steps", 10**5, "audit.record_every: must be 10 to 100000: of 100000 steps"),
     ("audit.estimators", [], "audit.estimators: must not be empty"),
-    ("resources.pack_size", 0, "resources.pack_size: must be auto or a whole number of at least 1"),
-    ("resources.max_concurrent_trainers", 0, "resources.max_concurrent_trainers: must be auto or"),
+    ("resources.pack_size", 0, "resources.pack_size: must be at least 1, got 0"),
+    ("resources.max_concurrent_trainers", 0, "resources.max_concurrent_trainers: must be at l"),
     ("resources.max_worker_losses", -1, "resources.max_worker_losses: must be at least 0, got -1"),
 ]
 NAMES: list[tuple[str, Any, str]] = [
