@@ -38,8 +38,7 @@ from ..plan.compaction import Bounds, Stretch
 from ..plan.model import Plan, PlannedAudit
 from ..plugins import Unread
 from ..stats import Status
-from ..storage import contents
-from ..storage.contents import Kind
+from ..storage.place import DEPTH, foreign
 from ..storage.place import DRIVER as OWNER
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
@@ -56,9 +55,11 @@ TOLERANCE, _ZERO = 1e-9, 1e-12
 KEPT = 1000  # differences that are remembered; the others are counted
 NOTHING = "nothing"
 _READERS = 4
+_DRAWN = ("report.html and figures", "`dpaudit report` draws them anew")
 _BESIDE = {
-    Kind.DRAWN: ("report.html and figures", "`dpaudit report` draws them anew"),
-    Kind.TOLD: ("missed/", "what trials printed while they ran"),
+    "report.html": _DRAWN,
+    "figures": _DRAWN,
+    "missed": ("missed/", "what trials printed while they ran"),
 }
 
 
@@ -422,12 +423,11 @@ def _check_names(given: _Given) -> None:
     run, plan, checked = given.run, given.plan, given.checked
     waited = {audit.preparation.id for audit in plan.audits if audit.preparation}
     audits = {audit.id for audit in plan.audits}
-    for name in run.files(contents.DEPTH):
-        kind = contents.kind(name, audits, waited)
-        if kind is Kind.FOREIGN:
+    for name in run.files(DEPTH):
+        if foreign(name, audits, waited):
             checked.differs(name, "", "a file", "one that this run has written")
-        elif kind in _BESIDE:
-            checked.cannot(*_BESIDE[kind])
+        elif (folder := name.partition("/")[0]) in _BESIDE:
+            checked.cannot(*_BESIDE[folder])
     if run.read_text(OWNER) is not None:
         checked.notes.append(
             f"{OWNER}: a driver is at work, or was killed; its changes meanwhile may be told here"

@@ -16,14 +16,15 @@ import dataclasses
 import errno
 import json
 import random
+import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from ..errors import LeaseLostError, RunDirectoryError, StorageError
-from . import contents, strangers
+from . import strangers
 from .buckets import Bucket
 from .files import Folder, Passage, reason
 from .strangers import StrangeFileError
@@ -240,7 +241,7 @@ class Place:
 
     def _numbered(self, folder: str, owner: str) -> Iterator[tuple[int, ...]]:
         names = self._list(self._folder.names, f"{folder}/{owner}")
-        return filter(None, (contents.numbers(folder, name) for name in names))
+        return filter(None, (numbers(folder, name) for name in names))
 
     def _list(self, listing: Callable[..., T], *arguments: Any) -> T:
         try:
@@ -284,6 +285,34 @@ class Place:
         return RunDirectoryError(
             f"{self.location}/{name} is not readable ({reason(error)}); {remedy}"
         )
+
+
+_NUMBER = r"(0|[1-9]\d*)"
+# Names of files in the folders of an audit or a preparation: trials, parts and steps.
+_NUMBERED = {
+    "scores": re.compile(rf"{_NUMBER}-{_NUMBER}\.parquet"),
+    "checkpoints": re.compile(rf"{_NUMBER}-{_NUMBER}-{_NUMBER}\.parquet"),
+    "preparations": re.compile(rf"{_NUMBER}\.parquet"),
+    "missed": re.compile(rf"{_NUMBER}\.txt"),
+}
+# By a process that was killed, or set aside since it was damaged.
+_LEFT = re.compile(r".*/(\.[^/]+\.[0-9a-f]{8}\.tmp|[^/]+\.parquet\.damaged-[0-9a-f]{8})")
+DEPTH = 4  # of folders that are looked into; a run has two
+
+
+def numbers(folder: str, name: str) -> tuple[int, ...]:
+    """The numbers in the name of a file in a folder below `folder`; none where it is not so."""
+    match = _NUMBERED[folder].fullmatch(name)
+    return () if match is None else tuple(map(int, match.groups()))
+
+
+def foreign(path: str, audits: Collection[str], preparations: Collection[str]) -> bool:
+    """Whether a file lies where only a run with these ids writes, and is none of it."""
+    folder, *below = path.split("/")
+    if folder not in _NUMBERED or not below or _LEFT.fullmatch(path):
+        return False
+    owners = preparations if folder == "preparations" else audits
+    return not (len(below) == 2 and below[0] in owners and numbers(folder, below[1]))
 
 
 def process_of(entry: Any) -> str:

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 
 from ..errors import DamagedFileError
 from . import strangers
-from .contents import numbers
-from .place import Place
+from .place import Place, numbers
 
 Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
