@@ -74,10 +74,7 @@ def prefix(
     start: int = 0,
     end: int | None = None,
 ) -> Iterator[Stretch]:
-    """Packs from number `start` to the first that is neither stored nor missed.
-
-    And no pack of which all trials are `end` or later.
-    """
+    """Packs from number `start` to the first that is neither stored nor missed, or trial `end`."""
     stop = len(audit.packs) if end is None else bisect.bisect_left(audit.packs, (end,))
     for stretch in (*there, Stretch(None, stop, stop)):
         for place in range(start, min(stretch.start, stop)):
@@ -105,10 +102,7 @@ def group_size(audit: PlannedAudit) -> int:
 def gatherings(
     audit: PlannedAudit, files: Collection[Bounds], start: int, stop: int
 ) -> Iterator[tuple[list[Stretch], list[Bounds]]]:
-    """What is to be put into one file, of packs number `start` to `stop` - 1.
-
-    Stretches that follow each other in a group, and all files inside them.
-    """
+    """Packs `start` to `stop` - 1 that go into one file, as stretches, and the files in these."""
     size, ordered = group_size(audit), sorted(files)
     runs: list[list[Stretch]] = []
     for part in resolved(audit.packs, files):

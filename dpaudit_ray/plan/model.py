@@ -44,10 +44,7 @@ class Pack:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part(Pack):
-    """Part number `first` (and `last`) of a preparation: work as packs are, and without trials.
-
-    `audit` is the first of those that are `waiting` for it, `preparation` its id.
-    """
+    """Part number `first` of a preparation, by its id; `waiting` are audits that wait for it."""
 
     waiting: tuple[int, ...]
     preparation: str

@@ -1,7 +1,4 @@
-"""Opening a run directory for a sweep: a new run, one that is resumed, or one that is extended.
-
-A run that is resumed with other code is refused: it is of one version.
-"""
+"""Opening a run directory for a sweep: a new run, one that is resumed, or one that is extended."""
 
 from __future__ import annotations
 
@@ -19,11 +16,7 @@ from .planner import make
 
 
 def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
-    """The sweep with as many trials as a complete run of it was extended to; `tell` says so.
-
-    So a file can be run again after `--set audit.trials` extended its run. What is not complete,
-    or has another number in every audit, is left to `preview`.
-    """
+    """The sweep with as many trials as a complete run of it was extended to; `tell` says so."""
     plan = _complete_plan(sweep, run)
     wanted = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
     there = {audit.trials for audit in plan.audits if audit.trials} if plan else set()
@@ -101,10 +94,7 @@ def open_run(
     run: RunDirectory,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Plan:
-    """Starts, resumes or extends a run: writes what is missing and returns the plan.
-
-    Raises RunDirectoryError as `preview` does, and where the directory cannot be written.
-    """
+    """Starts, resumes or extends a run; returns its plan. Raises what `preview` does."""
     plan = preview(sweep, run, tell)
     run.require_writable()
     if next(plan.remaining(run, outcomes.decided(run, sweep, plan)), None) is not None:
@@ -151,11 +141,7 @@ def _listed(changes: list[str]) -> str:
 
 
 def _followed(plan: Plan, previous: Plan, run: RunDirectory, tell: Callable[[str], None]) -> Plan:
-    """The plan, which was made by the code as it is now, with the code that computed `previous`.
-
-    A run without trials left may go on with another version of a package, but not with other
-    modules of the user's. Raises RunDirectoryError where trials were computed by other code.
-    """
+    """`plan` with the code of `previous`; RunDirectoryError where that was other code."""
     then, now = previous.code[-1], plan.code[-1]
     remains = next(plan.remaining(run), None) is not None
     grave, harmless = provenance.changes(then, now)

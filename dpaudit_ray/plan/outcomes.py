@@ -68,10 +68,7 @@ _Text = Annotated[str, Field(max_length=LONGEST)]
 
 @dataclasses.dataclass(frozen=True)
 class MissedTrials:
-    """Trials of an audit that failed in one way while others of their packs did not.
-
-    `audit` is its id, `message` that of trial `first`, the first of them.
-    """
+    """Trials of the audit with this id that failed in one way; `message` is that of the first."""
 
     audit: str
     kind: _Text
@@ -245,10 +242,7 @@ def _rule(sweep: Sweep, index: int) -> Any:
 def to_run(
     run: RunDirectory, plan: Plan, enough: Mapping[int, int], left_out: Collection[Pack]
 ) -> list[Pack]:
-    """Packs that are still to be run, behind the parts that they wait for.
-
-    None of `left_out`, nor of audits that wait for a part that failed; `enough`: see `Plan`.
-    """
+    """Packs still to be run, but `left_out`, behind parts that they wait for; see `remaining`."""
     waiting = unprepared(run, plan)
     open_packs = (pack for pack in plan.remaining(run, enough) if pack.audit not in waiting)
     left = [pack for pack in open_packs if pack not in left_out]

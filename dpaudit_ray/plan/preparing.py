@@ -16,10 +16,7 @@ from .provenance import InputFile
 
 
 def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPreparation | None:
-    """What the packs of an audit wait for; `files` are those that the sweep reads.
-
-    Raises SpecError for more parts than there may be, or none.
-    """
+    """What packs of an audit wait for, by the sweep's `files`. Raises SpecError for no parts."""
     preparation = cell.mechanism.preparation(cell.adversary)
     if preparation is None:
         return None

@@ -1,8 +1,4 @@
-"""What trials were computed of: data and the user's modules by content, versions, the machine.
-
-Two versions of a training, or of its data, are two trainings, and trials of both are no audit of
-either. Paths do not tell them apart, so the plan records the content of the files.
-"""
+"""What trials were computed of, by content: two versions of code or data are two trainings."""
 
 from __future__ import annotations
 
@@ -33,11 +29,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """The code that computed trials.
-
-    `modules` are SHA-256 digests of the user's, by name; `versions` those of packages; `device`
-    is the kind of machine that the sweep was started on.
-    """
+    """What computed trials: SHA-256 of the user's modules, versions of packages, the machine."""
 
     modules: Mapping[str, Sha256]
     versions: Mapping[str, str]
@@ -61,10 +53,7 @@ def machine(modules: Iterable[str], gpu: bool = False) -> Machine:
 
 
 def unlike(code: Code, machine: Machine) -> str | None:
-    """The first difference of a machine from the code, in words; None where there is none.
-
-    A module that it lacks is no difference: whoever imports it tells.
-    """
+    """How a machine first differs from the code, in words; None for none, or a lacking module."""
     for name in ("dpaudit", "torch", "numba"):
         here, there = code.versions.get(name), machine.versions.get(name)
         if here is not None and here != there:
@@ -173,11 +162,7 @@ class _Reads(Protocol):
 
 
 def input_files(sweep: Sweep) -> tuple[InputFile, ...]:
-    """Every file that the data sets and models of a sweep read, once, in the order of its audits.
-
-    One that does not exist is left out: whatever needs it says so. Raises DataError where one
-    cannot be read.
-    """
+    """Files that data and models read, once, in order. Raises DataError for an unreadable one."""
     paths = dict.fromkeys(path for path in _files(sweep.cells) if path.is_file())
     return tuple(InputFile(str(path), _digest(path)) for path in paths)
 
@@ -189,10 +174,7 @@ def files_of_cell(cell: Cell, files: tuple[InputFile, ...]) -> list[str]:
 
 
 def other_files(recorded: tuple[InputFile, ...], now: tuple[InputFile, ...]) -> str | None:
-    """What differs in content, in words; None where nothing does.
-
-    Files are compared in their order, equal ones once: where they lie is no part of a run.
-    """
+    """What differs in content, in words; None where nothing does. Equal files count once."""
     before, after = ({file.sha256: file for file in files} for files in (recorded, now))
     for old, new in itertools.zip_longest(before.values(), after.values()):
         if old is None or new is None or old.sha256 != new.sha256:

@@ -1,8 +1,4 @@
-"""Files that are damaged are set aside, and computed again: bits and seeds are known.
-
-Nothing is looked for: what belongs to the prefix is read whenever a run is opened, the rest when
-its turn comes. Where a damaged file is met, every file is read, so that it happens once.
-"""
+"""Files that are damaged are set aside, and computed again: bits and seeds are known."""
 
 from __future__ import annotations
 
@@ -21,11 +17,7 @@ Read = Callable[[], object]
 
 
 def set_aside(run: RunDirectory, plan: Plan, tell: Callable[[str], None]) -> int:
-    """Renames damaged scores and preparations of `plan`; returns how many. `tell` names each.
-
-    Raises StorageError, RunDirectoryError where a file cannot be read, LeaseLostError where another
-    driver took over.
-    """
+    """Renames damaged scores and preparations, which `tell` names; returns how many."""
     files = dict(_files(run, plan))
     with ThreadPoolExecutor(READERS, thread_name_prefix="quarantine") as readers:
         fail = readers.map(_fails, files.values())

@@ -204,10 +204,7 @@ def most_estimates(sweep: Sweep, plan: Plan) -> int:
 def check_estimates(
     estimates: pd.DataFrame, plan: Plan, run: RunDirectory, more_names: Collection[str] = ()
 ) -> None:
-    """Raises RunDirectoryError unless every row is of an audit, step, accountant and claim.
-
-    `more_names` are the estimators that the sweep names, and those of its exact mechanisms.
-    """
+    """Raises RunDirectoryError for a row of no audit, step, accountant, claim or estimator."""
     planned = {
         (audit.id, step, name, claim)
         for audit in plan.audits

@@ -109,10 +109,7 @@ def in_order(
     most: int,
     kept: Callable[[Stretch], ConsumedPack | None] = lambda stretch: None,
 ) -> Iterator[ConsumedPack]:
-    """What `kept` or else `read` gives for each, in this order; several are read at once.
-
-    `most` packs are read ahead by threads, in no more than UNDERWAY stretches.
-    """
+    """What `kept` or else `read` gives for each, in order; threads read `most` packs ahead."""
     waiting = collections.deque[tuple[int, Future[ConsumedPack]]]()
     ahead = 0
     for stretch in packs:
@@ -132,10 +129,7 @@ def in_order(
 
 
 class RecentPacks:
-    """The latest `limit` bytes of packs, in memory; all are in the run directory, too.
-
-    `owner` keeps those of several audits apart.
-    """
+    """The latest `limit` bytes of packs in memory, by `owner`; all are in the run directory."""
 
     def __init__(self, limit: int = 2**24) -> None:
         self._limit = limit
@@ -169,10 +163,7 @@ def read_ahead(audit: PlannedAudit) -> int:
 def up_to_looks(
     audit: PlannedAudit, packs: Iterable[ConsumedPack], due: Callable[[], int]
 ) -> Iterator[ConsumedPack]:
-    """The same trials, cut where a pack ends and `due()` trials or more are in.
-
-    It is called again after each part. Bounds are looked at after packs, whatever files hold them.
-    """
+    """The same trials, cut where a pack ends and `due()` trials, asked after each part, are in."""
     for pack in packs:
         first = pack.first
         while first <= pack.last:
@@ -184,10 +175,7 @@ def up_to_looks(
 def feed(
     state: Estimator | Growing | ClaimTest | RunTest, pack: ConsumedPack, column: int = -1
 ) -> None:
-    """Folds a pack into `state`, by its scores at recorded step number `column`.
-
-    In the order of its trials: those that were missed one by one come in their turn.
-    """
+    """Folds a pack into `state`, in the order of its trials, by scores at step number `column`."""
     if isinstance(pack, MissedPack):
         state.miss(pack.members)
     elif not pack.missed:
@@ -201,10 +189,7 @@ def feed(
 
 
 def alike_in_a_row(lost: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, bool]]:
-    """Trials that follow each other and are alike: where they are, and whether they were missed.
-
-    No more than a million at once, since what takes them makes arrays of their size.
-    """
+    """Rows of trials that follow each other, missed or not: 2**20 at most, as arrays are made."""
     changes = (np.flatnonzero(np.diff(lost)) + 1).tolist()
     ends = sorted({*range(0, len(lost), _AT_ONCE), *changes, len(lost)})
     for start, stop in itertools.pairwise(ends):

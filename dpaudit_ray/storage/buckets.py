@@ -63,10 +63,7 @@ class Bucket:
             return None
 
     def write(self, name: str, content: bytes, passage: Passage = contextlib.nullcontext) -> None:
-        """Puts an object in place of the one that is there.
-
-        `passage` is entered again where somebody else has replaced that one meanwhile.
-        """
+        """Replaces an object; enters `passage` again where somebody else has done so meanwhile."""
         for _ in range(_TRIES):
             try:
                 there = self._ask(obstore.head, name)
@@ -82,10 +79,7 @@ class Bucket:
     def create(
         self, name: str, content: bytes, passage: Passage = contextlib.nullcontext
     ) -> bytes | None:
-        """Puts an object in place where there is none; returns what is there if it is another one.
-
-        Of several that do so at once, one does.
-        """
+        """Creates an object; returns what is there if it is another one."""
         try:
             with passage():
                 self._ask(obstore.put, name, content, mode="create")

@@ -50,10 +50,7 @@ class Folder:
     def create(
         self, name: str, content: bytes, passage: Passage = contextlib.nullcontext
     ) -> bytes | None:
-        """Puts a file in place where there is none; returns what is there if it is another one.
-
-        Of several that create a file at once, one does, on any machine.
-        """
+        """Creates a file, one of several that do so; returns what is there if it is another one."""
         try:
             _write(self._root / name, content, passage, _link)
         except FileExistsError:
@@ -88,10 +85,7 @@ class Folder:
         return sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
     def paths(self, depth: int) -> list[str]:
-        """Every file, by its path from here; what lies deeper than `depth` folders is one.
-
-        So is a folder that a link leads out to.
-        """
+        """Every file by path; what is deeper than `depth`, or where a link leads out, is one."""
         paths: list[str] = []
         folders = [""]
         for _ in range(depth):

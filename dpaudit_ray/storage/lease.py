@@ -37,10 +37,7 @@ SETTLE_SECONDS = 1.0  # or five times what the write took, where there is no loc
 
 
 class Lease:
-    """A run directory that is held; `run` may be written while it is.
-
-    `owner` is a random name, and `before` that of the owner who left it behind, if one did.
-    """
+    """A run directory that is held; `before` is the owner who left it behind, if one did."""
 
     def __init__(self, run: RunDirectory, owner: str, before: str | None = None) -> None:
         self.owner, self.before = owner, before
@@ -154,10 +151,7 @@ def _read(run: RunDirectory) -> Entry | None:
 
 
 def _is_gone(entry: Entry) -> bool:
-    """Whether the owner is known to be dead, because it was a process of this container.
-
-    Elsewhere, though the host has the same name, its process id means nothing.
-    """
+    """Whether the owner is known to be dead; out of this container, an id says nothing."""
     pid, here = entry.get("pid"), _where()
     if not isinstance(pid, int) or not all(v and entry.get(k) == v for k, v in here.items()):
         return False

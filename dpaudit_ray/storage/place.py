@@ -133,10 +133,7 @@ class Place:
 
     @contextlib.contextmanager
     def _owned(self) -> Iterator[None]:
-        """What is put in place in here was put there by the holder of the lease.
-
-        Raises LeaseLostError where that is not the owner, OSError where it cannot be asked.
-        """
+        """What is put in place in here is put by the lease's holder; LeaseLostError for others."""
         with self._folder.locked(LOCK, alone=False):
             self._check_owner()
             yield

@@ -64,10 +64,7 @@ class RunDirectory(ScoreFiles):
         self._create(name, encoded_arrays(arrays), difference)
 
     def read_part(self, preparation: str, part: int) -> Arrays:
-        """Reads a part of a preparation. Raises DamagedFileError where it is gone or damaged.
-
-        RunDirectoryError where it cannot be read, StorageError where it may be read later.
-        """
+        """Reads a part of a preparation. Raises DamagedFileError where it is gone or damaged."""
         return self._read_arrays(part_file(preparation, part))
 
     def parts(self, preparation: str) -> set[int]:
@@ -108,10 +105,7 @@ class RunDirectory(ScoreFiles):
         self._write(_ESTIMATES, encoded(table))
 
     def estimates(self, most: int | None = None) -> pd.DataFrame:
-        """The latest estimates, empty when none were written yet; `most` rows, where it is given.
-
-        Raises RunDirectoryError where the file is damaged, has other columns or more rows.
-        """
+        """The latest estimates, at most `most` rows. Raises RunDirectoryError where damaged."""
         try:
             content = self._content(_ESTIMATES)
             empty = ESTIMATE_SCHEMA.empty_table()

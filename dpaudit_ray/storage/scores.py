@@ -159,10 +159,7 @@ class PackScores:
         return pa.Table.from_arrays(columns, schema=_schema(self.utility, bool(self.missed)))
 
     def digest(self, audit: str) -> str:
-        """SHA-256 of all that a file of them holds, in hexadecimal digits.
-
-        Page checksums tell of a disk's mistakes; this tells of numbers that somebody has changed.
-        """
+        """SHA-256 of all that a file of them holds, which tells of numbers that were changed."""
         missed = sorted((int(trial), why) for trial, why in self.missed.items())
         head = [audit, int(self.first), [*map(int, self.steps)], sorted(self.utility), missed]
         sha256 = hashlib.sha256(json.dumps(head).encode())
@@ -232,11 +229,7 @@ def encoded(table: pa.Table) -> bytes:
 
 
 def decoded(content: bytes, most: int | None = None) -> pa.Table:
-    """The inverse, for a file of `most` rows where that is given.
-
-    Raises StrangeFileError where its footer tells of more rows, OSError, ValueError, ArrowException
-    where `content` is damaged.
-    """
+    """The inverse, of at most `most` rows. Raises OSError, ValueError, pa.ArrowException."""
     # `pq.read_table` goes through Arrow's data sets, which takes ten times as long here.
     source = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
     metadata = source.metadata
@@ -256,10 +249,7 @@ class ScoreFiles(Place):
     """The score files of a run directory: scores/<audit>/<first>-<last>.parquet."""
 
     def write_scores(self, audit: str, pack: PackScores) -> None:
-        """Puts a pack's file in place; only then is the pack done. It is never replaced.
-
-        Raises StorageError where it could not be written, or others of these trials are stored.
-        """
+        """Puts a pack's file in place for good. Raises StorageError where others are stored."""
 
         def difference() -> str | None:
             there = self.read_scores(audit, pack.first, pack.last, len(pack.steps))

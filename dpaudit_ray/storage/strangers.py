@@ -37,11 +37,7 @@ class StrangeFileError(ValueError):
 
 
 def content(path: str, most: int) -> bytes:
-    """The bytes of a regular file.
-
-    Raises StrangeFileError where it is another thing, or holds more than `most` bytes, OSError
-    where it cannot be read.
-    """
+    """The bytes of a regular file, at most so many. Raises StrangeFileError and OSError."""
     _require_regular(os.stat(path))  # a device may do something when it is only opened
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(opened, "rb") as file:

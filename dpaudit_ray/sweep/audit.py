@@ -27,10 +27,7 @@ T = TypeVar("T", bound=Any)
 
 
 class EstimatorSpec(Strict):
-    """An estimator with its options, typed by the fields of the estimator's class.
-
-    `name` is the registered name, or `package.module:Class` for a class of the user's.
-    """
+    """An estimator, by name or `package.module:Class`, with the options that its class has."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
@@ -55,10 +52,7 @@ class EstimatorSpec(Strict):
     def make(
         self, planned: int, canaries: int = 1, family: stats.Family | None = None
     ) -> stats.Estimator:
-        """A fresh streaming state for `planned` trials, so many `canaries` of each training.
-
-        `family` is for an estimator that is `through_claim`. Raises ValueError for a bad option.
-        """
+        """A fresh streaming state for `planned` trials. Raises ValueError for a bad option."""
         method = self.method if ":" in self.name else self.name
         options = self.options | ({} if family is None else {"family": family})
         return stats.make(
@@ -71,11 +65,7 @@ class EstimatorSpec(Strict):
 
     @property
     def unimported(self) -> bool:
-        """Whether its class, somebody's own (`module:Class`), was not imported.
-
-        That is so while a run is only read: then no module that its sweep file names may be
-        imported, unless the reader trusts it.
-        """
+        """Whether its class, somebody's own, was not imported, since a run is only read."""
         return _is_data(self.name)
 
     @property
@@ -106,10 +96,7 @@ class StopWhen(Strict):
 
 
 class AuditSpec(Strict):
-    """Number of trials, level of confidence, and what is computed from the scores.
-
-    The number may be raised to `up_to`, in steps that are declared with it: bounds stay certified.
-    """
+    """Number of trials (that may grow `up_to`), level, and what is computed from the scores."""
 
     trials: int = Field(ge=1, le=100_000_000)  # trainings, or canaries of all trainings
     delta: float = Field(gt=0, lt=1)  # δ of claims and bounds; below 1 / N

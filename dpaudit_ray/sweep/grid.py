@@ -1,7 +1,4 @@
-"""A sweep as plain data: overrides go in, the grid is unrolled, cells are labelled, paths resolved.
-
-Nothing here knows what the keys mean; `spec` gives each cell its types.
-"""
+"""A sweep as plain data: overrides, the grid unrolled, labels, paths; `spec` gives types."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ _PART = re.compile(r"(?s)(?:([^ =]+)=)?(.*)")  # of a label: `loss period=5` has
 
 
 def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy as YAML could have given it; numpy numbers and tuples are welcome.
-
-    Raises SpecError for a value or a key that no YAML file could hold, half a character among them.
-    """
+    """A deep copy as YAML could have given it. Raises SpecError for what no YAML can hold."""
 
     def converted(value: Any) -> Any:
         return value.tolist() if hasattr(value, "tolist") else str(value)
@@ -153,11 +147,7 @@ def _parts(key: str) -> list[str]:
 
 
 def _distinguishing(parts: list[str], rows: list[Any]) -> list[str]:
-    """The keys for a label, of those that change together.
-
-    Those that say what is audited are enough where their values differ in every row; how it is
-    audited (`audit.*`) then needs no mention.
-    """
+    """Keys for a label: those of `audit` only where the others do not tell the rows apart."""
     indices = [i for i, part in enumerate(parts) if not part.startswith("audit.")]
     if len(parts) == 1 or not indices:
         return parts

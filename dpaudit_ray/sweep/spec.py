@@ -1,8 +1,4 @@
-"""The sweep file: strict models, YAML in, fingerprint out.
-
-A sweep is a base audit and a grid of changes to it. Every cell of the grid is validated whole,
-so an error names the key it came from before anything runs.
-"""
+"""The sweep file: strict models, YAML in, fingerprint out; every cell is validated whole."""
 
 from __future__ import annotations
 
@@ -84,10 +80,7 @@ class Sweep(_Heading):
 
 
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
-    """Reads a sweep file. `overrides` maps dotted keys to values (`--set a.b=v`).
-
-    Raises SpecError with all that is wrong, each with the key and what to do.
-    """
+    """Reads a sweep file, with `overrides` by dotted key. Raises SpecError with all mistakes."""
     file = Path(path)
     return from_raw(parse_yaml(read_text(file), str(path)), file.resolve().parent, overrides)
 
