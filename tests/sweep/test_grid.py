@@ -128,18 +128,11 @@ def test_python_values_become_plain_data():
 
 
 def test_what_cannot_be_plain_data_is_told():
-    with pytest.raises(SpecError, match="must be plain data"):
-        grid.plain({(1, 2): 3})
     endless: dict[str, Any] = {}
     endless["again"] = endless
-    with pytest.raises(SpecError, match="must be plain data"):
-        grid.plain(endless)
-
-
-def test_plain_is_a_deep_copy():
-    raw = {"a": {"b": [1]}}
-    grid.plain(raw)["a"]["b"].append(2)
-    assert raw == {"a": {"b": [1]}}
+    for raw in ({(1, 2): 3}, endless):
+        with pytest.raises(SpecError, match="must be plain data"):
+            grid.plain(raw)
 
 
 def test_paths_are_made_absolute_where_something_is_found(tmp_path, monkeypatch):

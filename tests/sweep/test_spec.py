@@ -1,7 +1,6 @@
 """Sweeps: what YAML says, what the fingerprint covers, and that a recorded sweep runs again."""
 
 import copy
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 from dpaudit_ray import stats
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.plugins import Plugin
 from dpaudit_ray.sweep import spec, yamlfile
 from dpaudit_ray.sweep.yamlfile import dump_yaml, parse_value, parse_yaml
 from tests.command import changed, refused, write_sweep
@@ -46,13 +44,6 @@ def test_defaults(tiny):
     assert cell.label == "loss"
 
 
-def test_trials_add_up_over_the_grid(tiny):
-    tiny["grid"]["audit.trials"] = [10, 20]
-    sweep = spec.from_raw(tiny)
-    assert [cell.audit.trials for cell in sweep.cells] == [10, 20, 10, 20]
-    assert sweep.trials == 60
-
-
 def test_options_of_estimators_are_typed(tiny):
     tiny["audit"]["estimators"] = [{"name": "eps-delta", "threshold": "fixed", "value": 3}]
     (estimator,) = spec.from_raw(tiny).cells[0].audit.estimators
@@ -63,15 +54,6 @@ def test_options_of_estimators_are_typed(tiny):
 @pytest.mark.parametrize(("every", "horizons"), [(None, (6,)), (3, (3, 6)), (4, (4, 6)), (6, (6,))])
 def test_the_last_step_is_always_recorded(every, horizons, tiny):
     assert spec.from_raw(changed(tiny, "audit.record_every", every)).cells[0].horizons == horizons
-
-
-def test_python_values_are_welcome(tiny):
-    """A sweep built in Python: numpy numbers and tuples, which YAML could not be written from."""
-    plain = spec.from_raw(tiny)
-    changed(tiny, "mechanism.noise_multiplier", np.float64(2.0))
-    changed(tiny, "audit.trials", np.int64(90))
-    changed(tiny, "audit.estimators", tuple(tiny["audit"]["estimators"]))
-    assert spec.from_raw(tiny).canonical() == plain.canonical()
 
 
 def test_the_given_mapping_is_left_alone(tiny, npz):
@@ -158,22 +140,6 @@ def test_fingerprints_are_pinned(tiny):
     assert spec.from_raw(tiny).fingerprint == "3b21426086870f5644b2e8ed3376749a"
 
 
-def test_identities_hold_no_defaults(tiny):
-    for cell in spec.from_raw(tiny).cells:
-        for plugin in (cell.mechanism, cell.adversary):
-            assert_no_defaults(plugin)
-
-
-def assert_no_defaults(plugin: Plugin) -> None:
-    identity = plugin.identity()
-    for key, field in type(plugin).model_fields.items():
-        value = getattr(plugin, key)
-        if isinstance(value, Plugin):
-            assert_no_defaults(value)
-        elif key != "name" and value == field.default:
-            assert key not in identity
-
-
 # A recorded sweep -------------------------------------------------------------------------------
 
 
@@ -182,12 +148,6 @@ def test_a_recorded_sweep_reads_as_the_same_sweep(tiny):
     again = spec.from_raw(parse_yaml(sweep.canonical(), "sweep.yaml"))
     assert again == sweep
     assert again.canonical() == sweep.canonical()
-
-
-@pytest.mark.parametrize("name", ["1e5", "12e3", "007", "true", "null", "1.5"])
-def test_a_name_that_looks_like_something_else_survives(name, tiny):
-    sweep = spec.from_raw(changed(tiny, "name", name))
-    assert spec.from_raw(parse_yaml(sweep.canonical(), "")).name == name
 
 
 def test_an_edited_recording_is_told(tiny):
@@ -270,10 +230,6 @@ def test_values_are_what_they_look_like(text, value):
     assert type(parsed) is type(value)
 
 
-def test_nan_is_a_number():
-    assert math.isnan(parse_value(".nan"))
-
-
 @pytest.mark.parametrize("text", ["1e5", "12e7", "3", ".5", "yes", "null", "1:30", "a: b", "é", ""])
 def test_text_stays_text_when_written_and_read_again(text):
     assert parse_yaml(dump_yaml({"name": text, "delta": 1e-5}), "") == {"name": text, "delta": 1e-5}
@@ -301,10 +257,6 @@ def test_a_repeated_key_is_told_with_its_line(text, line):
         SpecError, match=rf"^sweep\.yaml:{line}:\d+: .*: seed is given twice; remove"
     ):
         parse_yaml(text, "sweep.yaml")
-
-
-def test_the_same_key_in_different_places_is_fine():
-    assert parse_yaml("a: {n: 1}\nb: {n: 1}\n", "") == {"a": {"n": 1}, "b": {"n": 1}}
 
 
 def test_aliases_count_as_what_they_stand_for(monkeypatch):
@@ -350,8 +302,3 @@ def test_what_is_not_yaml_is_told_with_place_and_reason(text, place, problem):
 def test_what_is_no_mapping_is_refused(text):
     with pytest.raises(SpecError, match=r"sweep\.yaml must hold a mapping"):
         parse_yaml(text, "sweep.yaml")
-
-
-def test_an_override_that_is_not_yaml_names_set():
-    with pytest.raises(SpecError, match=r"^--set: '\{' is not a YAML value"):
-        parse_value("{")
