@@ -1,19 +1,13 @@
 """Which trials a sweep has, which of them remain, and what was promised of them."""
 
-from .open_run import finished, kept, open_run, preview
-from .planner import make
-from .record import FILE, from_json, load, read, require, to_json
-
-__all__ = [
-    "FILE",
-    "finished",
-    "from_json",
-    "kept",
-    "load",
-    "make",
-    "open_run",
-    "preview",
-    "read",
-    "require",
-    "to_json",
-]
+from .open_run import finished as finished
+from .open_run import kept as kept
+from .open_run import open_run as open_run
+from .open_run import preview as preview
+from .planner import make as make
+from .record import FILE as FILE
+from .record import from_json as from_json
+from .record import load as load
+from .record import read as read
+from .record import require as require
+from .record import to_json as to_json

@@ -42,8 +42,7 @@ def asked(cell: Cell) -> tuple[Claimed, ...]:
 def difference(claims: Claims, cell: Cell) -> str | None:
     """Where recorded claims are not those of the audit, in words; None where they are.
 
-    Accountants other than the exact one may take minutes, and are asked again for the last step
-    only, where at all; what they said of others must lie where it can.
+    Accountants that may take minutes are asked for the last step only; others must lie in bounds.
     """
     if list(claims) != cell.audit.accountants:
         return f"accountants are {', '.join(claims)}, not {', '.join(cell.audit.accountants)}"

@@ -14,8 +14,10 @@ from . import outcomes, provenance, record
 from .model import Plan
 from .planner import make
 
+Tell = Callable[[str], None]
 
-def kept(sweep: Sweep, run: RunDirectory, tell: Callable[[str], None]) -> Sweep:
+
+def kept(sweep: Sweep, run: RunDirectory, tell: Tell) -> Sweep:
     """The sweep with as many trials as a complete run of it was extended to; `tell` says so."""
     plan = _complete_plan(sweep, run)
     wanted = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
@@ -51,11 +53,7 @@ def _raised(sweep: Sweep, plan: Plan) -> bool:
     return any(audit.trials and cell.audit.trials > audit.trials for cell, audit in pairs)
 
 
-def preview(
-    sweep: Sweep,
-    run: RunDirectory,
-    tell: Callable[[str], None] = lambda line: None,
-) -> Plan:
+def preview(sweep: Sweep, run: RunDirectory, tell: Tell = lambda line: None) -> Plan:
     """The plan that `open_run` would follow; changes nothing.
 
     Raises RunDirectoryError where the directory belongs to another sweep (the message shows the
@@ -89,11 +87,7 @@ def preview(
     return _followed(plan, previous, run, tell) if begun else plan
 
 
-def open_run(
-    sweep: Sweep,
-    run: RunDirectory,
-    tell: Callable[[str], None] = lambda line: None,
-) -> Plan:
+def open_run(sweep: Sweep, run: RunDirectory, tell: Tell = lambda line: None) -> Plan:
     """Starts, resumes or extends a run; returns its plan. Raises what `preview` does."""
     plan = preview(sweep, run, tell)
     run.require_writable()
@@ -140,7 +134,7 @@ def _listed(changes: list[str]) -> str:
     return "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" * (len(changes) > 4))
 
 
-def _followed(plan: Plan, previous: Plan, run: RunDirectory, tell: Callable[[str], None]) -> Plan:
+def _followed(plan: Plan, previous: Plan, run: RunDirectory, tell: Tell) -> Plan:
     """`plan` with the code of `previous`; RunDirectoryError where that was other code."""
     then, now = previous.code[-1], plan.code[-1]
     remains = next(plan.remaining(run), None) is not None

@@ -10,6 +10,7 @@ bit is known where it is prepared: its audits are not started. `--retry-failed` 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -261,9 +262,9 @@ def only_failed(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> boo
 
 def by_kind(failures: Iterable[Failure], plan: Plan) -> list[FailureGroup]:
     """One entry per audit and kind, in the order in which they came."""
-    groups: dict[tuple[int, str], list[Failure]] = {}
+    groups = collections.defaultdict[tuple[int, str], list[Failure]](list)
     for failure in failures:
-        groups.setdefault((failure.pack.audit, failure.kind), []).append(failure)
+        groups[failure.pack.audit, failure.kind].append(failure)
     return [
         FailureGroup(
             label=plan.audits[audit].label,

@@ -27,7 +27,6 @@ from ..errors import LeaseLostError, RunDirectoryError, StorageError
 from . import strangers
 from .buckets import Bucket
 from .files import Folder, Passage, reason
-from .strangers import StrangeFileError
 
 T = TypeVar("T")
 DRIVER = "driver.json"
@@ -185,10 +184,10 @@ class Place:
     # Text files ---------------------------------------------------------------------------
 
     def read_text(self, name: str) -> str | None:
-        content = self._read(name)
         try:
+            content = self._content(name)
             return None if content is None else content.decode()
-        except UnicodeDecodeError as error:
+        except ValueError as error:  # also where it is not opened
             raise self._unusable(name, error) from error
 
     def write_text(self, name: str, text: str) -> None:
@@ -245,12 +244,6 @@ class Place:
             return self._patience(listing, *arguments)
         except OSError as error:
             raise self._unread(str(arguments[0]), error) from error
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return self._content(name)
-        except StrangeFileError as error:
-            raise self._unusable(name, error) from error
 
     def _content(self, name: str, most: int = strangers.RECORD) -> bytes | None:
         """What is in a file. Raises StrangeFileError for what is not opened, too."""

@@ -127,7 +127,7 @@ class RunDirectory(ScoreFiles):
 
     @property
     def complete(self) -> bool:
-        return self._read(_SUCCESS) is not None
+        return _SUCCESS in self._list(self._folder.names, "")
 
     def set_complete(self, complete: bool) -> None:
         if complete:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -224,8 +224,7 @@ def encoded(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     words = [field.name for field in table.schema if pa.types.is_string(field.type)]
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True, use_dictionary=words)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return cast(bytes, sink.getvalue().to_pybytes())
 
 
 def decoded(content: bytes, most: int | None = None) -> pa.Table:
@@ -241,8 +240,7 @@ def decoded(content: bytes, most: int | None = None) -> pa.Table:
 
 def frame(table: pa.Table) -> pd.DataFrame:
     """The table as pandas has it."""
-    rows: pd.DataFrame = table.to_pandas()
-    return rows
+    return cast(pd.DataFrame, table.to_pandas())
 
 
 class ScoreFiles(Place):

@@ -11,7 +11,6 @@ from typing import Any, Self, TypeVar
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     create_model,
@@ -75,14 +74,10 @@ class EstimatorSpec(Strict):
 
 
 class StopWhen(Strict):
-    """An audit ends at the first of these.
+    """An audit ends at the first of these, by time-uniform bounds, as each pack is looked at.
 
     `verdict`: its trials refute the claim, at the level at which `dpaudit verify` would say so.
     `within`: its anytime lower bound is at least (1 - within) of the claim.
-
-    Only time-uniform bounds may end an audit, since a look is taken after every pack. A decision
-    depends on the first trials alone, so it falls after the same trial on every cluster and after
-    every crash.
     """
 
     verdict: bool = False  # once the trials refute the claim
@@ -157,10 +152,8 @@ def _estimator_class(name: str, key: str) -> type[stats.Estimator]:
     return cls
 
 
-class _Options(Strict):
+class _Options(Strict, arbitrary_types_allowed=True):
     """Base of models of an estimator's options, which may have types of somebody's own."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
 @functools.cache

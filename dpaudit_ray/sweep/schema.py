@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -71,8 +71,7 @@ def entries(kind: str) -> list[Entry]:
 
 def _base(kind: str) -> type[Plugin]:
     module, name = _BASES[kind]
-    base: type[Plugin] = getattr(importlib.import_module(f"dpaudit_ray.{module}"), name)
-    return base
+    return cast(type[Plugin], getattr(importlib.import_module(f"dpaudit_ray.{module}"), name))
 
 
 def _entry(name: str, cls: type, models: list[type[BaseModel]]) -> Entry:

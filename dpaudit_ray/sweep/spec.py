@@ -56,8 +56,8 @@ class Sweep(_Heading):
     def unread_modules(self) -> tuple[str, ...]:
         """Modules that compute claims and were not imported."""
         parts = (part for cell in self.cells for part in cell.claim_parts)
-        names = (part.name for part in parts if isinstance(part, Unread))
-        return tuple(name.partition(":")[0] for name in names if ":" in name)
+        names = (part.name.split(":") for part in parts if isinstance(part, Unread))
+        return tuple(module for module, *rest in names if rest)
 
     @functools.cached_property
     def budget(self) -> SweepBudget:
@@ -88,11 +88,9 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
 def from_raw(
     raw: Mapping[str, Any], base: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Sweep:
-    """Validates a sweep given as plain data.
+    """Validates a sweep given as plain data. Raises SpecError with all that is wrong.
 
-    Relative data paths are looked for in the working directory, then in `base`, and become absolute
-    where something is found. Raises SpecError with all that is wrong, each with the key and what to
-    do.
+    Data paths are looked for in the working directory, then in `base`, and become absolute.
     """
     tree, mistakes = grid.plain(raw), Mistakes()
     grid.override(tree, grid.plain(overrides or {}))

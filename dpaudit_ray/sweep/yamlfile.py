@@ -11,6 +11,7 @@ import yaml
 
 from ..errors import SpecError
 from ..storage import strangers
+from ..storage.files import reason
 
 # YAML 1.1 reads 1e-5 as text; here reader and writer agree that it is a number.
 _FLOAT = (
@@ -88,11 +89,10 @@ def read_text(path: Path) -> str:
     """The text of a sweep file. Raises SpecError where it is missing, too large, or no text."""
     try:
         return strangers.content(str(path), strangers.SWEEP).decode()
-    except (OSError, strangers.StrangeFileError, UnicodeDecodeError) as error:
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-        reason = getattr(error, "strerror", None) or reason
+    except (OSError, ValueError) as error:
+        why = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else reason(error)
         raise SpecError(
-            "", f"cannot read sweep file {path}: {reason}; give the path of a YAML file"
+            "", f"cannot read sweep file {path}: {why}; give the path of a YAML file"
         ) from error
 
 
