@@ -105,13 +105,6 @@ def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(tmp_path, alone
     assert verdict.judge(Run.open(run.location)) == verdict.judge(Run.open(alone.location))
 
 
-def test_a_run_that_was_never_gathered_is_when_it_is_opened(tmp_path, alone):
-    sweep, plan, run = filled(tmp_path / "many")
-    Aggregation(sweep, plan, run).flush()
-    assert files(run, plan) == GROUPS
-    assert_same(run, alone)
-
-
 class Died(BaseException):
     """SIGKILL, as far as the code after it can tell."""
 
@@ -298,22 +291,19 @@ def test_a_verdict_looks_after_packs_and_not_after_files(tmp_path, monkeypatch):
     Aggregation(sweep, plan, run).flush()
     seen: list[int] = []
     look = ClaimTest.look
-    monkeypatch.setattr(
-        ClaimTest,
-        "look",
-        lambda self, now=False: (
-            seen.append(self.trials) if now or self.trials >= self.due else None,
-            look(self, now),
-        )[1],
-    )
-    monkeypatch.setattr(
-        detection, "chance_to_refute", lambda *_: 0.0
-    )  # it looks at imagined trials
+
+    def noted(self: ClaimTest, now: bool = False) -> object:
+        if now or self.trials >= self.due:
+            seen.append(self.trials)
+        return look(self, now)
+
+    monkeypatch.setattr(ClaimTest, "look", noted)
+    # It looks at imagined trials.
+    monkeypatch.setattr(detection, "chance_to_refute", lambda *_: 0.0)
     opened_run = Run.open(run.location)
     fast, _ = verdict._judge_audit(opened_run, 0, alpha=0.05, thorough=False)
     looks, seen[:] = list(seen), []
-    curve = fast.curve
-    slow = ClaimTest(curve, plan.audits[0].declared[0])
+    slow = ClaimTest(fast.curve, plan.audits[0].declared[0])
     for whole in opened_run.prefix(plan.audits[0]):
         for first in range(whole.first, whole.last + 1, SIZE):
             score_stream.feed(slow, whole.part(first, first + SIZE - 1))

@@ -64,20 +64,31 @@ def speaks_for(folder: Path) -> tuple[str, str]:
     return entry["estimator"], entry["status"]
 
 
-def test_one_declaration_is_certified(tmp_path):
-    table = grown(sweep("accuracy", "eps-delta", "paper-gdp"), tmp_path, 100)
-    assert table["status"].to_dict() == {
-        "accuracy": "certified", "eps-delta": "certified", "paper-gdp": "paper",
-    }  # fmt: skip
+ADDED = {"anytime": "certified", "eps-delta-anytime": "certified"}
+
+
+@pytest.mark.parametrize(
+    ("options", "trials", "statuses"),
+    [
+        ({}, (100,), {"accuracy": "certified", "paper-gdp": "paper"}),
+        # Nothing is added where a time-uniform one is asked for.
+        ({}, (100, 200), {"accuracy": "extended", "claim": "certified"}),
+        # It spends its error over the declared trials, so it may be looked at, but not extended.
+        ({}, (100, 200), {"group-sequential": "extended"} | ADDED),
+        ({"up_to": 200}, (100, 200, 300), {"accuracy": "extended"} | ADDED),
+    ],
+)
+def test_statuses_follow_from_what_was_declared(options, trials, statuses, tmp_path):
+    asked = (name for name in statuses if name not in ADDED)
+    table = grown(sweep(*asked, **options), tmp_path, *trials)
+    assert table["status"].to_dict() == statuses
 
 
 def test_after_an_extension_time_uniform_bounds_take_over(tmp_path):
     raw = sweep("accuracy", "eps-delta", "paper-gdp")
     table = grown(raw, tmp_path, 100, 200)
-    assert table["status"].to_dict() == {
-        "accuracy": "extended", "eps-delta": "extended", "paper-gdp": "paper",
-        "anytime": "certified", "eps-delta-anytime": "certified",
-    }  # fmt: skip
+    extended = {"accuracy": "extended", "eps-delta": "extended", "paper-gdp": "paper"}
+    assert table["status"].to_dict() == extended | ADDED
     assert set(table["trials"]) == {200}
     for name in table.index:
         by_hand = whole(raw, tmp_path, name, planned=200)
@@ -103,20 +114,6 @@ def test_every_recorded_step_has_them(tiny, tmp_path):
     assert found.tolist() == [{"anytime", "eps-delta-anytime"}] * 4
 
 
-def test_nothing_is_added_where_a_time_uniform_one_is_asked_for(tmp_path):
-    table = grown(sweep("accuracy", "claim"), tmp_path, 100, 200)
-    assert table["status"].to_dict() == {"accuracy": "extended", "claim": "certified"}
-    assert speaks_for(tmp_path) == ("claim", "certified")
-
-
-def test_a_plan_for_looks_is_extended_too(tmp_path):
-    """It spends its error over the declared trials, so it may be looked at, but not extended."""
-    table = grown(sweep("group-sequential"), tmp_path, 100, 200)
-    assert table["status"].to_dict() == {
-        "group-sequential": "extended", "anytime": "certified", "eps-delta-anytime": "certified",
-    }  # fmt: skip
-
-
 def test_raising_what_nobody_has_seen_is_no_extension(tmp_path):
     raw = sweep("accuracy")
     file = write_sweep(tmp_path, raw)
@@ -137,10 +134,7 @@ def test_an_audit_that_was_decided_early_certifies_what_holds_then(tmp_path):
     assert result.complete
     table = result.estimates.set_index("estimator")
     assert 0 < table["trials"].max() < 2000
-    assert table["status"].to_dict() == {
-        "accuracy": "interim", "eps-delta": "interim",
-        "anytime": "certified", "eps-delta-anytime": "certified",
-    }  # fmt: skip
+    assert table["status"].to_dict() == {"accuracy": "interim", "eps-delta": "interim"} | ADDED
     number = table["trials"].max()
     shown = dpaudit("status", tmp_path / "longer").out
     assert speaks_for(tmp_path) == ("anytime", "certified")
@@ -160,6 +154,4 @@ def test_going_on_to_the_declared_number_is_no_extension(tmp_path):
     del raw["audit"]["stop_when"]
     table = grown(raw, tmp_path, 400)
     assert table["status"].to_dict() == {"accuracy": "certified"}
-    assert grown(raw, tmp_path, 500)["status"].to_dict() == {
-        "accuracy": "extended", "anytime": "certified", "eps-delta-anytime": "certified",
-    }  # fmt: skip
+    assert grown(raw, tmp_path, 500)["status"].to_dict() == {"accuracy": "extended"} | ADDED

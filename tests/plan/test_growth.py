@@ -111,13 +111,6 @@ def test_growth_to_what_was_declared_stays_certified_and_never_lowers_a_bound(tm
     assert table.loc["accuracy", "epsilon_lower"] == pytest.approx(looked)
 
 
-def test_growth_beyond_the_ceiling_is_a_look_as_ever(tmp_path):
-    table = grown(sweep("accuracy", up_to=200), tmp_path, 100, 200, 300)
-    assert table["status"].to_dict() == {
-        "accuracy": "extended", "anytime": "certified", "eps-delta-anytime": "certified",
-    }  # fmt: skip
-
-
 def test_a_ceiling_below_the_trials_is_refused(tmp_path):
     with pytest.raises(SpecError, match=r"audit.up_to: is 50, fewer than the 100 of audit.trials"):
         da.run(sweep("accuracy", up_to=50), str(tmp_path), "inline")

@@ -1,6 +1,5 @@
 """From a sweep to packs, and back from a run directory to what remains."""
 
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -280,19 +279,10 @@ def test_a_kill_between_the_two_files_of_an_extension_is_harmless(tiny, run, mon
             with pytest.raises(KeyboardInterrupt):
                 planning.open_run(with_trials(tiny, 120), run)
         assert planning.read(run)[1] == old
+    planning.open_run(with_trials(tiny, 90), run)
+    assert planning.read(run)[0].trials == planning.read(run)[1].trials == 180, "taken back"
     assert planning.open_run(with_trials(tiny, 120), run).trials == 240
     assert planning.read(run)[0].trials == planning.read(run)[1].trials == 240
-
-
-def test_an_extension_that_was_cut_off_can_be_taken_back(tiny, run, monkeypatch):
-    planning.open_run(with_trials(tiny, 90), run)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "write_json", lambda *_: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            planning.open_run(with_trials(tiny, 120), run)
-    planning.open_run(with_trials(tiny, 90), run)
-    sweep, plan = planning.read(run)
-    assert sweep.trials == plan.trials == 180
 
 
 # Refusals ------------------------------------------------------------------------------------
@@ -452,8 +442,6 @@ def test_a_folder_that_is_no_run_is_told(tiny, run):
 def test_packs_are_limited_to_what_a_disk_can_hold(tiny):
     with pytest.raises(SpecError, match=r"^resources\.pack_size: is 3, which cuts 90000000 trials"):
         planning.make(with_trials(tiny, 90_000_000, 3))
-    sizes = itertools.islice(planning.make(with_trials(tiny, 90, 3)).audits, 1)
-    assert [len(audit.packs) for audit in sizes] == [30]
 
 
 def automatic(tiny: dict[str, Any], trials: int, model: dict[str, Any]) -> Sweep:
