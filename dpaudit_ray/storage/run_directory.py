@@ -39,8 +39,6 @@ _SUCCESS = "_SUCCESS"
 class RunDirectory(ScoreFiles):
     """One sweep's directory: what it holds, by kind; see `Place` for what is raised."""
 
-    # Missed trials ------------------------------------------------------------------------
-
     def write_output(self, audit: str, trial: int, text: str) -> None:
         """Keeps what a trial that failed had printed, and why it failed, as a text file."""
         self.write_text(f"missed/{audit}/{trial}.txt", text)
@@ -51,8 +49,6 @@ class RunDirectory(ScoreFiles):
     def output_folder(self, audit: str) -> str:
         """The folder that has what missed trials of an audit printed."""
         return f"{self.location}/missed/{audit}/"
-
-    # Preparations -------------------------------------------------------------------------
 
     def write_part(self, preparation: str, part: int, arrays: Arrays) -> None:
         """Puts a part in place for good; then it is done. Raises StorageError where that fails."""
@@ -70,8 +66,6 @@ class RunDirectory(ScoreFiles):
     def parts(self, preparation: str) -> set[int]:
         return {part for (part,) in self._numbered("preparations", preparation)}
 
-    # Checkpoints --------------------------------------------------------------------------
-
     def write_checkpoint(self, audit: str, pack: Bounds, step: int, arrays: Arrays) -> None:
         """Puts what a pack's training goes on from after `step` in place."""
         self._write(_checkpoint(audit, pack, step), encoded_arrays(arrays))
@@ -87,8 +81,6 @@ class RunDirectory(ScoreFiles):
         for first, last, step in self._numbered("checkpoints", audit):
             yield (first, last), step
 
-    # Arrays of both -----------------------------------------------------------------------
-
     def _read_arrays(self, name: str) -> Arrays:
         try:
             if (content := self._content(name, strangers.ARRAYS)) is None:
@@ -97,8 +89,6 @@ class RunDirectory(ScoreFiles):
         except (OSError, ValueError, pa.ArrowException) as error:
             remedy = "run the sweep again: it is set aside and made again"
             raise DamagedFileError(str(self._unusable(name, error, remedy))) from error
-
-    # Results ------------------------------------------------------------------------------
 
     def write_estimates(self, rows: list[EstimateRow]) -> None:
         table = pa.Table.from_pylist(list(map(vars, rows)), ESTIMATE_SCHEMA)

@@ -222,21 +222,6 @@ def test_an_extension_goes_on_in_the_same_group(tmp_path):
     assert len(da.Result(run.location, True).scores) == 75 * SIZE * 2
 
 
-def test_a_late_pack_brings_back_many_that_waited(tmp_path, alone):
-    """They wait in memory as far as that goes; then they are read."""
-    sweep, plan, run = opened(tmp_path / "many")
-    aggregation = Aggregation(sweep, plan, run)
-    aggregation._opened_sweep.recent._limit = 1000
-    first, *others = plan.remaining(run)
-    for pack in others:
-        aggregation.fold(pack, large.scores(plan, pack))
-    aggregation.keep_up()
-    aggregation.fold(first, large.scores(plan, first))
-    aggregation.flush()
-    assert files(run, plan) == GROUPS
-    assert_same(run, alone)
-
-
 # Bounds alone ----------------------------------------------------------------------------------
 
 

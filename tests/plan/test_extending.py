@@ -13,7 +13,7 @@ from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
 from dpaudit_ray.report.tables import Run, overview
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import dpaudit, inline, stored_scores, write_sweep
+from tests.command import dpaudit, stored_scores
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 
@@ -112,16 +112,6 @@ def test_every_recorded_step_has_them(tiny, tmp_path):
     holding = table[table["status"].isin(["certified", "if-gaussian"])]
     found = holding.groupby(["audit", "step"])["estimator"].agg(set)
     assert found.tolist() == [{"anytime", "eps-delta-anytime"}] * 4
-
-
-def test_raising_what_nobody_has_seen_is_no_extension(tmp_path):
-    raw = sweep("accuracy")
-    file = write_sweep(tmp_path, raw)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpaudit_ray.orchestration.driver.PackQueue.next", lambda _: None)
-        assert inline(file, tmp_path).code == 3
-    table = grown(raw, tmp_path, 200)
-    assert table["status"].to_dict() == {"accuracy": "certified"}
 
 
 # `stop_when` ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats.base import curve_free_method
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep.spec import Sweep
-from tests.command import Outcome, dpaudit, inline, stored_scores, write_sweep
+from tests.command import Outcome, dpaudit, inline, write_sweep
 from tests.plan.failing import FLAG, sweep
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
@@ -93,35 +93,6 @@ def test_everything_that_is_said_rests_on_the_same_trials(broken):
     assert live.done == 300 - missed
     planned = dpaudit("plan", broken.parent / "sweep.yaml", "--storage-path", broken.parent)
     assert "left to do: about 0s" in planned.out, "failed packs are not run again unasked"
-
-
-def test_the_prefix_ends_at_a_pack_that_was_not_run(broken):
-    sweep, plan, run = opened(broken)
-    given_up = {f.pack.first for f in outcomes.failed(run, plan)}
-    gap = next(pack for pack in plan.audits[0].packs[20:] if pack[0] not in given_up)
-    (broken / f"scores/{plan.audits[0].id}/{gap[0]}-{gap[1]}.parquet").unlink()
-    assert [p.last for p in score_stream.prefix(run, sweep, plan, 0)][-1] == gap[0] - 1
-    Aggregation.rebuild(run).flush()
-    assert set(rows(broken)["trials"]) == {gap[0]}
-
-
-def test_failures_that_tell_the_bit_show_nothing(tmp_path):
-    """Packs of one trial: the scores that are stored are perfect, and half of the trials failed."""
-    failing = sweep("telling", 200)
-    failing["resources"]["pack_size"] = 1
-    # Three of one kind in a row stop an audit; this one is to run to its end.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpaudit_ray.orchestration.driver.SAME_FAILURES", 10**6)
-        assert inline(write_sweep(tmp_path, failing), tmp_path).code == 3
-    found = rows(tmp_path / "failing")
-    assert set(found["trials"]) == {200}
-    assert (found["epsilon_lower"] == 0).all()
-    run = Run.open(str(tmp_path / "failing"))
-    audit = run.plan.audits[0]
-    stored = stored_scores(run.directory, audit.id)
-    alone = stats.estimate(stored["score"], stored["member"], **LEVEL, method="eps-delta")
-    assert alone.epsilon_lower > 2, "what is left of them would have"
-    assert (found["epsilon_lower_free"] == 0).all()
 
 
 # Order, restarts -------------------------------------------------------------------------------

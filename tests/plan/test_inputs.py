@@ -73,13 +73,6 @@ def test_the_same_data_elsewhere_are_the_same(reading, tmp_path):
     assert json.loads(plan_file(tmp_path).read_text())["data"] == json.loads(plan)["data"]
 
 
-def test_bundled_data_and_no_data_have_no_files(tiny):
-    assert provenance.input_files(spec.from_raw(tiny)) == ()
-    process = {"name": "landscape", "steps": 3, "batch_size": 1, "noise_multiplier": 1.0}
-    tiny |= {"mechanism": process, "adversary": {"name": "landscape"}, "grid": {}}
-    assert provenance.input_files(spec.from_raw(tiny)) == ()
-
-
 def test_files_of_models_count_and_missing_ones_do_not(reading, tmp_path):
     weights = tmp_path / "weights.pth"
     weights.write_bytes(b"weights")

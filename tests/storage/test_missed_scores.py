@@ -126,12 +126,6 @@ def test_they_are_folded_in_the_order_of_trials():
     assert state.heard[3][1] == last[4:].tolist()
 
 
-def test_a_part_of_a_missed_pack_has_these_trials_alone():
-    members = np.array([True, False, False, True, True])
-    part = MissedPack(10, members).part(11, 12)
-    assert (part.first, part.last, part.members.tolist()) == (11, 12, [False, False])
-
-
 @pytest.mark.parametrize("lost", [[], [0], [1], [0, 0, 1, 1, 0], [1, 1]])
 def test_runs_cover_all_trials_once(lost):
     marks = np.array(lost, dtype=bool)

@@ -157,32 +157,25 @@ def test_a_writable_place_is_left_as_it_was(run):
 # What other programs rely on -------------------------------------------------------------------
 
 
-def test_score_files_have_the_columns_of_the_contract(local):
+def test_layout_and_columns_are_those_of_the_contract(local):
+    """Nothing is pickled."""
     local.write_scores("000-loss-x", pack())
-    file = Path(local.location) / "scores/000-loss-x/10-15.parquet"
-    assert pq.read_schema(file).names == SCORE_COLUMNS == SCORE_SCHEMA.names
-    frame = pd.read_parquet(file)
-    assert [str(kind) for kind in frame.dtypes.iloc[1:]] == ["int64", "bool", "int32", "float64"]
-    assert set(frame["audit"]) == {"000-loss-x"}
-    assert np.isinf(frame["score"]).sum() == 2
-    assert frame["score"].isna().sum() == 1
-
-
-def test_estimates_have_the_columns_of_the_contract(local):
-    local.write_estimates([row()])
-    file = Path(local.location) / "estimates.parquet"
-    assert pq.read_schema(file).names == ESTIMATE_COLUMNS == ESTIMATE_SCHEMA.names
-    assert pd.read_parquet(file).loc[0, "epsilon_lower"] == 1.5
-
-
-def test_the_layout_is_that_of_the_contract(local):
-    local.write_scores("a", pack())
     local.write_estimates([row()])
     local.write_figure("a.png", b"png")
+    local.write_json("plan.json", {"x": 1})
     local.set_complete(True)
     root = Path(local.location)
-    found = {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()}
-    assert found == {"scores/a/10-15.parquet", "estimates.parquet", "figures/a.png", "_SUCCESS"}
+    scores, estimates = root / "scores/000-loss-x/10-15.parquet", root / "estimates.parquet"
+    others = {root / name for name in ("figures/a.png", "plan.json", "_SUCCESS")}
+    assert {file for file in root.rglob("*") if file.is_file()} == {scores, estimates} | others
+    assert json.loads((root / "plan.json").read_text()) == {"x": 1}
+    assert pq.read_schema(scores).names == SCORE_COLUMNS == SCORE_SCHEMA.names
+    assert pq.read_schema(estimates).names == ESTIMATE_COLUMNS == ESTIMATE_SCHEMA.names
+    assert pd.read_parquet(estimates).loc[0, "epsilon_lower"] == 1.5
+    frame = pd.read_parquet(scores)
+    assert [str(kind) for kind in frame.dtypes.iloc[1:]] == ["int64", "bool", "int32", "float64"]
+    assert set(frame["audit"]) == {"000-loss-x"}
+    assert (np.isinf(frame["score"]).sum(), frame["score"].isna().sum()) == (2, 1)
 
 
 # Interrupted writes ------------------------------------------------------------------------------
@@ -314,16 +307,6 @@ def test_no_changed_byte_is_read_as_another_score(local):
     assert told > len(whole) / 2
 
 
-def test_no_truncated_file_is_read(local):
-    local.write_scores("a", pack())
-    file = Path(local.location) / "scores/a/10-15.parquet"
-    whole = file.read_bytes()
-    for size in range(0, len(whole), 7):
-        file.write_bytes(whole[:size])
-        with pytest.raises(RunDirectoryError):
-            local.read_scores("a", 10, 15)
-
-
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "other columns"])
 def test_damaged_estimates_are_told_with_a_remedy(damage, local):
     local.write_estimates([row()])
@@ -390,10 +373,3 @@ def test_a_place_below_a_file_is_told(tmp_path):
         f"storage path {tmp_path}/file/below/x cannot be written (Not a directory); choose another "
         "with --storage-path"
     )
-
-
-def test_nothing_is_pickled(local):
-    local.write_scores("a", pack())
-    local.write_json("plan.json", {"x": 1})
-    assert json.loads((Path(local.location) / "plan.json").read_text()) == {"x": 1}
-    assert (Path(local.location) / "scores/a/10-15.parquet").read_bytes()[:4] == b"PAR1"

@@ -32,18 +32,6 @@ def test_the_jobs_of_this_project_are_sound(job):
     assert spec.load(job).trials > 0
 
 
-def test_defaults(tiny):
-    del tiny["seed"], tiny["resources"], tiny["audit"]["estimators"], tiny["grid"]
-    sweep = spec.from_raw(tiny)
-    (cell,) = sweep.cells
-    assert sweep.seed == 0
-    assert cell.audit.confidence == 0.95
-    assert [e.name for e in cell.audit.estimators] == ["accuracy"]
-    assert cell.audit.accountants == ["gaussian"]
-    assert sweep.resources.pack_size == "auto"
-    assert cell.label == "loss"
-
-
 def test_options_of_estimators_are_typed(tiny):
     tiny["audit"]["estimators"] = [{"name": "eps-delta", "threshold": "fixed", "value": 3}]
     (estimator,) = spec.from_raw(tiny).cells[0].audit.estimators
@@ -194,16 +182,14 @@ def test_an_estimator_without_its_required_option_is_one_line(tiny, tmp_path, mo
 
 def test_several_gpus_are_for_functions_of_ones_own(tiny):
     """A trainer of DP-SGD would use one of two; a run that asked for two before can be read."""
-    kept = spec.from_raw(changed(tiny, "resources.num_gpus", 1))
+    kept = spec.from_raw(tiny)
     asked = changed(tiny, "resources.num_gpus", 2)
     with pytest.raises(SpecError, match="would be idle; use 1"):
         spec.from_raw(asked)
     assert spec.from_raw(asked | {"fingerprint": kept.fingerprint}).resources.num_gpus == 2
-    own = {"name": "function", "path": "tests.mechanisms.torch_trials:trial", "steps": 3}
-    own |= {"noise_multiplier": 1.0}
-    asked = asked | {"mechanism": own, "adversary": {"name": "own"}, "grid": {}}
-    asked["audit"] = {k: v for k, v in asked["audit"].items() if k != "record_every"}
-    asked["resources"] = asked["resources"] | {"num_gpus": 2}
+    own = {"name": "function", "path": "own:train", "steps": 3, "noise_multiplier": 1.0}
+    asked |= {"mechanism": own, "adversary": "own", "grid": {}}
+    del asked["audit"]["record_every"]
     assert spec.from_raw(asked).resources.num_gpus == 2
 
 
