@@ -34,18 +34,17 @@ def first_try(member: bool, seed: int, steady: bool) -> float:
     return float(np.random.default_rng(seed if steady else None).normal())
 
 
+def of_function(name: str, audit: dict[str, Any], pack_size: int, **options: Any) -> dict[str, Any]:
+    """A sweep of one audit of a function."""
+    mechanism = {"name": "function", "steps": 4, "noise_multiplier": 1.0} | options
+    resources = {"pack_size": pack_size, "max_trial_failures": 1000}
+    audit = {"trials": 100, "delta": 1e-5} | audit
+    raw = {"name": name, "seed": 5, "mechanism": mechanism, "adversary": "own"}
+    return raw | {"audit": audit, "resources": resources}
+
+
 def sweep(name: str, trials: int, **options: Any) -> dict[str, Any]:
-    return {
-        "name": "failing",
-        "seed": 8,
-        "mechanism": {
-            "name": "tests.pace:WithoutTorch", "path": f"tests.plan.failing:{name}", "steps": 4,
-            "noise_multiplier": 1.0, "options": options,
-        },
-        "adversary": "own",
-        "audit": {
-            "trials": trials, "delta": 1e-5, "accountants": ["gaussian"],
-            "estimators": ["accuracy", "eps-delta", "anytime", "group-sequential"],
-        },
-        "resources": {"pack_size": 5, "max_trial_failures": 1000},
-    }  # fmt: skip
+    estimators = ["accuracy", "eps-delta", "anytime", "group-sequential"]
+    how = {"name": "tests.pace:WithoutTorch", "path": f"tests.plan.failing:{name}"}
+    audit = {"trials": trials, "estimators": estimators}
+    return of_function("failing", audit, 5, **how, options=options) | {"seed": 8}

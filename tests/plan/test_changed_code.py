@@ -11,6 +11,7 @@ import pytest
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.plan.provenance import Code
 from tests.command import Outcome, inline, write_sweep
+from tests.plan.failing import of_function
 
 TRAIN = """
 import numpy as np
@@ -53,13 +54,9 @@ def forget() -> None:
 
 @pytest.fixture
 def sweep(folder: Path) -> Path:
-    mechanism = {
-        "name": "function", "path": "own_train:train", "steps": 1, "noise_multiplier": 2.0,
-        "curve": "gaussian", "isolated": False,
-    }  # fmt: skip
-    audit = {"trials": 40, "delta": 1e-5, "estimators": ["accuracy", "eps-delta", "paper-gdp"]}
-    raw = {"name": "own", "mechanism": mechanism, "adversary": "own", "audit": audit}
-    return write_sweep(folder, raw | {"resources": {"pack_size": 10}})
+    audit = {"trials": 40, "estimators": ["accuracy", "eps-delta", "paper-gdp"]}
+    how = {"path": "own_train:train", "curve": "gaussian", "isolated": False}
+    return write_sweep(folder, of_function("own", audit, 10, **how))
 
 
 def run(sweep: Path, *more: str) -> Outcome:

@@ -11,16 +11,15 @@ from dpaudit_ray.plan import claims
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.cell import Cell
 from tests.command import dpaudit, inline, refused, write_sweep
+from tests.plan.failing import of_function
 
 ACCOUNTANTS = ["gaussian", "rdp", "pld", "prv"]
 
 
 def cell(name: str, steps: int, noise: float, **more: Any) -> Cell:
     """An audit whose claim is that of `steps` releases, recorded at three of them."""
-    mechanism = {"name": "function", "path": "own:train", "steps": steps, "noise_multiplier": noise}
-    audit = {"trials": 10, "delta": 1e-5, "accountants": [name]}
-    raw = {"name": "x", "mechanism": mechanism | more, "adversary": "own", "audit": audit}
-    return spec.from_raw(raw).cells[0]
+    more |= {"path": "own:train", "steps": steps, "noise_multiplier": noise}
+    return spec.from_raw(of_function("x", {"accountants": [name]}, 10, **more)).cells[0]
 
 
 def recorded(name: str, noise: float = 4.0) -> Cell:

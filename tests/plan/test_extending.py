@@ -14,6 +14,7 @@ from dpaudit_ray import stats
 from dpaudit_ray.report.tables import Run, overview
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import dpaudit, stored_scores
+from tests.plan.failing import of_function
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 
@@ -24,20 +25,8 @@ def train(member: bool, seed: int) -> float:
 
 
 def sweep(*estimators: Any, **audit: Any) -> dict[str, Any]:
-    return {
-        "name": "longer",
-        "seed": 5,
-        "mechanism": {
-            "name": "function", "path": "test_extending:train", "steps": 4, "noise_multiplier": 1.0,
-            "curve": "gaussian", "isolated": False,
-        },
-        "adversary": "own",
-        "audit": {
-            "trials": 100, "delta": 1e-5, "accountants": ["gaussian"],
-            "estimators": list(estimators), **audit,
-        },
-        "resources": {"pack_size": 20},
-    }  # fmt: skip
+    how = {"path": "test_extending:train", "curve": "gaussian", "isolated": False}
+    return of_function("longer", {"estimators": list(estimators)} | audit, 20, **how)
 
 
 def grown(raw: dict[str, Any], folder: Path, *trials: int) -> pd.DataFrame:

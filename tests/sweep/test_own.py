@@ -21,6 +21,7 @@ from dpaudit_ray.stats import Status
 from dpaudit_ray.stats.threshold_rates import EpsDelta
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.cell import Cell
+from tests.plan.failing import of_function
 
 HERE = __name__
 
@@ -64,15 +65,10 @@ class Unfinished(accounting.Accountant):
 
 
 def sampled(**audit: Any) -> dict[str, Any]:
-    return {
-        "name": "sampled",
-        "mechanism": {
-            "name": "function", "path": f"{HERE}:train", "steps": 10, "noise_multiplier": 1.0,
-            "sample_rate": 0.2,
-        },
-        "adversary": "own",
-        "audit": {"trials": 400, "delta": 1e-5, "accountants": ["pld"], **audit},
-    }  # fmt: skip
+    how = {"path": f"{HERE}:train", "steps": 10, "sample_rate": 0.2}
+    return of_function("sampled", {"trials": 400, "accountants": ["pld"]} | audit, 20, **how) | {
+        "seed": 0
+    }
 
 
 def cell(**audit: Any) -> Cell:
