@@ -222,9 +222,6 @@ def test_an_extension_goes_on_in_the_same_group(tmp_path):
     assert len(da.Result(run.location, True).scores) == 75 * SIZE * 2
 
 
-# Bounds alone ----------------------------------------------------------------------------------
-
-
 PLAN = [(n, n + 9) for n in range(0, 100, 10)]
 
 

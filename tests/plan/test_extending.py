@@ -103,9 +103,6 @@ def test_every_recorded_step_has_them(tiny, tmp_path):
     assert found.tolist() == [{"anytime", "eps-delta-anytime"}] * 4
 
 
-# `stop_when` ---------------------------------------------------------------------------------
-
-
 def test_an_audit_that_was_decided_early_certifies_what_holds_then(tmp_path):
     """`accuracy` at the trial that decided is looked at, wherever it is written."""
     raw = sweep("accuracy", "eps-delta", trials=2000, stop_when={"within": 0.7})

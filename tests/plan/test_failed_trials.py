@@ -59,9 +59,6 @@ def replayed(location: Path, name: str) -> float:
     return state.bound(**LEVEL).epsilon_lower
 
 
-# One prefix ----------------------------------------------------------------------------------
-
-
 def test_estimates_cover_all_trials_with_the_failed_ones_as_misses(broken):
     """The twin folds trial by trial, by hand."""
     _sweep, plan, run = opened(broken)
@@ -93,9 +90,6 @@ def test_everything_that_is_said_rests_on_the_same_trials(broken):
     assert live.done == 300 - missed
     planned = dpaudit("plan", broken.parent / "sweep.yaml", "--storage-path", broken.parent)
     assert "left to do: about 0s" in planned.out, "failed packs are not run again unasked"
-
-
-# Order, restarts -------------------------------------------------------------------------------
 
 
 def test_any_order_of_scores_failures_and_restarts_gives_the_same(broken, tmp_path):
@@ -154,9 +148,6 @@ def test_scores_of_a_trainer_that_was_taken_for_lost_stand_above_the_miss(broken
 def _rebuilt(run: RunDirectory) -> RunDirectory:
     Aggregation.rebuild(run).flush()
     return run
-
-
-# Retrying --------------------------------------------------------------------------------------
 
 
 def retried(location: Path) -> Outcome:

@@ -55,9 +55,6 @@ def tampered(run: RunDirectory, change: Callable[[dict[str, Any]], object]) -> N
     file.write_text(json.dumps(raw))
 
 
-# Packs ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [1, 7, 10, 89, 90, 91, 1000, "auto"])
 @pytest.mark.parametrize("trials", [1, 90])
 def test_packs_tile_the_trials(size, trials, tiny):
@@ -79,9 +76,10 @@ def test_every_audit_has_its_own_bits_and_folder(tiny):
     tiny["grid"]["mechanism.steps"] = [5, 6]
     tiny["grid"]["audit.delta"] = [1e-5, 1e-6]
     plan = planning.make(spec.from_raw(tiny))
-    assert len(plan.audits) == 8
-    assert len({audit.id for audit in plan.audits}) == 8
+    assert len({audit.id for audit in plan.audits}) == len(plan.audits) == 8
     assert len({audit.fingerprint for audit in plan.audits}) == 4, "the level changes no bits"
+    assert len({audit.commitment(seed) for audit in plan.audits for seed in (3, 4)}) == 8
+    assert planning.to_json(plan)["audits"][0]["bits_sha256"] == plan.audits[0].commitment(3)
 
 
 def test_claims_are_given_for_every_accountant_and_horizon(tiny):
@@ -108,24 +106,6 @@ def test_an_accountant_without_an_answer_is_told(error, tiny, monkeypatch):
     )
 
 
-def test_the_commitment_is_to_every_bit(tiny):
-    plan = planning.make(spec.from_raw(tiny))
-    (first, second) = plan.audits
-    given = {first.commitment(3), second.commitment(3), first.commitment(4)}
-    assert len(given) == 3
-    assert planning.to_json(plan)["audits"][0]["bits_sha256"] == first.commitment(3)
-
-
-# Resuming ------------------------------------------------------------------------------------
-
-
-def test_a_plan_survives_its_file(tiny, run):
-    plan = planning.open_run(spec.from_raw(tiny), run)
-    assert planning.load(run) == plan
-    assert planning.require(run) == plan
-    assert planning.read(run) == (spec.from_raw(tiny), plan)
-
-
 def test_what_is_stored_is_not_run_again(tiny, run):
     plan = planning.open_run(spec.from_raw(tiny), run)
     assert len(list(plan.remaining(run))) == 18
@@ -146,6 +126,8 @@ def test_opening_again_changes_no_file(tiny, run):
     assert planning.open_run(spec.from_raw(tiny), run) == plan
     assert files(run) == before
     assert run.complete
+    assert planning.load(run) == planning.require(run) == plan
+    assert planning.read(run) == (spec.from_raw(tiny), plan)
 
 
 def test_settings_that_change_no_result_are_taken_over(tiny, run):
@@ -200,9 +182,6 @@ def test_a_run_of_another_computation_is_refused_with_what_differs(tiny, run, mo
     with pytest.raises(RunDirectoryError, match="is damaged"):
         planning.read(run)
     assert files(run) == kept
-
-
-# Extending -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trials", [91, 95, 100, 130])
@@ -283,9 +262,6 @@ def test_a_kill_between_the_two_files_of_an_extension_is_harmless(tiny, run, mon
     assert planning.read(run)[0].trials == planning.read(run)[1].trials == 180, "taken back"
     assert planning.open_run(with_trials(tiny, 120), run).trials == 240
     assert planning.read(run)[0].trials == planning.read(run)[1].trials == 240
-
-
-# Refusals ------------------------------------------------------------------------------------
 
 
 def refusal(sweep: Sweep, run: RunDirectory) -> str:

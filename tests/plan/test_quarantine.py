@@ -138,8 +138,6 @@ def test_a_foreign_pack_counts_no_trial_twice(run):
     assert [opened.done(planned) for planned in opened.plan.audits] == [90, 90]
 
 
-# Reading ---------------------------------------------------------------------------------------
-
 READS: dict[str, Callable[[RunDirectory], object]] = {
     "scores": lambda run: run.read_scores("a", 10, 15),
     "estimates": lambda run: run.estimates(),
@@ -177,9 +175,6 @@ def test_a_time_out_sets_nothing_aside(run, monkeypatch):
     with pytest.raises(StorageError, match="not connected"):
         quarantine.set_aside(directory, plan, pytest.fail)
     assert list(run.glob("scores/*/*.damaged-*")) == []
-
-
-# Written once ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["local", "memory", "no links"])

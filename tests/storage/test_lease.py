@@ -63,9 +63,6 @@ def snapshot(location: Path) -> dict[str, tuple[int, int, bytes]]:
     }
 
 
-# Who gets it -----------------------------------------------------------------------------------
-
-
 def outcomes_of_two(run: RunDirectory) -> list[str]:
     """Two drivers that start at the same moment, the winner staying until the other has ended."""
     both, ended = threading.Barrier(2), threading.Event()
@@ -170,8 +167,6 @@ def test_a_slash_at_the_end_is_no_other_run(first, monkeypatch):
         with pytest.raises(RunDirectoryError, match="another driver"), lease.held(second, watch=1):
             pass
 
-
-# Who lost it -----------------------------------------------------------------------------------
 
 WRITES: dict[str, Callable[[RunDirectory], object]] = {
     "scores": lambda run: run.write_scores("a", pack(16)),

@@ -94,9 +94,6 @@ def local(tmp_path: Path) -> RunDirectory:
     return RunDirectory(str(tmp_path / "tiny"))
 
 
-# Every kind of storage -----------------------------------------------------------------------
-
-
 def test_an_empty_directory_holds_nothing(run):
     assert run.read_text("sweep.yaml") is None
     assert run.read_json("plan.json") is None
@@ -108,12 +105,23 @@ def test_an_empty_directory_holds_nothing(run):
     assert len(run.estimates()) == len(stored_scores(run, "a")) == 0
 
 
-def test_text_and_json_come_back(run):
+def test_what_is_replaced_comes_back(run):
     run.write_text("sweep.yaml", "name: é\n")
+    run.require_writable()
+    assert run._folder.names("") == ["sweep.yaml"], "left as it was"
     run.write_json("plan.json", {"a": [1, 2.5, None]})
     run.write_json("plan.json", {"a": [3]})
     assert run.read_text("sweep.yaml") == "name: é\n"
     assert run.read_json("plan.json") == {"a": [3]}
+    run.write_estimates([row(), row(step=3)])
+    run.write_estimates([row(trials=180)])
+    (only,) = run.estimates().to_dict("records")
+    assert only["trials"] == 180
+    assert np.isnan(only["mu_lower"])
+    assert np.isinf(only["epsilon_upper"])
+    for complete in (False, True, True, False, False):
+        run.set_complete(complete)
+        assert run.complete is complete
 
 
 def test_scores_come_back_bit_for_bit(run):
@@ -131,30 +139,6 @@ def test_scores_are_put_together_in_trial_order(run):
     frame = stored_scores(run, "a")
     assert frame["trial"].tolist() == np.repeat([*range(4, 16), *range(100, 106)], 2).tolist()
     assert frame["step"].tolist() == [3, 6] * 18
-
-
-def test_estimates_are_replaced(run):
-    run.write_estimates([row(), row(step=3)])
-    run.write_estimates([row(trials=180)])
-    (only,) = run.estimates().to_dict("records")
-    assert only["trials"] == 180
-    assert np.isnan(only["mu_lower"])
-    assert np.isinf(only["epsilon_upper"])
-
-
-def test_success_comes_and_goes(run):
-    for complete in (False, True, True, False, False):
-        run.set_complete(complete)
-        assert run.complete is complete
-
-
-def test_a_writable_place_is_left_as_it_was(run):
-    run.write_text("sweep.yaml", "x")
-    run.require_writable()
-    assert run._folder.names("") == ["sweep.yaml"]
-
-
-# What other programs rely on -------------------------------------------------------------------
 
 
 def test_layout_and_columns_are_those_of_the_contract(local):
@@ -176,9 +160,6 @@ def test_layout_and_columns_are_those_of_the_contract(local):
     assert [str(kind) for kind in frame.dtypes.iloc[1:]] == ["int64", "bool", "int32", "float64"]
     assert set(frame["audit"]) == {"000-loss-x"}
     assert (np.isinf(frame["score"]).sum(), frame["score"].isna().sum()) == (2, 1)
-
-
-# Interrupted writes ------------------------------------------------------------------------------
 
 
 def dies(*_: Any, **__: Any) -> None:
@@ -243,9 +224,6 @@ def test_what_is_no_pack_is_no_pack(local):
     (folder / "0-9.parquet").mkdir()
     assert local.score_files("a") == {(10, 15)}
     assert len(stored_scores(local, "a")) == 12
-
-
-# Damage ------------------------------------------------------------------------------------------
 
 
 def table(**columns: list[Any]) -> pa.Table:
@@ -330,9 +308,6 @@ def test_damaged_json_is_told(content, local):
 def test_a_pack_that_vanished_is_told(local):
     with pytest.raises(RunDirectoryError, match=r"0-9\.parquet is not readable \(it is gone\)"):
         local.read_scores("a", 0, 9)
-
-
-# Places ------------------------------------------------------------------------------------------
 
 
 def test_names_are_appended_to_any_place(tmp_path, monkeypatch):

@@ -51,8 +51,6 @@ def test_the_given_mapping_is_left_alone(tiny, npz):
     assert tiny == before
 
 
-# Fingerprint ------------------------------------------------------------------------------------
-
 CHANGES: list[tuple[str, Any]] = [
     ("seed", 4),
     ("mechanism.steps", 9),
@@ -126,9 +124,6 @@ def test_fingerprints_are_pinned(tiny):
     New options keep it, because options at their default are left out.
     """
     assert spec.from_raw(tiny).fingerprint == "3b21426086870f5644b2e8ed3376749a"
-
-
-# A recorded sweep -------------------------------------------------------------------------------
 
 
 def test_a_recorded_sweep_reads_as_the_same_sweep(tiny):
