@@ -1,7 +1,6 @@
 """Recorded claims are held against the sweep: true ones pass, edited ones do not."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,39 +64,28 @@ def test_claims_of_sampled_steps_are_computed_again():
     assert "its claim after step 20 by" in str(claims.difference({"prv": (value * 1.01,)}, audit))
 
 
-class TestAwayFromTheData:
-    """A sampled run is read where its data are not: how many there are is as it was recorded."""
-
-    @pytest.fixture
-    def run(self, tiny: dict[str, Any], tmp_path: Path) -> Path:
-        rng = np.random.default_rng(0)
-        x = rng.normal(size=(200, 3)).astype(np.float32)
-        np.savez(tmp_path / "mine.npz", x=x, y=(x[:, 0] > 0).astype(int))
-        tiny["mechanism"] |= {
-            "data": {"name": "npz", "path": str(tmp_path / "mine.npz")},
-            "sampling": "poisson",
-            "batch_size": 20,
-        }
-        tiny["audit"]["accountants"] = ["rdp"]
-        assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
-        return tmp_path / "tiny"
-
-    def test_every_view_is_the_same(self, run):
-        views = (("status", run, "--json"), ("report", run, "--format", "csv"), ("verify", run))
-        here = [dpaudit(*view) for view in views]
-        (run.parent / "mine.npz").unlink()
-        for view, before in zip(views, here, strict=True):
-            away = dpaudit(*view)
-            assert (away.code, away.out) == (before.code, before.out)
-            assert "as plan.json has them" in away.err
-            assert not before.err
-
-    def test_what_is_recorded_is_held_against_the_data_where_they_are(self, run):
-        plan = json.loads((run / "plan.json").read_text())
-        assert plan["audits"][0]["claimed"][0]["sample_rate"] == 0.1
-        for audit in plan["audits"]:
-            audit["claims"] = {name: [9.9, 9.9] for name in audit["claims"]}
-        (run / "plan.json").write_text(json.dumps(plan))
-        assert "is not what its sweep promises" in refused("status", run)
-        (run.parent / "mine.npz").unlink()
-        assert "is not what its sweep promises" in refused("status", run)  # by its own record
+def test_a_sampled_run_is_read_where_its_data_are_not(tiny, tmp_path):
+    """How many there are is as it was recorded, and held against the data where they are."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3)).astype(np.float32)
+    data, run = tmp_path / "mine.npz", tmp_path / "tiny"
+    np.savez(data, x=x, y=(x[:, 0] > 0).astype(int))
+    npz = {"name": "npz", "path": str(data)}
+    tiny["mechanism"] |= {"data": npz, "sampling": "poisson", "batch_size": 20}
+    tiny["audit"]["accountants"] = ["rdp"]
+    assert inline(write_sweep(tmp_path, tiny), tmp_path).code == 0
+    views = (("status", run, "--json"), ("report", run, "--format", "csv"), ("verify", run))
+    here, moved = [dpaudit(*view) for view in views], data.rename(tmp_path / "moved.npz")
+    for view, before in zip(views, here, strict=True):
+        away = dpaudit(*view)
+        assert (away.code, away.out) == (before.code, before.out)
+        assert "as plan.json has them" in away.err
+        assert not before.err
+    plan = json.loads((run / "plan.json").read_text())
+    assert plan["audits"][0]["claimed"][0]["sample_rate"] == 0.1
+    for audit in plan["audits"]:
+        audit["claims"] = {name: [9.9, 9.9] for name in audit["claims"]}
+    (run / "plan.json").write_text(json.dumps(plan))
+    assert "is not what its sweep promises" in refused("status", run)  # by its own record
+    moved.rename(data)
+    assert "is not what its sweep promises" in refused("status", run)

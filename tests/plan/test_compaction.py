@@ -294,9 +294,3 @@ def test_a_verdict_looks_after_packs_and_not_after_files(tmp_path, monkeypatch):
     assert seen == looks
     assert len(looks) > 40
     assert (fast.best, fast.latest, fast._reached) == (slow.best, slow.latest, slow._reached)
-
-
-def test_small_audits_keep_a_file_per_pack(tmp_path):
-    sweep, plan, run = filled(tmp_path, packs=FEWEST - 1)
-    Aggregation(sweep, plan, run).flush()
-    assert len(files(run, plan)) == FEWEST - 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import random
 import shutil
@@ -267,25 +268,19 @@ def test_renewals_stop_at_a_foreign_lease(local):
     assert local.read_json(DRIVER) == {"owner": "new", "host": "there", "pid": 7}
 
 
-@pytest.fixture
-def at_the_third_pack(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+def at_the_third_pack(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
     """Has something happen, once, while a run trains its third pack."""
+    attempt, count = PackTrainer.attempt, itertools.count(1)
 
-    def arrange(action: Callable[[], object]) -> None:
-        attempt, count = PackTrainer.attempt, [0]
+    def counted(self: PackTrainer, *arguments: Any) -> Any:
+        if next(count) == 3:
+            action()
+        return attempt(self, *arguments)
 
-        def counted(self: PackTrainer, *arguments: Any) -> Any:
-            count[0] += 1
-            if count[0] == 3:
-                action()
-            return attempt(self, *arguments)
-
-        monkeypatch.setattr(PackTrainer, "attempt", counted)
-
-    return arrange
+    monkeypatch.setattr(PackTrainer, "attempt", counted)
 
 
-def test_an_overtaken_run_ends_in_exit_4(tiny, tmp_path, monkeypatch, at_the_third_pack):
+def test_an_overtaken_run_ends_in_exit_4(tiny, tmp_path, monkeypatch):
     """Another driver takes over and completes the run while this one stands still."""
     monkeypatch.setattr(lease, "held", functools.partial(lease.held, watch=0.2, beat=NEVER))
     file, seen = write_sweep(tmp_path, tiny), {}
@@ -294,7 +289,7 @@ def test_an_overtaken_run_ends_in_exit_4(tiny, tmp_path, monkeypatch, at_the_thi
         assert da.run(tiny, storage_path=str(tmp_path), executor="inline").complete
         seen.update(snapshot(tmp_path / "tiny"))
 
-    at_the_third_pack(other)
+    at_the_third_pack(monkeypatch, other)
     overtaken = inline(file, tmp_path)
     assert overtaken.code == 4, overtaken.err
     assert overtaken.err.count("\n") == 1
@@ -303,16 +298,11 @@ def test_an_overtaken_run_ends_in_exit_4(tiny, tmp_path, monkeypatch, at_the_thi
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_run_directory_that_vanishes_ends_in_exit_4(moved, tiny, tmp_path, at_the_third_pack):
+def test_a_run_directory_that_vanishes_ends_in_exit_4(moved, tiny, tmp_path, monkeypatch):
     file, place = write_sweep(tmp_path, tiny), tmp_path / "tiny"
 
-    def vanish() -> None:
-        if moved:
-            place.rename(tmp_path / "moved")
-        else:
-            shutil.rmtree(place)
-
-    at_the_third_pack(vanish)
+    vanish = (lambda: place.rename(tmp_path / "moved")) if moved else (lambda: shutil.rmtree(place))
+    at_the_third_pack(monkeypatch, vanish)
     found = inline(file, tmp_path)
     assert found.code == 4, found.err
     assert found.err.count("\n") == 1

@@ -2,9 +2,7 @@
 
 import json
 import socket
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +26,6 @@ def elsewhere(run: RunDirectory, beat: int) -> None:
     run.write_json(lease.DRIVER, entry)
 
 
-@pytest.fixture
-def renewed(run: RunDirectory) -> Iterator[None]:
-    """A driver on another machine renews its lease every tenth of a second."""
-    over = threading.Event()
-
-    def renew() -> None:
-        beat = 0
-        while not over.wait(0.1):
-            elsewhere(run, beat := beat + 1)
-
-    elsewhere(run, 0)
-    thread = threading.Thread(target=renew)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
-
-
 class TestHolder:
     def test_a_process_of_this_machine_is_known_at_once(self, run):
         with lease.held(run, watch=0.1):
@@ -56,8 +36,9 @@ class TestHolder:
         assert holder.host == socket.gethostname()
         assert holder.silent == 0
 
-    @pytest.mark.usefixtures("renewed")
-    def test_one_on_another_machine_is_seen_by_its_renewals(self, run):
+    def test_one_on_another_machine_is_seen_by_its_renewals(self, run, monkeypatch):
+        elsewhere(run, 0)
+        monkeypatch.setattr(time, "sleep", lambda _: elsewhere(run, 1))
         assert lease.holder(run) == lease.Holder("node-7", 12)
 
     def test_one_on_another_machine_that_renews_nothing_is_told_as_silent(self, run):

@@ -118,6 +118,8 @@ def test_above_its_claim_is_what_refutes_the_claimed_noise(ran):
 
 
 def test_claims_of_ones_own_stand_beside_the_others(ran):
+    code = json.loads((Path(ran.directory.location) / "plan.json").read_text())["code"]
+    assert HERE in json.dumps(code)
     found = ran.plan.audits[0].claims
     assert list(found) == ["pld", f"{HERE}:Loose"]
     assert found[f"{HERE}:Loose"][0] == 2 * found["pld"][0]
@@ -129,11 +131,6 @@ def test_what_is_assumed_is_said_in_words(ran):
     assert len(list(words.explained(assumed))) == 3
     said = words.conditions(assumed, ran.sweep.cells)
     assert said == [f"{HERE}:Guessed assumes: nobody looks"]
-
-
-def test_their_code_is_recorded(ran):
-    code = json.loads((Path(ran.directory.location) / "plan.json").read_text())["code"]
-    assert HERE in json.dumps(code)
 
 
 def test_what_is_not_trusted_is_read_as_it_was_recorded(ran):

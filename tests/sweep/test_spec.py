@@ -54,10 +54,8 @@ def test_the_given_mapping_is_left_alone(tiny, npz):
 CHANGES: list[tuple[str, Any]] = [
     ("seed", 4),
     ("mechanism.steps", 9),
-    ("mechanism.noise_multiplier", 2.5),
     ("mechanism.seed", 1),
     ("mechanism.data", {"name": "california_housing"}),
-    ("audit.delta", 1e-6),
     ("audit.confidence", 0.9),
     ("audit.record_every", 2),
     ("audit.estimators", ["accuracy"]),
@@ -66,7 +64,6 @@ CHANGES: list[tuple[str, Any]] = [
     ("resources.pack_size", 30),
     ("grid", {"adversary": ["loss", "biased-dimension"]}),
     ("grid", {"adversary": [{"name": "biased-dimension", "choice": "simulated"}, "loss"]}),
-    ("grid", {"adversary": ["biased-dimension"]}),
 ]
 NO_CHANGES: list[tuple[str, Any]] = [
     ("name", "other"),
@@ -76,7 +73,6 @@ NO_CHANGES: list[tuple[str, Any]] = [
     ("mechanism.engine", "packed"),
     ("mechanism.model", "fcnn"),
     ("adversary", "biased-dimension"),  # the grid replaces it
-    ("resources.num_cpus", 2),
     ("resources.num_gpus", 0.25),
     ("resources.max_concurrent_trainers", 1),
     ("grid", {"adversary": ["biased-dimension", "loss"]}),
@@ -192,14 +188,11 @@ def test_several_gpus_are_for_functions_of_ones_own(tiny):
     ("text", "value"),
     [
         ("1e-5", 1e-5),
-        ("1E5", 1e5),
-        (".5e3", 500.0),
+        (".5E3", 500.0),
         ("-1.e+2", -100.0),
-        ("1.0e-05", 1e-5),
         ("3", 3),
         ("'1e5'", "1e5"),
         ("1e5x", "1e5x"),
-        ("e5", "e5"),
         ("", None),
         ("[1, 2]", [1, 2]),
         ("{name: loss}", {"name": "loss"}),
