@@ -133,14 +133,6 @@ def test_scores_come_back_bit_for_bit(run):
     assert run.has_scores
 
 
-def test_scores_are_put_together_in_trial_order(run):
-    for first in (100, 10, 4):
-        run.write_scores("a", pack(first))
-    frame = stored_scores(run, "a")
-    assert frame["trial"].tolist() == np.repeat([*range(4, 16), *range(100, 106)], 2).tolist()
-    assert frame["step"].tolist() == [3, 6] * 18
-
-
 def test_layout_and_columns_are_those_of_the_contract(local):
     """Nothing is pickled."""
     local.write_scores("000-loss-x", pack())
