@@ -2,9 +2,9 @@
 
 import dataclasses
 import itertools
+from unittest.mock import Mock
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -12,6 +12,7 @@ from dpaudit_ray.plan import score_stream
 from dpaudit_ray.plan.score_stream import MissedPack
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores, encoded, score_frame
+from tests.storage.test_storage import altered
 
 COLUMNS = ["audit", "trial", "member", "step", "score"]
 WHY = {12: "ValueError: boom", 13: "took more than 5 s"}
@@ -60,21 +61,14 @@ def test_packs_with_and_without_are_put_together_and_cut():
     assert shown.query("missed != ''")["trial"].tolist() == [12, 12, 13, 13]
 
 
-def altered(column: str, values: list[object]) -> pa.Table:
-    table = pack().table("a")
-    place = table.column_names.index(column)
-    field = table.schema.field(place)
-    return table.set_column(place, field, pa.array(values, field.type))
-
-
 @pytest.mark.parametrize(
     "table",
     [
-        altered("missed", [""] * 12),
-        altered("missed", ["", "", "", "", "x", "", "y", "y", "", "", "", ""]),
-        altered("missed", ["x", "x", "", "", "x", "x", "y", "y", "", "", "", ""]),
-        altered("missed", [None, *[""] * 3, "x", "x", "y", "y", *[""] * 4]),
-        altered("score", [1.0] * 12),
+        altered(pack(), "missed", [""] * 12),
+        altered(pack(), "missed", ["", "", "", "", "x", "", "y", "y", "", "", "", ""]),
+        altered(pack(), "missed", ["x", "x", "", "", "x", "x", "y", "y", "", "", "", ""]),
+        altered(pack(), "missed", [None, *[""] * 3, "x", "x", "y", "y", *[""] * 4]),
+        altered(pack(), "score", [1.0] * 12),
         pack().table("a").rename_columns([*COLUMNS, "lost"]),
         pack(measured=True).table("a").select([*COLUMNS, "missed", "accuracy"]),
     ],
@@ -98,28 +92,14 @@ def test_one_that_misses_another_is_not(mine, other, said):
     assert pack(mine).difference(pack(other)) == said
 
 
-class Listening:
-    """Notes what is folded, in its order."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, list[float]]] = []
-
-    def fold(self, scores: np.ndarray, members: np.ndarray) -> None:
-        assert len(scores) == len(members)
-        self.heard.append(("fold", scores.tolist()))
-
-    def miss(self, members: np.ndarray) -> None:
-        self.heard.append(("miss", members.tolist()))
-
-
 def test_they_are_folded_in_the_order_of_trials():
-    whole, state = pack({10: "x", 12: "x", 13: "x"}), Listening()
+    whole, state = pack({10: "x", 12: "x", 13: "x"}), Mock()
     score_stream.feed(state, whole)
     last, bits = whole.scores[:, -1], whole.members.tolist()
-    assert [kind for kind, _ in state.heard] == ["miss", "fold", "miss", "fold"]
-    assert [values for kind, values in state.heard if kind == "miss"] == [bits[:1], bits[2:4]]
-    assert np.array_equal(state.heard[1][1], [last[1]], equal_nan=True)
-    assert state.heard[3][1] == last[4:].tolist()
+    heard = [(call[0], *(part.tolist() for part in call.args)) for call in state.method_calls]
+    assert heard[::2] == [("miss", bits[:1]), ("miss", bits[2:4])]
+    np.testing.assert_equal(heard[1], ("fold", last[1:2].tolist(), bits[1:2]))
+    assert heard[3:] == [("fold", last[4:].tolist(), bits[4:])]
 
 
 @pytest.mark.parametrize("lost", [[], [0], [1], [0, 0, 1, 1, 0], [1, 1]])

@@ -218,13 +218,11 @@ def test_what_is_no_pack_is_no_pack(local):
     assert len(stored_scores(local, "a")) == 12
 
 
-def table(**columns: list[Any]) -> pa.Table:
-    """The score file of a pack, with other values in some columns."""
-    whole = pack().table("a")
-    for name, values in columns.items():
-        place = whole.column_names.index(name)
-        whole = whole.set_column(place, name, pa.array(values, whole.schema.types[place]))
-    return whole
+def altered(pack: PackScores, column: str, values: list[Any]) -> pa.Table:
+    """The score file of a pack, with other values in a column."""
+    whole = pack.table("a")
+    place = whole.column_names.index(column)
+    return whole.set_column(place, column, pa.array(values, whole.schema.types[place]))
 
 
 BITS, SCORES = (pack().table("a")[name].to_pylist() for name in ("member", "score"))
@@ -234,8 +232,8 @@ TABLES: dict[str, pa.Table] = {
     "swapped rows": pack().table("a").take([1, 0, *range(2, 12)]),
     "one row less": pack().table("a").slice(0, 11),
     "no rows": SCORE_SCHEMA.empty_table(),
-    "steps of a trial disagree about its bit": table(member=[not BITS[0], *BITS[1:]]),
-    "missing score": table(score=[None, *SCORES[1:]]),
+    "steps of a trial disagree about its bit": altered(pack(), "member", [not BITS[0], *BITS[1:]]),
+    "missing score": altered(pack(), "score", [None, *SCORES[1:]]),
     "other columns": pa.table({"x": [1]}),
 }
 DAMAGES: dict[str, Callable[[Path], object]] = {
