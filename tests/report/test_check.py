@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
 from dpaudit_ray.orchestration.aggregation import Aggregation
+from dpaudit_ray.plan.model import PlannedAudit
 from dpaudit_ray.report import check
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
@@ -185,7 +185,7 @@ def another_seed(raw: Any) -> None:
     raw["seed"] = 4
     keys = ("id", "label", "fingerprint", "trials", "horizons", "claims", "packs", "declared")
     for audit in raw["audits"]:
-        planned = planning.PlannedAudit(**{key: audit[key] for key in keys})
+        planned = PlannedAudit(**{key: audit[key] for key in keys})
         audit["bits_sha256"] = planned.commitment(4)
 
 
