@@ -195,10 +195,9 @@ class PackScores:
             {trial: why for trial, why in enumerate(reasons, start=first) if why},
             stated=(table.schema.metadata or {}).get(_DIGEST, b"").decode("ascii", "replace"),
         )
-        given = [c for c in table.column_names if c not in ("score", *measured)]
-        if len(pack.members) != n or not pack.table(audit).select(given).equals(
-            table.select(given)
-        ):
+        others = table.drop(["score", *measured])
+        again = pack.table(audit).drop(["score", *measured]) if len(pack.members) == n else None
+        if again is None or not again.equals(others):
             raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
         if not all(np.isnan(column[pack.lost]).all() for column in pack._values):
             raise ValueError("it has scores of trials that were missed")
