@@ -12,18 +12,26 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import Bounds as Bounds
-
-if TYPE_CHECKING:
-    from .model import PlannedAudit
 
 GATHERED = 256  # packs
 FEWEST = 64  # of the last packs of an audit, or between two that failed
 MOST_ROWS = 2**20  # of a file: 8 MiB of scores
 _WORTH_IT = 8  # packs that this leaves, or they stay as they are
+
+
+class Packed(Protocol):
+    """As much of a planned audit as its files know."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def horizons(self) -> tuple[int, ...]: ...
+    @property
+    def packs(self) -> tuple[Bounds, ...]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +43,17 @@ class Stretch:
     stop: int
 
 
-def stored(run: RunDirectory, audit: PlannedAudit) -> list[Stretch]:
+def stored(run: RunDirectory, audit: Packed) -> list[Stretch]:
     """The finished packs of an audit in their order, each once."""
     return resolved(audit.packs, run.score_files(audit.id))
 
 
-def finished(run: RunDirectory, audit: PlannedAudit) -> set[Bounds]:
+def finished(run: RunDirectory, audit: Packed) -> set[Bounds]:
     """Bounds of the finished packs of an audit."""
     return packs_of(audit, stored(run, audit))
 
 
-def packs_of(audit: PlannedAudit, stretches: Iterable[Stretch]) -> set[Bounds]:
+def packs_of(audit: Packed, stretches: Iterable[Stretch]) -> set[Bounds]:
     """The bounds of all packs of these stretches."""
     return {pack for stretch in stretches for pack in audit.packs[stretch.start : stretch.stop]}
 
@@ -68,7 +76,7 @@ def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[Stretch]:
 
 
 def prefix(
-    audit: PlannedAudit,
+    audit: Packed,
     there: Iterable[Stretch],
     missed: Collection[Bounds],
     start: int = 0,
@@ -87,12 +95,12 @@ def prefix(
         start = max(stretch.stop, start)
 
 
-def number(audit: PlannedAudit, trial: int) -> int:
+def number(audit: Packed, trial: int) -> int:
     """The number of the pack that a trial is in."""
     return bisect.bisect_right(audit.packs, trial, key=lambda pack: pack[0]) - 1
 
 
-def group_size(audit: PlannedAudit) -> int:
+def group_size(audit: Packed) -> int:
     """How many packs one file may hold; 0 where gathering them would not pay."""
     rows = len(audit.horizons) * (audit.packs[0][1] + 1 if audit.packs else MOST_ROWS)
     size = min(GATHERED, MOST_ROWS // rows)
@@ -100,7 +108,7 @@ def group_size(audit: PlannedAudit) -> int:
 
 
 def gatherings(
-    audit: PlannedAudit, files: Collection[Bounds], start: int, stop: int
+    audit: Packed, files: Collection[Bounds], start: int, stop: int
 ) -> Iterator[tuple[list[Stretch], list[Bounds]]]:
     """Packs `start` to `stop` - 1 that go into one file, as stretches, and the files in these."""
     size, ordered = group_size(audit), sorted(files)
@@ -119,6 +127,6 @@ def gatherings(
             yield run, inside
 
 
-def span(audit: PlannedAudit, run: Sequence[Stretch]) -> Bounds:
+def span(audit: Packed, run: Sequence[Stretch]) -> Bounds:
     """First and last trial of stretches that follow each other."""
     return audit.packs[run[0].start][0], audit.packs[run[-1].stop - 1][1]

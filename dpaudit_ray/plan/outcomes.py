@@ -192,9 +192,6 @@ def keep_outputs(run: RunDirectory, audit: str, scores: PackScores) -> PackScore
     return dataclasses.replace(scores, outputs={})
 
 
-# What is asked of it -----------------------------------------------------------------------------
-
-
 def recorded(run: RunDirectory, plan: Plan) -> list[Failure]:
     """Every pack that was given up; scores that were stored since stand above them."""
     return [
@@ -255,9 +252,6 @@ def only_failed(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> boo
     """Whether all that an incomplete run lacks has failed before: `dpaudit run` leaves that out."""
     given_up = {failure.pack for failure in failed(run, plan)}
     return bool(given_up or unprepared(run, plan)) and not to_run(run, plan, enough, given_up)
-
-
-# In words ----------------------------------------------------------------------------------------
 
 
 def by_kind(failures: Iterable[Failure], plan: Plan) -> list[FailureGroup]:

@@ -144,9 +144,6 @@ def _short(digest: str | None) -> str:
     return "no file" if digest is None else f"SHA-256 {digest[:12]}..."
 
 
-# Data --------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class InputFile:
     """A file as it was when the run began; `sha256` is in hexadecimal digits."""

@@ -132,9 +132,6 @@ def _incomplete(run: RunDirectory, missing: str) -> RunDirectoryError:
     )
 
 
-# What follows from the sweep ---------------------------------------------------------------------
-
-
 def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
     """Raises RunDirectoryError unless the plan is this sweep's, with its accountants' claims."""
     _check_numbers(sweep, plan, run)

@@ -181,8 +181,6 @@ class Place:
                 "choose another with --storage-path"
             ) from error
 
-    # Text files ---------------------------------------------------------------------------
-
     def read_text(self, name: str) -> str | None:
         try:
             content = self._content(name)
@@ -215,8 +213,6 @@ class Place:
 
     def delete(self, name: str) -> None:
         self._try(name, self._folder.delete, name, self._passage)
-
-    # What any kind of file is written and read by -----------------------------------------
 
     def _create(self, name: str, content: bytes, difference: Callable[[], str | None]) -> None:
         """Writes a file once; StorageError where there is one with what `difference` says."""
