@@ -40,10 +40,6 @@ class Npz(Data):
     label_order: list[str | int | float] = Field(default=[])  # values of classes 0, 1, ...
     regression: bool = False  # y are numbers to learn
 
-    @property
-    def has_classes(self) -> bool:
-        return not self.regression
-
     def read(self) -> Dataset:
         x, y, source = read_npz(self.path, self.name)
         y = labels(y, f"{source}: y", self.label_order, self.regression)

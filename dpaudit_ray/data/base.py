@@ -47,8 +47,8 @@ class Data(Plugin):
 
     @property
     def has_classes(self) -> bool:
-        """Whether labels are classes; else they are numbers, for regression."""
-        return True
+        """Whether labels are classes, and not numbers for its option `regression`."""
+        return not getattr(self, "regression", False)
 
     def files(self) -> tuple[Path, ...]:
         """The files that `read` reads, which may not exist yet; none for bundled data."""

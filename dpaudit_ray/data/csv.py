@@ -36,10 +36,6 @@ class Csv(Data):
     ranges: dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]] = Field(default={})
     regression: bool = False  # the label is a number to learn
 
-    @property
-    def has_classes(self) -> bool:
-        return not self.regression
-
     def read(self) -> Dataset:
         source, label, table = self._table()
         features = table.drop(columns=[label, *self.drop])

@@ -282,7 +282,6 @@ def test_any_numbers_are_learnt_by_regression(tmp_path):
         (TABLE, {"drop": ["ctiy"]}, "`drop` names 'ctiy', which is no column; did you mean city?"),
         (TABLE, {"drop": ["city"], "ranges": {"age": [2, 1]}}, "`ranges` of 'age' falls from 2"),
         ("a,y\n1,0\n,1\n", {}, "row 2 below the header has no (finite) value in column 'a'; fill"),
-        ("a,y\n,\n,1\n", {}, "row 1 below the header has no (finite) value in column 'a', and 2"),
         (",a,y\n0,1,0\n1,1,1\n", {}, "a column has no name, as numbers of rows; `drop: ['Unnamed:"),
         ("1.5,0\n2,1\n", {}, "holds 1 rows of 2 columns, the first of which are called 1.5, 0;"),
         ("a,y\n", {}, "holds 0 rows of 2 columns"),

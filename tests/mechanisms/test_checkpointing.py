@@ -56,7 +56,6 @@ def numbers(found: Any) -> np.ndarray:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "sgd": {},
     "held out": {"held_out": 0.3},
     "momentum, watched": {"optimizer": "momentum", "adversary": "watched-dimension"},
     "adam, poisson": {"optimizer": "adam", "sampling": "poisson"},
