@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-_TF32, _FLOAT32 = "tf32", "ieee"
 # What a step may hold beside its pack's parameters: half of a GPU of 16 GB. Larger ones are asked
 # for no more, since more models at once would be other bits, and hardly faster.
 _BUDGET = 8 << 30
@@ -24,10 +23,7 @@ def device(gpu: bool) -> torch.device:
 
 
 def take_share(gpus: float) -> None:
-    """Tells what this process has of a GPU by `resources.num_gpus`; 0 for none.
-
-    Ray only counts fractions; torch is told here to keep its hands off the neighbours' memory.
-    """
+    """Tells torch what it has of a GPU by `resources.num_gpus`, 0 for none: Ray only counts."""
     global _share
     _share = min(gpus, 1.0) or 1.0
     if 0 < gpus < 1 and torch.cuda.is_available():
@@ -42,8 +38,7 @@ def budget() -> int:
 def settle_in(tf32: bool) -> None:
     """Before the first operation on a GPU, since cuBLAS reads its variable once.
 
-    Deterministic algorithms are asked for where there are some: convolutions, sums by index. Torch
-    warns of one that has none, and `--retry-failed` leaves the misses of packs that differ.
+    Deterministic algorithms are asked for where there are some; torch warns of one that has none.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -52,4 +47,4 @@ def settle_in(tf32: bool) -> None:
     backends: Any = torch.backends
     backends.cudnn.benchmark = False  # which algorithm is fastest differs from run to run
     for backend in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
-        backend.fp32_precision = _TF32 if tf32 else _FLOAT32
+        backend.fp32_precision = "tf32" if tf32 else "ieee"

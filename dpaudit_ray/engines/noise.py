@@ -1,10 +1,9 @@
 """Gaussian noise for a whole pack of models, from one generator per pack.
 
 On a CPU the numbers are NumPy's. On a GPU they are computed from a counter by integer arithmetic
-alone, so that every kind of GPU, and a CPU, draws the same bits from one seed: Philox gives random
-words, and piecewise polynomials of the normal quantile turn words into normals. Torch's own
-generator lays its numbers out by multiprocessors, so a retry of a pack on another kind of GPU
-would draw another noise.
+alone, so that every kind of GPU, and a CPU, draws the same bits from one seed, which torch's own
+generator does not: Philox gives random words, and piecewise polynomials of the normal quantile
+turn words into normals.
 """
 
 from __future__ import annotations
@@ -19,14 +18,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Words = tuple[Tensor, Tensor, Tensor, Tensor]
-
 
 class CpuNoise:
     """NumPy's SFC64, keyed by all 128 bits of the seed.
 
-    Torch's CPU generator keeps only 32 bits of a seed; among 10,000 packs two would share their
-    noise with probability 1 %.
+    Torch's keeps 32: among 10,000 packs two would share their noise with probability 1 %.
     """
 
     def __init__(self, seed: int) -> None:
@@ -60,7 +56,7 @@ _BLOCKS_AT_ONCE = 1 << 22  # intermediate results of so many blocks take some 60
 class GpuNoise:
     """Philox by its counter: all 128 bits of the seed are in the key and the counter's upper half.
 
-    Each block of four random words gives two normals.
+    Each block of four random words gives two normals; methods are those of `CpuNoise`.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -69,22 +65,21 @@ class GpuNoise:
         self._next_block = 0
 
     def fill(self, out: Tensor) -> None:
-        """Fills a contiguous tensor of floats in memory order."""
         flat = out.view(-1)
         for first in range(0, len(flat), 2 * _BLOCKS_AT_ONCE):
             part = flat[first : first + 2 * _BLOCKS_AT_ONCE]
             start, count = self._next_block + first // 2, (len(part) + 1) // 2
-            words = philox_blocks(self._key, self._upper, start, count, self._device)
-            drawn = normals(words[:, 0::2], words[:, 1::2]).view(-1)[: len(part)]
-            part.copy_(drawn).mul_(UNIT)  # one rounding: a power of two keeps all bits
+            lower = torch.arange(start, start + count, dtype=torch.int64, device=self._device)
+            upper = (torch.full_like(lower, w) for w in (self._upper & _WORD, self._upper >> 32))
+            words = philox(self._key, (lower & _WORD, (lower >> 32) & _WORD, *upper))
+            drawn = torch.stack([normals(*words[:2]), normals(*words[2:])], dim=-1).view(-1)
+            part.copy_(drawn[: len(part)]).mul_(UNIT)  # one rounding: a power of two keeps all bits
         self._next_block += (len(flat) + 1) // 2
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Returns the number of the next block."""
         return {"philox4x32": np.array([self._next_block], dtype=np.uint64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Continues from `state`. Raises KeyError for the state of another generator."""
         self._next_block = int(state["philox4x32"][0])
 
 
@@ -100,7 +95,7 @@ def noise_source(seed: int, device: torch.device) -> CpuNoise | GpuNoise:
     return CpuNoise(seed) if device.type == "cpu" else GpuNoise(seed, device)
 
 
-def philox(key: int, counter: Sequence[Tensor]) -> Words:
+def philox(key: int, counter: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Returns four words of 32 random bits for each counter, int64 each (Philox4x32-10).
 
     `key` has 64 bits, `counter` four words of 32, int64 each, the lowest first.
@@ -120,21 +115,10 @@ def philox(key: int, counter: Sequence[Tensor]) -> Words:
     return a, b, c, d
 
 
-def philox_blocks(key: int, upper: int, start: int, count: int, device: torch.device) -> Tensor:
-    """Returns the words of `count` consecutive blocks, int64 [count, 4].
-
-    `key` has 64 bits. So have `upper`, the upper half of all their counters, and `start`, the lower
-    half of the first one's.
-    """
-    lower = torch.arange(start, start + count, dtype=torch.int64, device=device)
-    upper_words = (torch.full_like(lower, word) for word in (upper & _WORD, upper >> 32 & _WORD))
-    return torch.stack(philox(key, (lower & _WORD, (lower >> 32) & _WORD, *upper_words)), dim=-1)
-
-
 # The highest of 64 random bits is a normal's sign. The others are a number v below 2^63 that stands
 # for the tail probability (v + 1/2) / 2^64. The place of v's leading one (an octave) and the three
-# bits behind it choose a polynomial in the remaining bits, in fixed point. Logarithms, sines and
-# fused sums of floats round differently on other devices; products and shifts of integers do not.
+# bits behind it choose a polynomial in the remaining bits, in fixed point: products and shifts of
+# integers are the same on every device.
 COEFFICIENTS = Path(__file__).with_name("normals.npy")
 OCTAVES, PARTS, DEGREE = 63, 8, 5
 UNIT = 2.0**-28  # of the fixed-point result: 600 times finer than float32 is at 1
@@ -145,9 +129,8 @@ _HALF = 1 << (_ARGUMENT_BITS - 1)  # for rounding to nearest
 def fitted_coefficients() -> npt.NDArray[np.int64]:
     """Computes the stored table, in `UNIT`s, int64 [OCTAVES * PARTS, DEGREE + 1], highest first.
 
-    Interpolates the normal quantile at Chebyshev's points. Normals are within three units of
-    Φ⁻¹, but for the two farthest octaves: beyond 8.9, one draw in 2^60.
-    `python -m dpaudit_ray.engines.noise` writes the table.
+    Interpolates the normal quantile at Chebyshev's points, within three units of Φ⁻¹ up to 8.9 (all
+    but one draw in 2^60). `python -m dpaudit_ray.engines.noise` writes the table.
     """
     from scipy import special
 

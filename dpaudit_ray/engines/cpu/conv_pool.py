@@ -1,11 +1,8 @@
-"""Small convolutions with the max-pooling or ReLU behind them, in compiled loops on a CPU.
+"""Small convolutions with the max-pooling and ReLU behind them, in compiled loops on a CPU.
 
 Pooling sends a gradient to one position of its window, so the gradients of what comes before need
-only a part of a convolution's products. ReLU, on either side of the pooling, is part of it.
-
-`ConvPool` is one such pair of layers in any network. `ConvChain` is a whole network of such pairs
-with linear layers and ReLU behind them: there nothing is left to autograd, and a few calls take
-several models from the batch to their clipped sums. Both use the formulas of the layers' own rules.
+only a part of a convolution's products. `ConvPool` is one such pair of layers in any network,
+`ConvChain` a whole network of such pairs with linear layers behind them.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,41 +27,25 @@ from ..rules.linear import LinearRule
 from ..rules.losses import Loss, output_gradients
 from . import conv_pool_loops as loops
 from . import vector_code
-from .vector_code import Static, static_size
+from .vector_code import Static, static_sizes
 
 SPARE_REGISTERS = 2  # for what is added to the sums that are kept in the others
 _BEHIND = 16  # numbers: a vector may be read behind the last row of an image
+_DTYPES = torch.float32, torch.float64
 _LARGEST_WINDOW = 3  # rows or columns: every entry of a window costs a pass
 
 
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """What is pooled: rows and columns, and how far windows are apart in both."""
-
-    size: Pair = (1, 1)
-    stride: Pair = (1, 1)
-
-    @classmethod
-    def from_layer(cls, layer: nn.Module | None) -> Window | None:
-        """The window of a max-pooling that the loops take; None for any other layer."""
-        if layer is None or not plain(layer, nn.MaxPool2d):
-            return None
-        assert isinstance(layer, nn.MaxPool2d)
-        size, stride, padding, dilation = (
-            (value, value) if isinstance(value, int) else (value[0], value[1])
-            for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-        )
-        usual = padding == (0, 0) and dilation == (1, 1)
-        if not usual or layer.ceil_mode or layer.return_indices or max(size) > _LARGEST_WINDOW:
-            return None
-        return cls(size, stride)
-
-    def count(self, positions: Pair) -> Pair:
-        """Rows and columns of windows."""
-        rows, columns = (
-            max(0, (positions[i] - self.size[i]) // self.stride[i] + 1) for i in (0, 1)
-        )
-        return rows, columns
+def window_of(layer: nn.Module | None) -> tuple[Pair, Pair] | None:
+    """Size and stride of a max-pooling that the loops take; None for any other layer."""
+    if not isinstance(layer, nn.MaxPool2d) or not plain(layer, nn.MaxPool2d):
+        return None
+    size, stride, padding, dilation = (
+        (value, value) if isinstance(value, int) else (value[0], value[1])
+        for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    )
+    if (padding, dilation) != ((0, 0), (1, 1)) or layer.ceil_mode or layer.return_indices:
+        return None
+    return (size, stride) if max(size) <= _LARGEST_WINDOW else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +60,7 @@ class PatchCut:
     def from_weight(cls, shape: Sequence[int], dtype: torch.dtype) -> PatchCut | None:
         """None where a row of a patch does not fit into the registers."""
         channels, height, width = shape[1:]
-        lanes = vector_code.lanes(_numpy_dtype(dtype), width * channels)
+        lanes = vector_code.lanes(dtype.itemsize, width * channels)
         parts = math.ceil(width * channels / lanes)
         registers = vector_code.REGISTERS - SPARE_REGISTERS
         if parts > registers:
@@ -92,19 +72,13 @@ class PatchCut:
 @functools.cache
 def tile(positions: Pair, registers: int) -> Pair:
     """Rows and columns that are convolved together: as few positions as can be twice."""
-    tiles = [
-        (rows, columns)
-        for rows, columns in itertools.product(
-            *(range(1, min(registers, p) + 1) for p in positions)
-        )
-        if rows * columns <= registers
-    ]
 
     def cost(tile: Pair) -> tuple[int, int]:
         turns = math.prod(math.ceil(p / t) for p, t in zip(positions, tile, strict=True))
         return turns * math.prod(tile), turns
 
-    return min(tiles, key=cost)
+    down, across = (range(1, min(registers, p) + 1) for p in positions)
+    return min(((r, c) for r in down for c in across if r * c <= registers), key=cost)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,53 +95,46 @@ class Pooled:
         return int(self.images.nbytes + self.marks.nbytes)
 
 
-class ConvPoolRule(Rule[Pooled]):
+class ConvPoolRule(Rule):
     """relu(pool(x * W + b)), of a convolution without dilation and groups."""
 
-    def __init__(self, convolution: Conv2dRule, window: Window, rectified: bool) -> None:
-        self.convolution = convolution
-        self.window = window
+    def __init__(self, convolution: Conv2dRule, window: tuple[Pair, Pair], rectified: bool) -> None:
+        self.owner = self.convolution = convolution
+        self.size, self.stride = window
         self.rectified = rectified
-        self.owner = convolution
         self.weight, self.bias = convolution.weight, convolution.bias
-        self._cuts = {
-            dtype: PatchCut.from_weight(self.weight.shape, dtype)
-            for dtype in (torch.float32, torch.float64)
-        }
-
-    def fits(self, x: Tensor, batch: int) -> bool:
-        """Whether the loops take this input, with so many samples of a model kept at once."""
-        return x.device.type == "cpu" and self.takes(x.shape[2:], x.dtype, batch)
+        channels, width = self.weight.shape[1::2]
+        self.row = width * channels  # numbers in a row of a patch
+        down, across = convolution.stride
+        self.steps = loops.Steps(down, across * channels, *self.stride, *self.size)
+        cuts = {d: PatchCut.from_weight(self.weight.shape, d) for d in _DTYPES}
+        self.cuts = {dtype: cut for dtype, cut in cuts.items() if cut is not None}
 
     def takes(self, size: Sequence[int], dtype: torch.dtype, batch: int) -> bool:
-        """The same for images of this height and width on a CPU."""
-        if self._cuts.get(dtype) is None:
-            return False
-        windows = math.prod(self.windows(size))
-        inputs = math.prod(self.weight.shape[1:])
-        return windows > 0 and keeps(batch, windows, inputs, self.weight.shape[0])
-
-    def cut(self, dtype: torch.dtype) -> PatchCut:
-        """How patches are cut up, for an input that fits."""
-        cut = self._cuts[dtype]
-        assert cut is not None
-        return cut
+        """Whether loops take images of this size, with so many samples of a model kept at once."""
+        windows, inputs = math.prod(self.windows(size)), math.prod(self.weight.shape[1:])
+        kept = keeps(batch, windows, inputs, self.weight.shape[0])
+        return dtype in self.cuts and windows > 0 and kept
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Pooled]:
-        y, kept = self._applied(theta, x, len(theta))
+        y, kept = self.forward_shared(theta, x, len(theta))
         return y.flatten(0, 1), kept
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Pooled]:
-        return self._applied(theta, x, 1)
-
-    def _applied(self, theta: Tensor, x: Tensor, inputs: int) -> tuple[Tensor, Pooled]:
+    def forward_shared(self, theta: Tensor, x: Tensor, inputs: int = 1) -> tuple[Tensor, Pooled]:
         images = self.images(x, inputs)
         y, marks = self.pooled(theta, images, self.windows(x.shape[2:]))
-        return y.permute(0, 1, 4, 2, 3), Pooled(images, marks, x.shape[2:])
+        return y.movedim(-1, 2), Pooled(images, marks, x.shape[2:])
 
     def images(self, x: Tensor, inputs: int) -> Tensor:
-        """x [inputs * B, c, h, w] as `pooled` takes it, [inputs, B, H, row]."""
-        images = _channels_last(x, self.convolution.zero_pad)
+        """x [inputs * B, c, h, w] with zeros around it, as `pooled` takes it, [inputs, B, H, row].
+
+        There is room for a vector behind it.
+        """
+        pad = self.convolution.zero_pad
+        images = (F.pad(x, pad) if any(pad) else x).permute(0, 2, 3, 1)
+        end = (images.storage_offset() + images.numel() + _BEHIND) * images.itemsize
+        if not images.is_contiguous() or end > images.untyped_storage().nbytes():
+            images = _with_room(images.shape, x).copy_(images)
         return images.view(inputs, -1, images.shape[1], images.shape[2] * images.shape[3])
 
     def pooled(self, theta: Tensor, images: Tensor, windows: Pair) -> tuple[Tensor, Tensor]:
@@ -176,11 +143,11 @@ class ConvPoolRule(Rule[Pooled]):
         inputs = len(images)
         y = _with_room((n, images.shape[1], *windows, outputs), images)
         marks = torch.empty(y.shape, dtype=torch.uint8)
-        lanes = vector_code.lanes(_numpy_dtype(y.dtype), n // inputs * outputs)
+        lanes = vector_code.lanes(y.itemsize, n // inputs * outputs)
         w, bias = self._stacked(theta, inputs, lanes)
         steps = self.steps
         rows, columns = tile(steps.positions(windows), vector_code.REGISTERS - SPARE_REGISTERS)
-        static = _static(lanes, rows, columns, steps.across), _static(lanes, *self.window.size)
+        static = static_sizes(lanes, rows, columns, steps.across), static_sizes(lanes, *self.size)
         floor = np.array([0.0 if self.rectified else -math.inf], dtype=y.numpy().dtype)
         weights, out = (w.numpy(), bias.numpy()), (y.numpy(), marks.numpy())
         room = loops.line_room(out, bias.shape[1], steps)
@@ -203,9 +170,8 @@ class ConvPoolRule(Rule[Pooled]):
 
     def input_gradient(self, theta: Tensor, kept: Pooled, g: Tensor) -> Tensor:
         channels, gradient = self.weight.shape[1], _with_room(kept.images.shape, g)
-        weight, images, winners = (
-            self.padded_rows(theta).numpy(), gradient.numpy(), _winners(g, kept.marks)
-        )  # fmt: skip
+        weight, winners = self.padded_rows(theta).numpy(), _winners(g, kept.marks)
+        images = gradient.numpy()
         room = (loops.scratch(images, winners, self.steps), *loops.image_room(images, weight))
         loops.input_gradients(winners, weight, images, room, self.steps, self.static(g.dtype))
         left, _, top, _ = self.convolution.zero_pad
@@ -214,58 +180,35 @@ class ConvPoolRule(Rule[Pooled]):
         return inside.permute(0, 3, 1, 2)
 
     def samples(self, theta: Tensor, kept: Pooled, g: Tensor) -> SampleGradients:
-        return self._samples(kept, [g.reshape(len(theta), -1, *g.shape[1:])])
+        return self.samples_shared(theta, kept, [g.reshape(len(theta), -1, *g.shape[1:])], {})
 
     def samples_shared(
         self, theta: Tensor, kept: Pooled, parts: Sequence[Tensor], cache: dict[object, Tensor]
     ) -> SampleGradients:
-        return self._samples(kept, parts)
-
-    def _samples(self, kept: Pooled, parts: Sequence[Tensor]) -> SampleGradients:
-        """From the pooled outputs' gradients, [models, B, o, h, w] each."""
         outputs, _, height, _ = self.weight.shape
-        cut, (n, batch) = self.cut(parts[0].dtype), kept.marks.shape[:2]
+        cut, (n, batch) = self.cuts[parts[0].dtype], kept.marks.shape[:2]
         formed = parts[0].new_empty(n, batch, outputs, height, cut.parts * cut.lanes)
         biases = parts[0].new_empty(n, batch, outputs if self.bias is not None else 0)
         squares = parts[0].new_empty(n, batch)
-        images, steps, static, start = (
-            kept.images.numpy(),
-            self.steps,
-            self.static(squares.dtype),
-            0,
-        )
-        for g in parts:
-            models = slice(start, start + len(g))
-            winners = _winners(g, kept.marks[models])
-            out = formed[models].numpy(), biases[models].numpy(), squares[models].numpy()
+        images, steps, static = kept.images.numpy(), self.steps, self.static(squares.dtype)
+        sizes = [len(g) for g in parts]
+        by_part = (torch.split(t, sizes) for t in (kept.marks, formed, biases, squares))
+        for g, marks, *written in zip(parts, *by_part, strict=True):
+            winners, out = _winners(g, marks), tuple(tensor.numpy() for tensor in written)
             room = loops.scratch(images, winners, steps)
             loops.sample_gradients(images, winners, out, self.row, room, steps, static)
-            start = models.stop
         return _Samples(self, formed, biases, squares)
-
-    @property
-    def row(self) -> int:
-        """Numbers in a row of a patch."""
-        return self.weight.shape[1] * self.weight.shape[3]
-
-    @property
-    def steps(self) -> loops.Steps:
-        """Steps through images and positions."""
-        down, across = self.convolution.stride
-        return loops.Steps(
-            down, across * self.weight.shape[1], *self.window.stride, *self.window.size
-        )
 
     def static(self, dtype: torch.dtype) -> tuple[Static, Static]:
         """Sizes that the loops on the way back are compiled for, of an input that fits."""
-        cut = self.cut(dtype)
-        lanes = vector_code.lanes(_numpy_dtype(dtype), self.weight.shape[0])
-        return _static(cut.lanes, cut.rows, cut.parts), _static(lanes, *self.window.size)
+        cut = self.cuts[dtype]
+        lanes = vector_code.lanes(dtype.itemsize, self.weight.shape[0])
+        return static_sizes(cut.lanes, cut.rows, cut.parts), static_sizes(lanes, *self.size)
 
     def padded_rows(self, theta: Tensor) -> Tensor:
         """Weights [n, o, height, row], with zeros behind a row: whole vectors."""
         outputs, _, height, _ = self.weight.shape
-        cut = self.cut(theta.dtype)
+        cut = self.cuts[theta.dtype]
         rows = self.weight.of(theta).permute(0, 1, 3, 4, 2).reshape(-1, outputs, height, self.row)
         return F.pad(rows, (0, cut.parts * cut.lanes - self.row))
 
@@ -279,7 +222,10 @@ class ConvPoolRule(Rule[Pooled]):
 
     def windows(self, size: Sequence[int]) -> Pair:
         """Rows and columns of what is pooled of images of this height and width."""
-        return self.window.count(self.convolution.output_size(size))
+        positions = self.convolution.output_size(size)
+        sizes = zip(positions, self.size, self.stride, strict=True)
+        rows, columns = (max(0, (of - size) // stride + 1) for of, size, stride in sizes)
+        return rows, columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,21 +247,18 @@ class _Samples(SampleGradients):
 
 
 class ConvPool(nn.Module):
-    """Convolution, pooling and, if it follows, ReLU: by the loops where they can, else one by one.
-
-    The loops run on CPU, in float32 and float64, where per-sample gradients may be kept.
-    """
+    """Convolution, pooling and, if it follows, ReLU: by loops where they can, else one by one."""
 
     def __init__(self, rule: ConvPoolRule, behind: Sequence[nn.Module], passes: Passes) -> None:
         super().__init__()
-        self.rule = rule
-        self._passes = passes
+        self.rule, self._passes = rule, passes
         self._together = Layer(rule, passes)
         self._apart = nn.Sequential(Layer(rule.convolution, passes), *behind)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, c, h, w], pooled."""
-        fits = self._passes.by_loops and self.rule.fits(x, self._passes.batch)
+        by_loops = self._passes.by_loops and x.device.type == "cpu"
+        fits = by_loops and self.rule.takes(x.shape[2:], x.dtype, len(self._passes.input))
         result: Tensor = (self._together if fits else self._apart)(x)
         return result
 
@@ -323,19 +266,18 @@ class ConvPool(nn.Module):
 def merge_pooling(layers: Sequence[nn.Module], passes: Passes) -> list[nn.Module]:
     """Returns the layers with every convolution and the pooling behind it as one `ConvPool`.
 
-    A ReLU is moved behind the pooling that follows it, where it has less to do. Values and
-    gradients are the same: the maximum of what is positive is the positive part of the maximum,
-    and where nothing is positive both gradients are 0.
+    A ReLU is moved behind the pooling that follows it, where it has less to do: the maximum of
+    positive parts is the positive part of the maximum, and so are their gradients.
     """
     merged: list[nn.Module] = []
     left = list(layers)
     for i in range(len(left) - 1):
-        if plain(left[i], nn.ReLU) and Window.from_layer(left[i + 1]) is not None:
+        if plain(left[i], nn.ReLU) and window_of(left[i + 1]) is not None:
             left[i], left[i + 1] = left[i + 1], left[i]
     while left:
         layer = left.pop(0)
         rule = layer.rule if isinstance(layer, Layer) else None
-        window = Window.from_layer(left[0] if left else None)
+        window = window_of(left[0] if left else None)
         if isinstance(rule, Conv2dRule) and rule.in_runs and window is not None:
             rectified = len(left) > 1 and plain(left[1], nn.ReLU)
             behind = [left.pop(0) for _ in range(1 + rectified)]
@@ -359,12 +301,8 @@ class ConvChain:
         while layers and isinstance(first := layers[0], ConvPool):
             pooled.append(first.rule)
             del layers[0]
-        head, activations = layers[1::2], layers[2::2]
-        linear = [
-            layer.rule
-            for layer in head
-            if isinstance(layer, Layer) and isinstance(layer.rule, LinearRule)
-        ]
+        rules = [layer.rule if isinstance(layer, Layer) else None for layer in layers[1::2]]
+        linear, activations = [r for r in rules if isinstance(r, LinearRule)], layers[2::2]
         if not pooled or not layers or not flattens(layers[0]):
             return None
         if len(linear) != len(activations) + 1 or not all(plain(a, nn.ReLU) for a in activations):
@@ -377,14 +315,13 @@ class ConvChain:
         if x.dim() != 4 or x.dtype != theta.dtype or x.shape[1] != first.weight.shape[1]:
             return False
         sizes = self._sizes(x)
-        for rule, size in zip(self.convolutions, sizes[:-1], strict=True):
-            if not rule.takes(size, x.dtype, 1):  # no more than a few samples' gradients are kept
-                return False
         features = self.convolutions[-1].weight.shape[0] * math.prod(sizes[-1])
-        return features == self.linear[0].weight.shape[1]
+        # No more than a few samples' gradients are kept.
+        taken = (r.takes(s, x.dtype, 1) for r, s in zip(self.convolutions, sizes, strict=False))
+        return all(taken) and features == self.linear[0].weight.shape[1]
 
     def bytes_of_one(self, x: Tensor) -> int:
-        """Bytes of one model's maps, of what won them, and of outputs of linear layers."""
+        """Bytes that one model leaves behind: maps, what won them, outputs of linear layers."""
         maps = sum(
             rule.weight.shape[0] * math.prod(size)
             for rule, size in zip(self.convolutions, self._sizes(x)[1:], strict=True)
@@ -393,21 +330,21 @@ class ConvChain:
         return len(x) * (maps * (x.itemsize + 1) + outputs * x.itemsize)
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None, at_once: int
+        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
     ) -> None:
-        """Writes clipped sums into `out` [n, p], everything on a CPU; see `Loops.clipped_sums`."""
+        """Writes clipped sums into `out` [n, p], as `Passes.clipped_sums`."""
         y, sizes = step.y, self._sizes(step.x)[1:]
         images = self.convolutions[0].images(step.x, 1)
         for rows in slices(len(theta), at_once):
             group = theta[rows]
-            weigh = weights[rows] if weights is not None else group.new_ones(len(group), len(y))
+            weigh = weights[rows].contiguous().numpy()
             features, stages = self._convolved(group, images, sizes)
             head = _Head(self.linear, group, features)
             head.back(y, step.loss)
             g = head.below.flatten(2).contiguous().numpy()
             factors = head.squares.numpy()
             room = loops.window_room(stages)
-            loops.descend(stages, g, factors, weigh.contiguous().numpy(), step.clip_norm, room)
+            loops.descend(stages, g, factors, weigh, step.clip_norm, room)
             for rule, stage in zip(reversed(self.convolutions), stages, strict=True):
                 rule.write(out[rows], torch.from_numpy(stage.sums), torch.from_numpy(stage.biases))
             head.write(out[rows])
@@ -431,20 +368,21 @@ class ConvChain:
                 images = rule.images(y.flatten(0, 1).permute(0, 3, 1, 2), len(theta))
             y, marks = rule.pooled(theta, images, size)
             left, _, top, _ = rule.convolution.zero_pad
-            stages.insert(0, loops.stage(
-                (images.numpy(), marks.numpy()), rule.padded_rows(theta).numpy(),
-                biases=0 if rule.bias is None else rule.weight.shape[0], width=rule.row,
-                edge=(top, left * rule.weight.shape[1]), below=below, steps=rule.steps,
+            w, (outputs, channels) = rule.padded_rows(theta).numpy(), rule.weight.shape[:2]
+            biases = 0 if rule.bias is None else outputs
+            seen = images.numpy(), marks.numpy()
+            stages.insert(0, loops.Stage(
+                *seen, w=w, sums=np.zeros_like(w), biases=np.zeros((len(w), biases), w.dtype),
+                room=loops.scratch(seen[0], (w, seen[1]), rule.steps),
+                gradients=loops.gradient_room(w, biases), image_room=loops.image_room(seen[0], w),
+                width=rule.row, edge=(top, left * channels), below=below, steps=rule.steps,
                 static=rule.static(theta.dtype),
             ))  # fmt: skip
         return y, tuple(stages)
 
 
 class _Head:
-    """The linear layers of n models on features [n, B, h, w, o].
-
-    What a convolution leaves to a linear layer stays in its order of memory, channels last.
-    """
+    """The linear layers of n models on features [n, B, h, w, o], which stay in this order."""
 
     def __init__(self, rules: Sequence[LinearRule], theta: Tensor, features: Tensor) -> None:
         self._rules, self._theta = rules, theta
@@ -488,17 +426,6 @@ def _exchanged(weight: Tensor, order: Pair) -> Tensor:
     return weight.view(*weight.shape[:2], *order).transpose(2, 3).flatten(2).contiguous()
 
 
-def _channels_last(x: Tensor, zero_pad: tuple[int, int, int, int]) -> Tensor:
-    """x [N, c, h, w] with zeros around it as [N, h, w, c], with room for a vector behind it."""
-    if any(zero_pad):
-        x = F.pad(x, zero_pad)
-    images = x.permute(0, 2, 3, 1)
-    end = (images.storage_offset() + images.numel() + _BEHIND) * images.itemsize
-    if images.is_contiguous() and end <= images.untyped_storage().nbytes():
-        return images
-    return _with_room(images.shape, x).copy_(images)
-
-
 def _with_room(shape: Sequence[int], like: Tensor) -> Tensor:
     """An empty tensor behind which a vector may be read."""
     size = math.prod(shape)
@@ -508,11 +435,3 @@ def _with_room(shape: Sequence[int], like: Tensor) -> Tensor:
 def _winners(g: Tensor, marks: Tensor) -> loops.Winners:
     """Gradients [..., o, h, w] and marks [n, B, h, w, o] for the loops, channels last."""
     return g.movedim(-3, -1).reshape(marks.shape).contiguous().numpy(), marks.numpy()
-
-
-def _static(*sizes: int) -> Static:
-    return tuple(map(static_size, sizes))
-
-
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    return np.dtype(str(dtype).removeprefix("torch."))

@@ -1,14 +1,12 @@
 """Compiled loops of a small convolution and the max-pooling behind it, forth and back.
 
-Forth, images are channels-last, so that a row of a patch is one run of `width · channels` numbers.
-Vectors hold output channels; what is convolved is pooled while it is in cache. The way back needs
-only the one position of each window that won, so its vectors run along rows of patches.
+Images are channels-last: a row of a patch is one run of `width · channels` numbers. Forth, vectors
+hold output channels; what is convolved is pooled while it is in cache. The way back needs only the
+one position of each window that won, so its vectors run along rows of patches.
 
-Shapes: n models, B examples, pooled outputs [h, w, o], images [H, row] with zeros around them. n is
-a multiple of m, the number of sets of images: n / m models share one.
-
-Numba keeps compiled loops by the time stamp of their file: touch this one after a change of
-`vector_code`.
+Shapes: n models, B examples, pooled outputs [h, w, o], images [H, row] with zeros around them, m
+sets of images: n / m models share one. Numba keeps compiled loops by the time stamp of their file:
+touch this one after a change of `vector_code`.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _FIRST = np.uint32(0)  # unsigned: numba looks at the sign of an index else
 
 
 class Steps(NamedTuple):
-    """Distances between positions of a convolution and between windows, and a window's size."""
+    """Distances between positions and between windows, and a window's size."""
 
     down: int  # rows of an image between two positions
     across: int  # numbers of an image's row between two positions
@@ -45,11 +43,8 @@ class Steps(NamedTuple):
 
     def positions(self, windows: Sequence[int]) -> tuple[int, int]:
         """Returns rows and columns of the positions below so many rows and columns of windows."""
-        rows, columns = windows
-        return (
-            (rows - 1) * self.window_down + self.tall,
-            (columns - 1) * self.window_across + self.wide,
-        )
+        down, across = windows[0] - 1, windows[1] - 1
+        return down * self.window_down + self.tall, across * self.window_across + self.wide
 
 
 # Forth --------------------------------------------------------------------------------------------
@@ -69,15 +64,9 @@ def convolve_and_pool(
 ) -> None:  # fmt: skip
     """Writes pooled convolutions and marks: the number of the window's winner, or DEAD.
 
-    Args:
-        images: [m, B, H, row].
-        weights: w [m, blocks, height, width, lanes] and bias [m, blocks · lanes], the outputs of
-            models that share images side by side.
-        floor: [1]; what is not above it is cut off: 0 for a ReLU.
-        pooled: outputs and marks, [n, B, h, w, o].
-        room: `line_room`, for blocks · lanes channels.
-        steps: through images and positions.
-        static: those of `convolve` and `pool`.
+    `weights` are w [m, blocks, height, width, lanes] and bias [m, blocks · lanes], the outputs of
+    models that share images side by side. What is not above `floor` [1] is cut off: 0 for a ReLU.
+    `room` is `line_room`, for blocks · lanes channels; `static` are those of `convolve` and `pool`.
     """
     (w, bias), (convolved, lines) = weights, room
     apart = pooled[0].shape[4] % w.shape[4] == 0  # no vector holds channels of two models
@@ -175,9 +164,8 @@ class Scratch(NamedTuple):
     grid: Floats  # and by position [rows, columns, o]
     marks: Bytes
     listed: tuple[Integers, Floats, Integers]  # by output: places in an image, gradients, how many
-    starts: tuple[
-        Integers, Integers, Integers
-    ]  # in an image: of positions, windows, entries of one
+    # In an image: of positions, windows, entries of one.
+    starts: tuple[Integers, Integers, Integers]
     squares: Floats  # a vector
     bits: Integers  # the gradients by position as integers, which are compared faster
     values: Integers  # the gradients as listed, likewise
@@ -225,13 +213,9 @@ def sample_gradients(
 ) -> None:  # fmt: skip
     """Writes every sample's gradients of weights and bias, and their squared norms.
 
-    Args:
-        images: [m, B, H, row].
-        winners: gradients of the pooled outputs, and marks, [n, B, h, w, o].
-        out: weights [n, B, o, height, padded width], biases [n, B, o] or [n, B, 0], squares [n, B].
-        width: numbers in a row of a patch.
-        steps: through images and positions.
-        static: those of `gather` and `unpool`.
+    Into `out`: weights [n, B, o, height, padded width], biases [n, B, o] or [n, B, 0], squares
+    [n, B]. `width` is how many numbers a row of a patch has; `static` are those of `gather` and
+    `unpool`.
     """
     (g, marks), (formed, biases, squares) = winners, out
     sharing = len(marks) // images.shape[0]
@@ -256,10 +240,7 @@ def input_gradients(
     winners: Winners, w: Floats, images: Floats, room: tuple[Scratch, Floats, Integers],
     steps: Steps, static: tuple[Static, Static],
 ) -> None:  # fmt: skip
-    """Writes gradients of the images [n, B, H, row]; the others as in `sample_gradients`.
-
-    w is [n, o, height, padded width], with zeros behind a row.
-    """
+    """Writes gradients of the images [n, B, H, row]; w is [n, o, height, padded width]."""
     (g, marks), (sample, image, listed) = winners, room
     tall, row = images.shape[2:]
     for m in range(len(marks)):
@@ -299,10 +280,7 @@ def _form(
     g: Floats, room: Scratch, sample: tuple[Floats, Floats, Floats], width: int, steps: Steps,
     static: Static,
 ) -> Any:  # fmt: skip
-    """Forms one sample's gradients of w and bias from its image [H, row]; their squared norm.
-
-    What it won is in `room`: `marks`, and where windows overlap its gradients by position.
-    """
+    """Forms one sample's gradients of w and bias from its image [H, row]; their squared norm."""
     image, formed, biases = sample
     places, values, counts = room.listed
     row, (height, padded) = image.shape[1], formed.shape[1:]
@@ -435,30 +413,9 @@ class Stage(NamedTuple):
     static: tuple[Static, Static]
 
 
-def stage(  # noqa: PLR0913 (a layer's arrays and sizes, by name)
-    seen: tuple[Floats, Bytes], w: Floats, *, biases: int, width: int, edge: tuple[int, int],
-    below: tuple[int, int], steps: Steps, static: tuple[Static, Static],
-) -> Stage:  # fmt: skip
-    """Makes a stage of `seen`, images and marks, with `biases` o or 0, sums of zeros, and room."""
-    (images, marks), n, shape = seen, len(seen[1]), w.shape[1:]
-    return Stage(
-        images=images,
-        marks=marks,
-        w=w,
-        sums=np.zeros_like(w),
-        biases=np.zeros((n, biases), w.dtype),
-        room=scratch(images, (w, marks), steps),
-        gradients=(
-            np.empty((_SAMPLES, *shape), w.dtype),
-            np.empty((_SAMPLES, biases), w.dtype),
-        ),
-        image_room=image_room(images, w),
-        width=width,
-        edge=edge,
-        below=below,
-        steps=steps,
-        static=static,
-    )
+def gradient_room(w: Floats, biases: int) -> tuple[Floats, Floats]:
+    """Makes room for gradients of w [n, ...] and so many biases, of a few samples."""
+    return np.empty((_SAMPLES, *w.shape[1:]), w.dtype), np.empty((_SAMPLES, biases), w.dtype)
 
 
 def window_room(stages: Sequence[Stage]) -> Floats:
@@ -474,15 +431,8 @@ def descend(
     """Adds clipped, weighted sums to those of all stages, the last one of the network first.
 
     A few samples go back through all stages at a time: their gradients are in cache when their
-    norms are known, and never go to memory.
-
-    Args:
-        stages: `sums` and `biases` are added to.
-        g: gradients of the last stage's pooled outputs [n, B, h · w · o].
-        squares: [n, B], squared norms of the gradients of all other parameters; factors afterwards.
-        weights: [n, B].
-        clip_norm: C.
-        room: `window_room`.
+    norms are known. `g` [n, B, h · w · o] are gradients of the last stage's pooled outputs;
+    `squares` [n, B] squared norms of all other parameters' gradients, and factors afterwards.
     """
     n, batch = squares.shape
     for m in range(n):

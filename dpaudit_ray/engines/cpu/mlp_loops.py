@@ -1,8 +1,7 @@
-"""Small ReLU networks on vectors, in compiled loops on a CPU.
+"""Small ReLU networks on vectors, in compiled loops on a CPU, by the formulas of `linear`.
 
-A network of a few dozen parameters spends its time in memory, not in arithmetic: torch makes some
-thirty passes over activations of a few kilobytes. Here each model's activations stay in cache from
-the first layer to the clipped sum. Same formulas as `linear`.
+Torch makes some thirty passes over activations of a few kilobytes. Here each model's activations
+stay in cache from the first layer to the clipped sum.
 """
 
 from __future__ import annotations
@@ -39,11 +38,9 @@ class MlpLoops:
     @classmethod
     def from_module(cls, module: nn.Module, slots: dict[str, Slot]) -> MlpLoops | None:
         """The module as loops; None unless it is a small chain of linear layers and ReLU."""
-        if not plain(module, nn.Sequential):
-            return None
-        layers = dict(module.named_children())
-        flat = bool(layers) and flattens(next(iter(layers.values())))
-        chain = list(layers.items())[flat:]
+        layers = list(module.named_children()) if plain(module, nn.Sequential) else []
+        flat = bool(layers) and flattens(layers[0][1])
+        chain = layers[flat:]
         kinds = itertools.cycle((nn.Linear, nn.ReLU))
         if len(chain) % 2 == 0 or not all(plain(layer, next(kinds)) for _, layer in chain):
             return None
@@ -59,30 +56,28 @@ class MlpLoops:
         return cls(np.array(widths, dtype=np.int64), np.array(starts, dtype=np.int64), flat)
 
     def fits(self, theta: Tensor, x: Tensor) -> bool:
-        """Whether these are the examples that the first layer takes; else it is the rules' turn."""
+        """Whether the first layer takes these examples; else it is the rules' turn."""
         features = x[0].numel() if len(x) else 0
         vectors = x.dim() == 2 or (self.flattens and x.dim() > 2)
         return vectors and features == int(self.widths[0]) and x.dtype == theta.dtype
 
     def bytes_of_one(self, x: Tensor) -> int:
-        """Bytes of one model's activations of all layers."""
+        """Bytes of one model's activations."""
         return int(self.widths[1:].sum()) * len(x) * x.itemsize
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None, at_once: int
+        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
     ) -> None:
-        """Writes clipped sums into `out` [n, p], everything on a CPU; see `Loops.clipped_sums`."""
-        x, y = step.x, step.y
-        columns = np.ascontiguousarray(x.flatten(1).numpy().T)
+        """Writes clipped sums into `out` [n, p], as `Passes.clipped_sums`."""
+        columns = np.ascontiguousarray(step.x.flatten(1).numpy().T)
+        layers = (self.widths, self.starts)
         for rows in slices(len(theta), at_once):
             group = theta[rows].contiguous().numpy()
-            part = weights[rows] if weights is not None else theta.new_ones(len(group), len(y))
-            acts = theta.new_empty(len(group), int(self.widths[1:].sum()), len(y)).numpy()
-            _forward(group, columns, self.widths, self.starts, acts)
+            acts = theta.new_empty(len(group), int(self.widths[1:].sum()), len(step.y)).numpy()
+            _forward(group, columns, *layers, acts)
             outputs = torch.from_numpy(acts[:, -int(self.widths[-1]) :])
-            top = output_gradients(outputs, y, step.loss)
-            values = (columns, top.numpy(), part.contiguous().numpy())
-            layers = (self.widths, self.starts)
+            top = output_gradients(outputs, step.y, step.loss).numpy()
+            values = (columns, top, weights[rows].contiguous().numpy())
             _backward(group, acts, layers, values, step.clip_norm, out[rows].numpy())
 
 

@@ -11,42 +11,33 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-_own = threading.local()
+from ..packing.memory import slices
+
+_lent = threading.local()  # `count`: what torch had before `ours`
 
 
 def count() -> int:
     """How many threads models are computed on: torch's, or those that it had before `ours`."""
-    lent: int | None = getattr(_own, "count", None)
-    return torch.get_num_threads() if lent is None else lent
+    threads: int = getattr(_lent, "count", 0) or torch.get_num_threads()
+    return threads
 
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """Inside, torch has one thread.
-
-    Those that an operation of many numbers was shared with spin for milliseconds behind it, where
-    models wait for their cores: a tenth of a step of `cnn4`.
-    """
-    before = getattr(_own, "count", None)
-    _own.count = count()
+    """Inside, torch has one thread: others spin for milliseconds where models wait for cores."""
+    before, _lent.count = getattr(_lent, "count", 0), count()
     try:
-        with _torch_has(1):
+        with torchs(1):
             yield
     finally:
-        _own.count = before
+        _lent.count = before
 
 
 @contextlib.contextmanager
-def torchs() -> Iterator[None]:
-    """Inside, torch has them all again, for what is not spread."""
-    with _torch_has(count()):
-        yield
-
-
-@contextlib.contextmanager
-def _torch_has(threads: int) -> Iterator[None]:
+def torchs(threads: int = 0) -> Iterator[None]:
+    """Inside, torch has so many threads; by default all again, for what is not spread."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads or count())
     try:
         yield
     finally:
@@ -56,17 +47,15 @@ def _torch_has(threads: int) -> Iterator[None]:
 def spread(task: Callable[[int, slice], None], models: int) -> None:
     """Calls `task` with the number of a thread and its part of range(models), for each thread.
 
-    Inside, torch has the one thread. Its own way of using several, within every operation, costs
-    small networks more than it gains: a ConvNet's step takes 3.1 ms on two threads, 3.6 on one.
+    Inside, torch has one: several within every operation cost small networks more than they gain.
     """
     threads = min(count(), models)
     if threads < 2:
         with torchs():
             task(0, slice(0, models))
         return
-    size = math.ceil(models / threads)
-    parts = [slice(start, min(start + size, models)) for start in range(0, models, size)]
-    for done in [_pool(threads).submit(task, i, part) for i, part in enumerate(parts)]:
+    parts = enumerate(slices(models, math.ceil(models / threads)))
+    for done in [_pool(threads).submit(task, i, part) for i, part in parts]:
         done.result()
 
 

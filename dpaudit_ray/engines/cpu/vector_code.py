@@ -1,13 +1,10 @@
 """How loops are compiled: by numba, and the innermost ones in vector instructions for LLVM.
 
-LLVM does not keep arrays of vectors in registers on its own, so the innermost loops of a
-convolution and the pooling behind it are spelled out as LLVM instructions here; `conv_pool_loops`
-has the loops around them.
-
-Each of these intrinsics takes three tuples. `arrays` are what it reads and writes. `numbers` are
-places in these arrays and distances between places, counted in entries of an array. `static` are
-sizes that unroll its code: numba must know them when it compiles, so each is given as the length
-of a tuple (see `static_size`), the first being that of a vector.
+LLVM does not keep arrays of vectors in registers on its own, so the innermost loops of
+`conv_pool_loops` are spelled out as LLVM instructions here. Each of these intrinsics takes three
+tuples. `arrays` are what it reads and writes. `numbers` are places in these arrays and distances
+between them, in entries. `static` are sizes that unroll its code: each is the length of a tuple
+(see `static_sizes`), so that numba knows them when it compiles; the first is that of a vector.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ Static = tuple[tuple[int, ...], ...]
 
 
 def compiled(loops: F) -> F:
-    """Compiles a function of arrays, which releases Python's global lock; cached on disk if it can.
+    """Compiles a function of arrays, which frees Python's lock; cached on disk if it can be.
 
     Sums may be reordered, so that they vectorise; NaN and inf keep their meaning.
     """
@@ -45,29 +42,24 @@ def inlined(loops: F) -> F:
     return cast(F, made)
 
 
-def static_size(size: int) -> tuple[int, ...]:
-    """Returns a tuple of this length: a number that numba knows when it compiles."""
-    return (1,) * size
+def static_sizes(*sizes: int) -> Static:
+    """Returns tuples of these lengths: numbers that numba knows when it compiles."""
+    return tuple((1,) * size for size in sizes)
 
 
-def _register_file() -> tuple[int, int]:
-    """Returns how many bytes a vector register of this machine has, and how many there are."""
-    features = llvmlite.binding.get_host_cpu_features()
-    if features.get("avx512f"):
-        return 64, 32
-    return (32, 16) if features.get("avx") else (16, 32)
+# How many bytes a vector register of this machine has, and how many there are.
+_features = llvmlite.binding.get_host_cpu_features()
+REGISTER_BYTES, REGISTERS = (
+    (64, 32) if _features.get("avx512f") else (32, 16) if _features.get("avx") else (16, 32)
+)
 
 
-REGISTER_BYTES, REGISTERS = _register_file()
-
-
-def lanes(dtype: np.dtype[Any], row: int) -> int:
+def lanes(itemsize: int, row: int) -> int:
     """Returns the length of vectors that rows of `row` numbers are cut into.
 
-    A whole register or half of one: half where that leaves fewer lanes empty, since two halves
-    are as quick as a whole one.
+    A whole register, or half of one, which is as quick, where that leaves fewer lanes empty.
     """
-    whole = REGISTER_BYTES // dtype.itemsize
+    whole = REGISTER_BYTES // itemsize
     return min((whole, whole // 2), key=lambda size: -row % size)
 
 
@@ -96,15 +88,12 @@ class _Emitter:
     def full(self, kind: Any, value: float) -> Any:
         return ir.Constant(kind, [value] * self.lanes)
 
-    def at(self, array: int, *offsets: Any) -> Any:
-        """A pointer into one of the arrays."""
-        pointer = self.pointers[array]
+    def at(self, base: Any, *offsets: Any) -> Any:
+        """A pointer into an array, by its number, or from another pointer on."""
+        pointer = self.pointers[base] if isinstance(base, int) else base
         for offset in offsets:
             pointer = self.builder.gep(pointer, [offset])
         return pointer
-
-    def moved(self, pointer: Any, distance: Any) -> Any:
-        return self.builder.gep(pointer, [distance])
 
     def load(self, pointer: Any) -> Any:
         """A vector from any address, aligned or not."""
@@ -175,12 +164,12 @@ def convolve(emit: _Emitter) -> None:
     with cgutils.for_range(builder, height) as i:
         of_x = emit.at(0, x_at, builder.mul(i.index, row))
         of_w = emit.at(1, w_at, builder.mul(builder.mul(i.index, width), _I64(emit.lanes)))
-        lines = [emit.moved(of_x, builder.mul(down, _I64(r))) for r in range(rows)]
+        lines = [emit.at(of_x, builder.mul(down, _I64(r))) for r in range(rows)]
         with cgutils.for_range(builder, width) as j:
-            weight = emit.load(emit.moved(of_w, builder.mul(j.index, _I64(emit.lanes))))
+            weight = emit.load(emit.at(of_w, builder.mul(j.index, _I64(emit.lanes))))
             for n, (r, c) in enumerate(np.ndindex(rows, columns)):
-                line = emit.moved(lines[r], j.index)
-                value = builder.load(emit.moved(line, _I64(c * step)))
+                line = emit.at(lines[r], j.index)
+                value = builder.load(emit.at(line, _I64(c * step)))
                 emit.add(sums[n], weight, emit.splat(value))
     for n, (r, c) in enumerate(np.ndindex(rows, columns)):
         place = emit.at(3, out_at, builder.mul(below, _I64(r)), builder.mul(beside, _I64(c)))
@@ -253,8 +242,8 @@ def gather(emit: _Emitter) -> None:
         source = emit.at(0, x_at, listed)
         g = emit.splat(builder.load(emit.at(2, list_at, e.index)))
         for n, (r, v) in enumerate(np.ndindex(rows, parts)):
-            place = emit.moved(source, builder.mul(row, _I64(r)))
-            emit.add(sums[n], g, emit.load(emit.moved(place, _I64(v * emit.lanes))))
+            place = emit.at(source, builder.mul(row, _I64(r)))
+            emit.add(sums[n], g, emit.load(emit.at(place, _I64(v * emit.lanes))))
     builder.store(emit.load(emit.at(4)), squares)
     for n, (_r, v) in enumerate(np.ndindex(rows, parts)):
         inside = emit.below(v * emit.lanes, width)
@@ -280,7 +269,7 @@ def scatter(emit: _Emitter) -> None:
         g = emit.splat(builder.load(emit.at(1, g_at, output)))
         weights = emit.at(2, w_at, builder.mul(output, patch))
         for n, slot in enumerate(sums):
-            emit.add(slot, g, emit.load(emit.moved(weights, _I64(n * emit.lanes))))
+            emit.add(slot, g, emit.load(emit.at(weights, _I64(n * emit.lanes))))
     for n, (r, v) in enumerate(np.ndindex(rows, parts)):
         place = emit.at(0, image_at, builder.mul(row, _I64(r)), _I64(v * emit.lanes))
         total = builder.fadd(emit.load(place), builder.load(sums[n]))

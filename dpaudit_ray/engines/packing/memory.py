@@ -1,12 +1,9 @@
 """How many models are computed at once: a choice of speed and memory.
 
-Every model's numbers are computed from its own row, but a group of another size may be added up in
-another order and change last bits: matrix products of odd sizes do, and how many models a grouped
-convolution computes decides by which algorithm. So groups follow from the network, its first batch,
-the pack, the number of threads, and on a GPU a budget: never from what else is in memory. Where
-memory runs short all the same they are smaller, and that is said.
-
-One model's pass shows what a group leaves behind.
+A group of another size may be added up in another order and change last bits. So groups follow
+from the network, its first batch, the pack, the number of threads, and on a GPU a budget: never
+from what else is in memory. Where memory runs short all the same they are smaller, and that is
+said.
 """
 
 from __future__ import annotations
@@ -52,25 +49,23 @@ class Groups:
             return cls(_FIRST_LAYER, 1)
         return cls(*_LOOPS) if convolutions else cls(_SMALL, _SMALL)
 
-    def fitted(self, bytes_per_model: int) -> Groups:
-        """No more models than a CPU's memory allows, given what one model's pass leaves behind."""
-        wanted, free = max(_LEFT_BYTES, bytes_per_model), int(_FREE_SHARE * free_bytes())
-        most, outer = (
-            max(1, min(self.outer, allowed // max(1, 2 * bytes_per_model)))
-            for allowed in (wanted, min(wanted, free))
-        )
-        if outer < most:
-            warn_of_short_memory(outer)
-        return self.at_most(outer)
-
     @classmethod
     def for_gpu(cls, bytes_per_model: int) -> Groups:
         """As many models as the budget has room for, and no more than pay."""
-        return GPU_MOST.at_most(max(1, budget() // max(1, 2 * bytes_per_model)))
+        return GPU_MOST.at_most(budget() // max(1, 2 * bytes_per_model))
+
+    def fitted(self, bytes_per_model: int) -> Groups:
+        """No more models than a CPU's memory allows, given what one model's pass leaves behind."""
+        wanted, free = max(_LEFT_BYTES, bytes_per_model), int(_FREE_SHARE * free_bytes())
+        usual = self.at_most(wanted // max(1, 2 * bytes_per_model))
+        groups = usual.at_most(free // max(1, 2 * bytes_per_model))
+        if groups.outer < usual.outer:
+            warn_of_short_memory(groups.outer)
+        return groups
 
     def at_most(self, models: int) -> Groups:
-        """No more than so many models at a time."""
-        return Groups(min(self.outer, models), min(self.inner, models))
+        """No more than so many models at a time, and at least one."""
+        return Groups(*(max(1, min(size, models)) for size in dataclasses.astuple(self)))
 
     def halved(self) -> Groups:
         """Half as many models at a time. Raises MemoryError where one is left."""
@@ -97,12 +92,11 @@ _MMAP_MAX, _TRIM_THRESHOLD, _ARENA_MAX = -4, -1, -8  # glibc's names in malloc.h
 
 
 def keep_heap() -> None:
-    """Lets this process keep freed memory for its next step instead of handing it back.
+    """Lets this process keep freed memory for its next step; does nothing but on glibc.
 
-    glibc maps every large tensor afresh and the kernel zeroes its pages again; unfolding patches
-    took five times as long for that. All threads share one heap: others are cut into pieces of
-    64 MiB, which go back when they are empty (8000 fresh pages a step of `cnn4` on two threads).
-    Elsewhere than on glibc this does nothing.
+    That maps every large tensor afresh, and the kernel zeroes its pages again: unfolding patches
+    took five times as long. All threads share one heap: other heaps go back when they are empty
+    (8000 fresh pages a step of `cnn4` on two threads).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -111,11 +105,7 @@ def keep_heap() -> None:
         mallopt(_ARENA_MAX, 1)
 
 
-# Where memory runs out ----------------------------------------------------------------------------
-
-
 def one_model_too_large() -> MemoryError:
-    """The error where one model alone does not fit."""
     return MemoryError(
         "one model's batch does not fit into memory; lower mechanism.batch_size or use a device "
         "with more memory"
@@ -124,7 +114,7 @@ def one_model_too_large() -> MemoryError:
 
 @functools.cache  # once in a process for each size
 def warn_of_short_memory(models: int) -> None:
-    """Says that memory is short or ran out, so that a retry elsewhere may differ."""
+    """Says that a retry elsewhere may differ."""
     _LOG.warning(
         "memory is short: from here on %d model%s computed at once, which may change last bits of "
         "scores; lower resources.pack_size, run fewer trainers on a node, or give each a larger "

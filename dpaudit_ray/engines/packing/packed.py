@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +20,20 @@ from ..rules.base import slots_of, trained
 from ..rules.losses import Loss
 from ..rules.losses import losses as losses_of_classes
 from .conversion import (
-    Loops,
     Obstacle,
     converted,
-    convolutions_in_loops,
+    find_loops,
     find_obstacle,
     refuse_layers,
     warn_of_slow_way,
-    whole_network_loops,
 )
-from .memory import (
-    Groups,
-    one_model_too_large,
-    slices,
-    warn_of_short_memory,
-)
+from .memory import Groups, one_model_too_large, slices, warn_of_short_memory
 from .passes import Passes, Step
 from .samplewise import Samplewise
 from .selfcheck import Candidate, fastest_right_way
+
+if TYPE_CHECKING:
+    from .conversion import Loops
 
 
 class PackedModel:
@@ -44,43 +41,34 @@ class PackedModel:
 
     `module` stays as it is. `groups` is how many models are computed at once, found on the batches
     when left out. Raises SpecError for a layer that per-sample gradients cannot be had of.
-
-    On its first batch it is held against autograd, and takes a slower way where rules are wrong
-    (`selfcheck`). `settle` does so before there is a batch to compute.
     """
 
     def __init__(
         self, module: nn.Module, groups: Groups | None = None, loss: Loss = losses_of_classes
     ) -> None:
         self._source, self._groups, self.loss = module, groups, loss
-        self._slots = slots_of(module)
+        slots = slots_of(module)
         refuse_layers(module)
-        self.size = sum(slot.stop - slot.start for slot in self._slots.values())
+        self.size = sum(slot.stop - slot.start for slot in slots.values())
         self.initial = torch.cat([p.detach().flatten() for p in trained(module).values()])
         self._threads, self._workers = 1, [self]
         self._alone: Samplewise | None = None
         self._viewed: Samplewise | None = None
         self._settled, self._threaded = False, True
-        self._halvings = 0  # how often memory ran out
         self._rows: int | None = None  # the most that may go through together
         self._passes = Passes()
         self._loops: Loops | None = None  # of the whole network
         self._convolutions_in_loops = 0
-        self._without_rule: list[Obstacle] = []
-        self._obstacle = find_obstacle(module) or self._convert()
-
-    def _convert(self) -> Obstacle | None:
-        """Makes a copy of the module with rules for layers; returns why there can be none."""
-        try:
-            module = copy.deepcopy(self._source)
-            passes = self._passes
-            passes.module = converted(module, self._slots, passes, self._without_rule)
-        except Exception as error:  # noqa: BLE001 (a user's module may not let itself be copied)
-            reason = first_line(error)
-            return Obstacle.at("", self._source, f"cannot be packed ({reason:.80})")
-        self._convolutions_in_loops = convolutions_in_loops(passes.module)
-        self._loops = whole_network_loops(self._source, passes.module, self._slots)
-        return None
+        self._obstacle = find_obstacle(module)
+        if self._obstacle is None:
+            try:
+                packed = converted(copy.deepcopy(module), slots, self._passes)
+            except Exception as error:  # noqa: BLE001 (a user's module may not let itself be copied)
+                why = f"cannot be packed ({first_line(error):.80})"
+                self._obstacle = Obstacle.at("", module, why)
+                return
+            self._passes.module = packed
+            self._loops, self._convolutions_in_loops = find_loops(module, packed, slots)
 
     def settle(self, x: Tensor, y: Tensor) -> None:
         """Finds, on a first batch, how the module can be packed, and keeps to it.
@@ -90,10 +78,8 @@ class PackedModel:
         """
         if self._settled:
             return
-        compiled = self._loops is not None or self._convolutions_in_loops > 0
-        has_loops = compiled and x.device.type == "cpu"
-        packed = self._obstacle or self._copy
-        candidate = Candidate(self._source, self._slots, packed, x, y, self.loss)
+        has_loops = x.device.type == "cpu" and bool(self._loops or self._convolutions_in_loops)
+        candidate = Candidate(self._source, self._obstacle or self._copy, x, y, self.loss)
         way = fastest_right_way(candidate, has_loops)
         self._settled = True
         self._alone = way.alone
@@ -101,20 +87,16 @@ class PackedModel:
             self._groups, self._rows = way.groups, way.rows
         if has_loops and not way.loops:
             self._loops, self._passes.by_loops = None, False
-        for obstacle in self._without_rule if way.obstacle is None else [way.obstacle]:
-            warn_of_slow_way(obstacle)
+        if way.obstacle is not None:
+            warn_of_slow_way(way.obstacle)
         if self._alone is None and x.device.type != "cpu":
             self.together(x, y)  # on a first batch that is the same in every try
 
     def _copy(self, groups: Groups | None, loops: bool) -> PackedModel:
-        """Packs the module as it is now once more, without the checks that it has passed.
-
-        Its passes run in compiled loops or without; `groups` are those of models, where they are
-        to be others than here.
-        """
-        made = PackedModel(self._source, groups or self._groups, loss=self.loss)
+        """Packs the module as it is now once more, unchecked; in compiled loops or without."""
+        made = PackedModel(self._source, groups or self._groups, self.loss)
         made._settled = True
-        made._loops, made._passes.by_loops = made._loops if loops else None, loops
+        made._loops, made._passes.by_loops = self._loops if loops else None, loops
         # Given groups are not shared out among threads: each thread would have one of its own.
         made._threaded = groups is None
         return made
@@ -140,12 +122,7 @@ class PackedModel:
         return torch.cat(outputs)
 
     def clipped_sums(
-        self,
-        theta: Tensor,
-        x: Tensor,
-        y: Tensor,
-        clip_norm: float,
-        weights: Tensor | None = None,
+        self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, weights: Tensor | None = None
     ) -> Tensor:
         """Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) for every model i: float [n, p].
 
@@ -157,21 +134,22 @@ class PackedModel:
         if self._alone is not None:
             with torchs():
                 return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
-        if self._rows is not None and len(y) > self._rows:
-            total = torch.zeros_like(theta)
-            for part in slices(len(y), self._rows):
-                some = None if weights is None else weights[:, part]
-                total += self.clipped_sums(theta, x[part], y[part], clip_norm, some)
-            return total
         out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
+        weigh = theta.new_ones(len(theta), len(y)) if weights is None else weights
+        if self._rows is not None and len(y) > self._rows:
+            for part in slices(len(y), self._rows):
+                out += self.clipped_sums(theta, x[part], y[part], clip_norm, weigh[:, part])
+            return out
 
         def sums(thread: int, models: slice) -> None:
             step = Step(x, y, clip_norm, self.loss)
-            some = None if weights is None else weights[models]
-            self._workers[thread]._sums_into(out[models], theta[models], step, some)
+            self._workers[thread]._sums_into(out[models], theta[models], step, weigh[models])
 
         if theta.device.type == "cpu" and self._threaded:
-            self._hire(count())
+            while len(self._workers) < count():  # every thread has passes of its own
+                self._workers.append(self._copy(None, self._passes.by_loops))
+            for worker in self._workers:
+                worker._threads = count()
             spread(sums, len(theta))
         else:
             sums(0, slice(0, len(theta)))
@@ -180,8 +158,7 @@ class PackedModel:
     def viewed_sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
         """`clipped_sums` of examples x [B, K, ...] with K views each, by the mean of their losses.
 
-        The views of an example have one gradient, so its norm follows from none of theirs: every
-        example is computed alone.
+        Their norms follow from none of the views', so every example is computed alone.
         """
         self.settle(x[:, 0], y)
         if self._viewed is None:
@@ -191,65 +168,40 @@ class PackedModel:
         with torchs():
             return self._viewed.clipped_sums(theta, x, y, clip_norm, None)
 
-    def _hire(self, threads: int) -> None:
-        """Gives every thread passes of its own."""
-        while len(self._workers) < threads:
-            worker = PackedModel(self._source, self._groups, self.loss)
-            worker._loops, worker._settled = self._loops, True
-            worker._passes.by_loops = self._passes.by_loops
-            self._workers.append(worker)
-        for worker in self._workers:
-            worker._threads = threads
-
-    def _sums_into(self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None) -> None:
-        on_cpu = theta.device.type == "cpu"
-        loops = self._loops if on_cpu else None
-        if loops is not None and not loops.fits(theta, step.x):
-            loops = None
+    def _sums_into(self, out: Tensor, theta: Tensor, step: Step, weights: Tensor) -> None:
+        loops = self._loops if theta.device.type == "cpu" else None
+        loops = loops if loops is not None and loops.fits(theta, step.x) else None
         if self._groups is None:
             self._groups = self._fitted(loops, theta, step)
 
         def compute(models: slice, at_once: int) -> None:
-            some = None if weights is None else weights[models]
-            into, group = out[models], theta[models]
-            if loops is not None:
-                loops.clipped_sums(into, group, step, some, at_once)
-            else:
-                self._passes.clipped_sums(into, group, step, some, at_once)
+            way = loops or self._passes
+            way.clipped_sums(out[models], theta[models], step, weights[models], at_once)
 
         self._by_groups(theta, compute)
 
     def _by_groups(self, theta: Tensor, compute: Callable[[slice, int], None]) -> None:
-        """Computes all models of `theta` by groups, of half as many where memory runs out.
-
-        `compute` takes a group's models, and how many go through the module at once.
-        """
+        """Calls `compute` for groups of models; from where memory ends on, for half as many."""
         start = 0
         while start < len(theta):
-            groups = self._chosen()
+            groups = self._groups or self._fast()
             models = slice(start, start + groups.outer)
             try:
                 compute(models, groups.inner)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                warn_of_short_memory(groups.halved().outer)
-                self._halvings += 1
+                self._groups = groups.halved()
+                warn_of_short_memory(self._groups.outer)
                 continue
             start = models.stop
-
-    def _chosen(self) -> Groups:
-        groups = self._groups or self._fast()
-        for _ in range(self._halvings):
-            groups = groups.halved()
-        return groups
 
     def together(self, x: Tensor, y: Tensor) -> int:
         """How many models go through the module's own code at once, on a batch like this."""
         if self._groups is None:
             step = Step(x, y, 1.0, self.loss)
             self._groups = self._fitted(None, self.initial[None], step)
-        return self._chosen().inner
+        return self._groups.inner
 
     def _fitted(self, loops: Loops | None, theta: Tensor, step: Step) -> Groups:
         """Returns groups that fit, from what one model's pass leaves behind."""

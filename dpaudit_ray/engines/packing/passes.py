@@ -1,20 +1,19 @@
 """A set of models on its way forth and back through a network, and on to its clipped sums.
 
 Every layer with parameters is a `Layer`, applied by its rule; on the way back it notes what its
-rule has seen. When the pass is over, rules give per-sample norms and then clipped sums from that,
-without any per-sample gradient of a large layer. All else in the network runs as its own code,
-through autograd.
+rule has seen. When the pass is over, rules give per-sample norms and then clipped sums from that.
+All else in the network runs as its own code, through autograd.
 
-Models may go through in groups: a layer that sees the batch itself is then applied for all groups
-at once, on the first group's way through.
+Models go through in groups: a layer that sees the batch itself is applied for all groups at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +22,6 @@ from torch import Tensor, nn
 from ..rules.base import Rule, SampleGradients
 from ..rules.losses import Loss, losses
 from .memory import slices
-
-ModelGradients = tuple[slice, SampleGradients]  # of which models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +37,12 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a rule kept on the way forth, and its output's gradient.
+    """What a rule kept on the way forth, and its output's gradient."""
 
-    `shared`: the layer's input [B, ...] is the same for all models of all groups; else it is
-    [n*B, ...] for this group's n models, as the gradient always is.
-    """
-
-    rule: Rule[Any]
+    rule: Rule
     kept: Any
-    g: Tensor
-    shared: bool
+    g: Tensor  # [n*B, ...]
+    shared: bool  # whether all models of all groups have one input [B, ...]
 
     @property
     def nbytes(self) -> int:
@@ -64,64 +57,52 @@ class Passes:
     by_loops = True  # whether layers that have compiled loops may take them
 
     def __init__(self) -> None:
-        self._records: list[Record] = []
-        self._applied: set[Rule[Any]] = set()
-        self._shared: dict[Rule[Any], tuple[Tensor, Any]] = {}
-
-    @property
-    def batch(self) -> int:
-        """Samples that every model sees."""
-        return len(self._input)
+        self.records: list[Record] = []  # what layers give on the way back
+        self._applied: set[Rule] = set()
+        self._shared: dict[Rule, tuple[Tensor, Any]] = {}
 
     def outputs(self, theta: Tensor, x: Tensor, at_once: int) -> list[Tensor]:
-        """[n, B, c] in groups of so many models, of theta [n, p] and a batch x [B, ...]."""
+        """[n, B, c] of theta [n, p] and x [B, ...], in groups of so many models."""
         outputs = []
-        with torch.no_grad():
-            self._begin(theta, x)
+        with torch.no_grad(), self._pass(theta, x):
             for models in slices(len(theta), at_once):
                 self._enter(models)
-                count = len(range(*models.indices(len(theta))))
-                outputs.append(self.module(x).view(count, len(x), -1))
-            self._end()
+                outputs.append(self.module(x).view(len(self.theta), len(x), -1))
         return outputs
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor | None, at_once: int
+        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
     ) -> None:  # fmt: skip
         """Σ_j weights[:, j] · clip(gradient of sample j, C) into out [n, p]."""
         gradients = self._gradients(theta, step, at_once)
-        factors = torch.ones(len(out), len(step.y), dtype=out.dtype, device=out.device)
         if math.isfinite(step.clip_norm):
-            squares = torch.zeros_like(factors)
+            squares = torch.zeros_like(weights)
             for models, samples in gradients:
                 squares[models] += samples.squared_norms()
-            factors = step.clip_norm / squares.sqrt_().clamp_(min=step.clip_norm)
-        if weights is not None:
-            factors = factors * weights
+            weights = step.clip_norm / squares.sqrt_().clamp_(min=step.clip_norm) * weights
         for models, samples in gradients:
-            samples.weighted_sums(out[models], factors[models])
+            samples.weighted_sums(out[models], weights[models])
 
     def bytes_of_one(self, theta: Tensor, step: Step) -> int:
         """Bytes that a pass of one model, theta [1, p], leaves behind."""
-        self._begin(theta, step.x)
-        records = self._forth_and_back(slice(0, 1), step)
-        self._end()
-        return sum(record.nbytes for record in records)
+        with self._pass(theta, step.x):
+            return sum(record.nbytes for record in self._forth_and_back(slice(0, 1), step))
 
-    def _gradients(self, theta: Tensor, step: Step, at_once: int) -> list[ModelGradients]:
-        """Per-sample gradients of every layer and group of so many models."""
-        gradients: list[ModelGradients] = []
+    def _gradients(
+        self, theta: Tensor, step: Step, at_once: int
+    ) -> list[tuple[slice, SampleGradients]]:
+        """Per-sample gradients of every layer and group, each with the models that it is of."""
+        gradients: list[tuple[slice, SampleGradients]] = []
         shared: list[list[Record]] = []  # by group
-        self._begin(theta, step.x)
-        for models in slices(len(theta), at_once):
-            records = self._forth_and_back(models, step)
-            gradients += [
-                (models, record.rule.samples(theta[models], record.kept, record.g))
-                for record in records
-                if not record.shared
-            ]
-            shared.append([record for record in records if record.shared])
-        self._end()
+        with self._pass(theta, step.x):
+            for models in slices(len(theta), at_once):
+                records = self._forth_and_back(models, step)
+                gradients += [
+                    (models, record.rule.samples(theta[models], record.kept, record.g))
+                    for record in records
+                    if not record.shared
+                ]
+                shared.append([record for record in records if record.shared])
         for groups in zip(*shared, strict=True):  # of one layer
             first, parts = groups[0], [r.g.reshape(-1, len(step.x), *r.g.shape[1:]) for r in groups]
             samples = first.rule.samples_shared(theta, first.kept, parts, step.cache)
@@ -137,11 +118,15 @@ class Passes:
                 shape = tuple(outputs.shape)
                 raise ValueError(f"{count * len(step.y)} examples give scores of shape {shape}")
             torch.autograd.backward(step.loss(outputs, step.y.repeat(count)).sum())
-        return list(self._records)
+        return list(self.records)
 
-    def _begin(self, theta: Tensor, x: Tensor) -> None:
-        self._all = theta
-        self._input = x
+    @contextlib.contextmanager
+    def _pass(self, theta: Tensor, x: Tensor) -> Iterator[None]:
+        """Of these models on a batch; at its end all is forgotten but the last group's θ."""
+        self._all, self.input = theta, x
+        self._shared.clear()
+        yield
+        self.records.clear()
         self._shared.clear()
 
     def _enter(self, models: slice) -> None:
@@ -151,29 +136,21 @@ class Passes:
         # A leaf that needs a gradient, so that autograd visits the first layer too.
         self.anchor = self.theta.new_zeros(()).requires_grad_()
         self._applied.clear()
-        self._records.clear()
+        self.records.clear()
 
-    def _end(self) -> None:
-        """Forgets everything but the last group's parameters."""
-        self._records.clear()
-        self._shared.clear()
-
-    def record(self, record: Record) -> None:
-        """Takes what a layer gives on the way back."""
-        self._records.append(record)
-
-    def layer_input(self, rule: Rule[Any], x: Tensor) -> tuple[Tensor, bool]:
+    def layer_input(self, rule: Rule, x: Tensor) -> tuple[Tensor, bool]:
         """The layer's input as a rule wants it, and whether all groups share it.
 
         Raises ValueError where the layer is applied twice, or to something that is no batch.
         """
-        if (owner := rule.owner or rule) in self._applied:
+        if (rule.owner or rule) in self._applied:
             raise ValueError("a layer is applied twice")
-        self._applied.add(owner)
-        batch, models = self._input, len(self.theta)
+        self._applied.add(rule.owner or rule)
+        batch, models = self.input, len(self.theta)
         rows = x.shape[0] if x.dim() else 0
         # The batch itself, or a reshaping of each example that is no copy.
-        if _begins_with(x, batch) and x.numel() == batch.numel() and rows == len(batch):
+        whole = rows == len(batch) and 0 < x.numel() == batch.numel()
+        if whole and x.data_ptr() == batch.data_ptr():
             if rows == 1 or x.stride(0) == batch.stride(0):
                 return x, True
             raise ValueError("a layer is given the batch the other way round")
@@ -183,11 +160,10 @@ class Passes:
             raise ValueError(f"a layer is given {rows} rows of {models * len(batch)}")
         return x, False
 
-    def layer_output(self, rule: Rule[Any], x: Tensor, shared: bool) -> tuple[Tensor, Any]:
+    def layer_output(self, rule: Rule, x: Tensor, shared: bool) -> tuple[Tensor, Any]:
         """The output for the models that are passed now, [n*B, ...], and what the rule keeps of it.
 
-        x is [n*B, ...], each model's own, or [B, ...] where it is `shared` by all models, as the
-        batch itself: then the layer is computed once for all models, and kept for the next group.
+        An x [B, ...] that is `shared` goes through once for all groups.
         """
         if not shared:
             return rule.forward(self.theta, x)
@@ -197,16 +173,10 @@ class Passes:
         return of_all[self._models].flatten(0, 1), kept
 
 
-def _begins_with(x: Tensor, other: Tensor) -> bool:
-    """Whether both begin at one place."""
-    same = x.untyped_storage()._cdata == other.untyped_storage()._cdata
-    return same and bool(x.storage_offset() == other.storage_offset())
-
-
 class Layer(nn.Module):
     """A layer with parameters, applied by its rule."""
 
-    def __init__(self, rule: Rule[Any], passes: Passes) -> None:
+    def __init__(self, rule: Rule, passes: Passes) -> None:
         super().__init__()
         self.rule = rule
         self.passes = passes
@@ -249,7 +219,7 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
         rule, passes = ctx.layer.rule, ctx.layer.passes
-        passes.record(Record(rule, ctx.kept, g, ctx.shared))
+        passes.records.append(Record(rule, ctx.kept, g, ctx.shared))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         return rule.input_gradient(passes.theta, ctx.kept, g), None, None, None

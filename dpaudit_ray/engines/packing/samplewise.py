@@ -1,12 +1,12 @@
 """Every example alone, by autograd on the user's own module: right for any network, and slow.
 
-The module itself is used, never a copy: what its code reaches through closures and lists would
-stay behind. Its parameters hold a model's values while that model is computed.
+The module itself, never a copy: what its code reaches through closures and lists stays behind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,18 +26,12 @@ _MODELS = 16  # that go through `vmap` together
 
 @dataclasses.dataclass(frozen=True)
 class Samplewise:
-    """Clipped sums as `PackedModel` gives them, by one backward pass per model and example.
-
-    `mapped`: by `torch.func.vmap` over the examples, which some modules do not allow.
-    `stacked`: by another over the models, where it is mapped.
-    `views`: an example is several inputs [K, ...] of one class, and its loss is the mean of theirs.
-    """
+    """Clipped sums as `PackedModel` gives them, by one backward pass per model and example."""
 
     module: nn.Module
     loss: Loss = losses
-    mapped: bool = False
-    views: bool = False
-    stacked: bool = False
+    mapped: bool = False  # by `vmap` over models and examples, which some modules do not allow
+    views: bool = False  # an example is inputs [K, ...] of one class; its loss is their mean
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Output of every model on every example, float [n, m, c]."""
@@ -54,7 +48,7 @@ class Samplewise:
         out = torch.zeros_like(theta)
         most = _NUMBERS if theta.device.type == "cpu" else _ON_GPU
         # By sizes alone, so that bits are the same in every try of a pack.
-        together = most // (theta.shape[1] * max(1, len(y))) if self.stacked else 1
+        together = 1 if self.views else most // (theta.shape[1] * max(1, len(y)))
         for models in slices(len(theta), max(1, min(together, _MODELS))):
             for part in slices(len(y), max(1, most // theta.shape[1])):
                 gradients = self._of_models(theta[models], x[part], y[part])
@@ -69,21 +63,21 @@ class Samplewise:
 
     def gradients(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Gradient of every example's loss, float [B, p], under the parameters `row` [p]."""
-        if self.mapped:
-            with _mappable(self.module):
-                return self._mapped(row, x, y)
-        with placed(self.module, row) as parameters:
-            gradients = row.new_empty(len(y), len(row))
-            for j, into in enumerate(gradients):
-                self._alone(parameters, x[j : j + 1], y[j : j + 1], into)
-        return gradients
+        return self._of_models(row[None], x, y)[0]
 
     def _of_models(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """`gradients` of every model, float [n, B, p]."""
-        if len(theta) == 1 or not self.stacked:
-            return torch.stack([self.gradients(row, x, y) for row in theta])
-        with _mappable(self.module):
-            gradients: Tensor = vmap(self._mapped, in_dims=(0, None, None))(theta, x, y)
+        if self.mapped:
+            with _mappable(self.module):
+                if len(theta) == 1:
+                    return self._mapped(theta[0], x, y)[None]
+                mapped: Tensor = vmap(self._mapped, in_dims=(0, None, None))(theta, x, y)
+            return mapped
+        gradients = theta.new_empty(len(theta), len(y), theta.shape[1])
+        for row, of_model in zip(theta, gradients, strict=True):
+            with placed(self.module, row) as parameters:
+                for j, into in enumerate(of_model):
+                    self._alone(parameters, x[j : j + 1], y[j : j + 1], into)
         return gradients
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> Samplewise:
@@ -103,22 +97,22 @@ class Samplewise:
             loss = self.loss(self.module(x.clone()), y).mean()
             if loss.requires_grad:
                 torch.autograd.backward(loss)
-        torch.cat([_dense(parameter) for parameter in parameters], out=into)
+        # Zeros where the loss does not depend on it; dense where an embedding's is sparse.
+        gradients = [
+            torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in parameters
+        ]
+        torch.cat([gradient.detach().flatten() for gradient in gradients], out=into)
 
     def _mapped(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         named = trained(self.module)
         sizes = [p.numel() for p in named.values()]
         parts = zip(named.items(), torch.split(row, sizes), strict=True)
         values = {name: part.view(p.shape) for (name, p), part in parts}
-        frozen = {
-            name: cast(p, row.dtype) for name, p in self.module.named_parameters()
-            if not p.requires_grad
-        }  # fmt: skip
 
         def loss(values: dict[str, Tensor], of_x: Tensor, of_y: Tensor) -> Tensor:
             # Torch does not put back what it ties in a layer that a module holds twice.
             of_x = of_x if self.views else of_x.unsqueeze(0)
-            outputs = functional_call(self.module, values | frozen, (of_x,), tie_weights=False)
+            outputs = functional_call(self.module, values, (of_x,), tie_weights=False)
             return self.loss(outputs, of_y.expand(len(of_x))).mean()
 
         gradients: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
@@ -127,23 +121,17 @@ class Samplewise:
 
 @contextlib.contextmanager
 def placed(module: nn.Module, row: Tensor) -> Iterator[list[nn.Parameter]]:
-    """The module with the flat parameters `row` [p] in place; as it was afterwards.
-
-    Frozen ones are in the dtype of `row`.
-    """
-    parameters, everything = list(trained(module).values()), list(module.parameters())
-    before = [(p.data, p.grad) for p in everything]
+    """The module with the flat parameters `row` [p] in place; as it was afterwards."""
+    parameters = list(trained(module).values())
+    before = [(p.data, p.grad) for p in parameters]
     parts = torch.split(row.clone(), [p.numel() for p in parameters])
     try:
-        for parameter in everything:
-            parameter.grad = None
-            if not parameter.requires_grad:
-                parameter.data = cast(parameter.data, row.dtype)
         for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = None
             parameter.data = part.view(parameter.shape)
         yield parameters
     finally:
-        for parameter, (data, gradient) in zip(everything, before, strict=True):
+        for parameter, (data, gradient) in zip(parameters, before, strict=True):
             parameter.grad = None
             parameter.data = data
             parameter.grad = gradient
@@ -151,7 +139,7 @@ def placed(module: nn.Module, row: Tensor) -> Iterator[list[nn.Parameter]]:
 
 @contextlib.contextmanager
 def _mappable(module: nn.Module) -> Iterator[None]:
-    """Recurrent layers so that `vmap` takes them and has no loop of its own inside.
+    """Recurrent layers so that `vmap` takes them.
 
     Torch adds to the first hidden state in place, so it needs the examples' dimension, which
     zeros made by the layer lack; and oneDNN's LSTM has no batching rule.
@@ -179,69 +167,46 @@ def _with_state(
         first = layer.num_layers * (2 if layer.bidirectional else 1)
         batch = (x.shape[not layer.batch_first],) if x.dim() == 3 else ()
         h = x.new_zeros(first, *batch, layer.proj_size or layer.hidden_size)
-        pair = isinstance(layer, nn.LSTM)
-        state = (h, x.new_zeros(first, *batch, layer.hidden_size)) if pair else h
+        c = x.new_zeros(first, *batch, layer.hidden_size)
     else:
         assert isinstance(layer, nn.RNNCellBase)
-        h = x.new_zeros(*x.shape[:-1], layer.hidden_size)
-        state = (h, h.clone()) if isinstance(layer, nn.LSTMCell) else h
-    return (x, state), kwargs
+        h, c = (x.new_zeros(*x.shape[:-1], layer.hidden_size) for _ in range(2))
+    return (x, (h, c) if isinstance(layer, nn.LSTM | nn.LSTMCell) else h), kwargs
 
 
 @contextlib.contextmanager
 def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """The module with its floating parameters and buffers in `dtype`; as it was afterwards.
+    """The module with copies of its parameters and buffers, floating ones in `dtype`.
 
-    What it keeps for later calls meanwhile, in attributes or buffers of that dtype, is forgotten.
+    Afterwards what it has kept meanwhile, in attributes, dicts, lists or buffers, is forgotten.
     """
     parameters = [(p, p.data) for p in module.parameters()]
-    buffers = [(m, name, b) for m in module.modules() for name, b in m._buffers.items()]
-    kept = [(m, dict(m._buffers), _Attributes(m)) for m in module.modules()]
+    kept = [
+        (held, dict(held), [(v, copy.copy(v)) for v in held.values() if type(v) in (dict, list)])
+        for held in map(vars, module.modules())
+    ]
     try:
         for parameter, data in parameters:
-            parameter.data = cast(data, dtype)
-        for owner, name, buffer in buffers:
-            owner._buffers[name] = None if buffer is None else cast(buffer.clone(), dtype)
+            parameter.data = cast(data.clone(), dtype)
+        for layer in module.modules():
+            for name, buffer in layer._buffers.items():
+                layer._buffers[name] = None if buffer is None else cast(buffer.clone(), dtype)
         yield
     finally:
         for parameter, data in parameters:
             parameter.grad = None
             parameter.data = data
-        for owner, buffers_before, attributes in kept:
-            owner._buffers.clear()
-            owner._buffers.update(buffers_before)
-            attributes.restore()
-
-
-class _Attributes:
-    """What a layer has of its own beside layers, parameters and buffers, and in dicts and lists."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        self._torchs = vars(nn.Module()).keys()
-        self._held = vars(layer)
-        self._before = {k: v for k, v in self._held.items() if k not in self._torchs}
-        self._within = [(v, v.copy()) for v in self._before.values() if type(v) in (dict, list)]
-
-    def restore(self) -> None:
-        """As it was when this was made."""
-        for name in self._held.keys() - self._torchs - self._before.keys():
-            del self._held[name]
-        self._held.update(self._before)
-        for container, content in self._within:
-            container.clear()
-            if isinstance(container, dict):
-                container.update(content)
-            else:
-                container.extend(content)
+        for held, before, within in kept:
+            held.clear()
+            held.update(before)
+            for container, content in within:
+                container.clear()
+                if isinstance(container, dict):
+                    container.update(content)
+                else:
+                    container.extend(content)
 
 
 def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Floating numbers in `dtype`; whole ones as they are."""
     return values.to(dtype) if values.is_floating_point() else values
-
-
-def _dense(parameter: Tensor) -> Tensor:
-    gradient = parameter.grad
-    if gradient is None:
-        return torch.zeros_like(parameter).detach().flatten()
-    return (gradient.to_dense() if gradient.is_sparse else gradient).flatten()

@@ -1,10 +1,8 @@
 """Layer rules: how one kind of layer is applied to, and clipped for, n models at once.
 
-Activations keep the shape that the module's own code expects, batch first: [n*B, ...], model by
-model. Where several models see the same input (the first layer), a rule gets it once, [B, ...].
-
-To support another layer, subclass `Rule` (`InputRule`, if its input is all that the way back
-needs) and name its class in `conversion.RULES`.
+Activations keep the shape that the module's own code expects, [n*B, ...], model by model. Where
+all models see the same input (the first layer), a rule gets it once, [B, ...]. To support another
+layer, subclass `Rule` and name its class in `conversion.RULES`.
 """
 
 from __future__ import annotations
@@ -12,15 +10,13 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ...errors import SpecError
-
-# Parameters and layers of a user's module ---------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +57,10 @@ def slots_of(module: nn.Module) -> dict[str, Slot]:
         slots[name] = Slot(start, tuple(parameter.shape))
         start += parameter.numel()
     if not slots:
-        frozen = any(True for _ in module.parameters())
-        why = "all of its parameters are frozen; leave some with requires_grad" if frozen else ""
-        raise SpecError("mechanism.model", why or "has no parameters to train")
+        why = "has no parameters to train"
+        if list(module.parameters()):
+            why = "all of its parameters are frozen; leave some with requires_grad"
+        raise SpecError("mechanism.model", why)
     return slots
 
 
@@ -77,10 +74,8 @@ def plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
 
 def flattens(layer: nn.Module) -> bool:
     """Whether the layer makes vectors of examples of any shape."""
-    if not plain(layer, nn.Flatten):
-        return False
-    assert isinstance(layer, nn.Flatten)
-    return (layer.start_dim, layer.end_dim) == (1, -1)
+    ends = getattr(layer, "start_dim", None), getattr(layer, "end_dim", None)
+    return plain(layer, nn.Flatten) and ends == (1, -1)
 
 
 def altered(layer: nn.Module) -> str | None:
@@ -94,9 +89,6 @@ def altered(layer: nn.Module) -> str | None:
     if any(p._backward_hooks for p in layer.parameters(recurse=False)):
         return "has hooks on its parameters"
     return None
-
-
-# Rules --------------------------------------------------------------------------------------------
 
 
 class SampleGradients(ABC):
@@ -135,58 +127,42 @@ def by_model(x: Tensor, n: int) -> Tensor:
     return x.reshape(n, -1, *x.shape[1:])
 
 
-class Kept(Protocol):
-    """What a rule wants to see again on the way back; for most its input."""
+class Rule(ABC):
+    """One kind of layer, forth and back. `theta` is float [n, p].
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it holds in memory."""
+    `kept` is what a rule wants to see again on the way back, for most its input; its `nbytes` are
+    those that it holds in memory.
+    """
 
-
-K = TypeVar("K", bound=Kept)
-
-
-class Rule(ABC, Generic[K]):
-    """One kind of layer, forth and back. `theta` is float [n, p]."""
-
-    owner: Rule[Any] | None = None  # another rule of the same parameters: a pass applies one
+    owner: Rule | None = None  # another rule of the same parameters: a pass applies one
 
     @abstractmethod
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
         """Keeps the layer's settings; its parameters are found through `slots` by name."""
 
     @abstractmethod
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, K]:
-        """Output [n*B, ...] from input [n*B, ...], and what the way back needs to know."""
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+        """Output [n*B, ...] from input [n*B, ...], and what is kept."""
 
     @abstractmethod
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, K]:
-        """Output [n, B, ...] from the input [B, ...] that all models see, and the same."""
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+        """Output [n, B, ...] from the input [B, ...] that all models see, and what is kept."""
 
     @abstractmethod
-    def input_gradient(self, theta: Tensor, kept: K, g: Tensor) -> Tensor:
+    def input_gradient(self, theta: Tensor, kept: Any, g: Tensor) -> Tensor:
         """Gradient of the input [n*B, ...] from that of the output, `g`."""
 
     @abstractmethod
-    def samples(self, theta: Tensor, kept: K, g: Tensor) -> SampleGradients:
+    def samples(self, theta: Tensor, kept: Any, g: Tensor) -> SampleGradients:
         """Per-sample gradients from what `forward` kept and the output's gradient [n*B, ...]."""
 
-    @abstractmethod
     def samples_shared(
-        self, theta: Tensor, kept: K, parts: Sequence[Tensor], cache: dict[object, Tensor]
+        self, theta: Tensor, kept: Any, parts: Sequence[Tensor], cache: dict[object, Tensor]
     ) -> SampleGradients:
-        """The same for an input [B, ...] that all models see.
+        """The same of `forward_shared`, by default with a copy of the input for each model.
 
-        `kept` is of `forward_shared`; `parts` are the output's gradients, [models, B, ...] each, n
-        models in all. What depends on the input alone may be kept in `cache`, as long as the batch.
+        `parts` are the output's gradients, [models, B, ...] each, n models in all. What depends on
+        the input alone may be kept in `cache`, as long as the batch.
         """
-
-
-class InputRule(Rule[Tensor]):
-    """A rule that keeps its input, and where all models share one can do with a copy for each."""
-
-    def samples_shared(
-        self, theta: Tensor, kept: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
-    ) -> SampleGradients:
         repeated = kept.repeat(len(theta), *[1] * (kept.dim() - 1))
         return self.samples(theta, repeated, torch.cat(list(parts)).flatten(0, 1))

@@ -1,19 +1,16 @@
-"""Convolutions: per-sample gradients on unfolded patches, formed where they are small.
-
-For the first layer, which all models share an input with, one convolution serves all of them,
-and one matrix product per sample forms the gradients of all of them.
-"""
+"""Convolutions: per-sample gradients on unfolded patches, formed where they are small."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from .base import InputRule, SampleGradients, Slot, by_model
+from .base import Rule, SampleGradients, Slot, by_model
 from .ghost_norm import keeps, squared_norms
 
 Pair = tuple[int, int]  # down and across
@@ -22,10 +19,10 @@ Pair = tuple[int, int]  # down and across
 _PATCHES = 1 << 24
 
 
-class Conv2dRule(InputRule):
+class Conv2dRule(Rule):
     """A convolution; each of its groups of channels is a sample of a smaller one.
 
-    Padding other than zeros is applied before it (`Padding`).
+    Padding other than by the same number of zeros on both sides is applied before it (`padding`).
     """
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
@@ -33,25 +30,32 @@ class Conv2dRule(InputRule):
         self.weight = slots["weight"]
         self.bias = slots.get("bias")
         self._groups = layer.groups
-        self._kernel, self._stride, self._dilation, self._padding = geometry(layer)
+        self._kernel, self.stride, self._dilation = (
+            (int(p[0]), int(p[1])) for p in (layer.kernel_size, layer.stride, layer.dilation)
+        )
+        left, top = (int(p) for p in layer._reversed_padding_repeated_twice[::2])
+        self._padding = (top, left) if padding(layer) is None else (0, 0)
+        # What F.pad needs: left, right, top, bottom.
+        self.zero_pad = (self._padding[1],) * 2 + (self._padding[0],) * 2
+        self._inputs = math.prod(self.weight.shape[1:])
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        weight, n = self.weight.of(theta), len(theta)
-        bias = None if self.bias is None else self.bias.of(theta).flatten()
-        y = F.conv2d(
-            _side_by_side(x, n), weight.flatten(0, 1), bias,
-            self._stride, self._padding, self._dilation, groups=n * self._groups,
-        )  # fmt: skip
+        n = len(theta)
+        y = self._convolved(_side_by_side(x, n), theta, n * self._groups)
         return _in_turn(y, n), x
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         if self._groups > 1:
             y, _ = self.forward(theta, x.repeat(len(theta), 1, 1, 1))
             return y.reshape(len(theta), len(x), *y.shape[1:]), x
-        weight = self.weight.of(theta)
+        y = self._convolved(x, theta, groups=1)
+        return y.view(len(x), len(theta), self.weight.shape[0], *y.shape[2:]).transpose(0, 1), x
+
+    def _convolved(self, x: Tensor, theta: Tensor, groups: int) -> Tensor:
+        """Outputs of all models side by side."""
+        weight = self.weight.of(theta).flatten(0, 1)
         bias = None if self.bias is None else self.bias.of(theta).flatten()
-        y = F.conv2d(x, weight.flatten(0, 1), bias, self._stride, self._padding, self._dilation)
-        return y.view(len(x), *weight.shape[:2], *y.shape[2:]).transpose(0, 1), x
+        return F.conv2d(x, weight, bias, self.stride, self._padding, self._dilation, groups)
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
         weight, n = self.weight.of(theta).flatten(0, 1), len(theta)
@@ -62,13 +66,13 @@ class Conv2dRule(InputRule):
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
         n, outputs, groups = len(theta), g.shape[1], self._groups
         g = g.flatten(2)  # [n*B, o, T]
-        if groups == 1 and not self._keeps(len(g) // n, g.shape[2]):
+        if groups == 1 and not keeps(len(g) // n, g.shape[2], self._inputs, outputs):
             return _Passing(self, x, g.view(n, -1, *g.shape[1:]), None)
         g = g.reshape(len(g) * groups, -1, g.shape[2])
         formed = g.new_empty(*g.shape[:2], self._inputs + 1)
         for rows, patches in self._patches(x.reshape(len(x) * groups, -1, *x.shape[2:])):
             torch.bmm(g[rows], patches.transpose(1, 2), out=formed[rows])
-        return self._formed(formed.view(n, -1, outputs, self._inputs + 1))
+        return _WithBias(self.weight, self.bias, formed.view(n, -1, outputs, self._inputs + 1))
 
     def samples_shared(
         self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
@@ -77,20 +81,20 @@ class Conv2dRule(InputRule):
             return super().samples_shared(theta, x, parts, cache)
         n, batch, outputs = len(theta), len(x), self.weight.shape[0]
         by_sample = torch.cat([g.transpose(0, 1).flatten(3) for g in parts], 1)  # [B, n, o, T]
-        if not self._keeps(batch, by_sample.shape[3]):
+        if not keeps(batch, by_sample.shape[3], self._inputs, outputs):
             return _Passing(self, x, by_sample.transpose(0, 1), cache)
         by_sample = by_sample.flatten(1, 2)
         if self not in cache:
             cache[self] = self.unfolded(x)
         formed = torch.bmm(by_sample, cache[self].transpose(1, 2)).view(batch, n, outputs, -1)
-        return self._formed(formed.transpose(0, 1))
+        return _WithBias(self.weight, self.bias, formed.transpose(0, 1))
 
     def unfolded(self, x: Tensor) -> Tensor:
         """Patches of x [N, c, h, w], and a row of ones for the bias: [N, c*kh*kw + 1, T]."""
         rows, columns = self.output_size(x.shape[2:])
         x = F.pad(x, self.zero_pad).contiguous() if any(self.zero_pad) else x.contiguous()
         count, channels, height, width = x.shape
-        kernel, stride, dilation = self._kernel, self._stride, self._dilation
+        kernel, stride, dilation = self._kernel, self.stride, self._dilation
         view = x.as_strided(  # F.unfold takes more than twice as long on CPU
             (count, channels, *kernel, rows, columns),
             (channels * height * width, height * width, dilation[0] * width, dilation[1],
@@ -106,28 +110,6 @@ class Conv2dRule(InputRule):
         """Whether compiled loops may take it: a row of a patch is one piece, of all channels."""
         return self._dilation == (1, 1) and self._groups == 1
 
-    @property
-    def stride(self) -> Pair:
-        """Between positions, down and across."""
-        return self._stride
-
-    @property
-    def _inputs(self) -> int:
-        _, channels, height, width = self.weight.shape
-        return channels * height * width
-
-    @property
-    def zero_pad(self) -> tuple[int, int, int, int]:
-        """What F.pad needs: left, right, top, bottom."""
-        vertical, horizontal = self._padding
-        return (horizontal, horizontal, vertical, vertical)
-
-    def _keeps(self, samples: int, positions: int) -> bool:
-        return keeps(samples, positions, self._inputs, self.weight.shape[0])
-
-    def _formed(self, gradients: Tensor) -> SampleGradients:
-        return _WithBias(self.weight, self.bias, gradients)
-
     def _patches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Unfolded patches of as many samples at a time as `_PATCHES` allows."""
         area = x[0, 0].numel()  # at stride 1; less for larger strides
@@ -141,7 +123,7 @@ class Conv2dRule(InputRule):
     ) -> list[Tensor]:
         """Gradients of the input and of the weight, those that are `wanted`."""
         gradients: list[Tensor] = torch.ops.aten.convolution_backward(
-            g, x, weight, None, self._stride, self._padding, self._dilation,
+            g, x, weight, None, self.stride, self._padding, self._dilation,
             False, (0, 0), groups, (*wanted, False),
         )  # fmt: skip
         return gradients
@@ -169,7 +151,7 @@ class Conv2dRule(InputRule):
         """Height and width of the output, from those of the input."""
         sizes = [
             (size[i] + 2 * self._padding[i] - self._dilation[i] * (self._kernel[i] - 1) - 1)
-            // self._stride[i] + 1
+            // self.stride[i] + 1
             for i in (0, 1)
         ]  # fmt: skip
         return sizes[0], sizes[1]
@@ -232,15 +214,6 @@ def _in_turn(x: Tensor, n: int) -> Tensor:
     return x if n == 1 else wide.transpose(0, 1).flatten(0, 1)
 
 
-def geometry(layer: nn.Conv2d) -> tuple[Pair, Pair, Pair, Pair]:
-    """Kernel, stride, dilation and the zeros to pad on either side."""
-    kernel, stride, dilation = (
-        (int(p[0]), int(p[1])) for p in (layer.kernel_size, layer.stride, layer.dilation)
-    )
-    left, _, top, _ = padding_before(layer)
-    return kernel, stride, dilation, (0, 0) if needs_padding_first(layer) else (top, left)
-
-
 def as_2d(layer: nn.Conv1d, slots: Mapping[str, Slot]) -> tuple[nn.Conv2d, dict[str, Slot]]:
     """The convolution, and its parameters' places, on images of height 1."""
     padding = layer.padding if isinstance(layer.padding, str) else (0, int(layer.padding[0]))
@@ -253,26 +226,16 @@ def as_2d(layer: nn.Conv1d, slots: Mapping[str, Slot]) -> tuple[nn.Conv2d, dict[
     return flat, {**slots, "weight": weight}
 
 
-def needs_padding_first(layer: nn.Conv2d) -> bool:
-    """Whether padding is not the same number of zeros on both sides."""
-    left, right, top, bottom = padding_before(layer)
-    uneven = (left, top) != (right, bottom)
-    return uneven or (layer.padding_mode != "zeros" and any((left, top)))
+_PADDINGS = {
+    "zeros": nn.ZeroPad2d, "reflect": nn.ReflectionPad2d, "replicate": nn.ReplicationPad2d,
+    "circular": nn.CircularPad2d,
+}  # fmt: skip
 
 
-def padding_before(layer: nn.Conv2d) -> list[int]:
-    """What F.pad needs: left, right, top, bottom."""
-    return [int(p) for p in layer._reversed_padding_repeated_twice]
-
-
-class Padding(nn.Module):
-    """The padding of a convolution as a step of its own, through autograd."""
-
-    def __init__(self, layer: nn.Conv2d) -> None:
-        super().__init__()
-        self._sides = padding_before(layer)
-        self._mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Pads [N, c, h, w]."""
-        return F.pad(x, self._sides, mode=self._mode)
+def padding(layer: nn.Conv2d) -> nn.Module | None:
+    """The padding as a layer of its own; None for the same number of zeros on both sides."""
+    left, right, top, bottom = (int(p) for p in layer._reversed_padding_repeated_twice)
+    even = (left, top) == (right, bottom)
+    if even and (layer.padding_mode == "zeros" or not any((left, top))):
+        return None
+    return _PADDINGS[layer.padding_mode]((left, right, top, bottom))

@@ -34,9 +34,8 @@ def keeps(samples: int, positions: int, inputs: int, outputs: int) -> bool:
 
 def outer_products(weight: Slot, bias: Slot | None, x: Tensor, g: Tensor) -> SampleGradients:
     """Gradients of W [o, d] and b [o] from x [n, B, T, d] and g [n, B, T, o]."""
-    positions, inputs = x.shape[2:]
-    outputs = g.shape[3]
-    if not keeps(x.shape[1], positions, inputs, outputs):
+    batch, positions, inputs = x.shape[1:]
+    if not keeps(batch, positions, inputs, g.shape[3]):
         return _Ghost(weight, bias, x, g)
     formed = torch.bmm(g.flatten(0, 1).transpose(1, 2), x.flatten(0, 1))
     parts = [(weight, formed.view(*x.shape[:2], -1))]

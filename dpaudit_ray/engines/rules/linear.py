@@ -1,8 +1,7 @@
-"""Linear layers on vectors and on sequences, and embeddings, which are linear on indicators.
+"""Linear layers, embeddings, and the scale and shift of GroupNorm and LayerNorm.
 
-Inside the rule for vectors, the memory of an activation runs feature by feature
-([features, n, B]), so that elementwise work and reductions over features run along contiguous
-memory whatever the (often tiny) layer width.
+Inside the rule for vectors, the memory of an activation runs feature by feature ([features, n, B]),
+so that elementwise work and sums over features run along contiguous memory.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from .base import InputRule, SampleGradients, Slot
+from .base import Formed, Rule, SampleGradients, Slot, by_model
 from .ghost_norm import outer_products
 
 
-class LinearRule(InputRule):
+class LinearRule(Rule):
     """y = W x + b. A sample's gradient is the outer product g xᵀ, of norm |g| |x|: never formed."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
@@ -34,8 +33,7 @@ class LinearRule(InputRule):
             return y.view(*x.shape[:-1], out), x
         y = theta.new_empty(out, n, x.shape[0] // n)
         torch.bmm(weight, _columns(x, n), out=y.transpose(0, 1))
-        self._add_bias(y, theta)
-        return y.view(out, -1).t(), x
+        return self._with_bias(y, theta).view(out, -1).t(), x
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         weight = self.weight.of(theta)
@@ -45,8 +43,7 @@ class LinearRule(InputRule):
             return y.view(n, *x.shape[:-1], out), x
         stacked = weight.transpose(0, 1).reshape(out * n, width)
         y = (stacked @ x.t()).view(out, n, -1)  # one matrix product for all models
-        self._add_bias(y, theta)
-        return y.permute(1, 2, 0), x
+        return self._with_bias(y, theta).permute(1, 2, 0), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
         weight = self.weight.of(theta)
@@ -59,11 +56,10 @@ class LinearRule(InputRule):
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
         if x.dim() > 2:
-            n, positions = len(theta), x[0, ..., 0].numel()
-            wide = x.reshape(n, -1, positions, x.shape[-1])
-            return outer_products(
-                self.weight, self.bias, wide, g.reshape(n, -1, positions, g.shape[-1])
+            of_x, of_g = (
+                v.reshape(len(theta), -1, v[0, ..., 0].numel(), v.shape[-1]) for v in (x, g)
             )
+            return outer_products(self.weight, self.bias, of_x, of_g)
         return _VectorProducts(self.weight, self.bias, len(theta), x, g, shared=False)
 
     def samples_shared(
@@ -74,9 +70,8 @@ class LinearRule(InputRule):
         flat = (parts[0] if len(parts) == 1 else torch.cat(list(parts))).flatten(0, 1)
         return _VectorProducts(self.weight, self.bias, len(theta), x, flat, shared=True)
 
-    def _add_bias(self, y: Tensor, theta: Tensor) -> None:
-        if self.bias is not None:
-            y += self.bias.of(theta).t().unsqueeze(2)
+    def _with_bias(self, y: Tensor, theta: Tensor) -> Tensor:
+        return y if self.bias is None else y.add_(self.bias.of(theta).t().unsqueeze(2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +110,7 @@ def _columns(x: Tensor, n: int) -> Tensor:
     return x.view(n, x.shape[0] // n, -1).transpose(1, 2)
 
 
-class EmbeddingRule(InputRule):
+class EmbeddingRule(Rule):
     """y_t = W[x_t]. The norm of a sample's gradient is that of its g, summed by token."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
@@ -165,3 +160,53 @@ class _Rows(SampleGradients):
         summed = torch.zeros_like(target, memory_format=torch.contiguous_format)
         index = self.tokens.flatten(1).unsqueeze(2).expand_as(scaled)
         target.copy_(summed.scatter_add_(1, index, scaled))
+
+
+class AffineRule(Rule):
+    """y = w ⊙ x̂ + b, per channel (GroupNorm) or per normalised entry (LayerNorm).
+
+    Normalising has no parameters, so it runs as the module's own code before.
+    """
+
+    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+        self._weight = slots["weight"]
+        self._bias = slots.get("bias")
+        self._by_channel = isinstance(layer, nn.GroupNorm)
+
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._applied(theta, by_model(x, len(theta))).flatten(0, 1), x
+
+    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._applied(theta, x.unsqueeze(0)), x
+
+    def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        wide = by_model(g, len(theta))
+        return (self._spread(self._weight, theta, wide.dim()) * wide).flatten(0, 1)
+
+    def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
+        n = len(theta)
+        parts = [(self._weight, self._reduced(g * x, n))]
+        if self._bias is not None:
+            parts.append((self._bias, self._reduced(g, n)))
+        return Formed(tuple(parts))
+
+    def _applied(self, theta: Tensor, x: Tensor) -> Tensor:
+        y = self._spread(self._weight, theta, x.dim()) * x
+        return y if self._bias is None else y + self._spread(self._bias, theta, x.dim())
+
+    def _spread(self, slot: Slot, theta: Tensor, dims: int) -> Tensor:
+        """A parameter in a shape that multiplies activations [n, B, ...] of `dims` dimensions."""
+        n, shape = len(theta), slot.shape
+        if self._by_channel:
+            return slot.of(theta).view(n, 1, *shape, *[1] * (dims - 3))
+        return slot.of(theta).view(n, *[1] * (dims - 1 - len(shape)), *shape)
+
+    def _reduced(self, g: Tensor, n: int) -> Tensor:
+        """Output gradients [n*B, ...] summed over positions: [n, B, size of the parameter]."""
+        if self._by_channel:
+            summed = g if g.dim() == 2 else g.flatten(2).sum(2)
+        else:
+            size = len(self._weight.shape)
+            flat = g.flatten(-size)
+            summed = flat if flat.dim() == 2 else flat.flatten(1, -2).sum(1)
+        return by_model(summed, n)

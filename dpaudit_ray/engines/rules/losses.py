@@ -1,8 +1,4 @@
-"""The loss on every example, and its gradient by the network's outputs.
-
-Of a classifier, which a network with one output learns by the logistic loss on classes 0 and 1, one
-with more outputs by the cross-entropy of its softmax; of a regression; or any other `Loss`.
-"""
+"""The loss on every example, and its gradient by the network's outputs."""
 
 from __future__ import annotations
 
