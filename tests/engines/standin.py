@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 GPU = torch.device("lazy", 0)
 _aten = torch.ops.aten
@@ -68,14 +68,8 @@ class Distant(Tensor):
         raise TypeError("can't convert a tensor of the stand-in to numpy: call .cpu() first")
 
     @classmethod
-    def __torch_dispatch__(
-        cls,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return _done(func, args, dict(kwargs or {}))
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _done(func, args, kwargs or {})
 
 
 class StandIn(TorchDispatchMode):
@@ -88,16 +82,9 @@ class StandIn(TorchDispatchMode):
         super().__init__()
         self.waits: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given = dict(kwargs or {})
-        flat, _ = tree_flatten((args, given))
-        distant = any(isinstance(leaf, Distant) for leaf in flat)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        distant = any(isinstance(leaf, Distant) for leaf in tree_leaves((args, given)))
         asked = given.get("device")
         if distant and (func in WAITS or _comes_back(func, asked) or _by_mask(func, args)):
             self.waits[str(func)] += 1
@@ -109,14 +96,8 @@ class StandIn(TorchDispatchMode):
 class Made(TorchFunctionMode):
     """Tensors from lists and arrays, which torch makes below the level of operations."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given = dict(kwargs or {})
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
         if func in (torch.tensor, torch.as_tensor) and given.get("device") == GPU:
             return func(*args, **(given | {"device": "cpu"})).to(GPU)
         if func in _ITEMS and isinstance(args[0], Distant):
@@ -176,8 +157,3 @@ def _done(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         return out
     wrapped = tree_map_only(Tensor, Distant, out)
     return return_and_correct_aliasing(func, args, kwargs, wrapped)
-
-
-def distant(values: Any) -> Any:
-    """Tensors on the stand-in, with the same numbers; anything else as it is."""
-    return tree_map(lambda v: v.to(GPU) if isinstance(v, Tensor) else v, values)

@@ -4,7 +4,6 @@ The same scores as on a CPU with the same noise; and, in a step, nothing that th
 """
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from dpaudit_ray.engines import gpu_settings
 from dpaudit_ray.engines.cpu import conv_pool
 from dpaudit_ray.engines.noise import GpuNoise
 from dpaudit_ray.engines.packing import packed
-from dpaudit_ray.engines.packing.selfcheck import FASTEST
+from dpaudit_ray.engines.packing.selfcheck import Way
 from dpaudit_ray.mechanisms.base import Measured, PartSeeds, Session
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd, steps
 from dpaudit_ray.mechanisms.dp_sgd import session as sessions
@@ -28,7 +27,7 @@ from dpaudit_ray.models.base import Model
 from dpaudit_ray.models.networks.blocks import BasicBlock, PreActivationBlock
 from dpaudit_ray.plugins import parse
 from tests.engines.standin import GPU, StandIn, standing_in
-from tests.long import long, paired
+from tests.long import paired
 
 TRIALS, STEPS = 6, 4
 
@@ -113,15 +112,11 @@ def bits(adversary: Adversary) -> np.ndarray:
 
 
 @pytest.fixture(autouse=True)
-def one_noise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A GPU's, on both devices; and one thread, in which operations are seen."""
+def one_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's, on both devices."""
     monkeypatch.setattr(steps, "noise_source", GpuNoise)
     monkeypatch.setattr(gpu_settings, "settle_in", lambda tf32: None)
     monkeypatch.setattr(gpu_settings, "device", lambda gpu: GPU if gpu else torch.device("cpu"))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -130,7 +125,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     They are checked on a GPU where each of them takes a step.
     """
-    monkeypatch.setattr(packed, "fastest_right_way", lambda *_: FASTEST)
+    monkeypatch.setattr(packed, "fastest_right_way", lambda *_: Way())
 
 
 ADVERSARIES: dict[str, dict[str, Any]] = {
@@ -167,13 +162,7 @@ VARIANTS = {"noisy simulation", "several dimensions", "gradient norm", "blank", 
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=long("a variant of another one") if n in VARIANTS else ())
-        for n in ADVERSARIES
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in ADVERSARIES if name not in VARIANTS])
 def test_every_adversary_scores_as_on_a_cpu(name):
     adversary = parse(Adversary, ADVERSARIES[name], "adversary")
     near = scored(mechanism(), adversary, gpu=False)
@@ -217,20 +206,12 @@ def waits(asked: DpSgd, adversary: Adversary) -> dict[str, int]:
         return dict(mode.waits)
 
 
-CHANGING = {"adaptive poison"}  # what it crafts for a step is looked at before it is inserted
-KINDS = {"random dimension", "records", "query", "watched"}  # one of each way into a step
-all_kinds = long("waits of every adversary; those of four kinds are always counted")
+# One of each way into a step; what `adaptive poison` crafts for one is looked at before.
+KINDS = ("random dimension", "records", "query", "watched")
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=() if n in KINDS else all_kinds)
-        for n in ADVERSARIES
-        if n not in CHANGING
-    ],
-)
+@pytest.mark.parametrize("name", KINDS)
 def test_nothing_waits_at_every_step_for_an_adversary(name):
     """As many waits in eight steps as in four: all are of the pack, none of a step."""
     adversary = parse(Adversary, ADVERSARIES[name], "adversary")
@@ -240,15 +221,8 @@ def test_nothing_waits_at_every_step_for_an_adversary(name):
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", TRAININGS)
-@pytest.mark.parametrize(
-    "adversary",
-    [
-        "biased-dimension",
-        pytest.param("loss", marks=long("waits with records in place of a direction")),
-    ],
-)
-def test_nothing_waits_at_every_step_of_a_training(name, adversary):
-    attack = parse(Adversary, adversary, "adversary")
+def test_nothing_waits_at_every_step_of_a_training(name):
+    attack = parse(Adversary, "biased-dimension", "adversary")
     few, more = (
         waits(mechanism(**TRAININGS[name] | {"steps": n}), attack) for n in (STEPS, 2 * STEPS)
     )
@@ -261,10 +235,7 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "cnn4": ("cnn4", (1, 14, 14)),
     "convnet": ("convnet", (3, 16, 16)),
     "residual": (Residual(), (3, 8, 8)),
-    "wrn16": ({"name": "wrn16", "width": 1}, (3, 8, 8)),
-    "resnet18": ("resnet18", (3, 8, 8)),
 }
-LARGE = {"wrn16", "resnet18"}
 
 
 def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.Tensor:
@@ -289,14 +260,7 @@ def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        *(
-            pytest.param(n, "loss", marks=long("blocks of `residual`") if n in LARGE else ())
-            for n in NETWORKS
-        ),
-        ("mlp3", "cosine"),
-        ("convnet", "cosine"),
-    ],
+    [*((name, "loss") for name in NETWORKS), ("mlp3", "cosine"), ("convnet", "cosine")],
 )
 def test_a_step_of_every_network_waits_for_nothing(name, kind, monkeypatch):
     """By rules on the CPU as well: to compile loops takes longer than all the rest here.
@@ -304,8 +268,8 @@ def test_a_step_of_every_network_waits_for_nothing(name, kind, monkeypatch):
     Small networks are checked on the GPU, too.
     """
     if name in ("cnn4", "convnet"):
-        monkeypatch.setattr(packed, "fastest_right_way", lambda *_: FASTEST)
-    monkeypatch.setattr(packed, "whole_network_loops", lambda *_: None)
+        monkeypatch.setattr(packed, "fastest_right_way", lambda *_: Way())
+    monkeypatch.setattr(packed, "find_loops", lambda *_: (None, 0))
     monkeypatch.setattr(conv_pool, "merge_pooling", lambda layers, _: layers)
     monkeypatch.setattr(GpuNoise, "fill", lambda _, out: out.fill_(0.01))  # millions of numbers
     model, shape = NETWORKS[name]

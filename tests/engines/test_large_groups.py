@@ -4,6 +4,8 @@ There a network of convolutions takes one model at a time. A pack of it that a C
 not fail on a GPU.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,47 +15,39 @@ from dpaudit_ray.engines.packing.memory import ONE_BY_ONE
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules.base import SampleGradients
 from dpaudit_ray.engines.rules.linear import LinearRule
-from tests.engines.test_packed import slow_clipped_sum
+from tests.engines.networks import Made, slow_clipped_sum
 
 WIDE = 520  # of the layer that makes a network a large one
 
 
-class Net(nn.Module):
-    def __init__(self, large: bool) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(2, 2, 3, padding=1)
-        self.second = nn.Conv2d(2, 3, 3, padding=1)
-        self.out = nn.Linear(3 * 36, 3)
-        if large:
-            self.out = nn.Sequential(
-                nn.Linear(3 * 36, 2048), nn.Linear(2048, WIDE), nn.Linear(WIDE, 3)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+def net(middle: Any, last: Any, large: bool) -> nn.Module:
+    """Two convolutions and a head; `middle` is what the second one is given."""
+    head: nn.Module = nn.Linear(3 * 36, 3)
+    if large:
+        head = nn.Sequential(nn.Linear(108, 2048), nn.Linear(2048, WIDE), nn.Linear(WIDE, 3))
+    return Made(
+        lambda self, x: self.out(last(x, torch.tanh(self.second(middle(x, self.first(x)))))),
+        first=nn.Conv2d(2, 2, 3, padding=1), second=nn.Conv2d(2, 3, 3, padding=1), out=head,
+    )  # fmt: skip
 
 
-class SkipsFromTheInput(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(x + self.first(x))
-        return self.out(torch.tanh(self.second(h)).flatten(1))
+def flat(x: Tensor, h: Tensor) -> Tensor:
+    return h.flatten(1)
 
 
-class AddsTheInputLater(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.first(x))
-        return self.out(torch.tanh(self.second(torch.cat([h[:, :1], x[:, :1]], 1))).flatten(1))
+def activated(x: Tensor, h: Tensor) -> Tensor:
+    return torch.tanh(h)
 
 
-class CountsTheInput(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.second(torch.tanh(self.first(x))))
-        return self.out(h.view(x.shape[0], -1))
+WRONG = {
+    "skips from the input": (lambda x, h: torch.tanh(x + h), flat),
+    "adds the input later": (lambda x, h: torch.cat([torch.tanh(h)[:, :1], x[:, :1]], 1), flat),
+    "counts the input": (activated, lambda x, h: h.view(x.shape[0], -1)),
+}
 
 
-class Right(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.second(torch.tanh(self.first(x)))).flatten(1))
+def right(large: bool) -> nn.Module:
+    return net(activated, flat, large)
 
 
 def settled(module: nn.Module) -> tuple[PackedModel, Tensor, Tensor]:
@@ -65,9 +59,9 @@ def settled(module: nn.Module) -> tuple[PackedModel, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-@pytest.mark.parametrize("kind", [SkipsFromTheInput, AddsTheInputLater, CountsTheInput])
+@pytest.mark.parametrize("kind", WRONG)
 def test_what_fails_in_large_groups_only_is_computed_one_by_one(kind, large):
-    module = kind(large)
+    module = net(*WRONG[kind], large)
     assert (PackedModel(module).size > selfcheck._LARGE) is large
     model, x, y = settled(module)
     assert model._alone is None
@@ -80,16 +74,14 @@ def test_what_fails_in_large_groups_only_is_computed_one_by_one(kind, large):
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_a_right_network_keeps_its_groups(large):
-    model, _, _ = settled(Right(large))
-    assert model._groups is None
-    assert model._alone is None
+    model, _, _ = settled(right(large))
+    assert (model._groups, model._alone) == (None, None)
 
 
-@pytest.mark.parametrize("kind", [SkipsFromTheInput, CountsTheInput])
-def test_so_it_is_on_many_threads(kind, monkeypatch):
+def test_so_it_is_on_many_threads(monkeypatch):
     """Three models on four threads are one to each: none would be in a group."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    model, _, _ = settled(kind(False))
+    model, _, _ = settled(net(*WRONG["counts the input"], False))
     assert model._groups == ONE_BY_ONE
 
 
@@ -101,9 +93,8 @@ def test_float64_decides_where_float32_rounds(monkeypatch):
         return samples(rule, theta, x, g if g.dtype == torch.float64 else 1.1 * g)
 
     monkeypatch.setattr(LinearRule, "samples", rounded)
-    model, _, _ = settled(Right(large=True))
-    assert model._groups is None
-    assert model._alone is None
+    model, _, _ = settled(right(large=True))
+    assert (model._groups, model._alone) == (None, None)
 
 
 def test_sums_that_cancel_are_not_taken_for_wrong_ones():

@@ -1,7 +1,6 @@
 """Many kinds of networks through two full steps: exact, or warned of and exact, or refused."""
 
 import logging
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,9 +15,7 @@ from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.models.base import Model
-from tests.engines import networks_altered, networks_right, networks_ways  # noqa: F401 (CASES)
-from tests.engines.networks import BATCH, CASES, Kind, Outcome
-from tests.engines.test_packed import loss_of
+from tests.engines.networks import BATCH, CASES, Kind, Outcome, slow_clipped_sum
 from tests.long import paired
 
 MODELS, STEPS = 5, 2
@@ -72,22 +69,6 @@ def original(training: DpSgdTraining) -> nn.Module:
     return network(training.recipe.model, shape, training.classes, drawn).double()
 
 
-def clipped(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
-    """One gradient per example, by a backward pass each."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    total = torch.zeros_like(flat)
-    sizes = [p.numel() for p in parameters]
-    for parameter, part in zip(parameters, flat.split(sizes), strict=True):
-        parameter.data.copy_(part.view(parameter.shape))
-    for j in range(len(y)):
-        module.zero_grad()
-        loss_of(module(x[j : j + 1].clone()), y[j : j + 1]).backward()
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in parameters]
-        gradient = torch.cat([g.flatten() for g in grads])
-        total += gradient * min(1.0, clip / max(float(gradient.norm()), 1e-300))
-    return total
-
-
 def by_hand(
     training: DpSgdTraining, inside: Tensor, canary: GradientCanary | SampleCanary
 ) -> Tensor:
@@ -99,11 +80,11 @@ def by_hand(
         sums = options.noise_multiplier * options.clip_norm * z
         for i, row in enumerate(theta):
             x, y = training.x[batch], training.y[batch]
-            sums[i] += clipped(module, row, x, y, options.clip_norm)
+            sums[i] += slow_clipped_sum(module, row, x, y, options.clip_norm)
             if inside[i] and isinstance(canary, GradientCanary):
                 sums[i] += canary.direction
             elif inside[i]:
-                sums[i] += clipped(module, row, canary.x, canary.y, options.clip_norm)
+                sums[i] += slow_clipped_sum(module, row, canary.x, canary.y, options.clip_norm)
         theta = theta - options.learning_rate / options.batch_size * sums
     return theta
 
@@ -115,15 +96,6 @@ def crafted(training: DpSgdTraining, kind: str) -> GradientCanary | SampleCanary
     direction = torch.zeros_like(training.initial)
     direction[len(direction) // 2] = training.clip_norm
     return GradientCanary(direction)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks as small as these wait for each other on several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +116,9 @@ def test_a_network_is_exact_or_refused(name, kind, caplog):
     said = [record.getMessage() for record in caplog.records]
     assert bool(said) is (case.outcome is Outcome.SLOW), said
     assert case.said in "".join(said)
+    alone = training.model._alone
+    if name.startswith("ways-"):  # by rules, or by `vmap` over models; never example by example
+        assert alone is None or alone.mapped
     inside = torch.tensor([1.0, 0, 1, 0, 1], dtype=torch.float64)
     before = training.x.clone()
     canary = crafted(training, kind)
@@ -152,10 +127,3 @@ def test_a_network_is_exact_or_refused(name, kind, caplog):
     scale = (expected - training.initial).abs().amax(1, keepdim=True)
     assert float(((found - expected).abs() / scale).max()) < 1e-10
     assert torch.equal(training.x, before)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("ways-")])
-def test_nobody_is_thrown_to_the_slowest_way(name):
-    """By rules, or by `vmap` over models and examples; never example by example."""
-    model = networks_ways.settled(name)
-    assert networks_ways.way(model).startswith(("rules", "vmap over models"))

@@ -1,7 +1,5 @@
 """Who computes on the cores: models, or torch's own threads."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -9,11 +7,8 @@ from dpaudit_ray.engines.cpu import threads
 
 
 @pytest.fixture(autouse=True)
-def two() -> Iterator[None]:
-    before = torch.get_num_threads()
+def two(one_thread: None) -> None:
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def seen(models: int) -> list[int]:
