@@ -163,7 +163,7 @@ class PackedModel:
         self.settle(x[:, 0], y)
         if self._viewed is None:
             slow = Samplewise(self._source, self.loss, views=True)
-            mapped = self._alone is None or self._alone.mapped
+            mapped = self._alone is None or self._alone.mapped > 0
             self._viewed = slow.mapped_if_right(theta[0], x[:2], y[:2]) if mapped else slow
         with torchs():
             return self._viewed.clipped_sums(theta, x, y, clip_norm, None)

@@ -21,7 +21,7 @@ from .memory import slices
 
 # Gradients that exist at once: 64 MiB of float32, or 2 GiB on a GPU.
 _NUMBERS, _ON_GPU = 1 << 24, 1 << 29
-_MODELS = 16  # that go through `vmap` together
+MODELS = 16  # that go through `vmap` together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Samplewise:
 
     module: nn.Module
     loss: Loss = losses
-    mapped: bool = False  # by `vmap` over models and examples, which some modules do not allow
+    mapped: int = 0  # models that go through `vmap` together, with all examples; some allow none
     views: bool = False  # an example is inputs [K, ...] of one class; its loss is their mean
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -48,8 +48,8 @@ class Samplewise:
         out = torch.zeros_like(theta)
         most = _NUMBERS if theta.device.type == "cpu" else _ON_GPU
         # By sizes alone, so that bits are the same in every try of a pack.
-        together = 1 if self.views else most // (theta.shape[1] * max(1, len(y)))
-        for models in slices(len(theta), max(1, min(together, _MODELS))):
+        together = most // (theta.shape[1] * max(1, len(y)))
+        for models in slices(len(theta), max(1, min(together, self.mapped))):
             for part in slices(len(y), max(1, most // theta.shape[1])):
                 gradients = self._of_models(theta[models], x[part], y[part])
                 norms = torch.linalg.vector_norm(gradients, dim=2)
@@ -82,7 +82,7 @@ class Samplewise:
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> Samplewise:
         """The same by `vmap` where that gives what backward passes give, on these examples."""
-        fast, few = dataclasses.replace(self, mapped=True), (row, x, y)
+        fast, few = dataclasses.replace(self, mapped=1), (row, x, y)
         try:
             agree = torch.allclose(fast.gradients(*few), self.gradients(*few), rtol=1e-3, atol=1e-5)
         except RuntimeError:  # of operations that `torch.func` does not take

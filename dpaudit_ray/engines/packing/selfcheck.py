@@ -24,7 +24,7 @@ from ..rules.base import trained
 from ..rules.losses import Loss
 from .conversion import Obstacle
 from .memory import GPU_MOST, ONE_BY_ONE, Groups
-from .samplewise import Samplewise, cast, in_dtype
+from .samplewise import MODELS, Samplewise, cast, in_dtype
 from .vetting import halves, relative_error, vet
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _first_right(candidate: Candidate, expected: _Expected) -> Way:
         if difference(ONE_BY_ONE) is None and among_many(ONE_BY_ONE) is None:
             return Way(ONE_BY_ONE, rows)
         obstacle = Obstacle.at("", module, why)
-    for mapped in (True, False):
+    for mapped in (MODELS, 1, 0):  # PReLU goes through `vmap` with one model only
         alone = functools.partial(Samplewise, module, candidate.loss, mapped)
         if _difference(candidate, alone, expected) is None:
             return Way(alone=alone(), obstacle=obstacle)
