@@ -106,6 +106,7 @@ def keep_heap() -> None:
 
 
 def one_model_too_large() -> MemoryError:
+    """The error where one model alone does not fit."""
     return MemoryError(
         "one model's batch does not fit into memory; lower mechanism.batch_size or use a device "
         "with more memory"
