@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,7 @@ from .memory import GPU_MOST, ONE_BY_ONE, Groups
 from .samplewise import MODELS, Samplewise, cast, in_dtype
 from .vetting import halves, relative_error, vet
 
-if TYPE_CHECKING:
-    from .packed import PackedModel
-
-    Make = Callable[[Groups | None, bool], PackedModel]  # by groups, and whether by compiled loops
+Make = Callable[[Groups | None, bool], Any]  # a `PackedModel`, by groups, and with loops or without
 
 _SPREAD = 0.05  # of the models' parameters around the module's own
 _LARGE = 1_000_000  # parameters from which on the least that shows a difference is computed
@@ -186,9 +183,7 @@ def _expected(candidate: Candidate, dtype: torch.dtype) -> _Expected:
     return _Expected(theta, x, y, weights, clip_norm, sums, alone.outputs(theta, x))
 
 
-def _difference(
-    candidate: Candidate, make: Callable[[], PackedModel | Samplewise], expected: _Expected
-) -> str | None:
+def _difference(candidate: Candidate, make: Callable[[], Any], expected: _Expected) -> str | None:
     """What is wrong with a way, by autograd; None for nothing.
 
     Where numbers of float32 differ, float64 decides if the module runs in it: of `resnet18` on
@@ -258,7 +253,8 @@ def _error_among_many(candidate: Candidate, make: Make, count: int, clip_norm: f
     alone, least = make(ONE_BY_ONE, False), _CANCELLED * clip_norm
 
     def sums(x: Tensor, rows: Tensor) -> Tensor:
-        return alone.clipped_sums(theta[:1], x[rows], y[rows], clip_norm)
+        total: Tensor = alone.clipped_sums(theta[:1], x[rows], y[rows], clip_norm)
+        return total
 
     rows = torch.arange(len(y), device=y.device)
     errors, whole = [0.0], sums(x, rows)
