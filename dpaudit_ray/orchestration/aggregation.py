@@ -591,7 +591,7 @@ class Estimates:
         independent = self._audit.independent
         if self._looked and not independent:
             return None
-        method = curve_free_method(not independent, time_uniform=self._looked)
+        method = curve_free_method(time_uniform=self._looked)
         if not self._cell.mechanism.sampled or any(spec.name == method for spec in listed):
             return None
         return self._made(EstimatorSpec(name=method), self._audit.horizons[-1])

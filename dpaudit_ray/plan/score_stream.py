@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ import pandas as pd
 
 from .. import seeds
 from ..errors import RunDirectoryError
-from ..stats.base import Estimator
+from ..stats.base import Estimator, alike_in_a_row
 from ..stats.claim_verdict import ClaimTest, RunTest
 from ..stats.growth import Growing
 from ..storage.run_directory import RunDirectory
@@ -34,7 +33,6 @@ from .model import Plan, PlannedAudit
 
 READERS = 32  # an object store takes tens of milliseconds to answer, whoever asks
 UNDERWAY = 2 * READERS
-_AT_ONCE = 2**20
 _VALUES = 2**21  # scores that are read ahead; a file of them takes ten times their bytes to read
 
 
@@ -186,14 +184,6 @@ def feed(
                 state.miss(pack.members[rows])
             else:
                 state.fold(pack.scores[rows, column], pack.members[rows])
-
-
-def alike_in_a_row(lost: npt.NDArray[np.bool_]) -> Iterator[tuple[slice, bool]]:
-    """Rows of trials that follow each other, missed or not: 2**20 at most, as arrays are made."""
-    changes = (np.flatnonzero(np.diff(lost)) + 1).tolist()
-    ends = sorted({*range(0, len(lost), _AT_ONCE), *changes, len(lost)})
-    for start, stop in itertools.pairwise(ends):
-        yield slice(start, stop), bool(lost[start])
 
 
 @dataclasses.dataclass(frozen=True)

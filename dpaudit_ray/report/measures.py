@@ -12,11 +12,11 @@ import numpy.typing as npt
 from scipy import special
 
 from .. import imports
-from ..plan import claims, score_stream
+from ..plan import claims
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import ConsumedPack, Trials
 from ..stats import clopper_pearson_lower, clopper_pearson_upper, gdp, profile
-from ..stats.base import checked
+from ..stats.base import alike_in_a_row, checked
 from ..stats.curve import Curve
 from ..stats.guess_count_bound import GuessCounter
 from ..stats.threshold_rates import Worlds
@@ -44,9 +44,9 @@ class HitRate:
     def from_trials(cls, trials: Trials, confidence: float) -> HitRate | None:
         """Counts by the scores at the last step; None before the first guess."""
         counter = GuessCounter()
-        for rows, missed in score_stream.alike_in_a_row(trials.missed):
+        for rows, missed in alike_in_a_row(trials.missed):
             if missed:
-                counter.miss(rows.stop - rows.start)
+                counter.miss(trials.members[rows])
             else:
                 counter.fold(trials.scores[rows, -1], trials.members[rows])
         if counter.guesses == 0:

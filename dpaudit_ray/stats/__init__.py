@@ -1,5 +1,6 @@
 """Estimators and bounds, pure numpy and scipy: importable without torch and Ray.
 
+Functions raise ValueError for an argument outside its bounds; the message names value and bound.
 Adding a module with an `Estimator` subclass to this package makes it available by its name.
 """
 

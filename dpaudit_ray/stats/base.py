@@ -1,13 +1,13 @@
 """Estimators: states that fold scores in trial order and give a lower bound on demand.
 
 An estimator is one dataclass in one file of this package. Its fields are its options, `name` is
-what a sweep file calls it, its class attributes say when its bound holds, and subclassing
-`Estimator` is all the registration it needs.
+what a sweep file calls it, and subclassing `Estimator` is all the registration it needs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -24,6 +24,7 @@ T = TypeVar("T")
 Scores = npt.NDArray[np.float64]
 Members = npt.NDArray[np.bool_]
 _FALSE_ALARM = 1e-6  # where coins are fair, or trainings independent
+_AT_ONCE = 2**20  # trials of a stretch
 _BEYOND = -float(special.ndtri(_FALSE_ALARM / 2))  # standard deviations, about 4.9
 
 
@@ -31,12 +32,9 @@ _BEYOND = -float(special.ndtri(_FALSE_ALARM / 2))  # standard deviations, about 
 class Estimator(ABC):
     """Streaming state of one method. Fold trials in id order; any split gives the same bound.
 
-    `status` is that of its estimates with default options. Those of a method that reads ε off a
-    μ are `if-gaussian`, unless an option (`curve: any`) makes it bound ε without a μ. A method
-    whose ε takes something else for granted says in words what it `assumes`: they are `if-assumed`.
-
-    `planned` is the number of trials the audit declared; methods that look at the horizon (a
-    calibration share, an alpha-spending plan) read it, others ignore it.
+    `planned` is the number of trials that the audit declared. `status` is that of estimates with
+    default options: with `if-gaussian`, ε is read off a μ. A method whose ε takes something else
+    for granted says in words what it `assumes`.
     """
 
     planned: int
@@ -69,18 +67,11 @@ class Estimator(ABC):
     def _fold(self, scores: Scores, members: Members) -> None: ...
 
     def miss(self, members: Members) -> None:
-        """Adds trials that were run and gave no output: each counts as a wrong guess.
-
-        `members` bool [n]. A trial whose training raised is one: its bit was drawn, so it may not
-        be left out, and nothing is known that could be bet on.
-        """
+        """Adds trials, bool [n], that were run and gave no output: each counts as a wrong guess."""
         self._miss(checked(np.full(len(members), math.nan), members)[1])
 
     def _miss(self, members: Members) -> None:
-        """Folds the scores that every threshold guesses wrongly by; NaN would be right to call out.
-
-        A method that learns from diverged trials must tell them from these.
-        """
+        """Folds scores that every threshold guesses wrongly by: NaN would be right to call out."""
         self._fold(np.where(members, -math.inf, math.inf), members)
 
     @abstractmethod
@@ -91,9 +82,8 @@ class Estimator(ABC):
         self, epsilon: float, mu: float, level: tuple[float, float], trials: int,
         threshold: float = math.nan,
     ) -> Estimate:  # fmt: skip
-        status = self.status
-        if status.holds:  # by what was computed: nobody can declare a conversion certified
-            status = self._worded(mu)
+        # By what was computed: nobody can declare a conversion certified.
+        status = self._worded(mu) if self.status.holds else self.status
         return Estimate(self.name, status, epsilon, mu, *level, trials, threshold)
 
     def _worded(self, mu: float) -> Status:
@@ -134,25 +124,14 @@ def make(
 ) -> Estimator:
     """Builds the streaming state of `method`, one of `estimators()` or a class of one's own.
 
-    `independent` says that every score comes from a training of its own. Methods for canaries of
-    one training then judge by what independence allows; all others take it for granted.
-    `canaries` is for methods that judge whole trainings: so many scores in a row are of one.
-    Raises ValueError for an unknown method or option, or an option outside its bounds.
+    `independent` says that every score comes from a training of its own; else `canaries` in a row
+    do.
     """
     cls = _method_class(method)
     name, fields = cls.name, option_names(cls)
-    if unknown := options.keys() - {*fields, *(("family",) if takes_family(cls) else ())}:
+    if unknown := options.keys() - {*fields, *(["family"] if takes_family(cls) else [])}:
         takes = ", ".join(sorted(fields)) or "no options"
         raise ValueError(f"{name} does not take {', '.join(sorted(unknown))}; it takes {takes}")
-    required = {
-        field.name
-        for field in dataclasses.fields(cls)
-        if field.default is field.default_factory is dataclasses.MISSING
-    }
-    if missing := (required & set(fields)) - options.keys():
-        raise ValueError(
-            f"{', '.join(sorted(missing))} must be given; {name} has no default for it"
-        )
     if cls.one_run:
         options["independent"] = independent
     if cls.by_run:
@@ -172,16 +151,13 @@ def _method_class(method: str | type[Estimator]) -> type[Estimator]:
 def option_names(method: type[Estimator]) -> list[str]:
     """The fields that a user may set; what the trials are is for the caller to know."""
     by_caller = ("planned", "independent", "canaries", "family")
-    return [name for name in _fields(method) if name not in by_caller]
+    fields = (field.name for field in dataclasses.fields(method) if field.init)
+    return [name for name in fields if name not in by_caller]
 
 
 def takes_family(method: type[Estimator]) -> bool:
     """Whether it can read what it certifies through a `family`, which the caller gives it."""
-    return "family" in _fields(method)
-
-
-def _fields(method: type[Estimator]) -> list[str]:
-    return [field.name for field in dataclasses.fields(method) if field.init]
+    return any(field.name == "family" for field in dataclasses.fields(method))
 
 
 def estimate(
@@ -202,21 +178,14 @@ def estimate(
             trainings: a third outcome, guessed as earlier ones teach.
         members: bool [R], the secret bits; must be fair and independent coin flips. A share or
             an order that coins do not give is refused by the methods that it would mislead.
-        delta: δ of the bound, in (0, 1).
-        confidence: level of the bound, in (0, 1).
+        delta, confidence: δ and level of the bound, in (0, 1).
         method: one of `estimators()`, or a class of your own.
-        runs: [R], which training each score came from. When given, canaries of one training are
-            refused by methods for many, and one-run methods use that trainings are independent,
-            where each has one score. `several-canaries` reads the canaries of a training from it:
-            training after training, as many scores from each. Without it each score counts as a
-            training of its own, except to one-run methods; scores that hang together are refused.
+        runs: [R], which training each score came from; `several-canaries` takes training after
+            training, with as many scores from each. Without it each score counts as a training of
+            its own, except to one-run methods; scores that hang together are refused.
         trade_off: `gaussian` states that the mechanism's trade-off curve is Gaussian, which
-            certifies an ε that was converted from a μ; `unknown` leaves it `if-gaussian`. With
-            `claimed` it is one of `family`, which certifies what was read through that.
-        options: options of the method; `curve="claimed"` needs a `family`
-            (`accounting.Family`) beside it.
-
-    Raises ValueError for an argument outside its bounds; the message names value and bound.
+            certifies an ε that was converted from a μ; `claimed` that it is one of `family`.
+        options: options of the method; `curve="claimed"` needs a `family` (`accounting.Family`).
     """
     values, bits = checked(scores, members)
     check_level(delta, confidence)
@@ -243,19 +212,13 @@ def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Memb
             f"scores and members must be two 1-D arrays of one length, got shapes {values.shape} "
             f"and {bits.shape}; canaries of several trainings come one after the other, with runs="
         )
-    if bits.dtype != np.bool_:
-        if not np.all((bits == 0) | (bits == 1)):
-            raise ValueError("members must be 0 or 1 (or booleans)")
-        bits = bits.astype(np.bool_)
-    return values, bits
+    if bits.dtype != np.bool_ and not np.all((bits == 0) | (bits == 1)):
+        raise ValueError("members must be 0 or 1 (or booleans)")
+    return values, bits.astype(np.bool_, copy=False)
 
 
 def check_coins(members: Members, judge: Estimator) -> None:
-    """Raises ValueError where the bits are not such as `judge` takes coins to give.
-
-    Their share is held against fair coins, their order against any. Fair coins are refused twice
-    in a million.
-    """
+    """Raises ValueError where bits have a share or (if `judge` learns) an order unlike coins'."""
     n, inside = len(members), int(members.sum())
     if judge.fair and 2 * special.bdtr(min(inside, n - inside), n, 0.5) < _FALSE_ALARM:
         spread = _BEYOND * math.sqrt(n) / 2
@@ -274,10 +237,7 @@ def check_coins(members: Members, judge: Estimator) -> None:
 
 
 def _order(members: Members) -> tuple[int, float, bool]:
-    """Runs of equal bits, how many are expected, and whether these are others than coins give.
-
-    Wald, Wolfowitz 1940; coins of any share do once in a million.
-    """
+    """Runs of equal bits, how many are expected, whether that is too far (Wald, Wolfowitz 1940)."""
     n, inside = len(members), int(members.sum())
     expected = 1 + 2 * inside * (n - inside) / max(n, 1)
     variance = (expected - 1) * (expected - 2) / max(n - 1, 1)
@@ -289,10 +249,9 @@ def _order(members: Members) -> tuple[int, float, bool]:
 def check_apart(scores: Scores, members: Members) -> None:
     """Raises ValueError where neighbours' scores hang together, as canaries of one training do.
 
-    Ranks of independent scores within each world are a random order, ties broken by lot, so a
-    correlation of neighbours is refused once in a million: of the ranks, and of ranks that count
-    from the bit's own end, which finds shared luck. What all scores share is not found, as where
-    they are canaries of a single training; nor is anything where bits were put in order.
+    Ranks of independent scores within each world are a random order, ties broken by lot, so their
+    correlation is refused once in a million; and that of ranks from the bit's own end, which finds
+    shared luck. What all scores share is not found, nor anything where bits were put in order.
     """
     n = len(scores)
     if n < 2 or _order(members)[2]:
@@ -313,11 +272,7 @@ def check_apart(scores: Scores, members: Members) -> None:
 
 
 def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int:
-    """How many scores each training gave; 0 where trainings differ in that.
-
-    Raises ValueError where `method` may not be used on scores that came from these trainings.
-    Canaries of one training are not independent trials, however many they are.
-    """
+    """Returns how many scores each training gave, 0 where that differs, or raises ValueError."""
     labels = np.asarray(runs)
     if labels.shape != (scores,):
         raise ValueError(f"runs must name one training per score, got shape {labels.shape}")
@@ -328,9 +283,8 @@ def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int
             f"from {len(trainings)}; use one-run or several-canaries"
         )
     canaries = int(sizes[0]) if len(set(sizes)) == 1 else 0
-    if method.by_run and (
-        canaries == 0 or np.count_nonzero(labels[1:] != labels[:-1]) != len(trainings) - 1
-    ):
+    changes = np.count_nonzero(labels[1:] != labels[:-1])
+    if method.by_run and (canaries == 0 or changes != len(trainings) - 1):
         raise ValueError(
             f"{method.name} takes as many scores from every training, one training after the "
             f"other, got {scores} scores from {len(trainings)}; sort them by training"
@@ -344,39 +298,30 @@ def check_level(delta: float, confidence: float) -> None:
     in_unit("confidence", confidence)
 
 
-def curve_free_method(one_run: bool = False, time_uniform: bool = False) -> str:
-    """The strongest method that assumes no trade-off curve, by its name in sweep files.
-
-    With `one_run` it takes the canaries of one training, with `time_uniform` its bound holds at
-    every number of trials.
-    """
-    fitting = (
-        name
-        for name in _CURVE_FREE
-        if (cls := estimators()[name]).one_run >= one_run and cls.time_uniform() >= time_uniform
-    )
-    return next(fitting)
+def curve_free_method(time_uniform: bool = False) -> str:
+    """The strongest method that assumes no curve, at any number of trials if `time_uniform`."""
+    return "eps-delta-anytime" if time_uniform else "one-run"
 
 
 def methods_after_a_look(by_run: bool) -> list[str]:
-    """Names of the time-uniform methods that an audit gets whose trials are looked at.
-
-    A bound on μ comes first, one without assumption second: these take over where a bound for a
-    declared number of trials no longer holds. With `by_run`, for trainings of several canaries.
-    """
+    """Names of time-uniform methods: the first bounds μ, the second assumes no curve."""
     return ["several-canaries"] if by_run else ["anytime", "eps-delta-anytime"]
 
 
 def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
-    """The bound that speaks for an audit when nothing is assumed about its trade-off curve.
-
-    Of `estimates` of one audit; None where all assume a curve. The choice is by method, made before
-    any trial is seen: the larger of two bounds that hold at 95 % each holds at 90 %.
-    """
-    free = [estimate for estimate in estimates if estimate.curve_free]
+    """The bound of an audit without a trade-off curve, chosen by method, not value; or None."""
     # Others come last; of equals, the one that is listed first.
     places = {name: place for place, name in enumerate(_CURVE_FREE)}
+    free = (estimate for estimate in estimates if estimate.curve_free)
     return min(free, key=lambda e: places.get(e.method, len(places)), default=None)
+
+
+def alike_in_a_row(flags: Members) -> Iterator[tuple[slice, bool]]:
+    """Stretches of equal flags, bool [n], a million at most: where they are, and which flag."""
+    changes = (np.flatnonzero(np.diff(flags)) + 1).tolist()
+    ends = sorted({*range(0, len(flags), _AT_ONCE), *changes, len(flags)})
+    for start, stop in itertools.pairwise(ends):
+        yield slice(start, stop), bool(flags[start])
 
 
 def assumption_free(
@@ -390,21 +335,8 @@ def assumption_free(
 ) -> Estimate:
     """Certified (ε, δ) bound from independent trainings, whatever their trade-off curve.
 
-    This is the bound that reports show beside every bound that assumes something. The method is the
-    same on every audit, so nothing is chosen by what it shows: `one-run` for independent trainings,
-    which learns on early trials whether one-sided guesses show more.
-
-    Args:
-        scores: float [R], in trial order, one per training, higher = more "in". NaN and ±inf mark
-            diverged trainings, which are an outcome to bet on.
-        members: bool [R], the secret bits; must be fair and independent coin flips.
-        delta: δ of the bound, in (0, 1).
-        confidence: level of the bound, in (0, 1).
-        planned: trials that the audit declared; the R at hand unless given.
-        missed: bool [R], trials that were run and gave no output; wrong guesses, whatever their
-            score. None unless given.
-
-    Raises ValueError for an argument outside its bounds; the message names value and bound.
+    The bound that reports show beside every other: `one-run`, on every audit. Arguments as of
+    `estimate`; `planned` trials were declared, R unless given; `missed`, bool [R], gave no output.
     """
     values, bits = checked(scores, members)
     check_level(delta, confidence)
@@ -413,10 +345,9 @@ def assumption_free(
         raise ValueError(f"missed must be one flag per score, got shape {lost.shape}")
     state = make(curve_free_method(), len(values) if planned is None else planned, independent=True)
     check_coins(bits, state)
-    cuts = np.flatnonzero(np.diff(lost)) + 1
-    for part in np.split(np.arange(len(values)), cuts):
-        if len(part) and lost[part[0]]:
-            state.miss(bits[part])
+    for rows, absent in alike_in_a_row(lost):
+        if absent:
+            state.miss(bits[rows])
         else:
-            state.fold(values[part], bits[part])
+            state.fold(values[rows], bits[rows])
     return state.bound(delta, confidence)

@@ -1,9 +1,7 @@
 """One error budget per audit or sweep, split over everything that a decision may rest on.
 
-Each bound is wrong with probability up to 1 - confidence. Who looks at three estimators at ten
-recorded steps and acts on the best of them is wrong more often, unless the error was split first.
-Only what can change a decision needs a share: figures that are just shown do not. Wherever this
-package marks a bound, or picks one of several, it does so at the level of `SweepBudget.each`.
+Who looks at three estimators at ten recorded steps and acts on the best of them is wrong more often
+than 1 - confidence, unless the error was split first. Figures that are just shown need no share.
 """
 
 from __future__ import annotations
@@ -18,11 +16,7 @@ from scipy import special
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Error 1 - confidence for a whole audit, whose `estimators` decide at each of `steps`.
-
-    Directions of one estimator need no share of their own: every estimator here accounts for both.
-    Raises ValueError for a confidence outside (0, 1), or a name or step that appears twice.
-    """
+    """Error 1 - confidence for a whole audit, whose `estimators` decide at each of `steps`."""
 
     confidence: float
     estimators: tuple[str, ...] = ()
@@ -31,11 +25,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class SweepBudget:
-    """Error 1 - confidence for a whole sweep, split evenly over all deciding bounds.
-
-    `audits` has one budget per audit that runs trials; the lowest of their confidences is the
-    sweep's. An audit without estimators that hold their level decides nothing.
-    """
+    """Error 1 - confidence, the lowest of its audits', split evenly over all deciding bounds."""
 
     audits: tuple[Budget, ...] = ()
 
@@ -61,10 +51,6 @@ class SweepBudget:
 
 
 def average_evidence(log_values: Sequence[float]) -> float:
-    """Log of the mean of e-values, itself an e-value, whatever the dependence between them.
-
-    The way to combine claim tests over a grid of audits: refuted from ln(1/alpha) on, like each.
-    `log_values` are natural logarithms of e-values, one at least.
-    """
+    """Log of the mean of e-values, given by their logs: an e-value, whatever their dependence."""
     logs = np.asarray(log_values, dtype=np.float64)
     return float(special.logsumexp(logs)) - math.log(logs.size)

@@ -6,9 +6,9 @@ with fair bits the payoff
 
     Y = 1[guess right] - e^ε 1[guess wrong]
 
-has mean at most δ/2 for one direction and δ for both, whatever happened before. All thresholds
-of an epoch are nested, so what a trial did to every slot is one of a few dozen outcomes, and
-counts of outcomes serve every ε, every δ and every bet.
+has mean at most δ/2 for one direction and δ for both, whatever happened before. Thresholds of an
+epoch are nested, so what a trial did to every slot is one of a few dozen outcomes, and counts of
+outcomes serve every ε, every δ and every bet.
 
 `Wagers.log_wealth` stakes constant shares; its average over slots and stakes is a supermartingale.
 `Portfolio` bets on all points of a claim at once. One slot against one (ε, δ), with everything
@@ -16,24 +16,20 @@ staked, multiplies the wealth by
 
     V = 1 + (Y - δ) / (e^ε + δ),
 
-which is 0 for a wrong guess and has mean at most 1. Every mixture of such bets and of cash has
-mean at most 1 as well, and every bet that adds up payoffs of several points of the curve is one.
-A mixture that would have grown over the epochs so far is bet on the next: it tends to the best
-single-round bet against the claim (Cover 1991 for portfolios; Waudby-Smith, Ramdas 2024 for bets
-as tests). Two cautions share the stake, since little is known at first.
+which is 0 for a wrong guess and has mean at most 1, as has every mixture of such bets and of cash.
+A mixture that would have grown over the epochs so far is bet on the next (Cover 1991 for
+portfolios; Waudby-Smith, Ramdas 2024 for bets as tests).
 
-A claim is a curve δ(ε), whose every point bounds such payoffs. Four ways of betting share the stake
-of its e-process (`Claim`), none of which assumes a trade-off curve for the true mechanism: plain
-guessing with every stake at once, constant stakes at many points of the curve, the same on diverged
-trials alone, and the mixture that past trials recommend. Reaching 1/alpha refutes the claim, at any
-look.
+Four ways of betting share the stake of the e-process of a claim δ(ε) (`Claim`): plain guessing with
+every stake at once, constant stakes at many points of the curve, the same on diverged trials alone,
+and the mixture that past trials recommend. Reaching 1/alpha refutes the claim, at any look.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -44,11 +40,9 @@ from . import gdp
 from .base import Estimator, Members, Scores
 from .curve import Curve, gaussian
 from .e_process import log_mixture
-from .error_rates import root
+from .error_rates import Counts, Floats, last_refuted
 from .lower_bound import Estimate, Status
 
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
 # Distance of a threshold from the midpoint of the two classes, in standard deviations.
 OFFSETS = np.linspace(0.0, 3.3, 12)
 STAKES = np.array([0.02, 0.08, 0.2, 0.45, 0.75, 0.95])  # share of the stake lost by a wrong guess
@@ -71,23 +65,15 @@ _CAUTIONS = np.array([0.4, 1.0])  # shares of what was learnt that are staked
 
 def _slots() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Floats]:
     """Outcomes that each slot wins and loses by, bool [slots, outcomes], and its share of δ."""
-    wins, losses, shares = [], [], []
-    for up, down, diverged in ((1, 0, 0), (0, 1, 0), (1, 1, 0), (1, 1, 1)):
-        for k in range(_K):
-            win, loss = np.zeros((2, OUTCOMES), dtype=np.bool_)
-            if up:
-                win[_UP_RIGHT[k:]], loss[_UP_WRONG[k:]] = True, True
-            if down:
-                win[_DOWN_RIGHT[k:]], loss[_DOWN_WRONG[k:]] = True, True
-            win[DIVERGED_RIGHT], loss[DIVERGED_WRONG] = bool(diverged), bool(diverged)
-            wins.append(win)
-            losses.append(loss)
-            shares.append((up + down) / 2)
-    win, loss = np.zeros((2, OUTCOMES), dtype=np.bool_)
-    win[DIVERGED_RIGHT], loss[DIVERGED_WRONG] = True, True
-    lost = np.array([*losses, loss])
-    lost[:, MISSED] = True
-    return np.array([*wins, win]), lost, np.array([*shares, 0.5])
+    kinds = ((1, 0, 0), (0, 1, 0), (1, 1, 0), (1, 1, 1))  # up, down, diverged
+    slots = [(*kind, k) for kind in kinds for k in range(_K)] + [(0, 0, 1, 0)]
+    wins, losses = np.zeros((2, len(slots), OUTCOMES), dtype=np.bool_)
+    for slot, (up, down, diverged, k) in enumerate(slots):
+        wins[slot, _UP_RIGHT[k:]] = losses[slot, _UP_WRONG[k:]] = bool(up)
+        wins[slot, _DOWN_RIGHT[k:]] = losses[slot, _DOWN_WRONG[k:]] = bool(down)
+        wins[slot, DIVERGED_RIGHT] = losses[slot, DIVERGED_WRONG] = bool(diverged)
+    losses[:, MISSED] = True
+    return wins, losses, np.array([max(up + down, diverged) / 2 for up, down, diverged, _ in slots])
 
 
 WINS, LOSSES, SHARES = _slots()
@@ -98,9 +84,9 @@ class Wagers:
     """Outcomes of trials 32 to 63, 64 to 127, ...: `epochs` are int64 [OUTCOMES] each.
 
     Thresholds are placed by the mean and spread of both worlds' past scores at the start of an
-    epoch: fixed trial numbers, so that any split of the stream gives the same counts. Nothing is
-    guessed before the first, nor while one world was not seen. A diverged trial is guessed to be of
-    the world in which more have diverged so far; one that counts as a miss is wrong in every slot.
+    epoch: fixed trial numbers, so that any split of the stream gives the same counts. Nothing
+    is guessed before the first, nor while one world was not seen. A diverged trial is guessed
+    to be of the world in which more have diverged so far; a miss is wrong in every slot.
     """
 
     trials: int = 0
@@ -113,38 +99,33 @@ class Wagers:
     _diverged: Counts = dataclasses.field(default_factory=lambda: np.zeros(2, dtype=np.int64))
 
     def fold(self, scores: Scores, members: Members) -> None:
-        """Adds trials in order."""
-        start = 0
-        while start < len(scores):
-            stop = min(len(scores), start + self._end - self.trials)
-            part, bits = scores[start:stop], members[start:stop]
-            self._count(self._outcomes(part, bits))
-            self._remember(part, bits)
-            self._advance(stop - start)
-            start = stop
+        for part in self._parts(len(scores)):
+            self._count(self._outcomes(scores[part], members[part]))
+            self._remember(scores[part], members[part])
 
-    def miss(self, trials: int) -> None:
+    def miss(self, members: Members) -> None:
         """Adds trials that are wrong in every slot."""
-        while trials > 0:
-            taken = min(trials, self._end - self.trials)
-            self._count(np.full(taken, MISSED))
-            self._advance(taken)
-            trials -= taken
+        for part in self._parts(len(members)):
+            self._count(np.full(part.stop - part.start, MISSED))
 
     @property
     def counts(self) -> Counts:
         """How often each outcome came, int64 [OUTCOMES], in all epochs (trials under one bet)."""
         return np.sum(self.epochs, axis=0) if self.epochs else np.zeros(OUTCOMES, dtype=np.int64)
 
-    def _advance(self, trials: int) -> None:
-        self.trials += trials
-        if self.trials == self._end:
-            self._place()
-            self._end *= 2
-            self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
+    def _parts(self, trials: int) -> Iterator[slice]:
+        """Splits trials where an epoch ends, and places thresholds anew once the part is in."""
+        start = 0
+        while start < trials:
+            stop = min(trials, start + self._end - self.trials)
+            yield slice(start, stop)
+            self.trials, start = self.trials + stop - start, stop
+            if self.trials == self._end:
+                self._place()
+                self._end *= 2
+                self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
 
     def _count(self, outcomes: npt.NDArray[np.int64]) -> None:
-        # Before an epoch knows where scores lie, no trial is guessed.
         if self.epochs and not (math.isnan(self.centre) or math.isnan(self.spread)):
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
 
@@ -181,8 +162,7 @@ class Wagers:
                     self._moments[power, world] = np.cumsum(terms)[-1]
 
     def _place(self) -> None:
-        """Puts the thresholds between the worlds, or where all of one world has diverged, beyond
-        the finite scores: those are a sign of the other."""
+        """Puts thresholds between the worlds; beyond all scores if one world diverged."""
         count, total, square = self._moments
         if count.min() == 0:
             if (count + self._diverged).min() > 0:
@@ -195,10 +175,7 @@ class Wagers:
             self.spread = math.sqrt(max(within, 0.0)) if math.isfinite(within) else math.nan
 
     def log_wealth(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Floats:
-        """Log wealth of constant stakes, float64 [len(epsilons), slots, stakes].
-
-        Every entry is the logarithm of a supermartingale if the mechanism is (ε, δ)-DP.
-        """
+        """Log of supermartingales of constant stakes, [len(epsilons), slots, stakes]."""
         shrink = np.exp(-np.asarray(epsilons, dtype=np.float64))[:, None, None]
         d = np.asarray(deltas, dtype=np.float64)[:, None, None] * SHARES[:, None]
         share, counts = STAKES * shrink / (1 + d * shrink), self.counts
@@ -222,15 +199,12 @@ class Portfolio:
         self._growth: dict[int, Floats] = {}
 
     def log_wealth(self, epochs: list[Counts]) -> float:
-        """Natural logarithm of the wealth after these epochs, from a stake of 1.
-
-        What an epoch bets rests on those before it, which are over: it is worked out once.
-        """
+        """Natural logarithm of the wealth after these epochs, from a stake of 1."""
         logs = np.zeros(len(_CAUTIONS))
         learnt = np.zeros(OUTCOMES, dtype=np.int64)
         for epoch, counts in enumerate(epochs):
             if counts.any():
-                if epoch not in self._growth:
+                if epoch not in self._growth:  # what it bets rests on those before it
                     gain = _CAUTIONS[:, None] * (self.mixture(learnt) - 1)
                     self._growth[epoch] = np.log1p(gain)
                 logs = logs + self._growth[epoch] @ counts
@@ -245,25 +219,18 @@ class Portfolio:
         """
         mixed, total = np.ones(OUTCOMES), int(counts.sum())
         for _ in range(_BETS if total else 0):
-            promise = self.values @ (counts / mixed)
-            best = self.values[int(np.argmax(promise))]
-            share = _best_share(mixed, best, counts)
-            added = (1 - share) * mixed + share * best
+            best = self.values[int(np.argmax(self.values @ (counts / mixed)))]
+            difference = best - mixed
+            low, high = 0.0, _LARGEST_SHARE
+            for _ in range(_STEPS):
+                share = (low + high) / 2
+                slope = float((difference / (mixed + share * difference)) @ counts)
+                low, high = (share, high) if slope > 0 else (low, share)
+            added = (1 - low) * mixed + low * best
             if float(np.log(added / mixed) @ counts) < _WORTH:
                 break
             mixed = added
         return mixed
-
-
-def _best_share(mixed: Floats, bet: Floats, counts: Counts) -> float:
-    """The share of `bet` in [0, _LARGEST] at which the mixture grows most, by bisection."""
-    low, high = 0.0, _LARGEST_SHARE
-    difference = bet - mixed
-    for _ in range(_STEPS):
-        share = (low + high) / 2
-        slope = float((difference / (mixed + share * difference)) @ counts)
-        low, high = (share, high) if slope > 0 else (low, share)
-    return low
 
 
 class Wagered:
@@ -276,23 +243,21 @@ class Wagered:
         self._wagers.fold(scores, members)
 
     def _miss(self, members: Members) -> None:
-        self._wagers.miss(len(members))
+        self._wagers.miss(members)
 
 
 @dataclasses.dataclass
 class EpsDeltaAnytime(Wagered, Estimator):
-    """Time-uniform bound on ε that assumes no curve.
-
-    It certifies more than the best Clopper-Pearson bound under a simultaneous band.
-    """
+    """Time-uniform bound on ε that assumes no curve."""
 
     name: ClassVar[str] = "eps-delta-anytime"
     status: ClassVar[Status] = Status.CERTIFIED
     interim_valid: ClassVar[bool] = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        wagers, level = self._wagers, (delta, confidence)
+        wagers = self._wagers
         epsilon = refuted_epsilon(wagers, delta, 1 - confidence)
+        level = (delta, confidence)
         return self._estimate(epsilon, math.nan, level, wagers.trials, wagers.centre)
 
 
@@ -303,21 +268,12 @@ def refuted_epsilon(wagers: Wagers, delta: float, alpha: float) -> float:
         wealth = wagers.log_wealth([epsilon], [delta])
         return float(special.logsumexp(wealth)) - math.log(wealth.size) + math.log(alpha)
 
-    if excess(0.0) < 0:
-        return 0.0
-    high = 1.0
-    while excess(high) >= 0:  # each right guess earns at most e^-ε: this ends
-        high *= 2
-    return root(excess, 0.0, high, xtol=1e-10)
+    return last_refuted(excess, xtol=1e-10)  # each right guess earns at most e^-ε: this ends
 
 
 @dataclasses.dataclass
 class Claim(Wagered, Estimator):
-    """Evidence against claims, gathered while trials arrive.
-
-    As an estimator it reports the largest refuted μ of the Gaussian family; `evidence` takes any
-    accountant's curve.
-    """
+    """Evidence against claims; as an estimator, the largest refuted μ of the Gaussian family."""
 
     name: ClassVar[str] = "claim"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
@@ -329,25 +285,17 @@ class Claim(Wagered, Estimator):
 
     @property
     def trials(self) -> int:
-        """Trials folded so far."""
         return self._wagers.trials
 
     def evidence(self, curve: Curve) -> float:
-        """Natural logarithm of the wealth against `curve`: refuted at level alpha from ln(1/alpha).
-
-        The logarithm of an e-value: e-values of several audits may be averaged, and one that is
-        looked at often needs no correction.
-        """
+        """Natural log of an e-value against `curve`: refuted at alpha from ln(1/alpha)."""
         if self._portfolio is None or self._portfolio.curve is not curve:
             self._portfolio = Portfolio(curve)
         learnt = self._portfolio.log_wealth(self._wagers.epochs)
         return _mean([self._plain(curve), *self._constant(curve), learnt])
 
     def _plain(self, curve: Curve) -> float:
-        """Guesses around the midpoint against the best accuracy that the claim allows.
-
-        Stakes of all sizes are mixed, so that no violation is too small to be found.
-        """
+        """Guesses around the midpoint against the accuracy that is claimed, all stakes mixed."""
         rate = (1 + float(curve.deltas[curve.epsilons == 0].min(initial=1.0))) / 2
         if rate >= 1:
             return 0.0
@@ -362,13 +310,14 @@ class Claim(Wagered, Estimator):
         return _mean(wealth), _mean(wealth[:, -1, -_BOLD:])
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        level, target = (delta, confidence), -math.log(1 - confidence)
+        target = -math.log(1 - confidence)
 
         def excess(mu: float) -> float:  # without what was learnt: this is asked after every pack
             return _mean([self._plain(gaussian(mu)), *self._constant(gaussian(mu))]) - target
 
-        mu = _end(excess, 0.0, 40.0)
-        return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, self.trials)
+        mu = last_refuted(excess, high=40.0, most=40.0, xtol=1e-9, rtol=1e-5)
+        epsilon = float(gdp.epsilon(mu, delta))
+        return self._estimate(epsilon, mu, (delta, confidence), self.trials)
 
 
 def _mean(logs: npt.ArrayLike) -> float:
@@ -376,12 +325,3 @@ def _mean(logs: npt.ArrayLike) -> float:
     values = np.asarray(logs, dtype=np.float64).ravel()
     # For so few numbers a fifth of what scipy's logsumexp takes.
     return float(np.logaddexp.reduce(values)) - math.log(len(values))
-
-
-def _end(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Where what is refuted ends, between `low` (nothing is) and `high` (all is)."""
-    if excess(low) < 0:
-        return low
-    if excess(high) >= 0:
-        return high
-    return root(excess, low, high, xtol=1e-9, rtol=1e-5)

@@ -1,19 +1,26 @@
 """The tests of one claim on the trials of one audit, together under one error.
 
-On independent trainings (`ClaimTest`) the e-process of `claim` may be looked at for ever and never
-gives up; the fixed-horizon test (`fixed_horizon`) is sharper while the declared number of trials
-lasts. Each has a share of the error, so a true claim is refuted with probability alpha at most,
-whenever and however often it is asked.
+On independent trainings (`ClaimTest`) the e-process of `claim` may be looked at for ever; tests for
+declared numbers of trials (`DeclaredTest`) are sharper while these last. Each has a share of the
+error, so a true claim is refuted with probability alpha at most, at any look.
+
+There, the order of mistakes (`ranking`) is looked at sixteen times, at fixed shares of the declared
+trials; the boundary is computed under the claim's worst mechanism, and each look spends what is due
+by then. Diverged trials are judged once, at the end: those after the first eight
+are all guessed the way that these taught. Of trials that diverge with probability q, the claim
+forces a share of mistakes that grows with q, so q is bounded from below first, at a tenth of the
+error; given their number, mistakes are binomial (Berger, Boos 1994 for such p-values).
 
 Trainings of several canaries each (`RunTest`) have scores that are not independent. Under a claim
 (ε, δ) no guess of a canary is right with more than (e^ε + δ)/(e^ε + 1) (Kairouz, Oh, Viswanath
 2015), so neither is the mean share of a run, however its canaries hang together. Bets on these
-shares are an e-process, which may be looked at after every run, for ever.
+shares are an e-process, which may be looked at after every run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -24,33 +31,151 @@ from scipy import special
 from . import e_process
 from .base import Members, Scores
 from .claim import Claim
-from .curve import Curve
-from .fixed_horizon import DeclaredTest
+from .curve import Curve, Responses
+from .error_rates import Counts, Floats, clopper_pearson_lower
 from .growth import shares
 from .guess_count_bound import GuessCounter
 from .multi_canary import RunAccuracies
+from .ranking import Costs, Weights, distribution, ranked_mistakes, two_means
+from .trial_log import Diverged, TrialLog
 
 EVIDENCE_SHARE = 0.3  # of the error, for the e-process
 _RATIO, _STEPS = 1.02, 170  # noise multipliers that are tried: up to 29 times more or less
 _LOOK = 1.02  # ratio of trials between looks at the evidence
 _LOPSIDED = 1e-3  # chance from which diverging by the bit is no accident
+LOOKS = 16  # more would find little earlier, and each costs a distribution
+_FEWEST = 8  # trials between two looks
+_SHARE = 0.7  # of the error, for the order of mistakes; the rest is for diverged trials
+_SHAPE = 0.8  # boundary ~ share of the trials to the power of -0.8: nearly all is kept for the end
+_LESSONS = 8  # diverged trials that teach how later ones are guessed
+_RARE = 0.1  # share of the error of diverged trials, for how many of them there are
 
 
-class _Test(ABC):
-    """What tests of a claim share: how much noise is refuted, and whether failures tell the bit."""
+class DeclaredTest:
+    """Folds trials up to `planned`; later ones are another test's."""
+
+    def __init__(self, planned: int) -> None:
+        if planned < 1:
+            raise ValueError(f"planned must be at least 1, got {planned}")
+        looks = max(min(LOOKS, planned // _FEWEST), 1)
+        self._ends = tuple(math.ceil(planned * (i + 1) / looks) for i in range(looks))
+        self._log = TrialLog()
+        self._groups: list[Members] = []  # mistakes between two looks, the surest guess first
+        self._diverged = Diverged()
 
     @property
-    @abstractmethod
+    def trials(self) -> int:
+        """Trials that count: no more than were declared."""
+        return min(len(self._log), self._ends[-1])
+
+    def fold(self, scores: Scores, members: Members) -> None:
+        """Adds trials in order; `scores` float64 [n], not finite where diverged."""
+        if self.trials < self._ends[-1]:
+            self._log.append(scores, members)
+            self._rank()
+
+    def miss(self, members: Members) -> None:
+        if self.trials < self._ends[-1]:
+            self._log.miss(members)
+            self._rank()
+
+    def refuted_after(self, curve: Curve, alpha: float) -> int | None:
+        """Trials after which `curve` was refuted, or None; a true one has chance `alpha`."""
+        weights_of_looks, limits = boundary(curve, self._ends, alpha * _SHARE)
+        weighed = zip(weights_of_looks, self._groups, strict=False)
+        costs = np.cumsum([weights.cost(mistakes) for weights, mistakes in weighed])
+        if len(over := np.flatnonzero(costs <= limits[: len(costs)])):
+            return self._ends[int(over[0])]
+        rest = (1 - _SHARE) * alpha
+        complete = self.trials == self._ends[-1]
+        return self.trials if complete and self._diverging(curve, rest) <= rest else None
+
+    def _rank(self) -> None:
+        """Ranks the trials before each look that is due, around the midpoint of all outputs."""
+        scores, members = self._log.arrays()
+        first = self._ends[len(self._groups) - 1] if self._groups else 0
+        for end in self._ends[len(self._groups) :]:
+            if end > len(scores):
+                break
+            group = scores[first:end], members[first:end]
+            self._groups.append(ranked_mistakes(*group, two_means(scores[:end]), self._diverged))
+            self._diverged.fold(*group)
+            first = end
+
+    def _diverging(self, curve: Curve, alpha: float) -> float:
+        """p-value, for a test at `alpha`, of the diverged trials after those that taught."""
+        scores, members = self._log.arrays()
+        lost = np.flatnonzero(np.isinf(scores[: self.trials]))
+        if len(lost) <= _LESSONS:
+            return 1.0
+        taught, judged = members[lost[:_LESSONS]], members[lost[_LESSONS:]]
+        mistakes = int((judged != (2 * taught.sum() >= _LESSONS)).sum())
+        after = self.trials - int(lost[_LESSONS - 1]) - 1
+        counts = (mistakes, len(judged), after)
+        return one_sided_p_value(Responses.from_curve(curve), counts, _RARE * alpha)
+
+
+@functools.lru_cache(maxsize=1024)
+def boundary(
+    claim: Curve, ends: tuple[int, ...], alpha: float
+) -> tuple[tuple[Weights, ...], Counts]:
+    """Weights of mistakes at each look, and costs, int64 [looks], that refute the claim, or -1.
+
+    The claim's worst mechanism ever has costs that low with probability alpha at most.
+    """
+    parts = [distribution(int(size), claim) for size in np.diff([0, *ends])]
+    shares = np.array(ends) / ends[-1]
+    due = special.ndtr(special.ndtri(alpha) * shares**-_SHAPE)
+    path, spent, limits = Costs(0, np.ones(1)), 0.0, []
+    for (_, costs), allowed in zip(parts, due, strict=True):
+        path = path.plus(costs)
+        over = int(np.searchsorted(spent + path.below, allowed, side="right"))
+        limits.append(path.first + over - 1 if over else -1)
+        spent += float(path.chances[:over].sum())
+        path = path.above(over)
+    return tuple(weights for weights, _ in parts), np.array(limits)
+
+
+def one_sided_p_value(responses: Responses, counts: tuple[int, int, int], rare: float) -> float:
+    """Largest chance of so few mistakes among guesses of one kind, all for the same world.
+
+    `responses` is the claim's worst mechanism; `counts` are mistakes, guesses, and trials of which
+    any could have been guessed; `rare` is the error of a bound on the chance of a guess.
+    """
+    mistakes, guesses, trials = counts
+    q = clopper_pearson_lower(guesses, trials, rare)
+    sides = responses.one_sided
+    ends, errors = sides.cumulated(sides.mistakes)
+    rate = float(np.interp(q, ends, errors)) / q if q > 0 else 0.0
+    return min(1.0, rare + float(special.bdtr(mistakes, guesses, rate)))
+
+
+@dataclasses.dataclass
+class _Test(ABC):
+    """What tests of a claim share: how much noise is refuted, and whether failures tell the bit.
+
+    `best` is the largest evidence that any look saw, a natural logarithm: once refuted, a claim
+    stays refuted. `latest` is that of the last look: averages of e-values are e-values, averages of
+    their largest are not.
+    """
+
+    curve: Curve
+    planned: int
+    best: float = dataclasses.field(default=0.0, init=False)
+    latest: float = dataclasses.field(default=0.0, init=False)
+    due: int = dataclasses.field(default=0, init=False)  # trials at the next look
+    hits: GuessCounter = dataclasses.field(init=False)
+
+    @property
     def diverged(self) -> tuple[int, int]:
         """Diverged scores per world, (out, in)."""
+        return self.hits.diverged
 
     @property
     def lopsided(self) -> bool:
         """Whether diverging depends on the bit: by chance once in a thousand.
 
-        That is no violation by itself, since a claim allows some; but where it was not refuted,
-        something was seen that cannot be called consistent either. Coins are fair inside a run
-        that diverged, too.
+        A claim allows some, so it is no violation; but it cannot be called consistent.
         """
         both = sum(self.diverged)
         rarer = special.bdtr(min(self.diverged), both, 0.5)
@@ -63,11 +188,10 @@ class _Test(ABC):
     def effective_noise(
         self, family: Callable[[float], Curve], claimed: float, alpha: float
     ) -> float | None:
-        """The run is no more private than this noise multiplier, at level `alpha`.
+        """The least noise multiplier that is refuted at level `alpha`; None where no tried one is.
 
-        Noise multipliers around the claimed one are tried, 2 % apart; all above the result are
-        refuted, with one error for all of them, since their claims (`family`) are nested. None
-        where even 29 times the noise is not.
+        Multipliers are tried 2 % apart up to 29 times the claimed one, with one error for all,
+        since their claims (`family`) are nested.
         """
         refutes, low, high = self._refutes(alpha), -_STEPS, _STEPS
         if not refutes(family(claimed * _RATIO**high)):
@@ -85,34 +209,22 @@ class _Test(ABC):
 class ClaimTest(_Test):
     """Fold trials in order, `look` as often as wanted.
 
-    `best` is the largest evidence that any look saw, a natural logarithm: once refuted, a claim
-    stays refuted. `latest` is that of the last look: averages of e-values are e-values, averages
-    of their largest are not. `later` are further numbers of trials, declared with `planned`: each
-    has a sharp test of its own, at its share of the error.
+    `later` are further numbers of trials, declared with `planned`: each has a sharp test of its
+    own, at its share of the error.
     """
 
-    curve: Curve
-    planned: int
-    best: float = 0.0
-    latest: float = 0.0
-    _reached: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-    due: int = 0  # trials at the next look; one before it is none
     later: tuple[int, ...] = ()
+    _reached: list[tuple[int, float]] = dataclasses.field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self.process = Claim(planned=self.planned)
-        self.hits = GuessCounter()
+        self.process, self.hits = Claim(planned=self.planned), GuessCounter()
         self._declared = [DeclaredTest(number) for number in (self.planned, *self.later)]
+        self._parts: list[Claim | GuessCounter | DeclaredTest]
+        self._parts = [self.process, self.hits, *self._declared]
 
     @property
     def trials(self) -> int:
-        """Trials folded so far."""
         return self.process.trials
-
-    @property
-    def diverged(self) -> tuple[int, int]:
-        """Diverged trials per world, (out, in)."""
-        return self.hits.diverged
 
     @property
     def horizon(self) -> int:
@@ -122,24 +234,15 @@ class ClaimTest(_Test):
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials; `scores` float64 [n], not finite where diverged, `members` bool [n]."""
-        self.process.fold(scores, members)
-        self.hits.fold(scores, members)
-        for declared in self._declared:
-            declared.fold(scores, members)
+        for part in self._parts:
+            part.fold(scores, members)
 
     def miss(self, members: Members) -> None:
-        """Adds trials that gave no output."""
-        self.process.miss(members)
-        self.hits.miss(len(members))
-        for declared in self._declared:
-            declared.miss(members)
+        for part in self._parts:
+            part.miss(members)
 
     def look(self, now: bool = False) -> None:
-        """Takes the evidence into account, if there are 2 % more trials than at the last look.
-
-        That depends on the trials alone, and keeps the effort of 50,000 packs in bounds. `now`
-        looks in any case.
-        """
+        """Takes in the evidence, if there are 2 % more trials than at the last look, or `now`."""
         if self.trials < self.due and not now:
             return
         self.due = math.ceil(_LOOK * self.trials)
@@ -151,57 +254,41 @@ class ClaimTest(_Test):
     def refuted_after(self, alpha: float) -> int | None:
         """Trials after which the claim was refuted at level `alpha`; None while it is not."""
         limit = -math.log(EVIDENCE_SHARE * alpha)
-        reached = next((trials for trials, best in self._reached if best >= limit), None)
-        crossings = [reached, self._refuted_by_then(self.curve, (1 - EVIDENCE_SHARE) * alpha)]
-        return min((trials for trials in crossings if trials is not None), default=None)
+        reached = [trials for trials, best in self._reached if best >= limit][:1]
+        return min([*reached, *self._crossings(self.curve, alpha)], default=None)
 
     def _refutes(self, alpha: float) -> Callable[[Curve], bool]:
-        limit, level = -math.log(EVIDENCE_SHARE * alpha), (1 - EVIDENCE_SHARE) * alpha
+        limit = -math.log(EVIDENCE_SHARE * alpha)
         return lambda curve: (
-            self.process.evidence(curve) >= limit or self._refuted_by_then(curve, level) is not None
+            self.process.evidence(curve) >= limit or any(self._crossings(curve, alpha))
         )
 
-    def _refuted_by_then(self, curve: Curve, level: float) -> int | None:
-        """Trials after which a test for a declared number refuted `curve`; None: none did."""
+    def _crossings(self, curve: Curve, alpha: float) -> list[int]:
+        """Trials after which each test for a declared number refuted `curve`, if it did."""
+        level = (1 - EVIDENCE_SHARE) * alpha
         split = zip(self._declared, shares(len(self._declared)), strict=True)
         crossings = (test.refuted_after(curve, share * level) for test, share in split)
-        return min((trials for trials in crossings if trials is not None), default=None)
+        return [trials for trials in crossings if trials is not None]
 
 
 @dataclasses.dataclass
 class RunTest(_Test):
-    """Fold trials in order, run after run, `look` as often as wanted; see `ClaimTest`.
+    """Fold scores in order, run after run; refutes at the e-process's share of the error."""
 
-    It has the share of the error that `ClaimTest` gives to its e-process, so that evidence of
-    audits of both kinds may be averaged and is held against one limit.
-    """
-
-    curve: Curve
-    planned: int
     canaries: int
-    best: float = 0.0
-    latest: float = 0.0
-    due: int = 0
 
     def __post_init__(self) -> None:
         self._runs = RunAccuracies(self.canaries)
+        self.hits = self._runs.counter
 
     @property
     def trials(self) -> int:
-        """Scores folded so far."""
         return self._runs.trials
 
-    @property
-    def diverged(self) -> tuple[int, int]:
-        """Diverged scores per world, (out, in)."""
-        return self._runs.counter.diverged
-
     def fold(self, scores: Scores, members: Members) -> None:
-        """Adds scores, float64 [n], and their bits, bool [n]."""
         self._runs.fold(scores, members)
 
     def miss(self, members: Members) -> None:
-        """Adds canaries of runs that gave no output."""
         self._runs.fold(np.full(len(members), math.nan), members, ran=False)
 
     def look(self, now: bool = False) -> None:
@@ -221,11 +308,7 @@ class RunTest(_Test):
         return lambda curve: mean > largest_accuracy(curve)
 
     def share_found(self, alternative: float, alpha: float, audits: int) -> float:
-        """Share of imagined audits, whose noise is `alternative` times as much, that refute.
-
-        Runs spread around their mean as those that were seen: how the canaries of a run hang
-        together is not known otherwise.
-        """
+        """Share of simulated audits, with `alternative` times the noise, that refute the claim."""
         seen = self._runs.outcomes()
         if len(seen) == 0:
             return 0.0
@@ -238,7 +321,7 @@ class RunTest(_Test):
         refuted = [bool(e_process.evidence(outcomes, claimed).max() >= limit) for outcomes in drawn]
         return sum(refuted) / audits
 
-    def _wealth(self, curve: Curve) -> e_process.Outcomes:
+    def _wealth(self, curve: Curve) -> Floats:
         return e_process.evidence(self._runs.outcomes(), largest_accuracy(curve))
 
 

@@ -10,16 +10,14 @@ keeps the claim can be computed from that one's answer.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
 from . import gdp
-from .error_rates import nonnegative
+from .error_rates import Floats, nonnegative
 
-Floats = npt.NDArray[np.float64]
 _POINTS = 40  # of a Gaussian claim; more moves no bound in its third digit
 _LARGEST = 700.0  # e^ε is a number; points beyond say nothing about trials
 # Beyond the last quantile of a grid, where few trials land but each says much.
@@ -30,9 +28,7 @@ _TAIL = (2.0, 6.0, 30.0, 200.0)
 class Curve:
     """Points (ε_j, δ_j) of a claim, float64 [n] each: the mechanism is said to be all of them.
 
-    Include ε = 0 (the best guessing accuracy); points whose δ is tiny add little. Curves of the
-    same points are equal and hash alike, so that what is computed of one can be kept.
-    Raises ValueError for lengths that differ, an ε below 0 or a δ outside [0, 1].
+    Include ε = 0 (the best guessing accuracy). Curves of the same points are equal and hash alike.
     """
 
     epsilons: Floats
@@ -58,7 +54,7 @@ class Curve:
     def __hash__(self) -> int:
         return hash(self._points)
 
-    @functools.cached_property
+    @property
     def _points(self) -> tuple[bytes, bytes]:
         return self.epsilons.tobytes(), self.deltas.tobytes()
 
@@ -96,8 +92,8 @@ class Responses:
     def from_curve(cls, curve: Curve) -> Responses:
         """The mechanism that leaks the most under `curve`.
 
-        Slopes of δ(x) at the points give the shares, from the surest answer down; what is left
-        of the probability goes to the last level that it reaches, ε = 0 at the latest.
+        Slopes of δ(x) at the points give the shares, from the surest answer down; what is
+        left goes to the last level that it reaches, ε = 0 at the latest.
         """
         e, d = _hull(curve)
         x = np.exp(e)
@@ -118,28 +114,27 @@ class Responses:
 
     @property
     def one_sided(self) -> Responses:
-        """The same answers, each judged as a guess of "in": surest "in" first, [2 n] each.
-
-        A sure "out" is a guess of "in" that is nearly always wrong: for tests in which every trial
-        of a kind is guessed alike.
-        """
+        """The same answers, each judged as a guess of "in": surest "in" first, [2 n] each."""
         return Responses(
             log_odds=np.concatenate([self.log_odds, -self.log_odds[::-1]]),
             shares=np.concatenate([self.shares, self.shares[::-1]]) / 2,
             mistakes=np.concatenate([self.mistakes, 1 - self.mistakes[::-1]]),
         )
 
+    def cumulated(self, values: Floats) -> tuple[Floats, Floats]:
+        """Shares of the trials down to each level, and sums of `values` over them; [n + 1] each."""
+        sums = (np.cumsum(self.shares), np.cumsum(self.shares * values))
+        return np.concatenate([[0.0], sums[0]]), np.concatenate([[0.0], sums[1]])
+
     def mean_log_odds(self, low: npt.ArrayLike, high: npt.ArrayLike) -> Floats:
         """Mean log odds between two shares of the trials, counted from the surest; [n] each."""
-        edges = np.concatenate([[0.0], np.cumsum(self.shares)])
-        total = np.concatenate([[0.0], np.cumsum(self.shares * self.log_odds)])
+        edges, total = self.cumulated(self.log_odds)
         a, b = np.asarray(low, np.float64), np.asarray(high, np.float64)
         return np.asarray((np.interp(b, edges, total) - np.interp(a, edges, total)) / (b - a))
 
 
 def gaussian(mu: float) -> Curve:
-    """The claim "μ-GDP", at the points that trials can speak about: half where trials fall, half
-    where mistakes do. Raises ValueError for a negative μ."""
+    """The claim "μ-GDP", at points of which half are where trials fall, half where mistakes do."""
     nonnegative("mu", mu)
     if mu == 0:
         return Curve(np.zeros(1), np.zeros(1))
@@ -155,11 +150,7 @@ def gaussian(mu: float) -> Curve:
 
 
 def _hull(curve: Curve) -> tuple[Floats, Floats]:
-    """The points of the largest convex δ(x) below the curve's, by rising ε, from ε = 0 on.
-
-    (ε, δ)-DP at two points implies all between them; points above that say nothing. Where ε = 0
-    is not claimed, it is claimed with δ = 1.
-    """
+    """The points of the largest convex δ(x) below the curve's, by rising ε from 0 (δ = 1) on."""
     order = np.lexsort((curve.deltas, curve.epsilons))
     e, first = np.unique(curve.epsilons[order], return_index=True)
     d = np.minimum.accumulate(curve.deltas[order][first])

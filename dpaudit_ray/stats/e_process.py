@@ -3,8 +3,7 @@
 Betting, for outcomes in [0, 1]: a gambler who believes that the mean exceeds m bets a share λ_i of
 the stake on each outcome, chosen from the outcomes before it. If no conditional mean exceeds m, the
 wealth Π (1 + λ_i (X_i - m)) is a supermartingale and reaches 1/alpha with probability at most alpha
-(Waudby-Smith, Ramdas 2024). Such outcomes come from several canaries in one training, and from
-pairs of trainings that share their noise (`multi_canary`).
+(Waudby-Smith, Ramdas 2024).
 
 The beta-binomial mixture, for hits and misses: likelihood ratios against a hit rate p, mixed over
 the rates above p, are a supermartingale for every process whose conditional hit rate stays at or
@@ -19,24 +18,18 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .error_rates import in_unit, root
+from .error_rates import Floats, in_unit, root
 
-Outcomes = npt.NDArray[np.float64]
 # Two gamblers share the stake. The bold one wins most on outcomes of small variance (many
-# canaries, coupled pairs), the cautious one on hits and misses, where one early loss costs much.
-# Each: the largest bet, as a share of what would lose everything at the worst outcome, and the
-# virtual outcomes that its running moments start from.
+# canaries), the cautious one on hits and misses, where one early loss costs much. Each: the
+# largest bet, as a share of what would lose everything, and virtual outcomes before the first.
 GAMBLERS = ((0.9, 1.0), (0.5, 3.0))
 _GRID = 65  # means that are tried before the root between two of them is found
 UNIFORM = (1.0, 1.0)  # parameters of a Beta distribution over hit rates
 
 
 def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
-    """The largest mean that the outcomes refute at level `alpha`; 1/2, a coin's, if not even that.
-
-    `outcomes` are float64 [n] in [0, 1], in the order they were observed; `alpha` is the error
-    probability over all n and every earlier stop. Raises ValueError outside their bounds.
-    """
+    """The largest mean of outcomes in [0, 1] refuted at `alpha`, at any look; 1/2 if none."""
     in_unit("alpha", alpha)
     values = np.asarray(outcomes, dtype=np.float64)
     if values.ndim != 1 or not np.all((values >= 0) & (values <= 1)):
@@ -58,32 +51,24 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
     if standing == 0:
         return 0.5
     low, high = float(grid[standing - 1]), float(grid[standing])
-    if excess(high) >= 0:
-        high = 1 - 1e-12
-        if excess(high) >= 0:
-            return high
+    if excess(high) >= 0 and excess(high := 1 - 1e-12) >= 0:
+        return high
     return root(excess, low, high, xtol=1e-10)
 
 
-def evidence(outcomes: npt.ArrayLike, mean: float) -> Outcomes:
-    """Log wealth after each outcome of bets against "no mean exceeds `mean`", float64 [n].
-
-    Its exponential is an e-process: 1 / alpha is reached with probability alpha at most.
-    """
+def evidence(outcomes: npt.ArrayLike, mean: float) -> Floats:
+    """Log wealth of bets against "no mean exceeds `mean`", an e-process, float64 [n]."""
     values = np.asarray(outcomes, dtype=np.float64)
     return _mean([_log_wealth(values, *gambler, mean) for gambler in _moments(values)])
 
 
-def _mean(wealth: list[Outcomes]) -> Outcomes:
+def _mean(wealth: list[Floats]) -> Floats:
     """Log of the mean wealth of the gamblers, whose logs these are, after each outcome."""
     return np.asarray(np.logaddexp.reduce(wealth, axis=0) - math.log(len(wealth)))
 
 
-def _moments(values: Outcomes) -> list[tuple[float, Outcomes, Outcomes]]:
-    """Each gambler's largest share, and mean and variance before each outcome as it sees them.
-
-    They are shrunk towards 1/2 and 1/4, and depend on no mean that is tested.
-    """
+def _moments(values: Floats) -> list[tuple[float, Floats, Floats]]:
+    """Each gambler's largest share, and shrunk mean and variance before each outcome."""
     moments = []
     for share, virtual in GAMBLERS:
         weight = virtual + np.arange(len(values))
@@ -94,9 +79,7 @@ def _moments(values: Outcomes) -> list[tuple[float, Outcomes, Outcomes]]:
     return moments
 
 
-def _log_wealth(
-    values: Outcomes, share: float, mean: Outcomes, variance: Outcomes, m: float
-) -> Outcomes:
+def _log_wealth(values: Floats, share: float, mean: Floats, variance: Floats, m: float) -> Floats:
     """Log wealth after each outcome of bets that maximise its expected growth, to second order."""
     edge = mean - m
     stakes = np.clip(edge / (variance + edge**2), 0.0, share / m)
@@ -106,10 +89,7 @@ def _log_wealth(
 def anytime_lower(
     hits: int, trials: int, alpha: float, prior: tuple[float, float] = UNIFORM
 ) -> float:
-    """Largest refuted hit rate ≥ 1/2; 0.5 when chance itself is not refuted.
-
-    Raises ValueError for `alpha` outside (0, 1), or hits outside 0..trials.
-    """
+    """Largest refuted hit rate ≥ 1/2; 0.5 when chance itself is not refuted."""
     in_unit("alpha", alpha)
     if not 0 <= hits <= trials:
         raise ValueError(f"hits must lie in 0..{trials}, got {hits}")
@@ -128,10 +108,7 @@ def anytime_lower(
 
 
 def log_mixture(rate: float, hits: int, trials: int, prior: tuple[float, float] = UNIFORM) -> float:
-    """Log of the mixture process against "the conditional hit rate never exceeds `rate`".
-
-    The prior is Beta(prior) restricted to rates above `rate`, which makes it one-sided.
-    """
+    """Log likelihood ratio against `rate`, averaged over rates above it, Beta(prior)."""
     a, b = prior
     misses = trials - hits
     return float(
@@ -153,7 +130,5 @@ def _log_beta_tail(a: float, b: float, x: float) -> float:
     k = np.arange(10_000)
     terms = np.cumprod((a + b + k) / (b + 1 + k) * (1 - x))
     series = 1 + float(terms.sum())
-    return float(
-        b * math.log1p(-x) + a * math.log(x) - math.log(b) - special.betaln(a, b)
-        + math.log(series)
-    )  # fmt: skip
+    density = b * math.log1p(-x) + a * math.log(x) - math.log(b) - special.betaln(a, b)
+    return float(density + math.log(series))

@@ -1,11 +1,10 @@
 """How likely an error is: bounds from counts of errors, at one threshold and at all of them.
 
-At one threshold the bounds are exact and one-sided (Clopper and Pearson, 1934).
-
-For all thresholds at once, let V_(1) ≤ ... ≤ V_(n) be uniform order statistics: the true error
-rates at the n observed scores. "At k errors the rate is at most u(k)" holds for all thresholds
-together exactly when V_(k+1) ≤ u(k) for every k < n. Each V_(k+1) is Beta(k + 1, n - k), so u(k)
-has the shape of a Clopper-Pearson bound; what is left to be found is its level (`local_level`).
+At one threshold the bounds are exact and one-sided (Clopper and Pearson, 1934). For all thresholds
+at once, let V_(1) ≤ ... ≤ V_(n) be uniform order statistics: the true error rates at the n observed
+scores. "At k errors the rate is at most u(k)" holds for all thresholds together exactly when
+V_(k+1) ≤ u(k) for every k < n. Each V_(k+1) is Beta(k + 1, n - k), so u(k) is a Clopper-Pearson
+bound at some level, which `local_level` finds.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-Rates = Array
+Rates = Floats
 # Maps error counts [n] of one world to upper bounds on its error rate [n]; never decreases.
 Upper = Callable[[Counts], Rates]
 EXACT_LIMIT = 10_000  # trials per world; the exact calibration takes n² time
@@ -31,11 +30,9 @@ _BLOCK = 256  # rows of the triangular system that are solved at once
 def clopper_pearson_upper(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
 ) -> Any:
-    """Upper bound that the true proportion exceeds with probability at most `alpha`.
+    """Upper bound that the true proportion exceeds with probability at most `alpha`; else 1.
 
-    The arguments broadcast. Scalars in, a float out; arrays in, a float64 array out.
-    No trials bound nothing: the result is 1.
-    Raises ValueError for counts outside 0..trials, or `alpha` outside (0, 1).
+    The arguments broadcast: scalars in, a float out; arrays in, a float64 array out.
     """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
@@ -46,19 +43,14 @@ def clopper_pearson_upper(
 def clopper_pearson_lower(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
 ) -> Any:
-    """Lower bound that the true proportion falls below with probability at most `alpha`.
-
-    The arguments broadcast. Scalars in, a float out; arrays in, a float64 array out.
-    No trials bound nothing: the result is 0.
-    Raises ValueError for counts outside 0..trials, or `alpha` outside (0, 1).
-    """
+    """Lower bound that the true proportion falls below with probability at most `alpha`; else 0."""
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
         bound = special.betaincinv(k, n - k + 1.0, a)
     return shaped(np.where(k <= 0, 0.0, bound))
 
 
-def in_unit(name: str, value: npt.ArrayLike) -> Array:
+def in_unit(name: str, value: npt.ArrayLike) -> Floats:
     """Returns `value` as an array; ValueError under `name` where an entry is outside (0, 1)."""
     array = np.asarray(value, dtype=np.float64)
     if not np.all((array > 0) & (array < 1)):
@@ -66,7 +58,7 @@ def in_unit(name: str, value: npt.ArrayLike) -> Array:
     return array
 
 
-def nonnegative(name: str, value: npt.ArrayLike) -> Array:
+def nonnegative(name: str, value: npt.ArrayLike) -> Floats:
     """Returns `value` as an array; ValueError under `name` where an entry is below 0 or NaN."""
     array = np.asarray(value, dtype=np.float64)
     if not np.all(array >= 0):
@@ -86,14 +78,14 @@ def check_counts(correct: int, guesses: int, canaries: int, delta: float = 0.0) 
 
 def _checked(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
-) -> tuple[Array, Array, Array]:
+) -> tuple[Floats, Floats, Floats]:
     k, n = nonnegative("successes", successes), np.asarray(trials, dtype=np.float64)
     if not np.all(k <= n):
         raise ValueError(f"successes must be at most trials, got {successes!r} of {trials!r}")
     return k, n, in_unit("alpha", alpha)
 
 
-def shaped(values: Array) -> float | Array:
+def shaped(values: Floats) -> float | Floats:
     """A float where there is one value without a dimension, else the array."""
     return float(values) if values.ndim == 0 else values
 
@@ -114,13 +106,27 @@ def root(function: Callable[[float], float], low: float, high: float, **toleranc
     return float(optimize.brentq(function, low, high, **tolerances))
 
 
-def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
-    """Bounds u(k) for k = 0..n errors of n trials, all valid together, as a function of k [m].
+def last_refuted(
+    excess: Callable[[float], float], high: float = 1.0, most: float = math.inf, **tolerances: float
+) -> float:
+    """Where an excess falls below 0, looked for up to `high`, twice that, ..., until beyond `most`.
 
-    Any of them fails with a chance of `tail`. Levels fall as n grows, so those for `size` trials
-    will do, where that is more than n and within `EXACT_LIMIT`: audits of about one size share
-    them. Beyond `EXACT_LIMIT` trials the level is that of Bonferroni, which costs little at such
-    sizes.
+    0 where it is nowhere above, the last place where it is above at all of them.
+    """
+    if excess(0.0) < 0:
+        return 0.0
+    while excess(high) >= 0:
+        if high >= most:
+            return high
+        high *= 2
+    return root(excess, 0.0, high, **tolerances)
+
+
+def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
+    """Bounds u(k) for k = 0..n errors of n trials, all valid together with 1 - `tail`, for k [m].
+
+    Levels fall as n grows, so those for `size` trials will do, where that is more: audits of about
+    one size share them. Beyond `EXACT_LIMIT` trials the level is that of Bonferroni.
     """
     exact = n <= EXACT_LIMIT
     level = local_level(max(min(size, EXACT_LIMIT), n), tail) if exact else tail / n
@@ -134,10 +140,7 @@ def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
 
 @functools.lru_cache(maxsize=4096)
 def local_level(n: int, tail: float) -> float:
-    """The level η at which all n bounds hold together with probability 1 - tail, exactly.
-
-    Raises ValueError for an n outside 1..EXACT_LIMIT, or tail outside (0, 1).
-    """
+    """The level η at which all n bounds hold together with probability 1 - tail, exactly."""
     if not 1 <= n <= EXACT_LIMIT:
         raise ValueError(f"n must lie in 1..{EXACT_LIMIT}, got {n}")
     in_unit("tail", tail)
@@ -154,12 +157,11 @@ def local_level(n: int, tail: float) -> float:
 def miss_probability(n: int, level: float) -> float:
     """P(V_(k+1) > u(k) for some k) when each has probability `level`.
 
-    Let f(k) be the chance that k is the first failure. Then exactly k of the V lie below u(k),
-    and splitting that event by its first failure i gives, for every k,
+    Let f(k) be the chance that k is the first failure. Splitting by it "k of the V lie below u(k)",
 
         P(k of n below u(k)) = Σ_{i ≤ k} f(i) P(k - i of n - i below u(k) | all n - i above u(i)),
 
-    a triangular system of binomial probabilities with a unit diagonal.
+    is a triangular system of binomial probabilities with a unit diagonal.
     """
     from scipy import linalg  # as long again
 
@@ -180,9 +182,7 @@ def miss_probability(n: int, level: float) -> float:
     return float(first.sum())
 
 
-def _transitions(
-    lags: npt.NDArray[np.int64], above: Array, tail: Array, logs: Array
-) -> Array:  # fmt: skip
+def _transitions(lags: Counts, above: Floats, tail: Floats, logs: Floats) -> Floats:
     """P(k - i of n - i uniforms on (u(i), 1] lie below u(k)), rows k, columns i; 0 where i > k."""
     stop = lags.shape[1]
     start = stop - len(lags)

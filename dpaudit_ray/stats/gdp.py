@@ -1,12 +1,11 @@
 """Gaussian differential privacy: conversions between μ and (ε, δ).
 
-A mechanism is μ-GDP when telling its two worlds apart is at least as hard as telling N(0, 1)
-from N(μ, 1). Dong, Roth, Su (2022), Corollary 2.13:
+A mechanism is μ-GDP when telling its two worlds apart is at least as hard as telling N(0, 1) from
+N(μ, 1). Dong, Roth, Su (2022), Corollary 2.13:
 
     δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2),   decreasing in ε, increasing in μ.
 
-All functions broadcast; scalars in, a float out. Everything is computed in logarithms, so
-that e^ε never overflows.
+All functions broadcast; scalars in, a float out. All is computed in logarithms: no e^ε overflows.
 """
 
 from __future__ import annotations
@@ -18,23 +17,19 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .error_rates import in_unit, nonnegative, shaped
+from .error_rates import Floats, in_unit, nonnegative, shaped
 
-Array = npt.NDArray[np.float64]
 _BISECTIONS = 60  # from a bracket of ratio 2 this is below one unit in the last place
 
 
 def delta(epsilon: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
-    """The smallest δ at which a μ-GDP mechanism is (ε, δ)-DP. Raises ValueError for μ or ε < 0."""
+    """The smallest δ at which a μ-GDP mechanism is (ε, δ)-DP; μ and ε at least 0."""
     e, m = np.broadcast_arrays(nonnegative("epsilon", epsilon), nonnegative("mu", mu))
     return shaped(np.exp(_log_delta(e, m)))
 
 
 def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
-    """The smallest ε ≥ 0 at which a μ-GDP mechanism is (ε, δ)-DP.
-
-    Raises ValueError for a negative μ, or a δ outside (0, 1).
-    """
+    """The smallest ε ≥ 0 at which a μ-GDP mechanism is (ε, δ)-DP; δ in (0, 1)."""
     m, d = np.broadcast_arrays(nonnegative("mu", mu), in_unit("delta", delta))
     log_d = np.log(d)
     result = _last_where(lambda e: _log_delta(e, m) > log_d, np.maximum(m, 1e-3))
@@ -42,26 +37,21 @@ def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
 
 
 def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
-    """The largest μ whose mechanisms are all (ε, δ)-DP: the inverse of `epsilon` in μ.
-
-    Raises ValueError for a negative ε, or a δ outside (0, 1).
-    """
+    """The largest μ whose mechanisms are all (ε, δ)-DP: the inverse of `epsilon` in μ."""
     e, d = np.broadcast_arrays(nonnegative("epsilon", epsilon), in_unit("delta", delta))
     log_d = np.log(d)
     return shaped(_last_where(lambda m: _log_delta(e, m) <= log_d, np.full_like(e, 1e-3)))
 
 
 def true_positive_rate(fpr: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
-    """The ROC curve of μ-GDP: no test of a μ-GDP mechanism hits more often at this false-positive
-    rate. Raises ValueError for a negative μ or a rate outside [0, 1].
-    """
+    """The ROC curve: no test of a μ-GDP mechanism hits more often at this false-positive rate."""
     rate, m = np.broadcast_arrays(np.asarray(fpr, dtype=np.float64), nonnegative("mu", mu))
     if not np.all((rate >= 0) & (rate <= 1)):
         raise ValueError(f"fpr must lie in [0, 1], got {fpr!r}")
     return shaped(special.ndtr(special.ndtri(rate) + m))
 
 
-def _log_delta(e: Array, m: Array) -> Array:
+def _log_delta(e: Floats, m: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         first = special.log_ndtr(-e / m + m / 2)
         second = e + special.log_ndtr(-e / m - m / 2)
@@ -69,7 +59,7 @@ def _log_delta(e: Array, m: Array) -> Array:
     return np.where(m > 0, value, -np.inf)
 
 
-def _last_where(holds: Callable[[Array], npt.NDArray[np.bool_]], start: Array) -> Array:
+def _last_where(holds: Callable[[Floats], npt.NDArray[np.bool_]], start: Floats) -> Floats:
     """Largest x ≥ 0 with holds(x), for a condition that is true up to a point and false beyond."""
     high = start.astype(np.float64)
     for _ in range(60):

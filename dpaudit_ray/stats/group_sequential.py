@@ -1,9 +1,8 @@
 """Looking while it runs when the number of trials is declared: alpha spending, computed exactly.
 
-The error is spent over a fixed grid of looks (Lan, DeMets 1983). For every candidate hit rate p
-the boundary at each look is the smallest count that keeps the probability of ever crossing,
-summed exactly over binomial increments, within what may be spent by then. p is refuted once a
-boundary was crossed.
+The error is spent over a fixed grid of looks (Lan, DeMets 1983). For every candidate hit rate p the
+boundary at each look is the smallest count that keeps the probability of ever crossing, summed
+exactly over binomial increments, within what may be spent by then. A crossing refutes p.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ import numpy.typing as npt
 from scipy import special
 
 from .base import Members, Scores
-from .error_rates import in_unit, root
+from .error_rates import Floats, in_unit, root
 from .guess_count_bound import Guesses
 from .lower_bound import Status
 
 _DIRECT = 1_000_000  # multiplications from which convolving by Fourier transform is faster
 _NEGLIGIBLE = 1e-18  # mass of paths so unlucky that they cannot cross any more
 _HOLES = np.geomspace(3e-3, 3e-5, 5)  # relative distances below a root where rates may stand
-Floats = npt.NDArray[np.float64]
 Look = tuple[int, int]  # guesses and hits so far
 
 
@@ -36,9 +34,8 @@ class GroupSequential(Guesses):
     """Bound that holds at every look at once, for a declared number of trials.
 
     Looks happen at fixed shares of the planned trials, whatever the size of the packs, so the
-    bound is a function of the prefix alone: that of the last look. All looks hold together, so
-    any of them may stop a run. Trials beyond the plan add nothing, and raising `trials` after a
-    look is not covered: use `anytime` for that.
+    bound is that of the last look. Any of them may stop a run. Trials beyond the plan add
+    nothing; `anytime` is for audits whose `trials` are raised after a look.
     """
 
     looks: int = 50  # at equal shares of the trials
@@ -57,13 +54,13 @@ class GroupSequential(Guesses):
         shares = np.arange(1, self.looks + 1) / self.looks
         self._ends = np.unique(np.ceil(shares * self.planned).astype(np.int64))
         self._seen: list[Look] = []
-        self._known: dict[tuple[float, int], float] = {}  # alpha, looks -> refuted rate
+        self._known: dict[float, float] = {}  # refuted rate at the last look, by alpha
 
     def _fold(self, scores: Scores, members: Members) -> None:
         self._look(len(scores), lambda a, b: self._counter.fold(scores[a:b], members[a:b]))
 
     def _miss(self, members: Members) -> None:
-        self._look(len(members), lambda a, b: self._counter.miss(b - a))
+        self._look(len(members), lambda a, b: self._counter.miss(members[a:b]))
 
     def _look(self, trials: int, add: Callable[[int, int], object]) -> None:
         """Adds trials by `add(first, end)`, stopping at every look that is due."""
@@ -72,25 +69,23 @@ class GroupSequential(Guesses):
         for end in (due - done).tolist():
             add(start, end)
             self._seen.append((self._counter.guesses, self._counter.hits))
+            self._known = {}
             start = end
         add(start, trials)
 
     def _rate(self, alpha: float) -> float:
         """The largest hit rate that the looks so far refute at `alpha`; 1/2 before any."""
-        looks = len(self._seen)
-        if looks and (alpha, looks) not in self._known:
-            shares = self._ends[:looks] / self.planned
-            rate = refuted_rate(self._seen, spend(shares, alpha, self.spending))
-            same = {key: old for key, old in self._known.items() if key[1] == looks}
-            self._known = same | {(alpha, looks): rate}  # asked for at more than one level
-        return self._known.get((alpha, looks), 0.5)
+        if not self._seen:
+            return 0.5
+        if alpha not in self._known:  # asked for at more than one level
+            shares = self._ends[: len(self._seen)] / self.planned
+            spent = spend(shares, alpha, self.spending)
+            self._known[alpha] = refuted_rate(self._seen, spent)
+        return self._known[alpha]
 
 
 def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
-    """Error spent by each share of the trials, float64 [looks]; `alpha` at share 1.
-
-    Raises ValueError for `alpha` outside (0, 1).
-    """
+    """Error spent by each share of the trials, float64 [looks]; `alpha` at share 1."""
     in_unit("alpha", alpha)
     f = np.asarray(shares, dtype=np.float64)
     if spending == "pocock":
@@ -101,10 +96,9 @@ def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
 def refuted_rate(looks: Sequence[Look], spent: Floats) -> float:
     """The largest hit rate that the last of `looks` refutes; 0.5 when chance is not refuted.
 
-    Boundaries are whole numbers, so a rate a little below a refuted one may stand. So looks are
-    taken below the root that was found, as far and as finely as this was seen to happen; what is
-    returned is the end of the refuted interval, which the error probability is computed for.
-    `looks` are guesses and hits so far at each, `spent` is the error that each may have spent.
+    Boundaries are whole numbers, so a rate a little below a refuted one may stand: looks are taken
+    below the root as far as this was seen to happen. `looks` have guesses and hits so far, `spent`
+    the error.
     """
     guesses, hits = looks[-1]
     low, high = 0.5, min(hits / guesses, 1 - 1e-15) if guesses else 0.5

@@ -14,7 +14,6 @@ from abc import abstractmethod
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from . import gdp
@@ -23,7 +22,6 @@ from .e_process import anytime_lower
 from .error_rates import clopper_pearson_lower
 from .lower_bound import Estimate, Family, Status, TradeOff
 
-Counts = npt.NDArray[np.int64]
 ThroughCurve = Literal["gaussian", "any", "claimed"]
 
 
@@ -31,10 +29,9 @@ ThroughCurve = Literal["gaussian", "any", "claimed"]
 class GuessCounter:
     """Counts hits of "score above the midpoint of the two running class means".
 
-    The first `warmup` trials, and all until both worlds were seen, only set the threshold: to
-    skip them is itself decided from the past, so it costs trials but no validity. After the
-    warm-up, a diverged trial (NaN, ±inf) is guessed to be of the world in which more have diverged
-    so far, "in" while they are equal; it moves no mean.
+    The first `warmup` trials, and all until both worlds were seen, only set the threshold.
+    Afterwards a diverged trial (NaN, ±inf) is guessed to be of the world in which more have
+    diverged so far, "in" while they are equal; it moves no mean.
     """
 
     warmup: int = 20
@@ -46,10 +43,10 @@ class GuessCounter:
     _counts: tuple[int, int] = (0, 0)
 
     def fold(self, scores: Scores, members: Members, batch: int = 1) -> tuple[Members, Members]:
-        """Adds trials in order; cumulative sums run on, so any split gives the same counts.
+        """Adds trials in order: which of them were guessed, and which guesses were right, bool [n]
+        each.
 
-        `batch` trials in a row are guessed by what was known before the first of them. Returns
-        which were guessed, and which guesses were right, bool [n] each.
+        `batch` trials in a row are guessed by what was known before the first of them.
         """
         finite = np.isfinite(scores)
         totals, seen, lost = [], [], []
@@ -61,19 +58,16 @@ class GuessCounter:
                 totals.append(np.cumsum(np.concatenate([[self._sums[world]], steps])))
             seen.append(np.cumsum(np.concatenate([[self._counts[world]], inside])))
             lost.append(np.cumsum(np.concatenate([[self.diverged[world]], ~finite & of_world])))
+        start = np.arange(len(scores)) // batch * batch
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            threshold = (totals[0] / seen[0])[:-1] / 2 + (totals[1] / seen[1])[:-1] / 2
+            threshold = (totals[0] / seen[0])[start] / 2 + (totals[1] / seen[1])[start] / 2
         # Where all of a world diverged so far, a finite score is a sign of the other one.
-        threshold = np.where(seen[1][:-1] == 0, np.inf, threshold)
-        threshold = np.where(seen[0][:-1] == 0, -np.inf, threshold)
-        ready = ((seen[0] + lost[0] > 0) & (seen[1] + lost[1] > 0))[:-1]
-        more_inside = (lost[1] >= lost[0])[:-1]
-        start = np.arange(len(scores))
-        if batch > 1:
-            start -= start % batch
-            threshold, ready, more_inside = threshold[start], ready[start], more_inside[start]
+        threshold = np.where(seen[1][start] == 0, np.inf, threshold)
+        threshold = np.where(seen[0][start] == 0, -np.inf, threshold)
+        ready = ((seen[0] + lost[0] > 0) & (seen[1] + lost[1] > 0))[start]
         guessed = ready & (self.trials + start >= self.warmup)
-        right = guessed & (np.where(finite, scores > threshold, more_inside) == members)
+        guess = np.where(finite, scores > threshold, (lost[1] >= lost[0])[start])
+        right = guessed & (guess == members)
         self.trials += len(scores)
         self.guesses += int(guessed.sum())
         self.hits += int(right.sum())
@@ -82,10 +76,10 @@ class GuessCounter:
         self.diverged = (int(lost[0][-1]), int(lost[1][-1]))
         return guessed, right
 
-    def miss(self, trials: int) -> None:
+    def miss(self, members: Members) -> None:
         """Adds trials without an output: wrong guesses, after the warm-up."""
-        self.guesses += max(self.trials + trials - max(self.trials, self.warmup), 0)
-        self.trials += trials
+        self.guesses += max(self.trials + len(members) - max(self.trials, self.warmup), 0)
+        self.trials += len(members)
 
     @property
     def threshold(self) -> float:
@@ -99,9 +93,8 @@ class GuessCounter:
 class Guesses(Estimator):
     """Base: the stream of hits and misses, and what a bound on the hit rate says about ε.
 
-    `curve: gaussian` reads the rate as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve;
-    `claimed` reads it through `family`, the curves that the claimed mechanism has with more noise
-    or less. The caller gives the family, which may be late, but not later than the first bound.
+    `curve: gaussian` reads the rate as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve; `claimed`
+    reads it through `family`, the curves that the claimed mechanism has with more noise or less.
     """
 
     warmup: int = 20  # first trials, which are not judged
@@ -119,7 +112,7 @@ class Guesses(Estimator):
         self._counter.fold(scores, members)
 
     def _miss(self, members: Members) -> None:
-        self._counter.miss(len(members))
+        self._counter.miss(members)
 
     @abstractmethod
     def _rate(self, alpha: float) -> float:
@@ -155,9 +148,8 @@ class Accuracy(Guesses):
 class Anytime(Guesses):
     """Time-uniform bound: holds at every look at once, at the stated confidence.
 
-    A one-sided Beta mixture over hit rates above p is a supermartingale for every conditional
-    hit rate ≤ p; p is refuted when it reaches 1/alpha (Ville's inequality). What held at the best
-    look so far holds for good.
+    Hit rates are refuted by a one-sided Beta mixture (`e_process`). What held at the best look
+    so far holds for good.
     """
 
     name: ClassVar[str] = "anytime"
@@ -172,7 +164,10 @@ class Anytime(Guesses):
         hits, guesses = self._counter.hits, self._counter.guesses
         guessed, right = self._counter.fold(scores, members)
         counts = hits + np.cumsum(right), guesses + np.cumsum(guessed)
-        worth = _worth(*counts)
+        # About the lower bound on the hit rate after each trial: which look is best, not how good.
+        trials = counts[1] + 1.0
+        rate = (counts[0] + 0.5) / trials
+        worth = rate - np.sqrt((6 + np.log(trials)) * rate * (1 - rate) / trials)
         best = int(np.argmax(worth)) if len(scores) else 0
         if len(scores) and worth[best] > self._peak[0]:
             self._peak = float(worth[best]), int(counts[0][best]), int(counts[1][best])
@@ -180,13 +175,6 @@ class Anytime(Guesses):
     def _rate(self, alpha: float) -> float:
         looks = {(self._counter.hits, self._counter.guesses), self._peak[1:]}
         return max(anytime_lower(*look, alpha) for look in looks)
-
-
-def _worth(hits: Counts, guesses: Counts) -> npt.NDArray[np.float64]:
-    """About the lower bound on the hit rate after each trial: which look is best, not how good."""
-    trials = guesses + 1.0
-    rate = (hits + 0.5) / trials
-    return np.asarray(rate - np.sqrt((6 + np.log(trials)) * rate * (1 - rate) / trials))
 
 
 def read_rate(
@@ -214,7 +202,7 @@ def mu_from_accuracy(rate: float) -> float:
 
 
 def epsilon_from_accuracy(rate: float, delta: float) -> float:
-    """ε at which the best guess is right at `rate`: rate = (e^ε + δ)/(e^ε + 1); 0 for chance.
+    """ε at which the best guess is right at `rate` = (e^ε + δ)/(e^ε + 1); 0 for chance.
 
     Infinite at a rate of 1; Kairouz, Oh, Viswanath (2015) for the region this comes from.
     """

@@ -2,14 +2,13 @@
 
 Yuan et al., Algorithm 2: gradients of N records are g_n = (p_n - y_n) c_n, clipped to norm C and
 summed with noise N(0, σ² C² I); the attacker knows the features c_n and everything but one label,
-and solves for that record's coefficient. The published attack thresholds it at 0. The statistic is
-exactly Gaussian in either world, so the exact bound needs no threshold, dominates the published
-one and composes; the best attacker uses the whole gradient, not one direction.
+solves for that record's coefficient, and thresholds it at 0. The statistic is exactly Gaussian in
+either world, so the exact bound needs no threshold and dominates the published one; the best
+attacker uses the whole gradient, not one direction.
 
 A flipped label *replaces* a record: the sum moves by up to 2 C, so the claim to compare with is
-that of replacement adjacency, μ ≤ 2 / σ per step, not μ ≤ 1 / σ. As printed, the norm that is
-clipped is that of the attacked layer's gradient; DP-SGD clips the gradient of all parameters, whose
-norms `bounds` takes as `whole`.
+that of replacement adjacency, μ ≤ 2 / σ per step. As printed, the norm that is clipped is that of
+the attacked layer's gradient; DP-SGD clips that of all parameters (`whole`).
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import numpy.typing as npt
 from scipy import special
 
 from . import gdp
+from .error_rates import Floats
 
-Floats = npt.NDArray[np.float64]
 _RANK_TOLERANCE = 1e-10  # of eigenvalues, relative to the largest
 
 
@@ -60,22 +59,28 @@ def bounds(
             a column; for the last layer, its input.
         probabilities: float [N], the model's probability of label 1.
         labels: 0 or 1, [N].
-        clip_norm: C, above 0.
-        noise_multiplier: σ, above 0; the noise on the sum has standard deviation σ C.
+        clip_norm, noise_multiplier: C and σ, above 0; the noise has standard deviation σ C.
         delta: δ of the bounds, in [0, 1).
         whole: float [N], norms of the derivatives by all parameters, which are then clipped and
             released together. None where the attacked weights are all there is.
-
-    Raises ValueError for shapes that do not fit, or a value outside its bounds.
     """
-    columns, p, y = _checked(features, probabilities, labels)
+    columns = np.asarray(features, dtype=np.float64)
+    p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.float64)
+    if columns.ndim != 2 or p.shape != (columns.shape[1],) or y.shape != p.shape:
+        raise ValueError(
+            f"features must be [d, N] and probabilities and labels [N], "
+            f"got shapes {columns.shape}, {p.shape} and {y.shape}"
+        )
+    if not np.all((p >= 0) & (p <= 1)):
+        raise ValueError(f"probabilities must lie in [0, 1], got {p.tolist()}")
+    if not np.all((y == 0) | (y == 1)):
+        raise ValueError(f"labels must be 0 or 1, got {y.tolist()}")
     for name, value in (("clip_norm", clip_norm), ("noise_multiplier", noise_multiplier)):
         if not value > 0:
             raise ValueError(f"{name} must be positive, got {value}")
     if not 0 <= delta < 1:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
-    gram = columns.T @ columns
-    return bounds_of_gram(gram, p, y, clip_norm, noise_multiplier, delta, whole)
+    return bounds_of_gram(columns.T @ columns, p, y, clip_norm, noise_multiplier, delta, whole)
 
 
 def bounds_of_gram(
@@ -127,17 +132,10 @@ def epsilon(mu: npt.ArrayLike, delta: float) -> Floats:
 def coefficients(features: npt.ArrayLike, gradient: npt.ArrayLike) -> Floats:
     """The least-squares coefficient of each record in a summed gradient, (CᵀC)⁺ Cᵀ g.
 
-    Yuan et al., equation 1: without clipping and noise they are p - y.
-
-    Args:
-        features: float [d, N], as in `bounds`.
-        gradient: float [d], the sum over records.
-
-    Returns:
-        float64 [N]; NaN where the system does not determine it: a dead neuron's, or a record whose
-        column lies in the span of the others.
-
-    Raises ValueError for shapes that do not fit.
+    Yuan et al., equation 1: without clipping and noise they are p - y. `features` are float [d, N],
+    as in `bounds`, `gradient` float [d], the sum over records. Returns float64 [N], NaN where the
+    system does not determine it: a dead neuron's, or a record whose column lies in the span of the
+    others. Raises ValueError for shapes that do not fit.
     """
     columns, total = np.asarray(features, np.float64), np.asarray(gradient, np.float64)
     if columns.ndim != 2 or total.shape != columns.shape[:1]:
@@ -149,11 +147,7 @@ def coefficients(features: npt.ArrayLike, gradient: npt.ArrayLike) -> Floats:
 
 
 def growth(batch_size: int, batches: int) -> float:
-    """How much larger the largest of all records' bounds is expected to be than a batch's.
-
-    Appendix A.3.1 with its mistake mended: H_MN / H_N, harmonic numbers, if the bounds were
-    independent and exponential. No bound. Raises ValueError for a number below 1.
-    """
+    """Expected ratio of the largest bound of all batches to one's: H_MN / H_N (A.3.1, mended)."""
     if min(batch_size, batches) < 1:
         raise ValueError(f"must be at least 1, got {batch_size} records and {batches} batches")
     both = np.array([batches * batch_size, batch_size]) + 1.0
@@ -174,29 +168,9 @@ def solver(gram: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
 
 
 def _epsilon(likely: Floats, unlikely: Floats, delta: float) -> Floats:
-    """ln((Φ(likely) - δ) / Φ(unlikely)), at least 0, NaN where the attack does not exist.
-
-    In logarithms: rare answers are rarer than a float can say, and 1 - Φ is 0 from 8.3 on.
-    """
+    """ln((Φ(likely) - δ) / Φ(unlikely)) in logarithms, at least 0, NaN without an attack."""
     chance = special.log_ndtr(likely)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         left = np.log1p(-np.minimum(delta * np.exp(-chance), 1.0))
         bound = chance + left - special.log_ndtr(unlikely)
     return np.where(np.isnan(likely), np.nan, np.fmax(bound, 0.0))
-
-
-def _checked(
-    features: npt.ArrayLike, probabilities: npt.ArrayLike, labels: npt.ArrayLike
-) -> tuple[Floats, Floats, Floats]:
-    columns = np.asarray(features, dtype=np.float64)
-    p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.float64)
-    if columns.ndim != 2 or p.shape != (columns.shape[1],) or y.shape != p.shape:
-        raise ValueError(
-            f"features must be [d, N] and probabilities and labels [N], "
-            f"got shapes {columns.shape}, {p.shape} and {y.shape}"
-        )
-    if not np.all((p >= 0) & (p <= 1)):
-        raise ValueError(f"probabilities must lie in [0, 1], got {p.tolist()}")
-    if not np.all((y == 0) | (y == 1)):
-        raise ValueError(f"labels must be 0 or 1, got {y.tolist()}")
-    return columns, p, y

@@ -32,10 +32,7 @@ class Status(StrEnum):
         return self in (Status.IF_GAUSSIAN, Status.IF_CLAIMED, Status.IF_ASSUMED)
 
     def assumes(self, mu: float) -> str:
-        """What an ε of this status takes for granted, in the words that people read.
-
-        `mu` is what it was converted from, NaN for an ε that was not.
-        """
+        """What is taken for granted, in words; `mu` is what ε was converted from, or NaN."""
         if self is Status.CERTIFIED:
             return "assumption-free" if math.isnan(mu) else "Gaussian steps"
         return _ASSUMES[self]
@@ -80,11 +77,11 @@ _KNOWN = {TradeOff.GAUSSIAN: Status.IF_GAUSSIAN, TradeOff.CLAIMED: Status.IF_CLA
 class Estimate:
     """A lower bound on the privacy loss.
 
-    `mu_lower` is a bound on the Gaussian-DP parameter: the mechanism is not μ-GDP for any smaller
-    μ, whatever its trade-off curve. `epsilon_lower`, at `delta`, was converted from it as if that
-    curve were Gaussian, or (`if-claimed-family`) from the same hit rate as if it were one of the
-    claim's family; where `mu_lower` is NaN, it assumes no curve. Both are 0 when nothing was
-    shown. `trials` counts the trials folded; `threshold` is the score from which on a trial is
+    `mu_lower` is a bound on the Gaussian-DP parameter: the mechanism is not μ-GDP for any
+    smaller μ, whatever its trade-off curve. `epsilon_lower`, at `delta`, was converted from it
+    as if that curve were Gaussian, or (`if-claimed-family`) from the same hit rate as if it
+    were one of the claim's family; where `mu_lower` is NaN, it assumes no curve. Both are 0
+    when nothing was shown. `trials` counts the trials folded; from `threshold` on a trial is
     guessed "in", NaN where there is none (yet).
     """
 
@@ -98,11 +95,7 @@ class Estimate:
     threshold: float = math.nan
 
     def given(self, trade_off: TradeOff) -> Estimate:
-        """This bound, with its status where `trade_off` is known of the mechanism.
-
-        An ε converted from a certified μ is certified where the curve is Gaussian, one read
-        through the claim's family where the curve is known to be one of that.
-        """
+        """This bound, certified where `trade_off` is known to be what ε was converted through."""
         if self.status is _KNOWN.get(trade_off):
             return dataclasses.replace(self, status=Status.CERTIFIED)
         return self

@@ -6,23 +6,21 @@ with probability at most
 
     P[B ≥ v] + 2 m δ max over 1 ≤ i ≤ v of P[v > B ≥ v - i] / i,   B ~ Bin(r, e^ε / (1 + e^ε)).
 
-The same holds under replacement, where the coin picks one record of a pair. How many to guess
-must not be picked by the bound that comes out: `OneRun` splits its error over a few choices.
+The same holds under replacement, where the coin picks one record of a pair. How many to guess must
+not be picked by the bound that comes out: `OneRun` splits its error over a few choices.
 
 Independent trainings of one coin each, whose guesses are chosen by bits that are looked at and
 given up (`unmasking`), have a sharper bound. An (ε, δ)-DP training is a post-processing of
 randomised response that tells its bit outright with probability δ and otherwise is right with
 probability p = e^ε / (1 + e^ε) (Kairouz, Oh, Viswanath 2015). Given all of these responses the bits
-of independent trainings are independent. So however the r trials to guess, and the guesses, were
-chosen from outputs and from bits that are not judged: of r guesses at most those that were told,
-K ≤ k, are surely right, and the others are right like Bin(r - K, p) or less. Of R trials
-K ~ Bin(R, δ) exceeds k with some probability β that no choice can change, and
+are independent. So however the r trials to guess, and the guesses, were chosen from outputs and
+from bits that are not judged: those that were told, K ≤ k, are surely right, and the others are
+right like Bin(r - K, p) or less. Of R trials K ~ Bin(R, δ) exceeds k with some probability β, and
 
     P[v or more of r right] ≤ P[Bin(r - k, p) ≥ v - k] + β    for every r at once.
 
 Canaries of one training may fail together, which is why Theorem 3.1 needs 2 m δ in place of β. To
-average over K in place of bounding it would be a little sharper, and right only for a number of
-guesses that does not depend on the outputs, because those say something about K.
+average over K would be sharper, and wrong where the number of guesses depends on outputs.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from .base import Estimator, Members, Scores
 from .error_rates import check_counts, clopper_pearson_lower, first_where, in_unit, nonnegative
 from .lower_bound import Estimate, Status
 from .trial_log import Logged
-from .unmasking import Judged, Masks, Target, first_trials
+from .unmasking import Judged, Masks, first_trials
 
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)  # of canaries that are guessed, where no number is fixed
 LARGEST = 200.0  # beyond any ε that a run could show
@@ -53,14 +51,14 @@ _TOLD_SHARE = 0.05  # of the error probability, spent on "more trainings told th
 class Canaries(Logged):
     """Mixin: all trials, and which of them to guess.
 
-    Canaries of one training: guesses go to the extremes, half of them "in" for the highest
-    scores, half "out" for the lowest. A canary whose score is not a number is guessed first, and
-    wrong. `guesses` fixes how many to guess, or as (k+, k-) how many of each kind; 0 tries the
-    `SHARES` of all canaries and splits the error over them.
+    Canaries of one training: half of the guesses are "in" for the highest scores, half "out"
+    for the lowest. A canary whose score is not a number is guessed first, and wrong. `guesses`
+    fixes how many to guess, or as (k+, k-) how many of each kind; 0 tries the `SHARES` and
+    splits the error over them.
 
-    `independent` trainings: the first 5 % of the planned trials, 10 at least, teach which scores
-    to guess and how, one-sided or not. Diverged trainings are an outcome like a score. A trial
-    without output is a wrong guess, always, and teaches nothing.
+    `independent` trainings: the first 5 % of the planned trials, 10 at least, teach which
+    scores to guess and how, one-sided or not. Diverged trainings are an outcome like a score. A
+    trial without output is a wrong guess and teaches nothing.
     """
 
     planned: int
@@ -83,24 +81,17 @@ class Canaries(Logged):
     def _of_one_training(
         self, lower: Callable[[int, int, float], float], confidence: float
     ) -> float:
-        """The largest of all numbers of guesses that are tried, which share the error.
-
-        `lower` maps right guesses, guesses and a confidence to a bound.
-        """
+        """The largest `lower(right, guesses, level)` over the numbers of guesses tried."""
         scores, members = self._log.arrays()
-        if isinstance(self.guesses, tuple):
-            attempts = [hits_of(scores, members, *self.guesses)]
+        total, fixed = len(scores), self.guesses
+        if isinstance(fixed, tuple):
+            kinds = [fixed]
         else:
-            total = len(scores)
-            tried = {min(self.guesses, total)} if self.guesses else set()
-            tried = tried or {math.ceil(share * total) for share in SHARES}
-            attempts = [
-                hits_of(scores, members, *balanced(scores, guesses))
-                for guesses in sorted(tried)
-                if guesses > 0
-            ]
+            tried = [min(fixed, total)] if fixed else [math.ceil(share * total) for share in SHARES]
+            kinds = [balanced(scores, guesses) for guesses in sorted(set(tried)) if guesses > 0]
+        attempts = [hits_of(scores, members, *pair) for pair in kinds]
         split = 1 - (1 - confidence) / max(len(attempts), 1)
-        return max((lower(v, r, split) for v, r in attempts), default=0.0)
+        return max((lower(right, guesses, split) for right, guesses in attempts), default=0.0)
 
     @property
     def fixed(self) -> int:
@@ -130,21 +121,16 @@ class OneRun(Canaries, Estimator):
     one_run: ClassVar[bool] = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """The lower bound on ε; μ is not bounded.
-
-        `independent`: trials are trainings of one canary each. Else all trials are canaries of one
-        training, and several numbers of guesses are tried, each at a higher confidence.
-        """
-        trials, level, no_mu = len(self._log), (delta, confidence), math.nan
+        trials, level = len(self._log), (delta, confidence)
         if self.independent:
             judged, used = self._judged(delta, 1 - confidence)
             epsilon = independent_epsilon_lower(judged.right, judged.guesses, used, *level)
-            return self._estimate(epsilon, no_mu, level, trials, judged.threshold)
-
-        def bound(right: int, guesses: int, higher: float) -> float:
-            return epsilon_lower(right, guesses, trials, delta, higher)
-
-        return self._estimate(self._of_one_training(bound, confidence), no_mu, level, trials)
+            return self._estimate(epsilon, math.nan, level, trials, judged.threshold)
+        epsilon = self._of_one_training(
+            lambda right, guesses, split: epsilon_lower(right, guesses, trials, delta, split),
+            confidence,
+        )
+        return self._estimate(epsilon, math.nan, level, trials)
 
     def _judged(self, delta: float, alpha: float) -> tuple[Judged, int]:
         """Guesses on independent trainings, those without output among them, and the trials."""
@@ -153,7 +139,7 @@ class OneRun(Canaries, Estimator):
             judged = masks.fixed(self.fixed - missed)
         else:
             allowed, spent = told_outright(trials, delta, alpha)
-            judged = masks.adaptive(Target(alpha - spent, allowed, missed))
+            judged = masks.adaptive(alpha - spent, allowed, missed)
         return dataclasses.replace(judged, guesses=judged.guesses + missed), trials
 
 
@@ -165,10 +151,7 @@ def balanced(scores: Scores, guesses: int) -> tuple[int, int]:
 
 
 def hits_of(scores: Scores, members: Members, positive: int, negative: int) -> tuple[int, int]:
-    """(right, guesses) of the k+ highest scores as "in" and the k- lowest as "out".
-
-    Algorithm 1 of Steinke et al., where scores that are not finite are guessed first, and wrong.
-    """
+    """(right, guesses) of the k+ highest scores as "in" and the k- lowest as "out", Algorithm 1."""
     finite = np.isfinite(scores)
     bits = members[finite][np.argsort(scores[finite], kind="stable")]
     wrong = min(len(scores) - len(bits), positive + negative)
@@ -184,14 +167,8 @@ def epsilon_lower(
 ) -> float:
     """Lower bound on ε from one training run; 0 when nothing is shown.
 
-    Args:
-        correct: right guesses, v.
-        guesses: guesses made, r; from the training's output alone.
-        canaries: canaries that had a coin, m, guessed or not.
-        delta: δ of the bound, in [0, 1].
-        confidence: level of the bound, in (0, 1).
-
-    Raises ValueError for an argument outside its bounds.
+    Of `guesses`, made from the training's output alone, `correct` are right; `canaries` had a
+    coin, guessed or not. `delta` in [0, 1], `confidence` in (0, 1).
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries, delta)
@@ -215,10 +192,7 @@ def largest_refuted(refuted: Callable[[float], bool], largest: float) -> float:
 
 
 def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """Largest chance of `correct` or more right guesses under (ε, δ)-DP; arguments as above.
-
-    Raises ValueError for an argument outside its bounds.
-    """
+    """Largest chance of `correct` or more right guesses under (ε, δ)-DP; arguments as above."""
     check_counts(correct, guesses, canaries, delta)
     nonnegative("epsilon", epsilon)
     if correct == 0:
@@ -247,10 +221,7 @@ def _densest(correct: int, guesses: int, epsilon: float) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _log_ratios(correct: int, guesses: int) -> npt.NDArray[np.float64]:
-    """log pmf(v - 1 - i) - log pmf(v - 1) at ε = 0, for i as far as the mean can still grow.
-
-    The pmf peaks at r/2 or above, and ten standard deviations below its peak nothing is left.
-    """
+    """log pmf(v - 1 - i) - log pmf(v - 1) at ε = 0, to ten deviations below the peak at r/2."""
     reach = max(correct - guesses // 2, 0) + 5 * math.isqrt(guesses) + 64
     k = np.arange(correct - 1, max(correct - 1 - reach, 0), -1, dtype=np.float64)
     return np.concatenate([[0.0], np.cumsum(np.log(k / (guesses - k + 1)))])
@@ -261,14 +232,8 @@ def independent_epsilon_lower(
 ) -> float:
     """Lower bound on ε from independent trainings; 0 when nothing is shown.
 
-    Args:
-        correct: right guesses, v.
-        guesses: guesses made, r; may depend on the outputs of the trials, not on their bits.
-        trials: independent trainings with a fair coin each that could have been guessed, R.
-        delta: δ of the bound, in [0, 1].
-        confidence: level of the bound, in (0, 1).
-
-    Raises ValueError for an argument outside its bounds.
+    Of `guesses`, which may depend on outputs but on no bit, `correct` are right; `trials` trainings
+    with a fair coin each could have been guessed. `delta` in [0, 1], `confidence` in (0, 1).
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, trials, delta)

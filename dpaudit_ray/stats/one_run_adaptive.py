@@ -1,19 +1,18 @@
 """Canaries of one training guessed one after another, each by the bits of those before it.
 
-Adaptive guesses in one run are an idea of Keinan, Shenfeld, Ligett (2025). That they may be
-counted is shown here. Let q = e^ε / (1 + e^ε). Canaries are taken in the order they were declared
-in. Given the bits of those before, the training is an (ε, δ)-DP function of the next bit, hence
-randomised response at ε which tells the bit outright with chance δ (Kairouz, Oh, Viswanath 2015,
-Theorem 3.1). Where it does not, a guess by the output and by earlier bits is right with chance q
-at most, so a stake whose factor is c / q when right and (1 - c) / (1 - q) when wrong, c > q, gains
-nothing in the mean. Where it does, and that is m δ canaries in the mean, a factor is 1 / q at
-most. So under (ε, δ)-DP, for every i ≥ 0,
+Adaptive guesses in one run are an idea of Keinan, Shenfeld, Ligett (2025). That they may be counted
+is shown here. Let q = e^ε / (1 + e^ε). Given the bits of the canaries before, the training is an
+(ε, δ)-DP function of the next bit, hence randomised response at ε which tells the bit outright with
+chance δ (Kairouz, Oh, Viswanath 2015, Theorem 3.1). Where it does not, a guess by the output and by
+earlier bits is right with chance q at most, so a stake whose factor is c / q when right and (1 - c)
+/ (1 - q) when wrong, c > q, gains nothing in the mean. Where it does, and that is m δ canaries in
+the mean, a factor is 1 / q at most. So under (ε, δ)-DP, for every i ≥ 0,
 
     P[wealth ≥ q^-i / a] ≤ a + m δ / (i + 1).
 
-c is the chance that a mixture of logistic curves gives, weighted by how they told earlier bits:
-no number of guesses is to be set, and a score may tell of one side only. Values of ε are tested
-from 0 up, on a fixed grid, until one is not refuted; so no test needs a part of the error.
+c is the chance that a mixture of logistic curves gives, weighted by how they told earlier bits: no
+number of guesses is to be set, and a score may tell of one side only. Values of ε are tested from 0
+up, on a fixed grid, until one is not refuted; so no test needs a part of the error.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ import math
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from .base import Estimator, Members, Scores
+from .error_rates import Floats
 from .lower_bound import Estimate, Status
 from .trial_log import Logged
 
-Floats = npt.NDArray[np.float64]
 LARGEST, STEP = 20.0, 1e-3  # no log odds are beyond
 GRID = np.arange(0, LARGEST, STEP)  # of ε
 _SLOPES = 0.1 * 2.0 ** np.arange(0, 8.5, 0.5)  # of log odds by normal quantile
@@ -46,8 +44,7 @@ class OneRunAdaptive(Logged, Estimator):
     """ε from stakes on every canary of a training, in their order; no curve is assumed.
 
     A score that is not a number is not guessed. A trial without output loses the largest stake of
-    all, since a failure could follow its bit. Several trainings are one after another, as are
-    `independent` ones of one canary each.
+    all. Several trainings are one after another, as are `independent` ones of one canary each.
     """
 
     independent: bool = False
@@ -68,11 +65,7 @@ class OneRunAdaptive(Logged, Estimator):
 
 
 def predicted(scores: Scores, members: Members) -> Floats:
-    """Log odds of "in", float64 [m]: canary i's from all scores and the bits before i.
-
-    Scores count by their rank among all, as quantiles of a normal distribution; 0 where one is
-    not finite.
-    """
+    """Log odds of "in" [m]: canary i's from the ranks of all scores and the bits before i."""
     odds = np.zeros(len(scores))
     at = np.flatnonzero(np.isfinite(scores))
     if not len(at):
@@ -144,10 +137,7 @@ def _from(values: Floats | Members) -> Floats:
 
 @functools.lru_cache(maxsize=8)
 def needed(canaries: int, delta: float, alpha: float) -> Floats:
-    """Log wealth that refutes each ε of the grid.
-
-    It is the least over i of -log(a) - i log(q), where a + m δ / (i + 1) = α.
-    """
+    """Log wealth that refutes each ε: least over i of -log(a) - i log(q), a + mδ/(i + 1) = α."""
     left = alpha - canaries * delta / (_LEAKS + 1)
     with np.errstate(divide="ignore"):
         no_leak = -np.log(np.maximum(left, 0.0))

@@ -1,10 +1,9 @@
 """The papers' own procedures, verbatim, so that their figures can be compared.
 
 They maximise over thresholds, or over numbers of guesses, on the very scores that the bound is
-computed from. The Clopper-Pearson interval is not uniform over thresholds: the nominal 5 % error
-was measured at 6 to 14 % for 1000 to 5000 trials. Theorem 3.1 of the one-run paper holds for
-numbers of guesses not picked by what comes out: of 1000 audits of randomised response at ε = 1 with
-1000 canaries, δ = 0, 48 % exceeded the truth. So their status is `paper`, and supports no verdict.
+computed from. The nominal 5 % error was measured at 6 to 14 % for 1000 to 5000 trials; of 1000
+one-run audits of randomised response at ε = 1 with 1000 canaries, δ = 0, 48 % exceeded the truth.
+So their status is `paper`, and supports no verdict.
 """
 
 from __future__ import annotations
@@ -20,54 +19,52 @@ from . import gdp
 from .base import Estimator, Members, Scores
 from .lower_bound import Estimate, Status
 from .one_run import epsilon_lower, p_value
-from .threshold_rates import Worlds, best_test, epsilon_of_rates, mu_of_rates
-from .trial_log import Logged, TrialLog, settled
+from .threshold_rates import Gain, Worlds, best_test, epsilon_of_rates, mu_of_rates
+from .trial_log import Logged, settled
 
 _COUNTS_TRIED = 24  # numbers of guesses of each kind, beside none
 
 
 @dataclasses.dataclass
-class PaperGdp(Logged, Estimator):
-    """Cebere, Bellet, Papernot, Algorithm 4: best threshold, two-sided intervals, GDP.
-
-    Error rates get *upper* bounds; the paper's text says "lower bound", which would not bound
-    anything. ε grows with μ, so the best ε is that of the best μ.
-    """
-
-    name: ClassVar[str] = "paper-gdp"
+class _BestThreshold(Logged, Estimator):
     status: ClassVar[Status] = Status.PAPER
     fair: ClassVar[bool] = False
 
+    def _best(self, alpha: float, gain: Gain) -> tuple[float, float]:
+        """No paper speaks of diverged trials: they are errors at every threshold."""
+        scores, members = self._log.arrays()
+        worlds = Worlds.from_scores(settled(scores, members, len(scores)), members)
+        return best_test(worlds, alpha, gain)
+
+
+@dataclasses.dataclass
+class PaperGdp(_BestThreshold):
+    """Cebere, Bellet, Papernot, Algorithm 4: best threshold, two-sided intervals, GDP.
+
+    Error rates get *upper* bounds; the paper's text says "lower bound", which would bound nothing.
+    """
+
+    name: ClassVar[str] = "paper-gdp"
+
     def bound(self, delta: float, confidence: float) -> Estimate:
-        mu, threshold = best_test(_as_published(self._log), 1 - confidence, mu_of_rates)
+        mu, threshold = self._best(1 - confidence, mu_of_rates)
         epsilon = gdp.epsilon(max(mu, 0.0), delta)
         return self._estimate(epsilon, mu, (delta, confidence), len(self._log), threshold)
 
 
 @dataclasses.dataclass
-class PaperEpsDelta(Logged, Estimator):
+class PaperEpsDelta(_BestThreshold):
     """Nasr et al. 2021, eq. 4-5: best threshold, two-sided intervals, no trade-off curve.
 
     The paper prints the inequality the wrong way round; read rightly it is that of `eps-delta`.
     """
 
     name: ClassVar[str] = "paper-eps-delta"
-    status: ClassVar[Status] = Status.PAPER
-    fair: ClassVar[bool] = False
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        worlds = _as_published(self._log)
-        epsilon, threshold = best_test(
-            worlds, 1 - confidence, lambda a, b: epsilon_of_rates(a, b, delta)
-        )
         level = (delta, confidence)
-        return self._estimate(epsilon, math.nan, level, len(self._log), threshold)
-
-
-def _as_published(log: TrialLog) -> Worlds:
-    """No paper speaks of diverged trials: they are errors at every threshold."""
-    scores, members = log.arrays()
-    return Worlds.from_scores(settled(scores, members, len(scores)), members)
+        shown, threshold = self._best(1 - confidence, lambda a, b: epsilon_of_rates(a, b, delta))
+        return self._estimate(shown, math.nan, level, len(self._log), threshold)
 
 
 @dataclasses.dataclass

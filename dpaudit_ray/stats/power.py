@@ -1,8 +1,8 @@
 """What a design can show before it is run, and what a design must have to show it.
 
 Everything is for the accuracy bound on a Gaussian mechanism, computed from exact binomial
-probabilities, unless it says otherwise. Time-uniform bounds need about 1.1 times (declared number
-of trials) to 1.6 times (undeclared) as many trials.
+probabilities, unless it says otherwise. Time-uniform bounds need 1.1 (declared number of trials) to
+1.6 times (undeclared) as many trials.
 """
 
 from __future__ import annotations
@@ -14,13 +14,9 @@ from scipy import special
 
 from . import gdp
 from .base import check_level
-from .error_rates import (
-    clopper_pearson_lower,
-    clopper_pearson_upper,
-    first_where,
-    in_unit,
-    nonnegative,
-)
+from .error_rates import clopper_pearson_lower as cp_lower
+from .error_rates import clopper_pearson_upper as cp_upper
+from .error_rates import first_where, in_unit, nonnegative
 from .guess_count_bound import mu_from_accuracy
 from .threshold_rates import epsilon_of_rates
 
@@ -33,19 +29,14 @@ def largest_certifiable(
     confidence: float,
     method: Literal["accuracy", "eps-delta"] = "accuracy",
 ) -> float:
-    """ε that `method` gives when no guess of `trials` is wrong: no audit of this size shows more.
-
-    `eps-delta` is taken with half of the trials in either world and a threshold that was fixed
-    beforehand.
-    Raises ValueError for an unknown method, trials below 0, or a level outside its bounds.
-    """
+    """ε that `method` gives where no guess is wrong: no audit of so many trials shows more."""
     check_level(delta, confidence)
     nonnegative("trials", trials)
     alpha = 1 - confidence
     if method == "accuracy":
-        mu = mu_from_accuracy(clopper_pearson_lower(trials, trials, alpha))
+        mu = mu_from_accuracy(cp_lower(trials, trials, alpha))
         return float(gdp.epsilon(mu, delta))
-    rates = [clopper_pearson_upper(0, n, alpha / 2) for n in (trials // 2, trials - trials // 2)]
+    rates = [cp_upper(0, n, alpha / 2) for n in (trials // 2, trials - trials // 2)]
     if method == "eps-delta":
         return float(epsilon_of_rates(rates[0], rates[1], delta))
     raise ValueError(f"method must be accuracy or eps-delta, got {method!r}")
@@ -68,17 +59,8 @@ def trials_needed(
 ) -> int:
     """Trials from which the accuracy bound shows (1 - within) ε with the given probability.
 
-    Found by doubling and bisection on exact binomial power. Power is a saw-tooth of the number
-    of trials, so a slightly smaller number may do as well.
-
-    Args:
-        epsilon: true ε at δ of a Gaussian mechanism, above 0.
-        within: relative gap that is allowed, in (0, 1).
-        power: chance of success, in (0, 1).
-        delta: δ of the bound.
-        confidence: level of the bound.
-
-    Raises ValueError for an argument outside its bounds, or more than a billion trials.
+    ε > 0 is the truth at δ; `within` and `power` are in (0, 1). Power is a saw-tooth of the
+    number of trials, so a slightly smaller number may do. ValueError for more than a billion.
     """
     check_level(delta, confidence)
     _check_plan(epsilon, within, power)
@@ -98,15 +80,12 @@ def trials_needed(
 def likely_bound(
     epsilon: float, trials: int, power: float, delta: float, confidence: float
 ) -> float:
-    """The ε that the accuracy bound reaches with a chance of `power` when the truth is `epsilon`.
-
-    Raises ValueError for an argument outside its bounds.
-    """
+    """The ε that the accuracy bound reaches with a chance of `power` if the truth is `epsilon`."""
     check_level(delta, confidence)
     _check_plan(epsilon, 0.5, power)
     rate = float(special.ndtr(gdp.mu(epsilon, delta) / 2))
     hits = first_where(lambda count: _at_least(count + 1, trials, rate) < power, trials)
-    lower = clopper_pearson_lower(hits, trials, 1 - confidence) if trials else 0.0
+    lower = cp_lower(hits, trials, 1 - confidence) if trials else 0.0
     return float(gdp.epsilon(mu_from_accuracy(lower), delta))
 
 

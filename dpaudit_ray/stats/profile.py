@@ -1,9 +1,8 @@
 """Whole curves instead of one number: ε at every δ, and μ along the ROC.
 
-All of them come from one simultaneous band of the ROC (`error_rates`), so every point of a curve
-holds together with all others, and none of them assumes a trade-off curve. The μ of each point
-of the ROC shows whether "Gaussian" may be assumed at all: a Gaussian mechanism has the same μ
-everywhere.
+All come from one simultaneous band of the ROC (`error_rates`), so every point of a curve holds
+together with all others, and none assumes a trade-off curve. If it is Gaussian, μ is the same at
+every point of the ROC.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .base import checked
-from .error_rates import in_unit, upper_rates
+from .error_rates import Floats, in_unit, upper_rates
 from .threshold_rates import Worlds, epsilon_of_rates, mu_of_rates
 
-Floats = npt.NDArray[np.float64]
 MOST = 20_000  # thresholds of a curve: any choice of them holds, and no figure shows more
 
 
@@ -43,15 +41,10 @@ class MuProfile:
 def mu_profile(
     scores: npt.ArrayLike, members: npt.ArrayLike, confidence: float, size: int = 0
 ) -> MuProfile:
-    """μ at each threshold between the scores, with a two-sided simultaneous band.
+    """μ at each threshold between the scores, with a two-sided simultaneous band at `confidence`.
 
-    Args:
-        scores: float [R], higher = more "in"; what is not finite has diverged.
-        members: bool [R], the secret bits.
-        confidence: chance that the whole band is right, in (0, 1).
-        size: see `upper_rates`, for both worlds.
-
-    Raises ValueError for an argument outside its bounds.
+    `scores` float [R], higher = more "in", not finite where diverged; `members` bool [R], the
+    secret bits; `size` as in `upper_rates`.
     """
     in_unit("confidence", confidence)
     worlds = Worlds.observed(*checked(scores, members))
@@ -85,10 +78,7 @@ def epsilon_curve(
     confidence: float,
     size: int = 0,
 ) -> Floats:
-    """Lower bounds on ε at each δ, float64 [len(deltas)], all valid together; else as above.
-
-    Raises ValueError for an argument outside its bounds.
-    """
+    """Lower bounds on ε at each δ, float64 [len(deltas)], all valid together; else as above."""
     d = np.atleast_1d(np.asarray(deltas, dtype=np.float64))
     if not np.all((d >= 0) & (d < 1)):
         raise ValueError(f"deltas must lie in [0, 1), got {d.tolist()}")

@@ -1,23 +1,20 @@
 """The rank test: guesses in the order of their confidence, and how often the surest may be wrong.
 
-All trials of a group are guessed and ranked by |score - centre|. A mistake at rank i costs w_i,
-w_1 ≥ w_2 ≥ ...; the sum is small when the surest guesses are right. Whatever the mechanism is:
+All trials of a group are guessed and ranked by |score - centre|. A mistake at rank i costs w_i, w_1
+≥ w_2 ≥ ...; the sum is small when the surest guesses are right. Whatever the mechanism is:
 
-Given the outputs of independent trainings, mistakes are independent, since each bit has a coin of
-its own. A claim bounds each training by a randomised response of random, open confidence
-(`curve`), of which its output is a noisy copy; given those answers, a guess errs with probability
-e_i or 1 - e_i ≥ e_i. Exchanging two weights so that the larger one falls to the smaller e moves
-the sum of the two down stochastically (the outcomes "none" and "both" keep their probability, the
-one that costs more loses). So no guesses and no order, picked from outputs in any way, have a
-stochastically smaller sum than the surest-first order of the randomised responses themselves,
-and the distribution of that sum can be computed (after Xiang, Wang, Lin, Qiu 2025, who simulate
-it for one training).
+Given the outputs of independent trainings, mistakes are independent. A claim bounds each training
+by a randomised response of random, open confidence (`curve`), of which its output is a noisy copy;
+given those answers, a guess errs with probability e_i or 1 - e_i ≥ e_i. Exchanging two weights so
+that the larger one falls to the smaller e moves the sum of the two down stochastically. So no
+guesses and no order, picked from outputs in any way, have a stochastically smaller sum than the
+surest-first order of the randomised responses themselves, and the distribution of that sum can be
+computed (after Xiang, Wang, Lin, Qiu 2025, who simulate it for one training).
 
-Weights are whole numbers, so the sum lies on a lattice and its distribution is the inverse Fourier
-transform of E[exp(-it sum)], which `_transform` computes from level to level without an error
-but that of floats. Large groups take `_linear`: ranks and levels part at fixed places, and the
-trials between the two count to the first order. It moves the sum down, by less than the level
-shows (tests/stats/test_ranking.py compares the two).
+Weights are whole numbers, so the distribution is the inverse Fourier transform of E[exp(-it sum)],
+which `_transform` computes from level to level without an error but that of floats. Large groups
+take `_linear`: ranks and levels part at fixed places, and the trials between the two count to the
+first order. It moves the sum down, by less than the level shows (tests/stats/test_ranking.py).
 """
 
 from __future__ import annotations
@@ -34,11 +31,10 @@ from scipy import special
 from . import gdp
 from .base import Estimator, Members, Scores
 from .curve import Curve, Responses, gaussian
+from .error_rates import Counts, Floats
 from .lower_bound import Estimate, Status
 from .trial_log import LEARN, Diverged, Logged
 
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
 Complex = npt.NDArray[np.complex128]
 _BLOCKS = 32  # ranks of equal weight: finer ones change no power by a tenth of a percent
 _TYPICAL, _LARGEST = 6, 24  # weight of a typical mistake, and of the surest
@@ -59,9 +55,8 @@ _SMALLEST, _RATIO, _STEPS = 0.005, 1.02, 400  # μ that `Rank` tries, from 0.005
 def ranked_mistakes(scores: Scores, members: Members, centre: float, diverged: Diverged) -> Members:
     """Whether each guess of a group of trials is wrong, bool [n], the surest guess first.
 
-    Guesses are "in" above `centre`, a function of outputs and of earlier bits, and surest where the
-    score, float64 [n], is furthest from it. NaN marks a trial that counts as a miss, ±inf one that
-    diverged, of which `diverged` has what earlier trials teach.
+    Guesses are "in" above `centre`, a function of outputs and of earlier bits. In `scores`, float64
+    [n], NaN marks a miss, ±inf a diverged trial, of which `diverged` has what earlier trials teach.
     """
     missed, lost = np.isnan(scores), np.isinf(scores)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -85,16 +80,10 @@ class Weights:
 
     @classmethod
     def from_responses(cls, size: int, responses: Responses) -> Weights:
-        """The log odds that the claim's surest answers have at these ranks, in whole units.
-
-        Blocks are narrow where the claim makes mistakes, half by rank and half by mistakes.
-        """
-        ends = np.cumsum(responses.shares)
-        errors = np.cumsum(responses.shares * responses.mistakes)
-        share = np.concatenate([[0.0], (ends + errors / max(errors[-1], 1e-300)) / 2])
-        cuts = np.interp(
-            np.linspace(0, share[-1], _BLOCKS + 1), share, np.concatenate([[0.0], ends])
-        )
+        """Log odds of the claim's surest answers at these ranks, in whole units."""
+        ends, errors = responses.cumulated(responses.mistakes)
+        share = (ends + errors / max(errors[-1], 1e-300)) / 2
+        cuts = np.interp(np.linspace(0, share[-1], _BLOCKS + 1), share, ends)
         edges = np.unique(np.round(cuts * size / cuts[-1]).astype(np.int64))
         odds = responses.mean_log_odds(edges[:-1] / size, edges[1:] / size)
         variances = responses.shares * responses.mistakes * (1 - responses.mistakes)
@@ -136,10 +125,7 @@ class Costs:
         return Costs(self.first + other.first, np.maximum(np.fft.irfft(both, size)[:n], 0.0))
 
     def above(self, dropped: int) -> Costs:
-        """The distribution without its `dropped` smallest numbers: chances then sum to less than 1.
-
-        The largest numbers go as well, where their chance is below rounding.
-        """
+        """The distribution without its `dropped` smallest numbers, and those below rounding."""
         kept = np.flatnonzero(self.chances[dropped:] > ROUNDING / self.chances.size)
         end = dropped + (int(kept[-1]) + 1 if len(kept) else 1)
         return Costs(self.first + dropped, self.chances[dropped:end])
@@ -159,11 +145,7 @@ def distribution(size: int, claim: Curve) -> tuple[Weights, Costs]:
 
 
 def _costs(weights: Weights, responses: Responses) -> Costs:
-    """Distribution of the costs of a group's mistakes under the claim's worst mechanism.
-
-    What is rounded or left out is counted as the smallest cost, which looks likelier by it. So are
-    costs beyond the lattice, which is as long as costs lie apart.
-    """
+    """Distribution of costs under the claim's worst mechanism; what is left out is the smallest."""
     sizes, costs = np.diff(weights.edges), weights.costs
     rates = _rates(weights, responses, 0.0)
     mean = float(sizes * rates @ costs)
@@ -189,10 +171,8 @@ def _costs(weights: Weights, responses: Responses) -> Costs:
 
 
 def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
-    """Mistakes per trial in each block, where all levels have that many standard deviations more
-    trials than their mean."""
-    ends = np.concatenate([[0.0], np.cumsum(responses.shares)])
-    errors = np.concatenate([[0.0], np.cumsum(responses.shares * responses.mistakes)])
+    """Mistakes per trial in each block, with `surer` deviations more trials at all levels."""
+    ends, errors = responses.cumulated(responses.mistakes)
     at = weights.edges / weights.edges[-1]
     at = np.maximum.accumulate(at - surer * np.sqrt(at * (1 - at) / weights.edges[-1])) * ends[-1]
     wrong, share = np.diff(np.interp(at, ends, errors)), np.diff(np.maximum(at, 0.0))
@@ -203,10 +183,7 @@ def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
 def _largest(
     weights: Weights, responses: Responses, turns: Floats, paths: tuple[float, ...]
 ) -> Floats:
-    """Logarithm of what the transform may have at each of `turns`, float64 [n].
-
-    On each of these `paths` of levels, standard deviations from their mean, times its chance.
-    """
+    """Log of what the transform is at most at each of `turns`, on any of these paths of levels."""
     largest, sizes = np.full(len(turns), -np.inf), np.diff(weights.edges)
     for surer in paths:
         sums = np.full(len(turns), -(surer**2) / 2)
@@ -295,10 +272,7 @@ def _linear(weights: Weights, responses: Responses, turns: Floats) -> Complex:
 
 
 def two_means(values: Scores) -> float:
-    """The midpoint of the two groups of the finite values (Lloyd's iteration); NaN for none.
-
-    A function of the outputs alone, so it may be taken from the very trials that are judged.
-    """
+    """The midpoint of two groups of finite values, by Lloyd's iteration, without bits; or NaN."""
     finite = np.sort(values[np.isfinite(values)])
     if (n := len(finite)) == 0:
         return math.nan
@@ -321,10 +295,10 @@ def two_means(values: Scores) -> float:
 class Rank(Logged, Estimator):
     """Fixed-R bound on μ: 1.5 times fewer trials than `accuracy` for ε ≤ 4.
 
-    All trials are one group, ranked around the midpoint of the two groups that their scores fall
-    into: no bit is used, so no trial is spent on a threshold. While trials arrive, the bound is
-    that of the last look. Of diverged trials, the first fifth of the planned ones teach which way
-    the later ones are guessed, and are ranked last.
+    All trials are one group, ranked around the midpoint of the two groups that their scores
+    fall into: no bit is used. While trials arrive, the bound is that of the last look. Of
+    diverged trials, the first fifth of the planned ones teach which way the later ones are
+    guessed, and are ranked last.
     """
 
     name: ClassVar[str] = "rank"
@@ -332,24 +306,23 @@ class Rank(Logged, Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._known: dict[tuple[int, float], float] = {}  # trials, confidence -> μ
+        self._known = (0, 0.0, 0.0)  # of so many trials, at this confidence: μ
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        trials, level = self._looked(), (delta, confidence)
+        trials = self._looked()
         scores, members = self._log.arrays()
         scores, members = scores[:trials], members[:trials]
         centre = two_means(scores)
-        if members.all() or not members.any():
-            self._known = {(trials, confidence): 0.0}  # one world alone is an accident
-        if (trials, confidence) not in self._known:
-            mistakes = self._mistakes(scores, members, centre)
-            self._known = {(trials, confidence): mu_lower(mistakes, 1 - confidence)}
-        mu = self._known[trials, confidence]
-        return self._estimate(float(gdp.epsilon(mu, delta)), mu, level, len(self._log), centre)
+        if self._known[:2] != (trials, confidence):
+            both = members.any() and not members.all()  # one world alone is an accident
+            mistakes = self._mistakes(scores, members, centre) if both else np.empty(0, np.bool_)
+            self._known = (trials, confidence, mu_lower(mistakes, 1 - confidence))
+        mu = self._known[2]
+        epsilon = float(gdp.epsilon(mu, delta))
+        return self._estimate(epsilon, mu, (delta, confidence), len(self._log), centre)
 
     def _looked(self) -> int:
-        """Trials of the last look: all when they are complete, else at sizes a quarter apart,
-        since the test is computed for each."""
+        """Trials of the last look: all when they are complete, else at sizes a quarter apart."""
         trials = len(self._log)
         if trials >= self.planned or trials < 2:
             return trials
@@ -367,11 +340,7 @@ class Rank(Logged, Estimator):
 
 
 def mu_lower(mistakes: Members, alpha: float) -> float:
-    """The largest μ that the order of mistakes refutes at level `alpha`; 0 when none.
-
-    Found on a grid of μ, as tests of them are kept; between two of them by what the normal
-    quantile of the p-value is in between.
-    """
+    """The largest μ that the order of mistakes refutes at level `alpha`, on a grid; 0 when none."""
     if len(mistakes) == 0 or _excess_at(0, mistakes, alpha) <= 0:
         return 0.0
     low, high = 0, _STEPS
@@ -385,11 +354,7 @@ def mu_lower(mistakes: Members, alpha: float) -> float:
 
 
 def _excess_at(index: int, mistakes: Members, alpha: float) -> float:
-    """How clearly the order of mistakes refutes the grid's μ number `index` at level `alpha`.
-
-    The z-score of `alpha` minus that of the p-value: positive where μ is refuted. `mistakes` bool
-    [n] has the surest guess first.
-    """
+    """How clearly mistakes refute the grid's μ `index`: z-scores of `alpha` less the p-value's."""
     weights, costs = distribution(len(mistakes), _claim_at(index))
     return float(special.ndtri(alpha) - special.ndtri(costs.at_most(weights.cost(mistakes))))
 

@@ -31,11 +31,7 @@ _MOST_BLOCKS, _PARTS = 1024, 8  # of thresholds, at first; of each block that st
 
 @dataclasses.dataclass
 class Worlds:
-    """Scores of both worlds, sorted; misses kept as counts: an error at every threshold.
-
-    ±inf is a score like any other: a diverged trial that is guessed "in" or "out" at every
-    threshold between the finite scores (`trial_log.settled`).
-    """
+    """Scores of both worlds, sorted, ±inf where `settled`; misses as counts: errors everywhere."""
 
     outside: Scores
     inside: Scores
@@ -70,10 +66,7 @@ class Worlds:
         return np.sort(np.concatenate([self.outside, self.inside]))
 
     def midpoints(self, most: int | None = None) -> Scores:
-        """Alg. 4's candidates, rising: midpoints of neighbours in the pooled sorted scores.
-
-        Of more than `most` about so many are taken, half of them evenly and half near the ends.
-        """
+        """Alg. 4's candidates, rising: midpoints of pooled scores; of many about `most`."""
         pooled = self.pooled
         places = np.arange(max(len(pooled) - 1, 0))
         if most is not None and len(places) > most:
@@ -94,9 +87,9 @@ class Worlds:
 class AtOneThreshold(Logged):
     """Mixin: a threshold fixed before the trials it is judged on, and the errors it made there.
 
-    `past` and `holdout` spend the first share of the planned trials, 0.2 and 0.5, on choosing the
-    threshold, and judge it on the later ones; `fixed` takes the pre-registered `value` and judges
-    it on all. Which way diverged trials are guessed is learnt from the first of them.
+    `past` and `holdout` spend the first share of the planned trials, 0.2 and 0.5, on choosing
+    the threshold, and judge it on the later ones; `fixed` judges the pre-registered `value` on
+    all. Which way diverged trials are guessed is learnt from the first of them.
     """
 
     planned: int
@@ -114,10 +107,7 @@ class AtOneThreshold(Logged):
         super().__post_init__()
 
     def _judge(self, gain: Gain, alpha: float) -> tuple[float, float]:
-        """What the threshold that gains most on the earlier trials shows on the later ones.
-
-        Returns that and the threshold; (0, NaN) where there is none, 0 where a world is empty.
-        """
+        """(what the best threshold of earlier trials shows on later ones, that threshold)."""
         scores, members = self._log.arrays()
         first, threshold = 0, self.value
         if self.threshold != "fixed":
@@ -135,10 +125,9 @@ class AtOneThreshold(Logged):
 def best_test(worlds: Worlds, alpha: float, gain: Gain) -> tuple[float, float]:
     """The largest gain over all thresholds, and that threshold; (0, NaN) when a world is empty.
 
-    `gain` maps bounds on both error rates, at `alpha` / 2 each as the upper ends of two-sided
-    intervals, to what they show, and falls in either. Neighbours are taken together first: a block
-    of thresholds is left out if not even its lowest rates, of either kind, gain what some threshold
-    does. Blocks that stay are divided.
+    `gain` maps bounds on both error rates, at `alpha` / 2 each, to what they show, and falls in
+    either. A block of neighbouring thresholds is left out if not even its lowest rates, of
+    either kind, gain what some threshold does. Blocks that stay are divided.
     """
     pooled = worlds.pooled
     if min(worlds.sizes) == 0 or len(pooled) < 2:
@@ -182,17 +171,12 @@ class EpsDelta(AtOneThreshold, Estimator):
     status: ClassVar[Status] = Status.CERTIFIED
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        level = (delta, confidence)
         shown, at = self._judge(lambda a, b: epsilon_of_rates(a, b, delta), 1 - confidence)
-        return self._estimate(shown, math.nan, level, len(self._log), at)
+        return self._estimate(shown, math.nan, (delta, confidence), len(self._log), at)
 
 
 def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> Any:
-    """The smallest ε ≥ 0 at which a test with these error rates is possible; broadcasts.
-
-    No test is flipped: rates on the wrong side of the diagonal show nothing, and bounds of
-    such rates even less (both are *upper* bounds).
-    """
+    """The smallest ε ≥ 0 at which a test with these error rates is possible; no test is flipped."""
     a, b = np.asarray(fpr, dtype=np.float64), np.asarray(fnr, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         up = np.log(np.maximum(1 - delta - a, 0) / b)
@@ -202,11 +186,7 @@ def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> An
 
 @dataclasses.dataclass
 class Gdp(AtOneThreshold, Estimator):
-    """Bound on μ at a threshold fixed before the trials it is judged on.
-
-    Valid like `eps-delta`, and looser than `accuracy`, which bounds one rate instead of two. It
-    is tighter only where one kind of error is much rarer than the other.
-    """
+    """Bound on μ at a threshold fixed before; sharp where one kind of error is rare."""
 
     name: ClassVar[str] = "gdp"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
@@ -214,19 +194,14 @@ class Gdp(AtOneThreshold, Estimator):
     def bound(self, delta: float, confidence: float) -> Estimate:
         shown, at = self._judge(mu_of_rates, 1 - confidence)
         mu = max(shown, 0.0)
-        epsilon = gdp.epsilon(mu, delta)
-        return self._estimate(epsilon, mu, (delta, confidence), len(self._log), at)
+        level = (delta, confidence)
+        return self._estimate(gdp.epsilon(mu, delta), mu, level, len(self._log), at)
 
 
 def rates_at_most(
     errors: tuple[npt.ArrayLike, npt.ArrayLike], sizes: tuple[float, float], alpha: float
 ) -> tuple[Rates, Rates]:
-    """Upper bounds on false-positive and false-negative rates, float64 [n] each.
-
-    Each gets `alpha / 2` and counts its errors of so many trials, so both hold together. A bound
-    on ε or μ that comes out negative means "nothing was shown": it must not be flipped into
-    evidence. Raises ValueError for counts outside 0..size, or `alpha` outside (0, 1).
-    """
+    """Upper bounds on false-positive and false-negative rates, float64 [n], at `alpha` / 2 each."""
     false_positives, false_negatives = (
         np.asarray(clopper_pearson_upper(np.atleast_1d(counts), trials, alpha / 2))
         for counts, trials in zip(errors, sizes, strict=True)

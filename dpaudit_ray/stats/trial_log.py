@@ -1,8 +1,7 @@
 """The trials of an audit, kept in order, and diverged trainings among them as a third outcome.
 
-A training that diverges in one world only gives its bit away, whatever the scores of the others
-say. Nothing needs to be known beforehand: a guess may depend on all earlier bits, so the first
-diverged trials decide how later ones are guessed.
+A training that diverges in one world only gives its bit away. A guess may depend on all earlier
+bits, so the first diverged trials decide how later ones are guessed.
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ class TrialLog:
         self._trials = 0
 
     def append(self, scores: Scores, members: Members) -> None:
-        """Adds trials in order."""
         self._add(np.where(np.isfinite(scores), scores, np.inf), members)
 
     def miss(self, members: Members) -> None:
-        """Adds trials that count as misses."""
         self._add(np.full(len(members), np.nan), members)
 
     def __len__(self) -> int:
@@ -105,9 +102,8 @@ class Diverged:
 def settled(scores: Scores, members: Members, learn: int) -> Scores:
     """Scores float64 [n] with diverged trials turned into guesses: +inf "in", -inf "out".
 
-    Those among the first `learn` trials teach which, and become misses (NaN), which costs power
-    and never validity: a miss is an error of every test. With `learn` 0 all of them teach and are
-    guessed: for choosing a test, not for judging one.
+    Those among the first `learn` trials teach which, and become misses (NaN). With `learn` 0 all
+    teach and are guessed: for choosing a test, not for judging one.
     """
     seen, taught = Diverged(), learn or len(scores)
     seen.fold(scores[:taught], members[:taught])

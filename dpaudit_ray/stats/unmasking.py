@@ -1,18 +1,17 @@
 """The choice of which independent trainings to guess, without a look at the bits that are judged.
 
-The bits of the first trials are looked at, then, one small part at a time, those of the trials
-that look least certain: each look improves the next choice of what to give up. What is never
-looked at is guessed. Every choice is a function of the outputs and of bits looked at before, and
-given all outputs the bits of independent trainings are independent, so those still masked are as
-uncertain as if nothing had been looked at. (Lei and Fithian's AdaPT reveals p-values so, 2018.)
+The bits of the first trials are looked at, then, one small part at a time, those of the trials that
+look least certain; what is never looked at is guessed. Every choice is a function of the outputs
+and of bits looked at before, and given all outputs the bits of independent trainings are
+independent, so those still masked are as uncertain as if nothing had been looked at. (Lei and
+Fithian's AdaPT reveals p-values so, 2018.)
 
 How likely "in" is at a score is learnt from the bits looked at. The log odds of "in" are taken to
-rise along a ramp in the rank of the score (as a normal score, so that no scale or tail matters) and
-to be flat beyond its two ends. Six ramps, with ends at either knot or nowhere, and two of them once
-more as even on both sides, are fitted with normal priors and averaged by their evidence: a steady
-rise suits Gaussian noise, a rise between two plateaus Laplace noise and randomised response, a rise
-at one end a leak that shows in some runs only. Nothing that is certified rests on the fit: a poor
-one costs power.
+rise along a ramp in the rank of the score (as a normal score) and to be flat beyond its two ends.
+Six ramps, with ends at either knot or nowhere, and two of them once more as even on both sides, are
+fitted with normal priors and averaged by their evidence: a steady rise suits Gaussian noise, a rise
+between two plateaus Laplace noise and randomised response, a rise at one end a leak in some runs
+only. Nothing that is certified rests on the fit.
 """
 
 from __future__ import annotations
@@ -26,21 +25,22 @@ import numpy.typing as npt
 from scipy import special
 
 from .base import Members, Scores
+from .error_rates import Counts, Floats
 
 FIRST_SHARE, FIRST_TRIALS = 0.05, 10  # of the planned trials: known from the start
 _PART = 15  # at most one of so many masked trials is looked at between two choices
 _EXPONENTS = np.linspace(0, 1, 64)  # of the numbers of guesses that are compared
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
 GROUPS = 256  # groups of neighbouring scores: enough to place a threshold, few enough to be fast
 _KNOTS = (-9.0, -0.7, 0.7, 9.0)  # normal scores at which ramps end; beyond ±9 is nowhere
 _REACH = 2.5  # normal scores beyond this are too few to count in a ramp's height
 _RAMPS = (*itertools.combinations(_KNOTS, 2), (_KNOTS[0], _KNOTS[3]), (_KNOTS[1], _KNOTS[2]))
+_LOW, _HIGH = np.array(_RAMPS).T[:, :, None]
+_BOTTOM, _TOP = np.maximum(_LOW, -_REACH), np.minimum(_HIGH, _REACH)
 # Prior weights of the ramps: a steady rise, as of Gaussian noise, before all others.
 _FAVOUR = np.log([[1.0], [1.0], [1.0], [4.0], [1.0], [1.0], [0.3], [0.6]])
 # Of the log odds halfway up a ramp: free, or for the last two about even, as where both worlds
 # look alike mirrored. Otherwise the luck of early trials makes one of two equal sides look surer.
-_LEVEL_SD = np.array([[2.0], [2.0], [2.0], [2.0], [2.0], [2.0], [0.05], [0.05]])
+_LEVEL_SD = np.repeat([[2.0], [0.05]], [6, 2], axis=0)
 _RISE_SD = 8.0  # of the height of a ramp
 _NEWTON_STEPS, _NEWTON_REACH, _CLOSE = 12, 4.0, 5e-2  # in log odds: the fit need not be finer
 
@@ -54,23 +54,15 @@ class Judged:
     threshold: float = math.nan
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """Purpose of the guesses: a lower Clopper-Pearson bound on their hit rate, at `alpha`.
+def hit_rate(guesses: Floats, wrong: Floats, alpha: float, told: int, missed: int) -> Floats:
+    """Lower bound on the hit rate at `alpha` to expect from these guesses, float64 [n].
 
-    `told_outright` right guesses count for nothing; `missed` wrong ones are made already.
+    Of them `told` are right outright and count for nothing; `missed` wrong ones are made already.
     """
-
-    alpha: float
-    told_outright: int = 0
-    missed: int = 0
-
-    def rate(self, guesses: Floats, wrong: Floats) -> Floats:
-        """The bound to expect from these guesses, float64 [n]; counts need not be whole."""
-        right = np.maximum(guesses - wrong - self.told_outright, 0.0)
-        errors = np.maximum(np.minimum(wrong, guesses - self.told_outright), 0.0) + self.missed
-        bound = special.betaincinv(np.maximum(right, 1e-9), errors + 1, self.alpha)
-        return np.asarray(np.where(right > 0, bound, 0.0))
+    right = np.maximum(guesses - wrong - told, 0.0)
+    errors = np.maximum(np.minimum(wrong, guesses - told), 0.0) + missed
+    bound = special.betaincinv(np.maximum(right, 1e-9), errors + 1, alpha)
+    return np.asarray(np.where(right > 0, bound, 0.0))
 
 
 def first_trials(planned: int) -> int:
@@ -93,9 +85,12 @@ class Masks:
         self._fit: Floats | None = None
         self._learn()
 
-    def adaptive(self, target: Target) -> Judged:
-        """Gives up trials as long as fewer, surer guesses promise more, and judges the rest."""
-        while self._give_up(target):
+    def adaptive(self, alpha: float, told: int = 0, missed: int = 0) -> Judged:
+        """Gives up trials as long as fewer, surer guesses promise more, and judges the rest.
+
+        What they promise is a `hit_rate`.
+        """
+        while self._give_up(alpha, told, missed):
             self._learn()
         return self._judge(self._groups.size - self._known)
 
@@ -114,20 +109,18 @@ class Masks:
         self._chance, self._fit = self._groups.chance_in(inside, seen, self._fit)
         self._doubt = np.minimum(self._chance, 1 - self._chance)
 
-    def _give_up(self, target: Target) -> bool:
+    def _give_up(self, alpha: float, told: int, missed: int) -> bool:
         """Looks at the bits of some of the least certain trials, or says that none should go."""
         masked = self._groups.size - self._known
         surest = np.argsort(self._doubt, kind="stable")
         surest = surest[masked[surest] > 0]
-        guesses = np.cumsum(masked[surest])
+        guesses, wrong = np.cumsum(masked[surest]), np.cumsum((masked * self._doubt)[surest])
         if len(guesses) == 0:
             return False
-        wrong = np.cumsum((masked * self._doubt)[surest])
-        last = len(guesses) - 1
         tried = np.searchsorted(guesses, guesses[-1] ** _EXPONENTS)
-        tried[-1] = last  # as it is; rounding may have put it beyond
+        tried[-1] = len(guesses) - 1  # as it is; rounding may have put it beyond
         tried = np.unique(tried)
-        rates = target.rate(guesses[tried].astype(np.float64), wrong[tried])
+        rates = hit_rate(guesses[tried] * 1.0, wrong[tried], alpha, told, missed)
         best = tried[int(np.argmax(rates))]
         if rates.max() <= rates[-1]:
             return False
@@ -143,14 +136,12 @@ class Masks:
         begin = self._groups.start + self._known
         inside = self._bits[begin + taken] - self._bits[begin]
         says_in = self._chance > 0.5
-        right = np.where(says_in, inside, taken - inside)
-        finite_in = np.flatnonzero(says_in[:-1] & (taken[:-1] > 0))
+        right = int(np.where(says_in, inside, taken - inside).sum())
         threshold = math.nan
-        if len(finite_in):
-            lowest = finite_in[0]
-            trials = self._groups.order[begin[lowest] : begin[lowest] + taken[lowest]]
-            threshold = float(self._scores[trials].min())
-        return Judged(int(right.sum()), int(taken.sum()), threshold)
+        if len(finite_in := np.flatnonzero(says_in[:-1] & (taken[:-1] > 0))):
+            first = begin[lowest := finite_in[0]]
+            threshold = float(self._scores[self._groups.order[first : first + taken[lowest]]].min())
+        return Judged(right, int(taken.sum()), threshold)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +149,7 @@ class Groups:
     """Trials grouped by score, lowest first; the last group holds the diverged ones, if any.
 
     `order` lists the trials, int32 [R], group by group and in trial order within each; group g is
-    `order[start[g] : start[g] + size[g]]`. `ramps` are the fitted shapes, float64
-    [8, groups - 1]. All of it is a function of the scores alone.
+    `order[start[g] : start[g] + size[g]]`. `ramps` are the fitted shapes, float64 [8, groups - 1].
     """
 
     order: npt.NDArray[np.int32]
@@ -188,15 +178,14 @@ class Groups:
         start = np.cumsum(size) - size
         rank = (start + size / 2)[:-1] / ranked
         order = np.argsort(group, kind="stable").astype(np.int32)
-        return cls(order, start, size, _ramps(special.ndtri(rank)))
+        normal = np.clip(special.ndtri(rank), _LOW, _HIGH)
+        ramps = (normal - (_BOTTOM + _TOP) / 2) / (_TOP - _BOTTOM)
+        return cls(order, start, size, ramps)
 
     def chance_in(
         self, inside: Counts, seen: Counts, start: Floats | None = None
     ) -> tuple[Floats, Floats]:
-        """P(in) of each group, float64 [groups], when `inside` of `seen` known trials are in.
-
-        Also where the fit ended, from which the next one, of a little more data, may `start`.
-        """
+        """P(in) of each group when `inside` of `seen` trials are in, and the fit's end."""
         curve, theta = _average(self.ramps, inside[:-1], seen[:-1], start)
         return np.append(curve, (inside[-1] + 0.5) / (seen[-1] + 1)), theta
 
@@ -213,21 +202,10 @@ def _changes(rising: Floats | Counts) -> Counts:
     return np.flatnonzero(np.concatenate([[len(rising) > 0], rising[1:] != rising[:-1]]))
 
 
-def _ramps(normal: Floats) -> Floats:
-    ramps = []
-    for low, high in _RAMPS:
-        bottom, top = max(low, -_REACH), min(high, _REACH)
-        ramps.append((np.clip(normal, low, high) - (bottom + top) / 2) / (top - bottom))
-    return np.array(ramps)
-
-
 def _average(
     ramps: Floats, inside: Counts, seen: Counts, start: Floats | None
 ) -> tuple[Floats, Floats]:
-    """Posterior mean of P(in): each ramp's by the probit approximation, then by evidence.
-
-    Ramps are fitted by Newton's method; `a`, `b`, `c` are the entries of the information matrix.
-    """
+    """Posterior mean of P(in) by Newton's method, probit approximation and ramps' evidence."""
     theta = np.zeros((2, len(ramps), 1)) if start is None else start
     for _ in range(_NEWTON_STEPS):
         fitted = theta[0] + theta[1] * ramps

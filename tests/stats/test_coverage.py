@@ -14,7 +14,7 @@ import pytest
 from scipy import special
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import claim, gdp, group_sequential, multi_canary, threshold_rates
+from dpaudit_ray.stats import claim, gdp, group_sequential, threshold_rates
 from tests.long import LONG, long
 from tests.stats.reference import (
     ORACLES,
@@ -226,23 +226,6 @@ def test_several_canaries_per_run(row):
     assert np.mean(np.array(values) > row["eps"]) <= 0.25  # more than 5 of 20: 3e-5 at 5 %
     # Two gamblers share the stake here, which costs a little where runs are few and sure.
     assert np.median(values) > row["eps_med"] - np.std(values) - 0.03 * row["eps"]
-
-
-@pytest.mark.parametrize("row", rows("coupled_worlds_variance_reduction"))
-def test_coupled_worlds(row):
-    rng, mu, pairs = np.random.default_rng(10), row["mu"], row["R"] // 2
-    found: dict[str, list[float]] = {"coupled_ramp1": [], "coupled_ramp1_rho.9": []}
-    for _ in range(20):
-        noise, other = rng.normal(size=(2, pairs))
-        for key, rho in (("coupled_ramp1", 1.0), ("coupled_ramp1_rho.9", 0.9)):
-            inside = rho * noise + math.sqrt(1 - rho**2) * other + mu
-            bound = multi_canary.coupled_worlds(noise, inside, **LEVEL)
-            found[key].append(bound.epsilon_lower)
-    for key, values in found.items():
-        assert np.mean(np.array(values) > row["eps"]) <= 0.25
-        assert np.median(values) > row[key] - max(0.1 * row[key], 0.25), key
-    if row["eps"] <= 2:
-        assert np.median(found["coupled_ramp1"]) >= row["indep_betting"] - 0.05
 
 
 def test_claims_are_tested_without_assuming_a_curve():

@@ -42,23 +42,6 @@ def test_canaries_that_are_all_the_same_keep_the_level_by_run_and_not_pooled():
     assert pooled >= 0.2 * audits
 
 
-def test_canaries_with_luck_of_their_own_show_more_than_one_a_run():
-    """Medians of five studies: a single bound of one canary lies anywhere from 0 to 1."""
-    many, one = [], []
-    runs = np.repeat(np.arange(200), CANARIES)
-    for seed in range(5):
-        rng = np.random.default_rng(seed)
-        bits = rng.random((200, CANARIES)) < 0.5
-        scores = rng.normal(size=bits.shape) + MU * bits
-        together = scores.ravel(), bits.ravel()
-        bound = stats.estimate(*together, **LEVEL, method="several-canaries", runs=runs)
-        many.append(bound.mu_lower)
-        bound = stats.estimate(scores[:, 0], bits[:, 0], **LEVEL, method="anytime")
-        one.append(bound.mu_lower)
-    assert np.median(one) < 0.75 * MU < min(many)
-    assert max(many) < MU
-
-
 def test_the_threshold_of_a_run_comes_from_runs_before_it():
     """By hand, run after run."""
     rng = np.random.default_rng(5)

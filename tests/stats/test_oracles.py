@@ -33,28 +33,24 @@ LEVEL = {"delta": 1e-5, "confidence": 0.95}
 
 @pytest.mark.parametrize("case", cases("cp_interval", "cp_edge"))
 def test_clopper_pearson_intervals(case):
-    k, n = case["inputs"]["k"], case["inputs"]["n"]
-    expected, tol = case["expected"], case["tol"] or 1e-12
+    counts, expected = (case["inputs"]["k"], case["inputs"]["n"]), case["expected"]
     if "lower" in expected:
-        assert stats.clopper_pearson_lower(k, n, 0.025) == expected["lower"]
+        assert stats.clopper_pearson_lower(*counts, 0.025) == expected["lower"]
         return
-    for alpha, (low, high) in (
-        (0.025, expected["two_sided95"]),
-        (0.05, (expected["one_sided95"]["lower"], expected["one_sided95"]["upper"])),
-    ):
-        assert stats.clopper_pearson_lower(k, n, alpha) == approx(low, abs=tol)
-        assert stats.clopper_pearson_upper(k, n, alpha) == approx(high, abs=tol)
+    two, one = expected["two_sided95"], expected["one_sided95"]
+    for alpha, ends in ((0.025, two), (0.05, (one["lower"], one["upper"]))):
+        assert interval(*counts, alpha) == approx(tuple(ends), abs=case["tol"] or 1e-12)
 
 
 @pytest.mark.parametrize("row", rows("clopper_pearson"))
 def test_clopper_pearson_table(row):
     for key, alpha in (("one_sided_95", 0.05), ("two_sided_95", 0.025)):
-        assert stats.clopper_pearson_lower(row["k"], row["n"], alpha) == approx(
-            row[key]["lower"], abs=1e-8
-        )
-        assert stats.clopper_pearson_upper(row["k"], row["n"], alpha) == approx(
-            row[key]["upper"], abs=1e-8
-        )
+        ends = row[key]["lower"], row[key]["upper"]
+        assert interval(row["k"], row["n"], alpha) == approx(ends, abs=1e-8)
+
+
+def interval(k: int, n: int, alpha: float) -> tuple[float, float]:
+    return stats.clopper_pearson_lower(k, n, alpha), stats.clopper_pearson_upper(k, n, alpha)
 
 
 def _two_rates(inputs: dict) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -93,36 +89,28 @@ def test_ceiling_of_a_perfect_attack(case):
 def test_bounds_from_counts(row):
     errors, sizes, delta = (row["FP"], row["FN"]), (row["n0"], row["n1"]), row["delta"]
     for key, alpha in (("two_sided", 0.05), ("one_sided", 0.1)):
-        mu = mu_of_counts(errors, sizes, alpha)[0]
-        assert epsilon_of_counts(errors, sizes, delta, alpha)[0] == approx(
-            row[key]["eps_cp"], abs=1e-6
-        )
-        assert mu == approx(row[key]["mu_gdp"], abs=1e-6)
-        assert gdp.epsilon(max(mu, 0), delta) == approx(row[key]["eps_gdp"], abs=1e-6)
+        epsilon = epsilon_of_counts(errors, sizes, delta, alpha)
+        mu = mu_of_counts(errors, sizes, alpha)
+        found = epsilon[0], mu[0], gdp.epsilon(max(mu[0], 0), delta)
+        assert found == approx([row[key][k] for k in ("eps_cp", "mu_gdp", "eps_gdp")], abs=1e-6)
     accuracy = row["accuracy_one_sided_95"]
     rate = stats.clopper_pearson_lower(accuracy["correct"], accuracy["R"], 0.05)
     mu = guess_count_bound.mu_from_accuracy(rate)
-    assert rate == approx(accuracy["p_lower"], abs=1e-6)
-    assert mu == approx(accuracy["mu"], abs=1e-6)
-    assert gdp.epsilon(mu, delta) == approx(accuracy["eps_gdp"], abs=1e-6)
-    assert guess_count_bound.epsilon_from_accuracy(rate, delta) == approx(
-        accuracy["eps_pure"], abs=1e-6
-    )
+    pure = guess_count_bound.epsilon_from_accuracy(rate, delta)
+    expected = [accuracy[key] for key in ("p_lower", "mu", "eps_gdp", "eps_pure")]
+    assert (rate, mu, gdp.epsilon(mu, delta), pure) == approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("case", cases("gdp_mu_to_eps", "gdp_delta", "gdp_roc"))
 def test_gaussian_conversions(case):
-    inputs, expected = case["inputs"], case["expected"]
+    i, expected = case["inputs"], case["expected"]
     if "delta" in expected:
-        assert gdp.delta(inputs["eps"], inputs["mu"]) == approx(expected["delta"], abs=case["tol"])
+        found = {"delta": gdp.delta(i["eps"], i["mu"])}
     elif "tpr" in expected:
-        assert gdp.true_positive_rate(inputs["fpr"], inputs["mu"]) == approx(
-            expected["tpr"], abs=case["tol"]
-        )
+        found = {"tpr": gdp.true_positive_rate(i["fpr"], i["mu"])}
     else:
-        for delta in (1e-5, 1e-6):
-            expect = expected[f"eps@{'1e-5' if delta == 1e-5 else '1e-6'}"]
-            assert gdp.epsilon(inputs["mu"], delta) == approx(expect, abs=case["tol"])
+        found = {f"eps@1e-{d}": gdp.epsilon(i["mu"], 10.0**-d) for d in (5, 6)}
+    assert found == approx({key: expected[key] for key in found}, abs=case["tol"])
 
 
 @pytest.mark.parametrize("row", rows("mu_to_eps"))
@@ -141,32 +129,31 @@ def test_epsilon_to_mu_table(pair):
 @pytest.mark.parametrize("case", cases("one_run_p", "one_run_eps", "one_run_trap"))
 def test_one_run_theorem(case):
     i, expected = case["inputs"], case["expected"]
+    counts = i["v"], i["r"], i["m"]
     if "p" in expected:
-        found = one_run.p_value(i["v"], i["r"], i["m"], i["eps"], i["delta"])
+        found = one_run.p_value(*counts, i["eps"], i["delta"])
         assert found == approx(expected["p"], abs=case["tol"])
         return
-    found = stats.one_run.epsilon_lower(i["v"], i["r"], i["m"], i["delta"], 1 - i["p"])
-    names = [k for k in ("eps", "eps_right", "steinke_exact") if k in expected]
+    found = one_run.epsilon_lower(*counts, i["delta"], 1 - i["p"])
+    name = next(k for k in ("eps", "eps_right", "steinke_exact") if k in expected)
     tol = case["tol"]["steinke_exact"] if isinstance(case["tol"], dict) else case["tol"]
-    assert found == approx(expected[names[0]], abs=max(tol, 1e-12))
+    assert found == approx(expected[name], abs=max(tol, 1e-12))
     if "eps_wrong_off_by_one" in expected:
         assert abs(found - expected["eps_wrong_off_by_one"]) > 1e-3
-    if "xiang_order_stat_gdp" in expected:
-        mu = one_run_fdp.gaussian_mu(i["v"], i["r"], i["m"], 1 - i["p"])
-        expect = expected["xiang_order_stat_gdp"]
-        assert gdp.epsilon(mu, i["delta"]) == approx(expect, abs=1e-3)
+    if (order := expected.get("xiang_order_stat_gdp")) is not None:
+        mu = one_run_fdp.gaussian_mu(*counts, 1 - i["p"])
+        assert gdp.epsilon(mu, i["delta"]) == approx(order, abs=1e-3)
 
 
-@pytest.mark.parametrize("row", rows("steinke_thm31"))
+@pytest.mark.parametrize("row", [*rows("steinke_thm31"), *rows("steinke_pvalues")])
 def test_one_run_table(row):
-    found = one_run.epsilon_lower(row["v"], row["r"], row["m"], row["delta"], 1 - row["p"])
-    assert found == approx(row["eps"], abs=1e-5)
-
-
-@pytest.mark.parametrize("row", rows("steinke_pvalues"))
-def test_one_run_p_values(row):
-    found = one_run.p_value(row["v"], row["r"], row["m"], row["eps"], row["delta"])
-    assert found == approx(row["pvalue"], abs=1e-9)
+    counts = row["v"], row["r"], row["m"]
+    if "pvalue" in row:
+        found = one_run.p_value(*counts, row["eps"], row["delta"])
+        assert found == approx(row["pvalue"], abs=1e-9)
+    else:
+        found = one_run.epsilon_lower(*counts, row["delta"], 1 - row["p"])
+        assert found == approx(row["eps"], abs=1e-5)
 
 
 @pytest.mark.parametrize("case", cases("one_run_fdp_gdp"))
@@ -178,10 +165,11 @@ def test_one_run_fdp(case):
 
 @pytest.mark.parametrize("row", rows("one_run_fdp_mahloujifar"))
 def test_one_run_fdp_table(row):
-    mu = one_run_fdp.mu_lower(row["v"], row["r"], row["m"], 0.95)
-    assert mu == approx(row["mu"], abs=1e-4)
-    assert gdp.epsilon(mu, row["delta"]) == approx(row["eps_fdp"], abs=1e-4)
-    steinke = one_run.epsilon_lower(row["v"], row["r"], row["m"], row["delta"], 0.95)
+    counts = row["v"], row["r"], row["m"]
+    mu = one_run_fdp.mu_lower(*counts, 0.95)
+    found = mu, gdp.epsilon(mu, row["delta"])
+    assert found == approx([row["mu"], row["eps_fdp"]], abs=1e-4)
+    steinke = one_run.epsilon_lower(*counts, row["delta"], 0.95)
     assert steinke == approx(row["eps_steinke"], abs=1e-5)
 
 
@@ -200,11 +188,10 @@ def test_beta_binomial_mixture(row):
     hits, t, prior = row["correct"], row["t"], tuple(row["prior"])
     lower = e_process.anytime_lower(hits, t, row["alpha"], prior)
     mu = guess_count_bound.mu_from_accuracy(lower)
-    assert lower == approx(row["p_lower"], abs=1e-6)
-    assert mu == approx(row["mu"], abs=1e-6)
-    assert gdp.epsilon(mu, 1e-5) == approx(row["eps_gdp_1e5"], abs=1e-6)
-    assert e_process.log_mixture(0.5, hits, t, prior) == approx(row["logM_at_half"], abs=1e-6)
-    assert e_process.log_mixture(0.6, hits, t, prior) == approx(row["logM_at_06"], abs=1e-6)
+    logs = [e_process.log_mixture(rate, hits, t, prior) for rate in (0.5, 0.6)]
+    keys = ("p_lower", "mu", "eps_gdp_1e5", "logM_at_half", "logM_at_06")
+    found = lower, mu, gdp.epsilon(mu, 1e-5), *logs
+    assert found == approx([row[key] for key in keys], abs=1e-6)
 
 
 @pytest.mark.parametrize("row", rows("sequential_power"))
@@ -242,20 +229,17 @@ def test_equal_local_levels(pair):
 @pytest.mark.parametrize("row", rows("deterministic_scores"))
 def test_deterministic_scores(row):
     n, mu = row["n_per_world"], row["mu"]
-    scores, members = two_worlds(n, mu)
-    alg4 = stats.estimate(scores, members, **LEVEL, method="paper-gdp")
-    assert alg4.mu_lower == approx(row["paper_alg4_two_sided_cp_max"]["mu"], abs=1e-6)
-    assert alg4.epsilon_lower == approx(row["paper_alg4_two_sided_cp_max"]["eps"], abs=1e-6)
-    nasr = stats.estimate(scores, members, **LEVEL, method="paper-eps-delta")
+    asked = (*two_worlds(n, mu), *LEVEL.values())
+    alg4, nasr = (stats.estimate(*asked, f"paper-{name}") for name in ("gdp", "eps-delta"))
+    fixed = stats.estimate(*asked, "gdp", threshold="fixed", value=mu / 2)
+    paper, expected = row["paper_alg4_two_sided_cp_max"], row["fixed_threshold_mu/2"]
+    assert (alg4.mu_lower, alg4.epsilon_lower) == approx((paper["mu"], paper["eps"]), abs=1e-6)
     assert nasr.epsilon_lower == approx(row["nasr_eq5_two_sided_cp_max"], abs=1e-6)
-    fixed = stats.estimate(scores, members, **LEVEL, method="gdp", threshold="fixed", value=mu / 2)
-    expected = row["fixed_threshold_mu/2"]
-    assert fixed.mu_lower == approx(expected["mu_two_sided"], abs=1e-6)
-    assert fixed.epsilon_lower == approx(expected["eps_two_sided"], abs=1e-6)
     hits = 2 * n - expected["FP"] - expected["FN"]
     rate = stats.clopper_pearson_lower(hits, 2 * n, 0.05)
-    assert rate == approx(expected["acc_p_lower"], abs=1e-6)
-    assert guess_count_bound.mu_from_accuracy(rate) == approx(expected["mu_acc"], abs=1e-6)
+    keys = ("mu_two_sided", "eps_two_sided", "acc_p_lower", "mu_acc")
+    found = fixed.mu_lower, fixed.epsilon_lower, rate, guess_count_bound.mu_from_accuracy(rate)
+    assert found == approx([expected[key] for key in keys], abs=1e-6)
 
 
 @pytest.mark.parametrize("row", rows("power_plan"))
@@ -267,13 +251,13 @@ def test_power_plan(row):
 
 @pytest.mark.parametrize("row", rows("max_certifiable_perfect_attack"))
 def test_largest_certifiable(row):
-    for method, key in (("accuracy", "eps_acc"), ("eps-delta", "eps_cp_epsdelta")):
-        found = power.largest_certifiable(row["R"], **LEVEL, method=method)
-        assert found == approx(row[key], abs=1e-3)
+    found = [
+        power.largest_certifiable(row["R"], **LEVEL, method=m) for m in ("accuracy", "eps-delta")
+    ]
     rate = stats.clopper_pearson_lower(row["R"], row["R"], 0.05)
-    assert guess_count_bound.epsilon_from_accuracy(rate, 1e-5) == approx(
-        row["eps_guess_pure"], abs=1e-3
-    )
+    found.append(guess_count_bound.epsilon_from_accuracy(rate, 1e-5))
+    keys = ("eps_acc", "eps_cp_epsdelta", "eps_guess_pure")
+    assert found == approx([row[key] for key in keys], abs=1e-3)
 
 
 @pytest.mark.parametrize("row", rows("label_dp_yuan_alg2"))
@@ -299,13 +283,10 @@ def test_label_bounds(row):
 @pytest.mark.parametrize("pair", rows("nasr2021_quoted"))
 def test_nasr_quoted(pair):
     name, value = pair
-    if name == "quoted_5_60":
-        assert epsilon_of_counts((0, 0), (1000, 1000), 1e-5, 0.05)[0] == approx(
-            value["value_eps"], abs=1e-9
-        )
-    elif name == "quoted_0_31":
-        found = epsilon_of_counts((2, 983), (1000, 1000), 1e-5, 0.05)[0]
-        assert found == approx(value["value_eps"], abs=1e-6)
+    if name.startswith("quoted"):
+        errors, tol = ((0, 0), 1e-9) if name == "quoted_5_60" else ((2, 983), 1e-6)
+        found = epsilon_of_counts(errors, (1000, 1000), 1e-5, 0.05)[0]
+        assert found == approx(value["value_eps"], abs=tol)
     else:
         assert stats.clopper_pearson_upper(2, 1000, 0.025) == approx(value["n1000_two"])
 
@@ -332,13 +313,12 @@ def test_reading_randomised_response_as_gaussian_overstates_it(pair):
     for row in values:
         mu = guess_count_bound.mu_from_accuracy(row["acc"])
         true = guess_count_bound.epsilon_from_accuracy(row["acc"], 0.0)
-        assert true == approx(row["eps_true_pure"], abs=1e-3)
-        assert mu == approx(row["mu_gdp"], abs=1e-3)
-        assert gdp.epsilon(mu, 1e-5) == approx(row["eps_gdp_1e5"], abs=1e-3)
         fpr = np.linspace(0, 1, 20_001)
         curve = Curve([0.0, true], [2 * row["acc"] - 1, 0.0]).true_positive_rate(fpr)
         gap = np.max(np.abs(gdp.true_positive_rate(fpr, mu) - curve))
-        assert gap == approx(row["sup_tradeoff_gap"], abs=1e-3)
+        keys = ("eps_true_pure", "mu_gdp", "eps_gdp_1e5", "sup_tradeoff_gap")
+        found = true, mu, gdp.epsilon(mu, 1e-5), gap
+        assert found == approx([row[key] for key in keys], abs=1e-3)
 
 
 # --- inlined, for a checkout without the reference file ------------------------------------------
@@ -378,9 +358,8 @@ def test_inlined_one_run_bounds(v, r, m, delta, confidence, epsilon):
 
 
 def test_inlined_counts():
-    assert epsilon_of_counts((0, 0), (1000, 1000), 1e-5, 0.05)[0] == approx(
-        5.6005774942916355, abs=1e-9
-    )
+    found = epsilon_of_counts((0, 0), (1000, 1000), 1e-5, 0.05)[0]
+    assert found == approx(5.6005774942916355, abs=1e-9)
     assert mu_of_counts((61, 61), (2500, 2500), 0.05)[0] == approx(3.7259291519403908, abs=1e-9)
     assert stats.clopper_pearson_lower(4878, 5000, 0.05) == approx(0.9716978117309093)
 

@@ -128,24 +128,22 @@ def test_large_groups_are_counted_to_the_first_order_on_the_safe_side(mu, monkey
 
 
 def test_costs_are_drawn_like_trial_by_trial():
-    """The overlaps of levels and ranks against every trial's own coin, sorted, and both against
-    what is computed."""
+    """Overlaps of levels and ranks, and every trial's own coin, against what is computed.
+
+    Four standard errors of a share of 20,000: 1e-4 for each of eight.
+    """
     curve = Curve(np.array([0.0, 0.7, 1.5, 3.0]), np.array([0.35, 0.15, 0.05, 1e-3]))
     coins, size, draws = Responses.from_curve(curve), 60, 20_000
     weights, costs = distribution(size, curve)
     rng = np.random.default_rng(1)
     cost = np.repeat(weights.costs, np.diff(weights.edges))
-    for found in (
-        drawn_costs(weights, coins, draws, rng),
-        drawn_mistakes(size, coins, draws, rng) @ cost,
-    ):
-        # Four standard errors of a share of 20,000: 1e-4 for each of eight.
+    overlaps = drawn_costs(weights, coins, draws, rng)
+    for found in (overlaps, drawn_mistakes(size, coins, draws, rng) @ cost):
         for q in (0.02, 0.1, 0.5, 0.9):
             at = costs.first + int(np.searchsorted(costs.below, q))
             share = costs.at_most(at)
-            assert np.mean(found <= at) == approx(
-                share, abs=4 * math.sqrt(share * (1 - share) / draws)
-            )
+            error = math.sqrt(share * (1 - share) / draws)
+            assert np.mean(found <= at) == approx(share, abs=4 * error)
 
 
 STUDY = [
@@ -173,31 +171,11 @@ def test_rank_errs_at_every_level_no_more_than_it_may(size, mu):
         assert not too_many(int((found <= limit).sum()), draws, alpha)
 
 
-def test_rank_errs_in_5_percent_at_5000_trials():
-    """From guesses to μ, where 4000 draws of one seed would err in 5.98 %.
-
-    20,000 audits; 4.3 standard errors, 1e-5.
-    """
-    coins, rng, wrong, audits = (
-        Responses.from_curve(gaussian(0.262)),
-        np.random.default_rng(8),
-        0,
-        20_000,
-    )
-    for _ in range(audits):
-        trials = rng.multinomial(5000, coins.shares / coins.shares.sum())
-        group = rng.random(5000) < np.repeat(coins.mistakes, trials)
-        wrong += ranking.mu_lower(group, 0.05) > 0.262
-    assert 0.04 * audits < wrong <= audits * (0.05 + 4.3 * math.sqrt(0.05 * 0.95 / audits))
-
-
 def test_rank_of_a_thousand_audits_together_is_hardly_below_that_of_one():
     """A share of 1e-3, 1e-4, ... of the error costs what it does on a normal scale."""
     scores, members = gaussian_trials(np.random.default_rng(9), 1000, 2.0)
-    found = [
-        stats.estimate(scores, members, 1e-5, 1 - 0.05 / parts, "rank").mu_lower
-        for parts in (1, 200, 201, 1000, 100_000)
-    ]
+    levels = (1 - 0.05 / parts for parts in (1, 200, 201, 1000, 100_000))
+    found = [stats.estimate(scores, members, 1e-5, level, "rank").mu_lower for level in levels]
     assert found == sorted(found, reverse=True)
     assert found[1] - found[2] < 1e-3
     assert found[3] > found[0] - 0.25  # 2.2 standard deviations of about .1
@@ -206,15 +184,29 @@ def test_rank_of_a_thousand_audits_together_is_hardly_below_that_of_one():
 
 def test_weights_fall_and_cost_adds_up():
     weights = Weights.from_responses(100, Responses.from_curve(gaussian(1.0)))
-    assert weights.edges[0] == 0
-    assert weights.edges[-1] == 100
+    assert weights.edges[[0, -1]].tolist() == [0, 100]
     assert (np.diff(weights.costs) <= 1e-12).all()
     wrong = np.random.default_rng(2).random(100) < 0.3
-    loop = sum(
-        weights.costs[np.searchsorted(weights.edges, rank, side="right") - 1]
-        for rank in np.flatnonzero(wrong)
-    )
-    assert weights.cost(wrong) == approx(loop)
+    assert weights.cost(wrong) == wrong @ np.repeat(weights.costs, np.diff(weights.edges))
+
+
+def test_what_a_frequency_may_have_is_looked_for_on_seven_paths():
+    """By a loop over ranks: where levels have 0 to 7.5 deviations more trials than their mean."""
+    coins = Responses.from_curve(gaussian(1.0))
+    weights, turns = Weights.from_responses(100, coins), np.array([0.1, 0.5, 2.0])
+    ends, errors = np.cumsum(coins.shares), np.cumsum(coins.shares * coins.mistakes)
+    cost, logs = np.repeat(weights.costs, np.diff(weights.edges)), []
+    for surer in (0, 1.25, 2.5, 3.75, 5, 6.25, 7.5):
+        at = weights.edges / 100
+        at = np.maximum.accumulate(at - surer * np.sqrt(at * (1 - at) / 100)) * ends[-1]
+        wrong = np.interp(at, np.r_[0, ends], np.r_[0, errors])
+        share = np.diff(np.maximum(at, 0))
+        rates = [w / s if s > 0 else 0.0 for w, s in zip(np.diff(wrong), share, strict=True)]
+        rate = np.repeat(np.clip(rates, 0, 0.5), np.diff(weights.edges))
+        factors = 1 - rate + rate * np.exp(-1j * np.outer(turns, cost))
+        logs.append(np.log(np.abs(factors)).sum(axis=1) - surer**2 / 2)
+    found = ranking._largest(weights, coins, turns, ranking._PATHS)
+    np.testing.assert_allclose(found, np.max(logs, axis=0), rtol=1e-9)
 
 
 def test_no_choice_of_guesses_beats_the_surest_first():
@@ -261,15 +253,12 @@ def test_the_midpoint_needs_no_bits():
 
 
 def test_groups_by_hand():
+    """Missed and diverged first, where these tell, then 5 and -4 (right), -1 and 0.5 (wrong)."""
     scores = np.array([5.0, -1.0, 0.5, np.inf, np.nan, -4.0])
     members = np.array([True, True, False, True, False, False])
-    seen = Diverged(outside=0, inside=9)
-    # missed and diverged first, then 5 (right), -4 (right), -1 (wrong), 0.5 (wrong)
-    found = ranked_mistakes(scores, members, 0.0, seen)
-    assert found.tolist() in (
-        [False, True, False, False, True, True],
-        [True, False, False, False, True, True],
-    )
+    found = ranked_mistakes(scores, members, 0.0, Diverged(outside=0, inside=9)).tolist()
+    assert found[2:] == [False, False, True, True]
+    assert sorted(found[:2]) == [False, True]
     shy = ranked_mistakes(scores, members, 0.0, Diverged())
     assert shy.tolist() == [True, False, False, True, True, False]
 
@@ -303,34 +292,21 @@ def test_rank_certifies_what_was_asked_for(epsilon, least):
 
 
 def test_rank_errs_at_its_level_on_what_is_not_gaussian():
-    """μ of randomised response and of one-sided noise: what the best guess reaches, or more.
+    """μ of randomised response, of its only corner, and of one-sided noise, which covers it all.
 
     150 audits each, or 300 at length; four standard errors above 5 %.
     """
-    rng, rate = np.random.default_rng(6), special.ndtr(0.5)
-    wrong, one_sided, audits = 0, 0, 300 if LONG else 150
-    for _ in range(audits):
-        scores, members = randomised_response(rng, 300, float(special.logit(rate)))
-        blurred = scores + 1e-3 * rng.normal(size=300)
-        # The smallest μ that covers randomised response is that of its only corner.
-        wrong += stats.estimate(blurred, members, **LEVEL, method="rank").mu_lower > 1.0
-        shifted = rng.normal(size=300) + np.where(rng.random(300) < 0.3, 1.0, 0.0) * members
-        found = stats.estimate(shifted, members, **LEVEL, method="rank").mu_lower
-        one_sided += found > SUBSAMPLED
-    limit = audits * (0.05 + 4 * math.sqrt(0.05 * 0.95 / audits))
-    assert wrong <= limit
-    assert one_sided <= limit
-
-
-def _subsampled_mu(q: float) -> float:
-    """The smallest μ whose trade-off curve lies below that of N(0,1) against its q-mixture."""
+    rng, wrong, audits = np.random.default_rng(6), np.zeros(2), 300 if LONG else 150
     h = np.linspace(-6, 8, 4000)
-    alpha = special.ndtr(-h)
-    beta = q * special.ndtr(h - 1) + (1 - q) * special.ndtr(h)
-    return float(np.max(-special.ndtri(alpha) - special.ndtri(beta)))
-
-
-SUBSAMPLED = _subsampled_mu(0.3)
+    missed = 0.3 * special.ndtr(h - 1) + 0.7 * special.ndtr(h)
+    truth = [1.0, float(np.max(h - special.ndtri(missed)))]
+    for _ in range(audits):
+        scores, members = randomised_response(rng, 300, float(special.logit(special.ndtr(0.5))))
+        blurred = scores + 1e-3 * rng.normal(size=300)
+        shifted = rng.normal(size=300) + np.where(rng.random(300) < 0.3, 1.0, 0.0) * members
+        found = [stats.estimate(x, members, **LEVEL, method="rank") for x in (blurred, shifted)]
+        wrong += [bound.mu_lower > mu for bound, mu in zip(found, truth, strict=True)]
+    assert (wrong <= audits * (0.05 + 4 * math.sqrt(0.05 * 0.95 / audits))).all()
 
 
 def test_rank_while_trials_arrive_is_that_of_its_last_look():

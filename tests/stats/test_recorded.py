@@ -32,9 +32,10 @@ def drawn(name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.where(rng.random(trials) < diverged, np.nan, scores), members
 
 
-def bound(method: str, name: str) -> list[float]:
+def bound(method: str, name: str, independent: bool = False) -> list[float]:
     scores, members = drawn(name)
-    estimate = stats.estimate(scores, members, DELTA, CONFIDENCE, method)
+    runs = np.arange(len(scores)) if independent else None
+    estimate = stats.estimate(scores, members, DELTA, CONFIDENCE, method, runs=runs)
     return [estimate.epsilon_lower, estimate.mu_lower, estimate.threshold]
 
 
@@ -64,6 +65,8 @@ def claims(accountant: str) -> list[float]:
 
 def cases() -> dict[str, Any]:
     table = {f"{m} {n}": ("bound", m, n) for m in stats.estimators() for n in SCORES}
+    one_run = ("one-run", "one-run-fdp")
+    table |= {f"independent {m} {n}": ("bound", m, n, True) for m in one_run for n in SCORES}
     table |= {f"claim test {n} {mu}": ("claim_test", n, mu) for n in SCORES for mu in (0.5, 1.2)}
     return table | {f"claims by {a}": ("claims", a) for a in ("prv", "pld", "rdp")}
 

@@ -1,7 +1,6 @@
 """Missed trials among the scores of a pack: a column of the file, where there are some."""
 
 import dataclasses
-import itertools
 from unittest.mock import Mock
 
 import numpy as np
@@ -100,15 +99,6 @@ def test_they_are_folded_in_the_order_of_trials():
     assert heard[::2] == [("miss", bits[:1]), ("miss", bits[2:4])]
     np.testing.assert_equal(heard[1], ("fold", last[1:2].tolist(), bits[1:2]))
     assert heard[3:] == [("fold", last[4:].tolist(), bits[4:])]
-
-
-@pytest.mark.parametrize("lost", [[], [0], [1], [0, 0, 1, 1, 0], [1, 1]])
-def test_runs_cover_all_trials_once(lost):
-    marks = np.array(lost, dtype=bool)
-    found = list(score_stream.alike_in_a_row(marks))
-    assert [bool(mark) for rows, _ in found for mark in marks[rows]] == marks.tolist()
-    assert all((marks[rows] == missed).all() for rows, missed in found)
-    assert all(one[1] != two[1] for one, two in itertools.pairwise(found))
 
 
 def test_trials_know_which_were_missed():
