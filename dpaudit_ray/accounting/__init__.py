@@ -1,9 +1,8 @@
 """Claims: upper bounds on the privacy loss of DP-SGD, by several accountants.
 
 `epsilon` is the number that is quoted; `epsilon_of` and `delta_of` say of a `Training` who answered
-as well, and why. `clt_epsilon` approximates from below and is no claim. The library
-behind `prv` is imported on use. Adding a module with an `Accountant` subclass to this package makes
-it available by its name.
+as well, and why. All raise ValueError for a value outside its bounds, or an accountant that cannot
+give a bound. Adding a module with an `Accountant` subclass makes it available by its name.
 """
 
 import importlib

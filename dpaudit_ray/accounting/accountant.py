@@ -1,22 +1,19 @@
 """Accountants: classes that bound ε and δ of a training, found by their names.
 
-An accountant is one file: a subclass of `Accountant` in this package is known by its `name`, one of
-somebody's own anywhere else by its import path, `package.module:Class`. Verdicts rest on what it
-promises: where it has no proof, it raises ValueError, and answers nothing. One method is enough,
-`epsilon`; the others follow from it.
+A subclass of `Accountant` in this package is known by its `name`, one of somebody's own by its
+import path, `package.module:Class`. Verdicts rest on what it promises: where it has no proof, it
+raises ValueError. One method is enough, `epsilon`; the others follow from it.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
 from .. import imports
-from ..errors import SpecError
 from ..stats.base import subclasses
 from .training import Sampling, Training
 
@@ -30,9 +27,8 @@ class UnansweredError(Exception):
 class Accountant(ABC):
     """Base of all accountants. `samplings` are those that it has a proof for; it may have none.
 
-    Trainings of other samplings reach it as what is proven of them without amplification
-    (`Training.unamplified`), and never as another sampling. It is not asked about trainings
-    without steps or without noise. Methods raise ValueError where there is no bound.
+    Trainings of other samplings reach it as `Training.unamplified`. It is not asked about
+    trainings without steps or without noise. Methods raise ValueError where there is no bound.
     """
 
     name: ClassVar[str]
@@ -47,17 +43,12 @@ class Accountant(ABC):
         low, high = math.log(_LEAST), 0.0
         while high - low > _SLIP:
             middle = (low + high) / 2
-            if self.epsilon(training, math.exp(middle)) <= epsilon:
-                high = middle
-            else:
-                low = middle
+            enough = self.epsilon(training, math.exp(middle)) <= epsilon
+            low, high = (low, middle) if enough else (middle, high)
         return math.exp(high)
 
     def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[float]:
-        """Upper bounds on ε at δ after each of `steps`, from 1 to `training.steps`.
-
-        Accountants that can share work between step counts override it.
-        """
+        """Upper bounds on ε at δ after each of `steps`, up to `training.steps`; may share work."""
         return [self.epsilon(training.after(count), delta) for count in steps]
 
     def composed(self, events: tuple[Training, ...], delta: float) -> float:
@@ -81,27 +72,15 @@ def accountants() -> dict[str, Accountant]:
 
 
 def find(name: str) -> Accountant:
-    """The accountant of a name or an import path.
-
-    Raises ValueError for an unknown name, or that of what is no upper bound, SpecError for an
-    import path that leads to no accountant, or may not be imported.
-    """
+    """The accountant of a name or import path; ValueError or SpecError where there is none."""
     named = accountants()
-    if name in named:
-        return named[name]
-    if ":" not in name:
+    if ":" in name:
+        return _instance(imports.subclass(Accountant, name, "accountant"))
+    if name not in named:
         central = ", a central-limit approximation, not an upper bound" * (name in ("gdp", "clt"))
-        raise ValueError(
-            f"accountant must be one of {', '.join(named)}, or package.module:Class, got {name!r}"
-            f"{central}"
-        )
-    cls: type[Accountant] = imports.subclass(Accountant, name, "accountant")
-    if "both_ends" in inspect.signature(cls.epsilon).parameters:
-        raise SpecError(
-            "accountant",
-            f"{name!r} bounds ε by three ends; give the upper one, by epsilon(training, delta)",
-        )
-    return _instance(cls)
+        choices = f"one of {', '.join(named)}, or package.module:Class"
+        raise ValueError(f"accountant must be {choices}, got {name!r}{central}")
+    return named[name]
 
 
 @functools.cache

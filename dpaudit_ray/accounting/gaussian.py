@@ -17,16 +17,13 @@ class Gaussian(Accountant):
     samplings: ClassVar[frozenset[Sampling]] = frozenset()
 
     def epsilon(self, training: Training, delta: float) -> float:
-        """ε at δ."""
         return float(gdp.epsilon(mu(training), delta))
 
     def delta(self, training: Training, epsilon: float) -> float:
-        """δ at ε."""
         return float(gdp.delta(epsilon, mu(training)))
 
     def composed(self, events: tuple[Training, ...], delta: float) -> float:
-        """ε at δ of trainings that follow each other: squares of μ add up."""
-        return float(gdp.epsilon(math.hypot(*map(mu, events)), delta))
+        return float(gdp.epsilon(math.hypot(*map(mu, events)), delta))  # squares of μ add up
 
 
 def mu(training: Training) -> float:

@@ -3,8 +3,7 @@
 A step is a pair of distributions, with the record and without it. Between points of a grid of
 losses lie cells, with their mass under both. From above, the mass of a cell is split between its
 ends so that both masses stay ("connect the dots", Doroshenko et al. 2022); from below, a cell is
-told as one outcome, whose loss is rounded down. The first is at least as easy to tell apart as the
-step is, the second at most.
+told as one outcome, whose loss is rounded down.
 
 Losses of steps add up, and Fourier transforms in floats are right to 1e-16 of the largest mass,
 which is more than a small δ. So masses are weighted with e^(θ loss) before, where θ moves the
@@ -15,9 +14,8 @@ middle of the sum to the losses that matter, and weighted back after:
 with y the weighted distribution. What transforms may be wrong by (Higham 2002, Theorem 24.2), and
 what lies beyond their window (Chernoff), is added to δ or taken from it.
 
-Where every step sees every record the exact formula answers. Replacement with sampling is computed
-for gradients that point in opposite directions. That no other pair is worse is conjectured (Lebeda
-et al. 2024), not proven; `NOTE` says so.
+Replacement with sampling is computed for gradients that point in opposite directions. That no other
+pair is worse is conjectured (Lebeda et al. 2024), not proven; `NOTE` says so.
 """
 
 from __future__ import annotations
@@ -28,16 +26,14 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
-from ..stats.error_rates import root
+from ..stats.error_rates import Floats, root
 from .accountant import Accountant
 from .gaussian import Gaussian
 from .rdp import Rdp
 from .training import Adjacency, Training
 
-Floats = npt.NDArray[np.float64]
 _FAR = 13.5  # standard deviations of a step's noise: 1e-41 lies beyond
 _TAIL = 45.0  # e^-45 of a weighted sum may lie beyond either end of its window
 _UNIT = 2.0**-53  # of rounding in float64
@@ -60,40 +56,29 @@ class Pld(Accountant):
     name = "pld"
 
     def epsilon(self, training: Training, delta: float) -> float:
-        """ε at δ."""
         if training.sample_rate == 1:
             return _EXACT.epsilon(training, delta)
         return _epsilon((training,), delta, True)
 
     def delta(self, training: Training, epsilon: float) -> float:
-        """δ at ε."""
         if training.sample_rate == 1:
             return _EXACT.delta(training, epsilon)
         width = _width(training, 1e-10)
         return max(total.delta(epsilon) for total in _composed((training,), width, True))
 
     def composed(self, events: tuple[Training, ...], delta: float) -> float:
-        """ε at δ of trainings that follow each other: losses of all events on one grid."""
         return _epsilon(events, delta, True)
 
     def remark(self, training: Training) -> str:
-        """A warning for the user where the claim rests on what is not proven; "" elsewhere.
-
-        Sampling under replacement: that opposite gradients are the worst case is an argument only.
-        """
+        """A warning for sampling under replacement, whose worst case is not proven."""
         sampled = training.sample_rate < 1 and training.adjacency is Adjacency.REPLACE
         return NOTE if sampled else ""
 
 
 @functools.lru_cache(maxsize=65536)
 def advantage(training: Training) -> float:
-    """δ at ε = 0 from above, of a training with sampled steps; float in [0, 1].
-
-    It is computed on the coarsest grid that moves it by 1e-5 at most. Rounding errors of single
-    steps cancel mostly: their sum grows with the root of the steps.
-    """
-    width = _doubled(1e-2 / math.sqrt(training.steps))
-    # One total for a record that is added, one for a record that is removed.
+    """δ at ε = 0 from above, of sampled steps, on a coarse grid that moves it by 1e-5 at most."""
+    width = _doubled(1e-2 / math.sqrt(training.steps))  # rounding errors grow with its root
     return max(total.delta(0.0) for total in _composed((training,), width, pessimistic=True))
 
 
@@ -109,24 +94,16 @@ def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> f
 
 
 @functools.lru_cache(maxsize=32)
-def _composed(
-    events: tuple[Training, ...], width: float, pessimistic: bool
-) -> tuple[LossSum, ...]:  # fmt: skip
+def _composed(events: tuple[Training, ...], width: float, pessimistic: bool) -> list[LossSum]:
     """The loss of all steps of all events: with the record against without it, and the reverse."""
     steps = (step_losses(part.after(1), width, pessimistic) for part in events)
     counts = [part.steps for part in events]
-    return tuple(
-        LossSum(tuple(zip(side, counts, strict=True)), pessimistic)
-        for side in zip(*steps, strict=True)
-    )
+    sides = zip(*steps, strict=True)
+    return [LossSum(tuple(zip(side, counts, strict=True)), pessimistic) for side in sides]
 
 
 def _width(training: Training, delta: float) -> float:
-    """Grid width for the losses that matter at δ, which an RDP bound reaches over.
-
-    Widths are the finest one, doubled, so that several δ share a composition; or halved, where the
-    losses of a step spread over few cells.
-    """
+    """Grid width for the losses that matter at δ (by RDP): the finest one, doubled or halved."""
     noise, rate = training.unit_noise, training.sample_rate
     reach = _LOOSE.epsilon(Training(noise, training.steps, rate), delta / 1000)
     spread = rate * math.sqrt(math.expm1(min(1 / noise**2, 700.0)))
@@ -147,6 +124,7 @@ class Losses:
     width: float
     shift: float = 0.0
     never: float = 0.0
+    _moments: dict[float, float] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def points(self) -> Floats:
@@ -161,10 +139,6 @@ class Losses:
             self._moments[theta] = top + math.log(float(np.exp(tilted - top) @ self.masses))
         return self._moments[theta]
 
-    @functools.cached_property
-    def _moments(self) -> dict[float, float]:
-        return {}
-
     def weighted(self, theta: float) -> Floats:
         """The masses in proportion to e^(θ loss), which sum to 1."""
         return np.asarray(np.exp(theta * self.points - self.log_moment(theta)) * self.masses)
@@ -172,10 +146,7 @@ class Losses:
 
 @functools.lru_cache(maxsize=8)
 def step_losses(training: Training, width: float, pessimistic: bool) -> tuple[Losses, ...]:
-    """Losses of one step with its record against without it, and the reverse.
-
-    Under replacement, where gradients point in opposite directions, both are the same.
-    """
+    """Losses of one step with its record against without it, and the reverse, if it differs."""
     noise, rate = training.noise_multiplier, training.sample_rate
     replace = training.adjacency is Adjacency.REPLACE
     far = _FAR * noise
@@ -193,10 +164,9 @@ def step_losses(training: Training, width: float, pessimistic: bool) -> tuple[Lo
 
 def _mixed(x: Floats, noise: float, rate: float) -> Floats:
     """Loss at x of (1 - q) N(0, σ²) + q N(1, σ²) against N(0, σ²)."""
+    inside = math.log(rate) + (2 * x - 1) / (2 * noise**2)
     with np.errstate(divide="ignore"):
-        return np.asarray(
-            np.logaddexp(np.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * noise**2))
-        )
+        return np.asarray(np.logaddexp(np.log1p(-rate), inside))
 
 
 def _place(loss: Floats, noise: float, rate: float, replace: bool) -> Floats:
@@ -216,13 +186,9 @@ def _place(loss: Floats, noise: float, rate: float, replace: bool) -> Floats:
 
 def _log_masses(edges: Floats, noise: float, rate: float, mean: float) -> Floats:
     """Logarithms of the masses of (1 - q) N(0, σ²) + q N(mean, σ²) between edges."""
+    out, inside = _log_between(edges / noise), _log_between((edges - mean) / noise)
     with np.errstate(divide="ignore"):
-        return np.asarray(
-            np.logaddexp(
-                np.log1p(-rate) + _log_between(edges / noise),
-                math.log(rate) + _log_between((edges - mean) / noise),
-            )
-        )
+        return np.asarray(np.logaddexp(np.log1p(-rate) + out, math.log(rate) + inside))
 
 
 def _log_between(z: Floats) -> Floats:

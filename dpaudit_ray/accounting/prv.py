@@ -1,9 +1,9 @@
 """Privacy random variables (Gopi, Lee, Wutschitz 2021) by prv_accountant.
 
-The library composes on a grid whose size it derives from ε and the number of steps. For large
-ε that grid takes minutes, and its construction is known to fail ("Discrete mean differs").
-`UnansweredError` is raised in both cases, the first before any work is done: the limit is on grid
-points, so which accountant answers does not depend on how fast or how busy a machine is.
+The library composes on a grid whose size it derives from ε and the number of steps. For large ε
+that grid takes minutes, and its construction is known to fail ("Discrete mean differs").
+`UnansweredError` is raised in both cases, the first before any work is done, by grid points: which
+accountant answers does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ class Prv(Accountant):
     name = "prv"
 
     def epsilon(self, training: Training, delta: float) -> float:
-        """ε at δ, with its error of 0.01."""
         return self.epsilons(training, [training.steps], delta)[0]
 
     def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[float]:
-        """ε at δ after each of `steps`; the grid is built once, for all of the training's."""
-        accountant = _library_accountant((training,), delta / 1000)
+        accountant = _library_accountant((training,), delta / 1000)  # one grid, for the most steps
         return _epsilons(accountant, delta, [[count] for count in steps])
 
     def delta(self, training: Training, epsilon: float) -> float:
@@ -49,7 +47,6 @@ class Prv(Accountant):
         return min(max(float(upper), 0.0), 1.0)
 
     def composed(self, events: tuple[Training, ...], delta: float) -> float:
-        """ε at δ of trainings that follow each other, on one grid."""
         accountant = _library_accountant(events, delta / 1000)
         return _epsilons(accountant, delta, [[part.steps for part in events]])[0]
 
@@ -107,12 +104,12 @@ def _library_accountant(events: tuple[Training, ...], delta_error: float) -> Any
 def _built_or_failed(events: tuple[Training, ...], delta_error: float) -> Any:
     """The library's accountant, or why there is none: failures take long and are kept as well."""
     try:
-        with _library_failures():
-            return _build(events, delta_error)
+        return _build(events, delta_error)
     except UnansweredError as reason:
         return reason
 
 
+@_library_failures()
 def _build(events: tuple[Training, ...], delta_error: float) -> Any:
     from prv_accountant import PRVAccountant
     from prv_accountant.accountant import compute_safe_domain_size

@@ -12,10 +12,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from ..stats.error_rates import Floats
 from .accountant import Accountant
 from .training import Adjacency, Training
-
-Floats = npt.NDArray[np.float64]
 
 # The orders that Opacus searches, so that its users find their numbers again.
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
@@ -27,7 +26,6 @@ class Rdp(Accountant):
     name = "rdp"
 
     def epsilon(self, training: Training, delta: float) -> float:
-        """ε at δ."""
         return to_epsilon(_training_divergences(training), ORDERS, delta)[0]
 
     def delta(self, training: Training, epsilon: float) -> float:
@@ -37,7 +35,6 @@ class Rdp(Accountant):
         return math.exp(min(float(logs.min()), 0.0))
 
     def composed(self, events: tuple[Training, ...], delta: float) -> float:
-        """ε at δ of trainings that follow each other: divergences add up."""
         total = np.sum([_training_divergences(part) for part in events], axis=0)
         return to_epsilon(total, ORDERS, delta)[0]
 
@@ -45,10 +42,7 @@ class Rdp(Accountant):
 def divergences(
     noise_multiplier: float, steps: int, sample_rate: float, orders: npt.ArrayLike = ORDERS
 ) -> Floats:
-    """RDP of `steps` steps at each order, float64 [len(orders)]; `noise_multiplier` > 0.
-
-    Raises ValueError for an order of 1 or less.
-    """
+    """RDP of `steps` steps at each order above 1, float64 [len(orders)]; `noise_multiplier` > 0."""
     alphas = np.atleast_1d(np.asarray(orders, dtype=np.float64))
     if not np.all(alphas > 1):
         raise ValueError(f"orders must exceed 1, got {orders!r}")

@@ -20,9 +20,9 @@ _ROUNDING = 1e-9  # relative: of rates that are quotients
 class Adjacency(StrEnum):
     """Difference of two neighbouring data sets.
 
-    Where an epoch is cut from an order of N records, one record less leaves its place empty, and
-    all others where they are (the "zero-out" of Kairouz et al. 2021; Chua et al. 2024a): without
-    it one record more or less would move others to another batch.
+    Where an epoch is cut from an order of records, one less leaves its place empty ("zero-out",
+    Kairouz et al. 2021; Chua et al. 2024a): else one more or less would move others to another
+    batch.
     """
 
     ADD_REMOVE = "add-remove"  # one record more or less: sums of clipped gradients move by C
@@ -39,10 +39,9 @@ class Sampling(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class UpperBound:
-    """What ε or δ is at most, and who vouches for it.
+    """What ε or δ is at most, by the `accountant` that answered; `note` says why, if not as asked.
 
-    With a `status` of `if-assumed` that holds given what `note` says. `accountant` is the one that
-    answered; when it is not the one that was asked, `note` says why.
+    With a `status` of `if-assumed` that holds given what `note` says.
     """
 
     upper: float
@@ -55,10 +54,9 @@ class UpperBound:
 class Training:
     """DP-SGD: `steps` sums of gradients clipped to C, each with noise `noise_multiplier` * C.
 
-    Each record takes part in a step with probability `sample_rate`; 1 also stands for mini-batches
-    that the adversary knows. With `sampling` other than Poisson it is in one batch of each epoch,
-    of batch size over number of records many: how they are drawn does not depend on the data.
-    Raises ValueError for a value outside its bounds.
+    Each record takes part in a step with probability `sample_rate`; 1 also stands for
+    mini-batches that the adversary knows. With `sampling` other than Poisson it is in one batch
+    of each epoch, whose draw does not depend on the data.
     """
 
     noise_multiplier: float
@@ -78,9 +76,8 @@ class Training:
             raise ValueError(f"sample_rate must lie in (0, 1], got {self.sample_rate}")
         object.__setattr__(self, "adjacency", _choice(Adjacency, "adjacency", self.adjacency))
         sampling = _choice(Sampling, "sampling", self.sampling)
-        if self.sample_rate == 1:  # one batch of all, however it is drawn
-            sampling = Sampling.POISSON
-        object.__setattr__(self, "sampling", sampling)
+        one_batch = self.sample_rate == 1  # of all, however it is drawn
+        object.__setattr__(self, "sampling", Sampling.POISSON if one_batch else sampling)
 
     @property
     def unit_noise(self) -> float:
@@ -101,11 +98,9 @@ class Training:
     def unamplified(self) -> Training:
         """This training as an adversary knows it who sees all batches: proven for any sampling.
 
-        Of Poisson sampling nothing is to be told. Else the order of an epoch is drawn apart from
-        the data. Given it, a record moves one sum per epoch, at a step that is known beforehand,
-        and the others see the same function of what was released: `epochs` adaptive Gaussian
-        releases (Dong, Roth, Su 2022, Corollary 2.14). To forget the order is post-processing. An
-        epoch that ends early counts in full: the record may have been in what was seen of it.
+        Given the order of an epoch, drawn apart from the data, a record moves one sum per epoch, at
+        a step that is known: `epochs` adaptive Gaussian releases (Dong, Roth, Su 2022, Corollary
+        2.14). To forget the order is post-processing. An epoch that ends early counts in full.
         """
         if self.sampling is Sampling.POISSON:
             return self

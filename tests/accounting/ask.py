@@ -8,20 +8,16 @@ SAMPLED = [name for name, cls in accounting.accountants().items() if cls.samplin
 
 
 def bound(
-    noise_multiplier: float, steps: int, delta: float, sample_rate: float = 1.0,
-    accountant: str = "gaussian",
-    adjacency: str = "add-remove", sampling: str = "poisson",
+    noise: float, steps: int, delta: float, rate: float = 1.0, accountant: str = "gaussian",
+    *kind: str, **kinds: str,
 ) -> UpperBound:  # fmt: skip
     """ε at δ, and who answered; arguments as for `accounting.epsilon`."""
-    training = Training(noise_multiplier, steps, sample_rate, adjacency, sampling)
-    return accounting.epsilon_of(training, delta, accountant)
+    return accounting.epsilon_of(Training(noise, steps, rate, *kind, **kinds), delta, accountant)
 
 
 def least_delta(
-    noise_multiplier: float, steps: int, epsilon: float, sample_rate: float = 1.0,
-    accountant: str = "gaussian",
-    adjacency: str = "add-remove", sampling: str = "poisson",
+    noise: float, steps: int, epsilon: float, rate: float = 1.0, accountant: str = "gaussian",
+    **kinds: str,
 ) -> float:  # fmt: skip
     """δ at ε."""
-    training = Training(noise_multiplier, steps, sample_rate, adjacency, sampling)
-    return accounting.delta_of(training, epsilon, accountant).upper
+    return accounting.delta_of(Training(noise, steps, rate, **kinds), epsilon, accountant).upper

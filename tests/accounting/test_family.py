@@ -78,28 +78,21 @@ def test_coarse_grids_err_on_the_safe_side_and_by_little():
         assert fine - 1e-5 < advantage(training) < fine + 1e-5
 
 
-def test_what_the_claim_allows_shows_no_more_than_the_claim():
-    """The best rate at the claimed noise itself refutes no more than what is next to it."""
-    best = (1 + least_delta(1.0, 200, 0.0, 0.05, "pld")) / 2
-    lower, upper = least_epsilon(CLAIMED, DELTA), bound(1.0, 200, DELTA, 0.05, "pld").upper
-    assert 0.98 * lower < Family(CLAIMED).epsilon(best, DELTA) <= upper
-
-
 def test_more_hits_show_more():
     family = Family(Training(1.0, 10, 0.2))
     found = [family.epsilon(rate, DELTA) for rate in (0.4, 0.5, 0.5001, 0.55, 0.6, 1.0)]
     assert found[:2] == [0.0, 0.0]
-    assert np.all(np.diff(found[2:]) >= 0)
+    assert found == sorted(found)
     assert found[3] > 0
     assert Family(Training(1.0, 0, 0.2)).epsilon(0.9, DELTA) == 0
 
 
 def test_of_many_steps_the_error_of_the_accountant_stays_small():
     """Rounded losses add up over 14,062 steps to a quarter of ε; PRV's error does not grow."""
-    training = Training(1.0, 14062, 256 / 60000)
-    best = (1 + least_delta(1.0, 14062, 0.0, 256 / 60000, "pld")) / 2
-    upper = accounting.epsilon(1.0, 14062, DELTA, 256 / 60000, "pld")
-    assert 0.97 * upper < Family(training).epsilon(best, DELTA) < upper
+    asked, rate = (1.0, 14062), 256 / 60000
+    best = (1 + least_delta(*asked, 0.0, rate, "pld")) / 2
+    upper = accounting.epsilon(*asked, DELTA, rate, "pld")
+    assert 0.97 * upper < Family(Training(*asked, rate)).epsilon(best, DELTA) < upper
 
 
 @pytest.mark.parametrize(
@@ -134,10 +127,10 @@ def test_a_bound_that_was_asked_for_before_costs_no_accountant():
 
 
 def test_coverage_through_the_claim():
-    """300 audits of 300 trials of a mechanism that is the claimed one with a tenth less noise.
+    """300 audits of 300 trials of the claimed mechanism with a tenth less noise, at a level of .1.
 
-    At a level of .1 more than 42 false ones of 300 happen to `accuracy` once in a hundred times;
-    the seed is fixed. ε grows with the hit rate, so a few rates tell which of them are too high.
+    More than 42 false ones happen to `accuracy` once in a hundred times; the seed is fixed. ε grows
+    with the hit rate, so a few rates tell which of them are too high.
     """
     true, rng = Training(0.9, 10, 0.2), np.random.default_rng(0)
     family, truth = Family(Training(1.0, 10, 0.2)), bound(0.9, 10, DELTA, 0.2, "pld").upper
