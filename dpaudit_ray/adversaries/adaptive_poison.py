@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import (
-    ChangingCanary,
-    GradientCanary,
-    PublicKnowledge,
-    SampleCanary,
-    TrajectoryAdversary,
-)
+from .base import ChangingCanary, GradientCanary, PublicKnowledge, SampleCanary, TrajectoryAdversary
 from .poison import LossPath, Poisoner, ranges
 
 if TYPE_CHECKING:
@@ -30,17 +24,13 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
     The query is the poison of `static-poison`. What is inserted at a step starts as an input of
     zeros with the query's label and is moved `inner` times by `inner_rate` of each feature's range,
     within it, by the signs of a gradient through one step of training on it, at `look_ahead` times
-    the learning rate. It descends: it lowers the query's loss after that step. The paper's text
-    says so too; line 8 of its pseudo-code ascends, against a distinguisher that takes a small loss
-    for a sign of the canary. The score is minus the loss, so the canary has to lower it.
+    the learning rate. It descends, to lower the query's loss after that step, as the paper's text
+    says; line 8 of its pseudo-code ascends. To first order the query's own clipped gradient, which
+    `intermediate-poison` inserts, lowers it as much.
 
-    To first order nothing lowers it more than the query's own clipped gradient, so this need not
-    beat `intermediate-poison`, which inserts that; and more so the longer gradients are than C.
-
-    Crafting takes for 8 models, as a multiple of a packed step on 128 examples, on one core: 0.4
-    for `cnn4` on 28 x 28 pixels, 2.6 for `convnet`, 5.7 for `mlp3` on 600 features, and 60 for
-    `fcnn`, of which a step takes 0.3 ms. Models that a step does not sample are left out. Networks
-    that `torch.func` does not run as they are, with shared or recurrent layers, are refused.
+    Crafting takes .4 (`cnn4` on 28 x 28 pixels) to 6 (`mlp3` on 600 features) times as long as a
+    packed step on 128 examples, for the models that a step samples. Networks that `torch.func` does
+    not run are refused.
     """
 
     name: Literal["adaptive-poison"] = "adaptive-poison"
@@ -60,10 +50,7 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveCanary(ChangingCanary):
-    """Inserts the clipped gradient of an example that is crafted anew for every model and step.
-
-    `query` is one example, whose loss it lowers.
-    """
+    """Inserts the clipped gradient of an example that is crafted for every model and step."""
 
     memoryless: ClassVar[bool] = True
 

@@ -1,7 +1,7 @@
 """API access: a black-box attack on one record's loss (Nasr et al. 2021, section IV-A).
 
-And what a worst-case initialisation adds (Annamalai, De Cristofaro 2024): training that starts
-where other records' gradients are small shows the canary more, and a claim holds for any start.
+And what a worst-case initialisation adds (Annamalai, De Cristofaro 2024): where other records'
+gradients are small at the start, the canary shows more, and a claim holds for any start.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class RecordCanary(FinalModelAdversary[SampleCanary]):
     """Which record is added, and where training begins.
 
-    `canary: record` draws it from those that are not trained on, half of the data where the sweep
-    does not say; `mislabelled` gives it the wrong label that is least likely at the start, `blank`
-    is an input of zeros with such a label. `start: pretrained` has training begin where
+    `canary: record` draws it from those that are not trained on, half of the data where the
+    sweep does not say; `mislabelled` gives it the wrong label that is least likely at the
+    start, `blank` is an input of zeros with such a label. `start: pretrained` begins where
     `start_steps` steps without noise on those records lead.
     """
 
@@ -71,18 +71,14 @@ class ApiAccess(RecordCanary):
 
 def draw_record(public: PublicKnowledge, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Draws a record that is not trained on, x [1, ...] and y [1]."""
-    outside = public.outside
-    assert outside is not None  # those who draw one have the mechanism keep some
-    x, y = outside
+    assert public.outside is not None  # those who draw one have the mechanism keep some
+    x, y = public.outside
     index = int(rng.integers(len(y)))
     return x[index : index + 1], y[index : index + 1]
 
 
 def least_likely(public: PublicKnowledge, x: Tensor, y: Tensor) -> Tensor:
-    """The label other than `y` with the largest loss at θ_0, int64 of shape [1].
-
-    `x` is one example, [1, ...], and `y` its label, [1].
-    """
+    """The label other than `y` [1] with the largest loss of x [1, ...] at θ_0, int64 [1]."""
     import torch
 
     labels = torch.arange(public.classes, device=y.device)

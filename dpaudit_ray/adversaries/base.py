@@ -1,9 +1,8 @@
 """The interface of adversaries against DP-SGD: craft before training, score what is released.
 
-The access level is the type an adversary derives from. A `FinalModelAdversary` is handed θ_0,
-θ_T and the canary it crafted, nothing else: neither the secret bit nor an intermediate model is
-in any object that reaches `score`. A `TrajectoryAdversary` watches every step, and still never
-sees the bit.
+The access level is the type an adversary derives from. A `FinalModelAdversary` is handed θ_0, θ_T
+and the canary it crafted, nothing else; a `TrajectoryAdversary` watches every step. The secret bit
+is in no object that reaches either.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ class GradientCanary:
 
 @dataclasses.dataclass(frozen=True)
 class SampleCanary:
-    """Examples that join the batch: `x` [m, ...], `y` [m]; each is clipped like any other.
+    """Examples that join the batch: `x` [m, ...], `y` [m], one for each bit; clipped like others.
 
-    There is one for each secret bit of a model, else they would move the sum by m C under a claim
-    of C. Entries of `x` are at most 1e15, so that their gradients have a norm in float32.
+    Entries of `x` are at most 1e15, so that their gradients have a norm in float32.
     """
 
     x: Tensor
@@ -53,22 +51,18 @@ class SampleCanary:
 class ChangingCanary(ABC):
     """A canary that is crafted anew at every insertion, from the models as they are then.
 
-    `memoryless`: what it inserts into a model depends on the step and that model alone. So it can
-    go on elsewhere, and is asked only of models that the step samples, in or not: it must remember
-    nothing that tells an observer which those were.
+    `memoryless`: what it inserts depends on the step and that model alone. So it can go on
+    elsewhere, and is asked only of models that the step samples, in or not.
     """
 
     memoryless: ClassVar[bool] = False
 
     @abstractmethod
     def at(self, step: int, theta: Tensor) -> GradientCanary | SampleCanary:
-        """Crafts what is inserted at `step` (from 1) into models `theta`, float [n, p].
+        """Crafts what is inserted at `step` (from 1) into models `theta`, a copy, float [n, p].
 
-        Returns examples, or a direction for all n models or one for each, in their order. It must
-        not depend on which of them are "in": the mechanism adds it to those only. All models of the
-        pack come at every step; where the canary is `memoryless`, only those for which the step's
-        coin has it sampled.
-        `theta` is a copy.
+        Examples, or a direction for all n models or one for each; it must not depend on which are
+        "in". Where it is not `memoryless`, it gets all models of the pack at every step.
         """
 
 
@@ -79,8 +73,8 @@ C = TypeVar("C", GradientCanary, SampleCanary, ChangingCanary)
 class PublicKnowledge(Protocol):
     """All that the hidden-state threat model grants before training (Cebere et al., section 4).
 
-    Batches of the others are part of it. Losses and gradients are those of any θ one likes: one's
-    own, simulated, or seen by an observer.
+    Batches of the others are part of it. Losses and gradients are those of any θ: one's own,
+    simulated, or seen by an observer.
     """
 
     clip_norm: float  # C
@@ -107,18 +101,11 @@ class PublicKnowledge(Protocol):
         """Loss of models `theta` [n, p] on examples x [m, ...], y [m]: float [n, m]."""
 
     def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
-        """Sum over examples of the training loss's gradient in each model `theta` [n, p]: [n, p].
-
-        `x` [m, ...] and `y` [m] are the same for all models. The gradient of each example is
-        clipped to the L2 norm `clip_norm` first, or not at all where that is left out.
-        """
+        """Sums of the examples' gradients, each clipped, in every model `theta`: [n, p]."""
 
     @property
     def outside(self) -> tuple[Tensor, Tensor] | None:
-        """Records like the private ones that are not trained on: x [m, ...], y [m].
-
-        They are those that its shadows were trained on, or that are in reserve; None for none.
-        """
+        """Records like the private ones, x and y, not trained on; those of its shadows; or None."""
 
     @property
     def shadows(self) -> Tensor | None:
@@ -130,33 +117,23 @@ class PublicKnowledge(Protocol):
     def input_gradient(
         self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
     ) -> Tensor:
-        """Gradient by x [m, ...] of the summed loss of these examples.
-
-        Averaged over models `theta` [n, p], or summed with `weights` [n].
-        """
+        """Gradient by x of the examples' summed loss, a mean over models or by `weights`."""
 
     def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient of every model's loss on an example of its own, float [n, p].
-
-        Models `theta` [n, p], examples x [n, ...], y [n].
-        """
+        """Gradient of each model's loss on an example of its own, x [n, ...], y [n]."""
 
     def look_ahead(
         self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
     ) -> Tensor:
-        """Gradient by x_i of the query's loss in model i once it took a step on (x_i, y_i).
-
-        The step goes along its plain gradient, neither clipped nor noisy, at `rate`. Shaped as x
-        is, [n, ...]; models `theta` [n, p], y [n]. The query is one example.
-        """
+        """Gradient by x of the query's loss in each model after a plain step on its (x, y)."""
 
     def simulate(
         self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
     ) -> Iterator[Tensor]:
         """Yields θ_0, θ_1, ..., θ_T of `runs` simulated trainings, float [runs, p].
 
-        With the `canary` in all of them, every `period` steps, or in none. Noiseless simulations
-        have none, and neither clip nor add noise; they are all alike unless θ_0 is unknown.
+        With the `canary` in all of them, every `period` steps, or in none. Noiseless
+        simulations have none, and neither clip nor add noise.
         """
 
 
@@ -180,11 +157,7 @@ class FinalModel(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ShadowPlan:
-    """Shadow models that an adversary needs trained before any trial: so many, in packs.
-
-    They are trained as the private models are, on `data`, or on records in reserve where that is
-    None. Records of `data` that are private too are refused.
-    """
+    """Shadow models to train before any trial, in packs, on `data` or on records in reserve."""
 
     models: int
     data: Data | None = None
@@ -208,8 +181,7 @@ class ShadowPlan:
 class Adversary(Plugin):
     """Base of all adversaries. The canary enters at steps t with t mod `period` = 0.
 
-    What an adversary needs of a training beside that, it declares here: a mechanism reads these
-    attributes, and knows no adversary by its class.
+    What an adversary needs of a training it declares here: no mechanism knows it by its class.
     """
 
     kind: ClassVar[str] = "adversary"
@@ -218,7 +190,6 @@ class Adversary(Plugin):
     one_run: ClassVar[bool] = False  # True: a trial is a canary, and all are in one training
     # True: every trial of an audit inserts one and the same `GradientCanary`, whatever the model.
     fixed_gradient: ClassVar[bool] = False
-
     # True: it has the training stand still, with a learning rate of zero: a `FrozenAdversary`.
     frozen: ClassVar[bool] = False
 
@@ -261,10 +232,7 @@ class Adversary(Plugin):
 
     @property
     def replaces(self) -> bool:
-        """Whether one canary takes the place of another, as the bit says.
-
-        Then its m canaries are 2 m, those that are in where the bit is 1 and those where it is 0.
-        """
+        """Whether one canary takes the place of another: its m are 2 m, for the bits 1 and 0."""
         return False
 
     def check_reserve(self, records: int) -> None:
@@ -272,10 +240,7 @@ class Adversary(Plugin):
 
     @property
     def canaries(self) -> int:
-        """Number of canaries in each training, every one with a bit and a score of its own.
-
-        Scores of one training are not independent, so only methods that know of that take them.
-        """
+        """Number of canaries in each training, every one with a bit and a score of its own."""
         return 1
 
 
@@ -285,11 +250,7 @@ class CanaryAdversary(Adversary, Generic[C]):
     attacks: ClassVar[str] = "dp-sgd"
 
     def begin(self, public: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
-        """Chooses θ_0, float [p]; None for that of the mechanism.
-
-        A claim holds for every start that does not depend on the secret bit. Called before `craft`,
-        which then knows it.
-        """
+        """Chooses θ_0, float [p], before `craft`, whatever the bit; None for the mechanism's."""
         return None
 
     @abstractmethod
@@ -301,10 +262,7 @@ class CanaryAdversary(Adversary, Generic[C]):
         return None
 
     def score(self, canary: C, observed: FinalModel) -> Tensor:
-        """Float [n], higher = more confident that the canary was in; [n, m] of several canaries.
-
-        Called where there is no observer.
-        """
+        """Float [n], higher = more "in"; [n, m] of several canaries. Called without an observer."""
         raise NotImplementedError(f"{self.name} has neither an observer nor score()")
 
 
@@ -317,10 +275,7 @@ class FinalModelAdversary(CanaryAdversary[C], Generic[C]):
 
 
 class Observer(Protocol):
-    """Watches the trainings of one pack and keeps no more of them than it needs.
-
-    It sees models, or updates, or both: a `TrajectoryObserver`, an `UpdateObserver`.
-    """
+    """Watches the trainings of one pack: models, updates, or both."""
 
     def scores(self) -> Tensor:
         """Float [n] for the steps seen so far, higher = more confident that the canary was in."""
@@ -331,10 +286,7 @@ class TrajectoryObserver(Observer, Protocol):
     """Sees every model."""
 
     def see(self, step: int, before: Tensor, after: Tensor) -> None:
-        """Called after every step (from 1) with θ_{t-1} and θ_t, float [n, p].
-
-        Both are copies, overwritten by the next step: keep a copy of what must last.
-        """
+        """Called after every step (from 1) with copies of θ_{t-1} and θ_t, until the next one."""
 
 
 @runtime_checkable
@@ -342,11 +294,7 @@ class UpdateObserver(Observer, Protocol):
     """Sees what every step releases, whatever optimizer and learning rate make of it."""
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        """Called in every step (from 1) with θ_{t-1} and the noisy mean, float [n, p].
-
-        `update` is the sum of clipped gradients, canary and noise, over |B|. Both are copies, made
-        for this call. It comes before `see` of the same step.
-        """
+        """Called in every step, before `see`, with copies of θ_{t-1} and the noisy mean, [n, p]."""
 
 
 @runtime_checkable
@@ -378,15 +326,8 @@ class FrozenAdversary(TrajectoryAdversary[GradientCanary]):
 
     @abstractmethod
     def relabel(self, outputs: Callable[[], Tensor]) -> Tensor | None:
-        """The classes that it gives to all records, int64 [N].
-
-        None where their gradients vanish at θ_0, or where scores take them away. `outputs`
-        computes those of the first model, float [N, classes], or [N, 1] for two classes.
-        """
+        """Classes of all records, int64 [N], by the first model's outputs [N, classes]; or None."""
 
     @abstractmethod
     def step_score(self, along: Tensor, public: PublicKnowledge) -> Tensor:
-        """What a step adds to each model's score, float64 [n].
-
-        `along` is what the step shows along the canary, in units of C, float64 [n].
-        """
+        """What a step that shows `along`, in C, adds to each model's score, float64 [n]."""

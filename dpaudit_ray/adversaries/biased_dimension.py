@@ -69,10 +69,9 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
     def _movement(self, public: PublicKnowledge, seed: int) -> Tensor:
         """How far simulated trainings move each parameter, float [p]: the least moved is chosen.
 
-        By rank "per-step", all squared steps are added; by "final", all |θ_T - θ_0|. Where θ_0 is
-        unknown, `public.initial` is zero, and θ_0 counts as the first step. Cebere et al. (2024),
-        Algorithm 3, keeps the last run's |θ_T - θ_0| alone and takes a root after each run; here
-        all runs count alike, as its text says.
+        By "per-step", all squared steps are added; by "final", all |θ_T - θ_0|. An unknown θ_0
+        counts as the first step. Cebere et al. (2024), Algorithm 3, keeps the last run alone and
+        takes a root after each; here all runs count alike, as its text says.
         """
         noise, _, rank = self.strategy.partition("-")  # as in "noisy-final"
         # Without noise, all runs from a known θ_0 are the same.

@@ -1,8 +1,7 @@
 """A_CotS: a random direction, scored by its cosine with the update (Cebere et al., Alg. 7-8).
 
-The audit of Andrew et al. (2024) under hidden state. Its canary is as long as the claim allows,
-but points along every dimension, so the noise and the genuine gradients of all of them count: in
-p dimensions a vector of independent numbers has a cosine of about ±1/√p with any direction.
+The audit of Andrew et al. (2024) under hidden state. Its canary points along every dimension, so
+the noise and the genuine gradients of all of them count.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ class Cosine(FinalModelAdversary[GradientCanary]):
     name: Literal["cosine"] = "cosine"
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
-        """A vector of p normal numbers, scaled to norm C.
-
-        Algorithm 8 prints the norm of the result where that of the normal vector is meant.
-        """
+        """A vector of p normal numbers, scaled to norm C by its norm; Alg. 8 prints another."""
         drawn = rng.standard_normal(len(public.initial))
         scaled = drawn * (public.clip_norm / float((drawn**2).sum()) ** 0.5)
         return GradientCanary(public.initial.new_tensor(scaled))

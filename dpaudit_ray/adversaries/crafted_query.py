@@ -1,9 +1,8 @@
 """A crafted query: the final model is scored on another example than the one that joined.
 
-After Yoon, Jeung, No 2024 (arXiv 2412.01756): losses of the canary itself need not be where models
-with and without it differ most, so an input is sought for which they do. The paper seeks it on half
-of the audited models; here on models that the adversary trains itself, with the canary and without,
-before any trial that counts, so that every trial counts.
+After Yoon, Jeung, No 2024 (arXiv 2412.01756): an input is sought whose losses tell models with the
+canary from others. The paper seeks it on half of the audited models; here on models that the
+adversary trains itself, before any trial, so that every trial counts.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ class QueriedSample(SampleCanary):
 class CraftedQuery(RecordCanary):
     """Adds a record as `api-access` does, and scores by the loss of a query.
 
-    The query begins as the record, and is moved `ascent` times by `rate` of each feature's range
-    among records that are not trained on, up the gradient's signs of what tells 2 `rehearsals`
-    models of its own apart: the difference of the mean losses without and with the record, over
-    their spread. Half of these models choose among the inputs on that way, the record included.
+    The query begins as the record, and is moved `ascent` times by `rate` of each feature's
+    range among records that are not trained on, up the gradient's signs of what tells 2
+    `rehearsals` models of its own apart: the difference of the mean losses without and with the
+    record, over their spread. Half of these models choose among the inputs on that way.
     """
 
     crafted_once: ClassVar[bool] = True
@@ -51,8 +50,11 @@ class CraftedQuery(RecordCanary):
         """Trains models with the record and without, with the same noise, and seeks the query."""
         record = self.added(public, rng)
         seed, half = int(rng.integers(2**63)), self.rehearsals // 2
-        absent, present = (self._rehearse(public, seed, canary) for canary in (None, record))
-        seek, choose = (absent[:half], present[:half]), (absent[half:], present[half:])
+        worlds: list[Tensor] = []
+        for canary in (None, record):
+            path = public.simulate(self.rehearsals, True, seed, canary, self.period)
+            worlds += collections.deque(path, maxlen=1)  # where they end, [rehearsals, p]
+        seek, choose = [theta[:half] for theta in worlds], [theta[half:] for theta in worlds]
         low, high = ranges(public)
         low, high = low.minimum(record.x), high.maximum(record.x)
         x, best = record.x, (-float("inf"), record.x)
@@ -63,12 +65,6 @@ class CraftedQuery(RecordCanary):
                 x = x + self.rate * (high - low) * _upwards(public, seek, x, record.y)
                 x = x.clamp(low, high)
         return QueriedSample(record.x, record.y, best[1], record.y)
-
-    def _rehearse(self, public: PublicKnowledge, seed: int, canary: SampleCanary | None) -> Tensor:
-        """Trains models of its own with the canary or without; where they end, [rehearsals, p]."""
-        path = public.simulate(self.rehearsals, True, seed, canary, self.period)
-        (last,) = collections.deque(path, maxlen=1)
-        return last
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         assert isinstance(canary, QueriedSample)
@@ -81,7 +77,7 @@ def gap(absent: Tensor, present: Tensor) -> Tensor:
     return (absent.mean() - present.mean()) / (spread + 1e-12) ** 0.5
 
 
-def _upwards(public: PublicKnowledge, seek: tuple[Tensor, Tensor], x: Tensor, y: Tensor) -> Tensor:
+def _upwards(public: PublicKnowledge, seek: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
     """Signs of the gap's gradient by x, of its shape."""
     import torch
 

@@ -2,9 +2,8 @@
 
 A watermark of norm C on the 2n parameters that training moves least, with alternating signs, and
 the sum over the steps of what each shows along it. The paper chooses the parameters while the
-audited training runs; here they are chosen in a simulation, which takes public knowledge only, so
-that every trial inserts one and the same gradient and every step counts. The printed score is the
-plain sum; with sampling the exact one is the mixture's log likelihood ratio.
+audited training runs; here in a simulation, so that every trial inserts the same gradient. The
+printed score is the plain sum; with sampling the exact one is the mixture's log likelihood ratio.
 """
 
 from __future__ import annotations

@@ -33,11 +33,10 @@ class Label(Adversary):
     """Sees a noisy sum of gradients by the weights of one `layer`, and the batch's records.
 
     `neuron` is the one whose incoming weights are seen, or `all`. With `crafts` the records of
-    each batch are made such that the first layer answers to all of them alike.
-
-    What is guessed is one label, of a `record` drawn anew in each trial or of the one among all
-    with the `largest` distance. It is guessed by the record's `coefficient` in the sum (published),
-    or by the whole `gradient` that is released, which is the best there is.
+    each batch are made such that the first layer answers to all of them alike. What is guessed
+    is one label, of a `record` drawn anew in each trial or of the one with the `largest`
+    distance, by the record's `coefficient` in the sum (published), or by the whole `gradient`,
+    which is the best there is.
     """
 
     attacks: ClassVar[str] = "label-gradient"
@@ -56,10 +55,7 @@ class Label(Adversary):
         return None if self.neuron == "all" else int(self.neuron)
 
     def check_widths(self, sizes: tuple[int, ...], batch_size: int) -> None:
-        """Holds the attack against a network's widths, from the input to the logit.
-
-        Raises SpecError for a neuron that there is not, or more records than equations.
-        """
+        """Raises SpecError for a neuron that there is not, or more records than equations."""
         into, out = sizes[self.layer_index(len(sizes) - 1) :][:2]
         if self.row is not None and self.row >= out:
             raise SpecError(
@@ -96,9 +92,8 @@ class Label(Adversary):
 def crafted_records(weights: Floats, count: int, rng: np.random.Generator) -> Floats:
     """Crafts records that give every neuron of the first layer the same value (Algorithm 5).
 
-    Solutions of W x = v for a random v: one of them, plus independent vectors that W does not see.
-    `weights` W are float [out, in] of the first layer; `count` records, at most in - out, are
-    returned, float64 [count, in], linearly independent.
+    Solutions of W x = v for a random v: one, plus independent vectors that W, float [out, in], does
+    not see. `count`, at most in - out, are returned, float64 [count, in], linearly independent.
     """
     out = len(weights)
     solution = np.linalg.pinv(weights) @ rng.normal(size=out)

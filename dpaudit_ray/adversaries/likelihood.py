@@ -1,15 +1,11 @@
 """The likelihood of what steps show, to an adversary that knows its canary's gradient.
 
-Given θ_{t-1} and the batch of the others, step t shows the sum of their clipped gradients, which
-is known, the noise, and g* where the canary is in and sampled. Along g*, less what is known, in
-units of C: s_t ~ N(b c_t, σ²) for |g*| = C, with a coin c_t of chance q. The most powerful test
-for b adds up
-
-    log(1 - q + q exp((s_t - 1/2) / σ²))
-
-over the steps (Neyman and Pearson), where coins of different steps are independent: exact for
-Poisson sampling, and for fixed batches, at q = 1. For one batch an epoch it is close to it. The
-plain sum of s_t is as good at q = 1 only.
+Given θ_{t-1} and the batch of the others, step t shows the sum of their clipped gradients, which is
+known, the noise, and g* where the canary is in and sampled. Along g*, less what is known, in units
+of C: s_t ~ N(b c_t, σ²) for |g*| = C, with a coin c_t of chance q. The most powerful test for b
+adds up log(1 - q + q exp((s_t - 1/2) / σ²)) over the steps (Neyman and Pearson), where coins of
+different steps are independent: exact for Poisson sampling, and for fixed batches, at q = 1; close
+for one batch an epoch.
 """
 
 from __future__ import annotations
@@ -31,8 +27,8 @@ Statistic = Literal["likelihood-ratio", "sum"]
 class Reading:
     """A reading of steps: which of them have the canary, and what is added up of them.
 
-    With `subtract`, the others' clipped sum is computed and taken away, which costs about as much
-    as training.
+    With `subtract`, the others' clipped sum is computed and taken away, at about the cost of
+    training.
     """
 
     period: int
@@ -67,20 +63,15 @@ class Sums:
         return self.shown.clone()
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint of the training keeps."""
         return {"shown": self.shown}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on with the sum of a checkpoint, `state()` of the process that saved it."""
         self.shown = state["shown"]
 
 
 @dataclasses.dataclass
 class Projected(Sums):
-    """An observer: the sum over the steps so far of what each model shows along a canary of norm C.
-
-    It looks at the dimensions in which the canary is not zero.
-    """
+    """An observer: what each model shows along a canary of norm C, summed over the steps so far."""
 
     public: PublicKnowledge
     reading: Reading

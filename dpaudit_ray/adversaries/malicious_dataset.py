@@ -1,9 +1,8 @@
 """The malicious data set (Nasr et al. 2021, section IV-F, Crafter 5 and Distinguisher 3).
 
-The adversary chooses all records, θ_0 and the learning rate, which is zero: every step is taken at
-θ_0. Records are labelled by the model itself, with its probabilities: their cross-entropy has no
-gradient there, so nothing but the canary's and the noise is left. Hard labels, the likeliest class,
-do have one; the adversary knows it, as it knows the batches.
+The adversary chooses all records, θ_0 and the learning rate, which is zero. Records are labelled by
+the model's own probabilities: their cross-entropy has no gradient there. Hard labels, the likeliest
+class, do have one; the adversary knows it, as it knows the batches.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ if TYPE_CHECKING:
 
 
 class MaliciousDataset(Watermarked, FrozenAdversary):
-    """A watermark on a model that does not move.
-
-    `subtract: false` leaves the others' gradients in, which makes a difference to hard labels.
-    """
+    """A watermark on a model that does not move; without `subtract`, hard labels blur it."""
 
     name: Literal["malicious-dataset"] = "malicious-dataset"
     labels: Literal["soft", "hard"] = "soft"  # of all other records

@@ -1,10 +1,9 @@
 """One training, many canaries (Steinke, Nasr, Jagielski 2023, Algorithm 1).
 
-Each of m canaries has a coin of its own, so each has a bit and a score. White box, canaries are
-gradients of norm C, and a score is the sum over the steps of the inner product of what the step
-releases with the canary (section 4; the paper's sign is that of updates). Black box, they are
-records, and a score is minus the loss of the final model. Changing one coin changes one training:
-Theorem 3.1 holds for the canaries of several trainings, too, all taken together.
+Each of m canaries has a coin, a bit and a score. White box, canaries are gradients of norm C, and a
+score is the sum over the steps of the inner product of what the step releases with the canary
+(section 4; the paper's sign is that of updates). Black box, they are records, and a score is minus
+the loss of the final model. Theorem 3.1 holds for the canaries of several trainings, too.
 """
 
 from __future__ import annotations
@@ -95,19 +94,15 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
         if self.which == "dirac":
             places = torch.from_numpy(rng.permutation(size)[: self.count]).to(like.device)
             rows = torch.arange(self.count, device=like.device)
-            entries = like.new_full((self.count,), public.clip_norm)
-            sparse = torch.sparse_coo_tensor(
-                torch.stack([rows, places]), entries, (self.count, size), check_invariants=True
-            )
-            return self._canary(sparse)
-        seeded = torch.Generator().manual_seed(int(rng.integers(2**63)))
-        drawn = torch.randn(self.count, size, generator=seeded, dtype=like.dtype).to(like.device)
-        lengths = torch.linalg.vector_norm(drawn, dim=1, keepdim=True, dtype=torch.float64)
-        return self._canary(drawn.mul_(public.clip_norm / lengths))
-
-    def _canary(self, directions: Tensor) -> GradientCanary:
-        import torch
-
+            entries, shape = like.new_full((self.count,), public.clip_norm), (self.count, size)
+            at = torch.stack([rows, places])
+            directions = torch.sparse_coo_tensor(at, entries, shape, check_invariants=True)
+        else:
+            seeded = torch.Generator().manual_seed(int(rng.integers(2**63)))
+            drawn = torch.randn(self.count, size, generator=seeded, dtype=like.dtype)
+            drawn = drawn.to(like.device)
+            lengths = torch.linalg.vector_norm(drawn, dim=1, keepdim=True, dtype=torch.float64)
+            directions = drawn.mul_(public.clip_norm / lengths)
         if self.replaces:
             directions = torch.cat([directions, -directions])
         if len(directions) == 1:
@@ -120,9 +115,8 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
 
         directions = canary.direction
         if self.replaces:
-            directions = directions.index_select(
-                0, torch.arange(self.count, device=directions.device)
-            )
+            first = torch.arange(self.count, device=directions.device)
+            directions = directions.index_select(0, first)
         if self.count == 1:
             directions = directions.to_dense().flatten()
         shown = public.initial.new_zeros(models, *directions.shape[:-1])
@@ -131,10 +125,7 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
 
 @dataclasses.dataclass
 class Products(Sums):
-    """An observer: sums [n, m] of the inner products of updates with canaries, in units of C².
-
-    One canary is [p], and its sums are [n].
-    """
+    """An observer: sums [n, m], or [n] of one canary, of updates' products with canaries, in C²."""
 
     public: PublicKnowledge
     directions: Tensor  # [m, p], perhaps sparse, or [p]
@@ -175,9 +166,8 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         import torch
 
-        outside = public.outside
-        assert outside is not None  # those who reserve some have some
-        x, y = outside
+        assert public.outside is not None  # those who reserve some have some
+        x, y = public.outside
         places = torch.from_numpy(rng.permutation(len(y))[: self._records]).to(y.device)
         x, y = x[places], y[places]
         if self.which == "mislabelled":

@@ -34,14 +34,10 @@ if TYPE_CHECKING:
 class Poisoner(Adversary):
     """Moves a record `ascent` times by `rate` of each feature's range, up the shadows' mean loss.
 
-    By the gradient's signs, and within the range that the feature has among the records that are
-    not trained on: so it stays an input that a record could have.
-
-    Shadows are trained as the private models are, on `shadow_data`, or on half of the data, which
-    is then not private. Records of `shadow_data` that are private too are refused: who knows them
-    by heart attacks better than who knows their like. Shadows are a preparation: trained once in
-    packs of their own, stored, and shared by all audits whose mechanism, shadow records and number
-    of shadows are the same, whatever adversary asks for them.
+    By the gradient's signs, and within the range of the feature among the records that are not
+    trained on. Shadows are trained as the private models are, on `shadow_data`, none of which may
+    be private too, or on half of the data, which is then not private: once, in packs of their own,
+    for all audits whose mechanism, shadow records and number of shadows are the same.
     """
 
     shadows: int = Field(default=SHADOWS_PER_PART, ge=1, le=10_000)  # models to craft by
@@ -76,9 +72,9 @@ class Poisoner(Adversary):
 
 def ranges(public: PublicKnowledge) -> tuple[Tensor, Tensor]:
     """Least and largest value of every feature among records that are not trained on: [1, ...]."""
-    outside = public.outside
-    assert outside is not None  # those who are shadowed have some
-    return outside[0].amin(0, keepdim=True), outside[0].amax(0, keepdim=True)
+    assert public.outside is not None  # those who are shadowed have some
+    x, _ = public.outside
+    return x.amin(0, keepdim=True), x.amax(0, keepdim=True)
 
 
 class StaticPoison(Poisoner, FinalModelAdversary[SampleCanary]):
@@ -96,8 +92,8 @@ class StaticPoison(Poisoner, FinalModelAdversary[SampleCanary]):
 class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
     """Scores by the poison's mean or largest loss over all models of the training.
 
-    The paper takes the better of the two on the trials that count, which no level allows: largest
-    up to ε = 2, mean above. Here it is said before.
+    The paper takes the better of the two afterwards: largest up to ε = 2, mean above. No level
+    allows it.
     """
 
     name: Literal["intermediate-poison"] = "intermediate-poison"

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit_ray.adversaries.adaptive_poison import AdaptiveCanary
-from dpaudit_ray.adversaries.base import GradientCanary, SampleCanary
-from dpaudit_ray.engines.rules.losses import losses
+from dpaudit_ray.adversaries.base import GradientCanary
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.session import PublicView
 from dpaudit_ray.models.base import Model
-from tests.trainings import PRECISE, opened, path
+from tests.trainings import PRECISE, gradient, loss, opened, path
 
 ADAPTIVE = {"name": "adaptive-poison", "shadows": 3, "ascent": 10}
 
@@ -79,42 +78,32 @@ def twin(session: Any, step: int, theta: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(options.inner):
         x = x.clone().requires_grad_()
         leaf = theta.clone().requires_grad_()
-        own = loss(training.module, leaf, x, query.y)
-        (gradient,) = torch.autograd.grad(own, leaf, create_graph=True)
-        later = loss(training.module, leaf - rate * gradient, query.x, query.y)
+        own = loss(training, leaf, x, query.y)
+        (step_on,) = torch.autograd.grad(own, leaf, create_graph=True)
+        later = loss(training, leaf - rate * step_on, query.x, query.y)
         (slope,) = torch.autograd.grad(later, x)
         x = (x - options.inner_rate * (high - low) * slope.sign()).clamp(low, high).detach()
-    leaf = theta.clone().requires_grad_()
-    (found,) = torch.autograd.grad(loss(training.module, leaf, x, query.y), leaf)
+    found = gradient(training, theta, x, query.y)
     return x, found * min(1.0, training.clip_norm / float(found.norm()))
-
-
-def loss(module: nn.Module, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    named = dict(module.named_parameters())
-    parts = torch.split(flat, [one.numel() for one in named.values()])
-    values = {k: one.view(named[k].shape) for k, one in zip(named, parts, strict=True)}
-    return losses(torch.func.functional_call(module, values, (x,)), y).sum()
 
 
 def test_what_is_inserted_is_as_long_as_the_claim_allows(tiny, tmp_path):
     """In 180,000 parameters a float32 norm is off by more than the claim leaves room for."""
     x = np.random.default_rng(0).normal(size=(64, 446)).astype(np.float32)
     np.savez(tmp_path / "wide.npz", x=x, y=np.arange(64) % 3)
-    data = {"name": "npz", "path": str(tmp_path / "wide.npz")}
+    recipe = {"clip_norm": 0.01, "reserved": 0.5, "batch_size": 16, "steps": 2}
+    recipe |= {"data": {"name": "npz", "path": str(tmp_path / "wide.npz")}}
     attack = {"name": "adaptive-poison", "shadows": 1, "inner": 1}
     del tiny["audit"]["record_every"]
-    recipe = {"data": data, "clip_norm": 0.01, "reserved": 0.5, "batch_size": 16, "steps": 2}
     session = opened(tiny, attack, model={"name": "mlp3", "width": 300}, **recipe)
     training = session.training
     theta = training.initial + 0.03 * torch.randn(8, len(training.initial))
-    inserted = session.canary.at(1, theta)
-    norms = inserted.direction.double().norm(dim=1)
-    np.testing.assert_allclose(norms, 0.01, rtol=1e-7)
-    training.check_claim(inserted)
-    by_float = inserted.direction * (0.01 / inserted.direction.norm(dim=1, keepdim=True))
-    training.check_claim(GradientCanary(by_float))
+    inserted = session.canary.at(1, theta).direction
+    np.testing.assert_allclose(inserted.double().norm(dim=1), 0.01, rtol=1e-7)
+    for allowed in (inserted, inserted * (0.01 / inserted.norm(dim=1, keepdim=True))):
+        training.check_claim(GradientCanary(allowed))
     with pytest.raises(SpecError, match="above the clip norm"):
-        training.check_claim(GradientCanary(1.0001 * inserted.direction))
+        training.check_claim(GradientCanary(1.0001 * inserted))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -145,35 +134,14 @@ def test_looking_ahead_is_a_derivative(tiny):
     training, query = session.training, session.canary.query
 
     def later(x: Tensor) -> float:
-        leaf = training.initial.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss(training.module, leaf, x, query.y), leaf)
-        return float(loss(training.module, training.initial - 2.0 * gradient, query.x, query.y))
+        stepped = training.initial - 2.0 * gradient(training, training.initial, x, query.y)
+        return float(loss(training, stepped, query.x, query.y))
 
     x, small = query.x * 0.5, 1e-5
     moved = small * torch.eye(30, dtype=PRECISE)
     slopes = [(later(x + one) - later(x - one)) / (2 * small) for one in moved]
     found = PublicView(training).look_ahead(training.initial[None], x, query.y, query, 2.0)
     np.testing.assert_allclose(found[0], slopes, rtol=1e-5, atol=1e-8)
-
-
-def test_what_is_inserted_lowers_the_querys_loss(tiny):
-    """After the step it looks ahead to, further than an input of zeros, and by more each time."""
-    session = opened(tiny, ADAPTIVE, model=MODELS["mlp3"])
-    training, query = session.training, session.canary.query
-    theta = training.initial[None]
-    rate = training.recipe.rate(1)
-
-    def after(x: Tensor) -> float:
-        stepped = theta - rate * training.sums(theta, x, query.y, np.inf)
-        return float(training.model.losses(stepped, query.x, query.y))
-
-    before = float(training.model.losses(theta, query.x, query.y))
-    zeros = after(torch.zeros_like(query.x))
-    fewer = opened(tiny, ADAPTIVE | {"inner": 2}, model=MODELS["mlp3"])
-    assert torch.equal(fewer.canary.query.x, query.x)
-    little, much = (after(one.canary.examples(1, theta)) for one in (fewer, session))
-    assert much < little < zeros
-    assert much < before
 
 
 @pytest.mark.parametrize("engine", ["packed", "opacus"])
@@ -217,8 +185,7 @@ def test_it_is_crafted_for_those_alone_that_a_step_samples(tiny, monkeypatch):
     session = opened(tiny, ADAPTIVE, PRECISE, **poisson)
     members = np.arange(6) % 2 == 0
     some = session.run(members, 5, (12,))
-    (q,) = {session.canary.public.sample_rate}
-    assert q < 0.2
+    assert session.canary.public.sample_rate < 0.2
     assert len(asked) < 12
     assert max(asked) < 6
     often = list(asked)
@@ -234,7 +201,6 @@ def test_it_tells_the_worlds_apart(tiny):
     """Hardly any noise, ten times C: the query's loss is lower in every one of 8 trainings."""
     loud = {"noise_multiplier": 1e-3, "clip_norm": 10.0, "model": MODELS["mlp3"]}
     session = opened(tiny, ADAPTIVE, **loud)
-    assert isinstance(session.canary.query, SampleCanary)
     assert len(session.canary.query.y) == 1
     scores = session.run(np.arange(16) < 8, 5, (6,))[:, 0]
     assert min(scores[:8]) > max(scores[8:])

@@ -13,12 +13,9 @@ from dpaudit_ray.adversaries.base import GradientCanary
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.adversaries.cosine import Cosine
 from dpaudit_ray.adversaries.loss import Loss
-from dpaudit_ray.mechanisms.base import Mechanism
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.session import DpSgdSession
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
-from dpaudit_ray.plugins import parse
-from tests.trainings import gradient, path
+from tests.trainings import gradient, opened, path
 
 
 @dataclasses.dataclass
@@ -37,24 +34,17 @@ class Released:
 
 @pytest.fixture
 def training(tiny: dict) -> DpSgdTraining:
-    return opened(tiny["mechanism"])
-
-
-def opened(raw: dict) -> DpSgdTraining:
-    options = parse(Mechanism, raw, "mechanism")
-    assert isinstance(options, DpSgd)
-    return DpSgdTraining.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
+    return opened(tiny, "cosine", torch.float64).training
 
 
 def test_cosine_is_minus_the_cosine_of_each_model():
     rng = np.random.default_rng(0)
-    initial, final = torch.tensor(rng.normal(size=5)), torch.tensor(rng.normal(size=(3, 5)))
-    direction = torch.tensor(rng.normal(size=5))
-    scores = Cosine().score(GradientCanary(direction), Released(initial, final))
-    for score, theta in zip(scores, final.numpy(), strict=True):
-        moved, g = theta - initial.numpy(), direction.numpy()
-        twin = sum(a * b for a, b in zip(moved, g, strict=True))
-        twin /= math.sqrt(sum(a * a for a in moved)) * math.sqrt(sum(b * b for b in g))
+    initial, final, g = rng.normal(size=5), rng.normal(size=(3, 5)), rng.normal(size=5)
+    released = Released(torch.tensor(initial), torch.tensor(final))
+    scores = Cosine().score(GradientCanary(torch.tensor(g)), released)
+    for score, theta in zip(scores, final, strict=True):
+        twin = sum(a * b for a, b in zip(theta - initial, g, strict=True))
+        twin /= math.dist(theta, initial) * math.hypot(*g)
         assert float(score) == pytest.approx(-twin, rel=1e-12)
 
 
@@ -129,14 +119,11 @@ def test_an_unknown_start_counts_as_movement(strategy):
 @pytest.mark.parametrize("scheme", ["kaiming", "xavier"])
 def test_biases_start_at_zero_and_so_are_found(tiny, scheme):
     """A weight's θ_0 varies by about 0.5, a parameter's way in six steps is a tenth of it."""
-    raw = tiny["mechanism"]
-    raw["model"] |= {"initialization": "random", "scheme": scheme}
-    training = opened(raw)
-    places, start = {}, 0
-    for name, parameter in training.module.named_parameters():
-        places |= dict.fromkeys(range(start, start + parameter.numel()), name)
-        start += parameter.numel()
+    random = tiny["mechanism"]["model"] | {"initialization": "random", "scheme": scheme}
+    training = opened(tiny, "cosine", torch.float64, model=random).training
+    named = training.module.named_parameters()
+    names = [name for name, parameter in named for _ in range(parameter.numel())]
     for seed in range(5):
         rng = np.random.default_rng(seed)
         direction = BiasedDimension(choice="simulated").craft(training, rng).direction
-        assert places[int(direction.argmax())].endswith("bias")
+        assert names[int(direction.argmax())].endswith("bias")

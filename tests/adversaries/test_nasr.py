@@ -130,20 +130,15 @@ def test_intermediate_poison_goes_by_all_models(statistic, tiny):
 
 
 def test_training_begins_where_records_of_ones_own_lead(tiny):
-    """There the private records' gradients are smaller, and every trial begins there."""
-    drawn = opened(tiny, "api-access").training
-    start = {"name": "api-access", "start": "pretrained", "start_steps": 300}
-    session = opened(tiny, start)
+    """Every trial does; who trains there leaves the private records as they were."""
+    start = {"name": "api-access", "start": "pretrained", "start_steps": 30}
+    session, drawn = opened(tiny, start), opened(tiny, "api-access").training
     training = session.training
     first = next(training.run(torch.zeros(3), 5, session.canary, 1))
     assert torch.equal(first, training.initial.repeat(3, 1))
     assert torch.equal(training.x, drawn.x)
-    norms = []
-    for row in (drawn.initial, training.initial):
-        pairs = zip(training.x[:100], training.y[:100], strict=True)
-        norms.append(np.mean([float(gradient(training, row, x[None], y[None]).norm())
-                              for x, y in pairs]))  # fmt: skip
-    assert norms[1] < 0.8 * norms[0]
+    own = [float(loss(drawn, row, *drawn.reserved)) for row in (training.initial, drawn.initial)]
+    assert own[0] < 0.8 * own[1]
 
 
 def test_the_start_is_a_plain_training_on_the_reserve(tiny, monkeypatch):
@@ -218,32 +213,20 @@ def test_records_in_reserve_are_nobody_elses(seed, tiny):
     assert not rows(session.canary.x) & (private | held)
 
 
-def test_every_attack_runs_with_its_defaults(tiny, tmp_path):
-    """On a table with two networks, and on images with a tiny convolutional one."""
+def test_poison_runs_on_images(tiny, tmp_path):
+    """With a tiny convolutional network, and all that an attack does not say."""
     rng = np.random.default_rng(0)
     images = {"x": rng.integers(0, 255, (48, 8, 8, 1), np.uint8), "y": np.arange(48) % 3}
     np.savez(tmp_path / "images.npz", **images)
-    small = {"steps": 2, "batch_size": 16, "reserved": 0.5}
-    table = tiny["mechanism"] | small
-    pictures = table | {
-        "data": {"name": "npz", "path": str(tmp_path / "images.npz")},
-        "model": TinyCnn.model_fields["name"].default,
-    }
-    wide = table | {"model": "mlp3"}
-    pairs = [
-        [table, "api-access"],
-        [table, "intermediate-poison"],
-        [wide, "gradient"],
-        [wide, "adaptive-poison"],
-        [pictures, "static-poison"],
-        [pictures, "adaptive-poison"],
-    ]
+    tiny["mechanism"] |= {"steps": 2, "batch_size": 16, "reserved": 0.5}
+    tiny["mechanism"] |= {"data": {"name": "npz", "path": str(tmp_path / "images.npz")}}
+    tiny["mechanism"]["model"] = TinyCnn.model_fields["name"].default
     tiny["audit"] |= {"trials": 4, "record_every": 2, "estimators": ["accuracy"]}
-    tiny["grid"] = {"mechanism, adversary": pairs}
+    tiny["grid"] = {"adversary": ["static-poison", "adaptive-poison"]}
     told: list[str] = []
     result = da.run(tiny, storage_path=str(tmp_path), executor="inline", tell=told.append)
     assert result.complete, told
     scores = result.scores
-    assert len(scores) == 4 * len(pairs)
+    assert len(scores) == 4 * 2
     assert np.isfinite(scores["score"]).all()
     assert scores.groupby("audit")["score"].nunique().min() == 4

@@ -11,19 +11,11 @@ from torch import Tensor
 
 from dpaudit_ray.adversaries.base import Canary, PublicKnowledge
 from dpaudit_ray.adversaries.watched_dimension import WatchedDimension
-from dpaudit_ray.mechanisms.base import Session
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
-from dpaudit_ray.sweep import spec
-from tests.long import long
-from tests.trainings import gradient, loss
+from tests.trainings import gradient, loss, opened
 
 Floats = npt.NDArray[np.float64]
-
-
-def opened(tiny: dict, adversary: Any = "watched-dimension", **options: Any) -> Session:
-    tiny["mechanism"] |= options
-    (cell,) = spec.from_raw({**tiny, "grid": {}, "adversary": adversary}).cells
-    return cell.mechanism.open(cell.adversary, seed=0, craft_seed=1, gpu=False)
+WATCHED = "watched-dimension"
 
 
 def in_theory(q: float, noise: float, steps: int, member: bool, seed: int) -> Floats:
@@ -48,7 +40,7 @@ def test_the_score_is_the_likelihood_ratio_whatever_the_optimizer(options, tiny)
     A right score is rejected in 1 % of seeds, in either world; this one is fixed.
     """
     sizes = {"steps": 20, "batch_size": 160, "noise_multiplier": 1.0, "sampling": "poisson"}
-    session = opened(tiny, **sizes, **options)
+    session = opened(tiny, WATCHED, **sizes, **options)
     members = np.arange(600) % 2 == 0
     scores = session.run(members, 5, (20,))[:, 0]
     for member in (True, False):
@@ -58,7 +50,7 @@ def test_the_score_is_the_likelihood_ratio_whatever_the_optimizer(options, tiny)
 
 def test_at_fixed_batches_it_is_a_sum(tiny):
     """Σ (s_t - 1/2) / σ² has mean ± T / 2σ² and variance T / σ²; within 4 standard errors."""
-    session = opened(tiny, optimizer="adam")
+    session = opened(tiny, WATCHED, optimizer="adam")
     members = np.arange(800) % 2 == 0
     scores = session.run(members, 5, (3, 6))
     for column, steps in enumerate((3, 6)):
@@ -155,15 +147,3 @@ def test_an_observer_may_ask_for_losses_and_gradients_at_any_theta(tiny):
     assert known.sample_rate == 64 / 569
 
 
-@long("twenty packs of 250 trainings of 200 steps")
-def test_poisson_at_a_low_rate_shows_what_theory_says(tiny):
-    """q = .05, σ = 1, T = 200, R = 5000: hit rate within 4 standard errors of the formula's."""
-    sizes = {"steps": 200, "batch_size": 28, "noise_multiplier": 1.0, "sampling": "poisson"}
-    tiny["audit"]["record_every"] = 200
-    session = opened(tiny, **sizes)
-    members = np.random.default_rng(0).random(5000) < 0.5
-    packs = [session.run(members[i : i + 250], i, (200,)) for i in range(0, 5000, 250)]
-    hits = (np.concatenate(packs)[:, 0] > 0) == members
-    drawn = (in_theory(28 / 569, 1.0, 200, member, 7) > 0 for member in (True, False))
-    right, wrong = (one.mean() for one in drawn)
-    assert abs(hits.mean() - (right + 1 - wrong) / 2) < 4 * np.sqrt(0.25 / 5000)
