@@ -1,4 +1,4 @@
-"""Networks for these tests: one that takes its time to be built, and a tiny convolutional one."""
+"""A network for these tests that takes its time to be built."""
 
 import os
 import time
@@ -18,13 +18,3 @@ class Slowly(Model):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         time.sleep(float(os.environ.get(SECONDS, 0)))
         return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], 1))
-
-
-class TinyCnn(Model):
-    """For images of 8 x 8."""
-
-    name: str = f"{__name__}:TinyCnn"
-
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        convolved = nn.Sequential(nn.Conv2d(shape[0], 3, 3), nn.ReLU(), nn.MaxPool2d(2))
-        return nn.Sequential(*convolved, nn.Flatten(), nn.Linear(27, classes))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,20 +18,6 @@ from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from tests.trainings import gradient, opened, path
 
 
-@dataclasses.dataclass
-class Released:
-    """What is released of n models."""
-
-    initial: Tensor
-    final: Tensor
-
-    def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        raise AssertionError("no loss is needed")
-
-    def gradients(self, x: Tensor, y: Tensor) -> Tensor:
-        raise AssertionError("no gradient is needed")
-
-
 @pytest.fixture
 def training(tiny: dict) -> DpSgdTraining:
     return opened(tiny, "cosine", torch.float64).training
@@ -40,7 +26,7 @@ def training(tiny: dict) -> DpSgdTraining:
 def test_cosine_is_minus_the_cosine_of_each_model():
     rng = np.random.default_rng(0)
     initial, final, g = rng.normal(size=5), rng.normal(size=(3, 5)), rng.normal(size=5)
-    released = Released(torch.tensor(initial), torch.tensor(final))
+    released = SimpleNamespace(initial=torch.tensor(initial), final=torch.tensor(final))
     scores = Cosine().score(GradientCanary(torch.tensor(g)), released)
     for score, theta in zip(scores, final, strict=True):
         twin = sum(a * b for a, b in zip(theta - initial, g, strict=True))
@@ -88,32 +74,21 @@ def test_the_norm_of_the_canary_is_that_of_its_own_gradient(training):
     assert torch.equal(plain.y, session.canary.y)
 
 
-@dataclasses.dataclass
-class Known:
-    """Knows two trainings of three parameters: the starts are 2, 0.1, 0 and 1, -0.1, 0."""
-
-    initial: Tensor
-    clip_norm: float = 1.0
-    runs: int = 0
-
-    def simulate(self, runs: int, noisy: bool, seed: int) -> Iterator[Tensor]:
-        self.runs = runs
-        starts = torch.tensor([[2.0, 0.1, 0.0], [1.0, -0.1, 0.0]])
-        start = starts[:runs] if not self.initial.any() else self.initial.expand(runs, -1)
-        yield start
-        yield start + torch.tensor([0.0, 0.01, 0.5])
-        yield start + torch.tensor([0.0, 0.02, 0.4])
-
-
 @pytest.mark.parametrize("strategy", ["noiseless-per-step", "noiseless-final"])
 def test_an_unknown_start_counts_as_movement(strategy):
+    """Two trainings of three parameters: the starts are 2, 0.1, 0 and 1, -0.1, 0."""
     adversary = BiasedDimension(choice="simulated", strategy=strategy, simulations=2)
-    hidden = Known(torch.zeros(3))
-    assert int(adversary.craft(hidden, np.random.default_rng(0)).direction.argmax()) == 1
-    assert hidden.runs == 2, "they are not all alike"
-    open_ = Known(torch.tensor([2.0, 0.1, 0.0]))
-    assert int(adversary.craft(open_, np.random.default_rng(0)).direction.argmax()) == 0
-    assert open_.runs == 1
+    ran = []
+
+    def simulate(runs: int, noisy: bool, seed: int) -> list[Tensor]:
+        ran.append(runs)
+        start = torch.tensor([[2.0, 0.1, 0.0], [1.0, -0.1, 0.0]])[:runs]
+        return [start + torch.tensor([0.0, a, b]) for a, b in ((0, 0), (0.01, 0.5), (0.02, 0.4))]
+
+    for initial, least in (([0.0, 0.0, 0.0], 1), ([2.0, 0.1, 0.0], 0)):
+        public = SimpleNamespace(initial=torch.tensor(initial), clip_norm=1.0, simulate=simulate)
+        assert int(adversary.craft(public, np.random.default_rng(0)).direction.argmax()) == least
+    assert ran == [2, 1], "they are all alike from one start only"
 
 
 @pytest.mark.parametrize("scheme", ["kaiming", "xavier"])

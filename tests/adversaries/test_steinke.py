@@ -165,19 +165,6 @@ def test_both_engines_insert_the_same(kind, tiny):
     np.testing.assert_allclose(*scores, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("kind", ["random", "natural"])
-def test_it_runs_from_a_sweep_and_resumes_to_the_same(kind, tiny, tmp_path):
-    tiny["audit"] |= {"trials": 4 * CANARIES, "estimators": ["one-run", "one-run-fdp"]}
-    tiny |= {"grid": {}, "adversary": attack(kind), "resources": {"pack_size": 2 * CANARIES}}
-    whole = da.run(tiny, storage_path=str(tmp_path / "whole"), executor="inline")
-    assert whole.complete
-    tiny["audit"]["trials"] = 2 * CANARIES
-    da.run(tiny, storage_path=str(tmp_path / "parts"), executor="inline")
-    tiny["audit"]["trials"] = 4 * CANARIES
-    parts = da.run(tiny, storage_path=str(tmp_path / "parts"), executor="inline")
-    assert parts.scores["score"].to_numpy().tobytes() == whole.scores["score"].to_numpy().tobytes()
-
-
 def test_a_model_that_leaks_all_its_bits_is_told(tiny, tmp_path):
     """With next to no noise nearly all of 60 bits are read off one training."""
     tiny["mechanism"] |= {"noise_multiplier": 0.01, "batch_size": 4, "model": "mlp3"}

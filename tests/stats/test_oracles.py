@@ -280,26 +280,21 @@ def test_label_bounds(row):
     assert np.all(found.mu <= 2 / row["sigma"] + 1e-12)
 
 
-@pytest.mark.parametrize("pair", rows("nasr2021_quoted"))
-def test_nasr_quoted(pair):
+@pytest.mark.parametrize("pair", [*rows("nasr2021_quoted"), *rows("steinke_quoted")])
+def test_quoted(pair):
     name, value = pair
-    if name.startswith("quoted"):
+    if name in ("quoted_5_60", "quoted_0_31"):
         errors, tol = ((0, 0), 1e-9) if name == "quoted_5_60" else ((2, 983), 1e-6)
         found = epsilon_of_counts(errors, (1000, 1000), 1e-5, 0.05)[0]
         assert found == approx(value["value_eps"], abs=tol)
-    else:
-        assert stats.clopper_pearson_upper(2, 1000, 0.025) == approx(value["n1000_two"])
-
-
-@pytest.mark.parametrize("pair", rows("steinke_quoted"))
-def test_steinke_quoted(pair):
-    name, value = pair
-    if name == "fig9_10000_98_2pct":
+    elif name == "fig9_10000_98_2pct":
         for delta, key in ((0.0, "delta0"), (1e-5, "delta_1e5")):
             found = one_run.epsilon_lower(value["v"], 10_000, 10_000, delta, 0.95)
             assert found == approx(value[key], abs=1e-6)
     elif name == "fig10_gaussian_upper":
         assert gdp.epsilon(1.0, 1e-5) == approx(value["computed"], abs=1e-9)
+    elif name == "quoted_fpr_below_0_01":
+        assert stats.clopper_pearson_upper(2, 1000, 0.025) == approx(value["n1000_two"])
     else:
         found = one_run.epsilon_lower(1429, 1500, 100_000, 1e-5, 0.95)
         assert found == approx(value, abs=1e-6)
