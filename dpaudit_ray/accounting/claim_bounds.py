@@ -182,7 +182,7 @@ def _check_target(epsilon: float, tolerance: float) -> None:
         raise ValueError(f"tolerance must be positive, got {tolerance}")
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.cache
 def _answer(training: Training, accountant: Accountant, bounded: str, at: float) -> UpperBound:
     """The accountant's `bounded` (epsilon or delta), or its fallback's where it has no answer."""
     if training.known is not None:

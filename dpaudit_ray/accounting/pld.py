@@ -75,14 +75,14 @@ class Pld(Accountant):
         return NOTE if sampled else ""
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.cache
 def advantage(training: Training) -> float:
     """δ at ε = 0 from above, of sampled steps, on a coarse grid that moves it by 1e-5 at most."""
     width = _doubled(1e-2 / math.sqrt(training.steps))  # rounding errors grow with its root
     return max(total.delta(0.0) for total in _composed((training,), width, pessimistic=True))
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.cache
 def least_epsilon(training: Training, delta: float) -> float:
     """A lower bound on ε at δ of a training with sampled steps."""
     return _epsilon((training,), delta, False)

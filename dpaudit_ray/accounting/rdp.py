@@ -74,7 +74,7 @@ def _training_divergences(training: Training) -> Floats:
     return training.steps * _step_divergences(training.unit_noise, training.sample_rate)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache
 def _step_divergences(noise_multiplier: float, sample_rate: float) -> Floats:
     """Divergences of one step, which take half a second where it is sampled; read-only."""
     result = divergences(noise_multiplier, 1, sample_rate)

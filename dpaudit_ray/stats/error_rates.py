@@ -138,7 +138,7 @@ def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
     return upper
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.cache
 def local_level(n: int, tail: float) -> float:
     """The level η at which all n bounds hold together with probability 1 - tail, exactly."""
     if not 1 <= n <= EXACT_LIMIT:

@@ -62,10 +62,7 @@ def _log_delta(e: Floats, m: Floats) -> Floats:
 def _last_where(holds: Callable[[Floats], npt.NDArray[np.bool_]], start: Floats) -> Floats:
     """Largest x ≥ 0 with holds(x), for a condition that is true up to a point and false beyond."""
     high = start.astype(np.float64)
-    for _ in range(60):
-        grow = holds(high) & np.isfinite(high)
-        if not np.any(grow):
-            break
+    while np.any(grow := holds(high) & np.isfinite(high)):
         high = np.where(grow, 2 * high, high)
     low = np.zeros_like(high)
     for _ in range(_BISECTIONS):

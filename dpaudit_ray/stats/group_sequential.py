@@ -150,7 +150,7 @@ def _convolved(a: Floats, b: Floats) -> Floats:
     return np.maximum(product, 0.0)  # rounding, about 1e-17: early looks spend a little less
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache
 def _choices(n: int) -> tuple[npt.NDArray[np.int64], Floats]:
     """Numbers of hits, and the logarithms of how many ways there are to each."""
     k = np.arange(n + 1)

@@ -191,7 +191,7 @@ def read_rate(
     return family.epsilon(rate, delta), mu
 
 
-@functools.lru_cache(maxsize=4096)  # counts of hits, and so μ, come again and again
+@functools.lru_cache  # counts of hits, and so μ, come again and again
 def _gaussian_epsilon(mu: float, delta: float) -> float:
     return float(gdp.epsilon(mu, delta))
 

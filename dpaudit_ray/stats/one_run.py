@@ -219,7 +219,7 @@ def _densest(correct: int, guesses: int, epsilon: float) -> float:
     return float(np.max(np.cumsum(pmf) / (lags + 1)))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache
 def _log_ratios(correct: int, guesses: int) -> npt.NDArray[np.float64]:
     """log pmf(v - 1 - i) - log pmf(v - 1) at ε = 0, to ten deviations below the peak at r/2."""
     reach = max(correct - guesses // 2, 0) + 5 * math.isqrt(guesses) + 64

@@ -135,7 +135,7 @@ def _from(values: Floats | Members) -> Floats:
     return np.concatenate([np.cumsum(values[::-1])[::-1], [0]])
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache
 def needed(canaries: int, delta: float, alpha: float) -> Floats:
     """Log wealth that refutes each ε: least over i of -log(a) - i log(q), a + mδ/(i + 1) = α."""
     left = alpha - canaries * delta / (_LEAKS + 1)

@@ -359,6 +359,6 @@ def _excess_at(index: int, mistakes: Members, alpha: float) -> float:
     return float(special.ndtri(alpha) - special.ndtri(costs.at_most(weights.cost(mistakes))))
 
 
-@functools.lru_cache(maxsize=_STEPS + 1)
+@functools.cache
 def _claim_at(index: int) -> Curve:
     return gaussian(_SMALLEST * _RATIO**index)

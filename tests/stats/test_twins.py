@@ -234,7 +234,7 @@ def test_wagers_by_their_loop():
     scores[[10, 40, 77, 150]] = [np.nan, np.nan, -np.inf, np.inf]
     table = claim.Wagers()
     table.fold(scores[:180], members[:180])
-    table.miss(20)
+    table.miss(members[180:])
     epsilon, delta, k = 0.7, 0.01, len(claim.OFFSETS)
     log_wealth = np.zeros((4 * k + 1, len(claim.STAKES)))
     centre = spread = math.nan
