@@ -1,12 +1,14 @@
 """What it takes to refute a false claim, and how rarely a true one is."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import special
 
-from dpaudit_ray.stats import gdp
+from dpaudit_ray import stats
+from dpaudit_ray.stats import gdp, growth
 from dpaudit_ray.stats.claim import (
     LOSSES,
     OUTCOMES,
@@ -177,6 +179,31 @@ def test_numbers_that_were_declared_together_share_the_error():
     assert wrong <= 28
     assert sum(trials is not None for trials in found) >= 15
     assert sum(trials is not None and trials <= 100 for trials in found) <= 5
+
+
+def test_bounds_of_numbers_that_were_declared_together_are_those_of_each():
+    """At its share of the error, on as many trials, those without output among them."""
+    assert [growth.looks(100, n) for n in (100, 799, 5000)] == [
+        (100,), (100, 799), (100, 400, 1600, 5000),
+    ]  # fmt: skip
+    assert growth.shares(4) == (0.75, 0.125, 0.0625, 0.0625)
+    scores, members = gaussian_trials(np.random.default_rng(17), 900, 2.0)
+
+    def folded(state: Any, end: int) -> Any:
+        state.fold(scores[: min(150, end)], members[: min(150, end)])
+        state.miss(members[150 : min(260, end)])
+        state.fold(scores[260:end], members[260:end])
+        return state
+
+    for end, bounds in ((100, [(200, 0.75)]), (900, [(200, 0.75), (800, 0.25)])):
+        states = [stats.make("accuracy", number) for number in (200, 800)]
+        found = folded(growth.Growing(states, growth.shares(2)), end).bound(1e-5, 0.95)
+        each = [
+            folded(stats.make("accuracy", n), min(n, end)).bound(1e-5, 1 - share * (1 - 0.95))
+            for n, share in bounds
+        ]
+        assert found.epsilon_lower == max(bound.epsilon_lower for bound in each) > 0
+        assert (found.confidence, found.trials) == (0.95, each[-1].trials)
 
 
 def test_misses_are_never_evidence():
