@@ -72,18 +72,11 @@ def test_a_gaussian_claim_errs_like_a_gaussian():
 
 
 def test_claims_that_no_number_can_hold():
-    for curve in (
-        Curve(np.array([800.0]), np.array([0.0])),
-        Curve(np.zeros(1), np.ones(1)),
-        gaussian(40.0),
-        gaussian(500.0),
-        gaussian(0.0),
-    ):
-        coins = Responses.from_curve(curve)
-        assert coins.shares.sum() == approx(1.0)
+    curves = Curve([800.0], [0.0]), Curve([0.0], [1.0]), *map(gaussian, (40.0, 500.0, 0.0))
+    for curve in curves:
+        assert Responses.from_curve(curve).shares.sum() == approx(1.0)
         for size in (50, 500):
-            costs = distribution(size, curve)[1]
-            assert costs.below[-1] == approx(1.0)
+            assert distribution(size, curve)[1].below[-1] == approx(1.0)
 
 
 @pytest.mark.parametrize("curve", CLAIMS, ids=IDS)
