@@ -404,6 +404,8 @@ def test_14_many_tests_share_one_error_budget():
     assert budget.SweepBudget((audit,)).parts == 10
     assert budget.SweepBudget((audit,)).each == pytest.approx(0.995)
     assert budget.SweepBudget((budget.Budget(0.95),)).each == pytest.approx(0.95)
+    assert budget.SweepBudget((audit, audit)).each_audit == pytest.approx(0.975)
+    assert budget.SweepBudget().each_audit == pytest.approx(0.95)
 
 
 def test_14b_averages_of_evidence_need_no_split():

@@ -194,14 +194,6 @@ def test_group_sequential_boundaries_by_enumeration():
     assert 0 < crossed <= alpha
 
 
-def test_spending_functions_spend_it_all():
-    for spending in ("obrien-fleming", "pocock"):
-        spent = group_sequential.spend(np.linspace(0.02, 1, 50), 0.05, spending)
-        assert np.all(np.diff(spent) > 0)
-        assert spent[-1] == approx(0.05)
-        assert spent[0] > 0
-
-
 def test_betting_by_its_loop():
     rng = np.random.default_rng(4)
     values = rng.beta(6, 3, size=60)
@@ -321,12 +313,6 @@ def test_one_run_p_value_by_its_sums(v, r, m, epsilon, delta):
     assert one_run.p_value(v, r, m, epsilon, delta) == approx(twin, rel=1e-9)
 
 
-def test_one_run_bound_is_where_the_p_value_crosses():
-    found = one_run.epsilon_lower(180, 200, 1000, 1e-5, 0.95)
-    assert one_run.p_value(180, 200, 1000, found - 1e-6, 1e-5) < 0.05
-    assert one_run.p_value(180, 200, 1000, found + 1e-6, 1e-5) > 0.05
-
-
 def test_one_run_fdp_by_its_recursion():
     v, r, m, level = 88, 100, 400, 0.05
 
@@ -432,16 +418,22 @@ def test_label_mu_dominates_the_published_bound():
 def test_profile_by_its_loop():
     scores, members = gaussian_trials(np.random.default_rng(14), 300, 1.5)
     sizes = (int((~members).sum()), int(members.sum()))
-    level = [error_rates.local_level(n, 0.025) for n in sizes]
-    best_epsilon = 0.0
-    for h in np.unique(scores):
-        fp = int(np.sum((scores >= h) & ~members))
-        fn = int(np.sum((scores < h) & members))
-        a = stats.clopper_pearson_upper(fp, sizes[0], level[0])
-        b = stats.clopper_pearson_upper(fn, sizes[1], level[1])
-        best_epsilon = max(best_epsilon, threshold_rates.epsilon_of_rates(a, b, 1e-3))
+    ordered, bounds = np.sort(scores), []
+    for h in (ordered[1:] + ordered[:-1])[::-1] / 2:
+        errors = int(np.sum((scores >= h) & ~members)), int(np.sum((scores < h) & members))
+
+        def rates(tail: float, counts=errors) -> list[float]:
+            levels = [error_rates.local_level(n, tail) for n in sizes]
+            each = zip(counts, sizes, levels, strict=True)
+            return [stats.clopper_pearson_upper(*one) for one in each]
+
+        rights = [n - k for k, n in zip(errors, sizes, strict=True)]
+        low, high = (-special.ndtri(rates(0.0125, counts)).sum() for counts in (errors, rights))
+        bounds.append((low, -high, threshold_rates.epsilon_of_rates(*rates(0.025), 1e-3)))
+    found, twin = profile.mu_profile(scores, members, 0.95), np.array(bounds).T
+    np.testing.assert_allclose([found.lower, found.upper], twin[:2], atol=1e-9)
     epsilons = profile.epsilon_curve(scores, members, [1e-3, 0.5], 0.95)
-    assert epsilons[0] == approx(best_epsilon, abs=1e-12)
+    assert epsilons[0] == approx(twin[2].max(), abs=1e-12)
 
 
 def test_curves_of_a_shared_calibration_are_valid_and_hardly_wider(monkeypatch):
