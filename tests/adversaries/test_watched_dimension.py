@@ -145,5 +145,3 @@ def test_an_observer_may_ask_for_losses_and_gradients_at_any_theta(tiny):
         assert float(clipped.norm()) <= 0.1 * len(y) + 1e-5
     assert (known.batch_size, known.noise_multiplier) == (64, 2.0)
     assert known.sample_rate == 64 / 569
-
-
