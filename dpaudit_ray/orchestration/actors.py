@@ -21,7 +21,6 @@ from ..storage import place
 from ..storage.run_directory import RunDirectory
 from . import metrics, trainer
 from .aggregation import KEEP_UP_SECONDS, Aggregation
-from .executors import Role
 from .progress import Activity, Progress
 from .trainer import Brief
 
@@ -31,23 +30,16 @@ WRITERS = 32  # packs that the aggregator stores at once: most of the time they 
 
 @ray.remote(max_concurrency=WRITERS, concurrency_groups={"pulse": 1})
 class Aggregator:
-    """One per sweep. Restarted by Ray after a crash, it rebuilds itself from the run directory.
+    """One per sweep, which writes while `owner`, its driver, holds the lease; restarted by Ray."""
 
-    It writes while `owner`, its driver, holds the lease.
-    """
-
-    def __init__(self, location: str, owner: str | None, what: str) -> None:
+    def __init__(self, location: str, owner: str | None) -> None:
         _settle_in()
-        self._what, self._location, self._owner = what, location, owner
+        self._location, self._owner = location, owner
         self._opening = threading.Lock()
         self._opened: Aggregation | None = None
         self._trouble: Exception | None = None  # of what nobody waited for: the next call tells it
-        self._name = location.rpartition("/")[2]  # results lie in storage_path/name
-        self._publisher = metrics.Publisher(Gauge, self._name)
-
-    def __repr__(self) -> str:
-        # Ray asks once, after the constructor, and shows that: it has to stay true.
-        return f"{self._name}: stores {self._what}"
+        # Results lie in storage_path/name.
+        self._publisher = metrics.Publisher(Gauge, location.rpartition("/")[2])
 
     def _open(self) -> Aggregation:
         # Rebuilt on the first call rather than in the constructor, so that a damaged run directory
@@ -70,7 +62,7 @@ class Aggregator:
             except Exception as error:  # noqa: BLE001 (thread boundary: told by the next call)
                 self._trouble = error
 
-    # In a thread of its own, and never asked of another process than the one that was meant.
+    # In a thread of its own, and asked of no process but the one that was meant.
     @ray.method(concurrency_group="pulse", max_task_retries=0, enable_task_events=False)  # type: ignore[untyped-decorator]
     def pulse(self) -> bool:
         """True: this process runs, whatever it waits for."""
@@ -99,34 +91,17 @@ class Trainer(trainer.Trainer):
         _settle_in()
         provide(dict(zip(datasets, ray.get(list(datasets.values())), strict=True)))
 
-        def call(method: str, *arguments: Any, label: str = "") -> Any:
-            name = task_name("Aggregator", method, label)
+        def call(method: str, *arguments: Any) -> Any:
+            name = f"Aggregator.{method}"
             return ray.get(aggregator.call.options(name=name).remote(method, *arguments))
 
         super().__init__(raw_sweep, brief, call)
-        self._name = raw_sweep["name"]
-
-    def __repr__(self) -> str:
-        # Asked once, too. The audit at hand is in the name of the task.
-        return f"{self._name}: trains {self._brief.what}"
 
     def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
-        """Answers once the trainer has its place on a node: the node's id, address and machine.
-
-        `modules` are the user's, which it is to have as the driver has them.
-        """
+        """Answers once it has its place: the node's id, address and machine, with these modules."""
         machine = provenance.machine(modules, gpu=bool(ray.get_gpu_ids()))
         place = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         return *place, machine
-
-
-def task_name(role: Role, method: str, label: str = "") -> str:
-    """What Ray shows of a call; without it, that would be all that its actor says of itself.
-
-    The label does not name trials: Ray keeps metrics by task name, 15 kB for each, in every
-    process.
-    """
-    return f"{role}.{method} {label}" if label else f"{role}.{method}()"
 
 
 def _settle_in() -> None:

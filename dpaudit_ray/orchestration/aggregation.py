@@ -1,14 +1,11 @@
 """The only writer of results: stores packs, folds them in trial order, keeps the estimates.
 
 A pack is written, then folded, then acknowledged, so an acknowledged pack survives anything.
-Everything else in here can be rebuilt from the run directory, and is, whenever this starts.
+Everything else in here is rebuilt from the run directory whenever this starts.
 
-Several packs may be written at once, by as many threads; they are folded one at a time. Packs that
-are given up are recorded here too, before their trials are folded as misses.
-
-Bounds for the run directory take seconds where trials go into the millions. They are computed from
-a copy of their own, outside of the lock that folding needs, and no more often than takes SHARE of
-a core. Packs are gathered into larger files there, too.
+Several threads may write packs at once; they are folded one at a time. Bounds for the run directory
+take seconds where trials go into the millions: they are computed outside of the lock that folding
+needs, and no more often than takes SHARE of a core.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
 
 from .. import plan as planning
 from .. import stats
@@ -48,6 +44,7 @@ from .progress import Activity, AuditProgress, Progress
 
 KEEP_UP_SECONDS = 1.0
 FLUSH_SECONDS = 5.0
+_SHOWN = ("trials", "epsilon_lower", "mu_lower", "delta", "confidence", "threshold")
 _CLAIM_NO_LEVEL = (Status.PAPER, Status.CREDIBLE)
 State = Estimator | growth.Growing  # of an estimator, for one number of trials or for several
 SHARE = 0.1  # of a core, for bounds: a flush that took 10 s is followed by 90 s without one
@@ -58,12 +55,14 @@ class Aggregation:
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         self._sweep, self._plan, self._run = sweep, plan, run
-        self._opened_sweep = OpenSweep.from_run(sweep, plan, run)
+        self._opened_sweep = OpenSweep(sweep, plan, run)
         self._prepared = self._opened_sweep.prepared
         self._turn = threading.RLock()  # held by whoever reads or changes what was folded
         self._writing = threading.Lock()  # held by whoever flushes or gathers; the turn comes after
         self._compactor = Compactor(run, plan)
         self._checkpoints = Checkpoints(run, plan)
+        self.checkpoint = self._checkpoints.checkpoint
+        self.keep, self.prepared = self._prepared.keep, self._prepared.parts
         self._record = outcomes.Record(run, plan)
         self._failures = {failure.pack: failure for failure in outcomes.failed(run, plan)}
         self._retried: set[Pack] = set()  # of them, those that are run again: no misses until then
@@ -78,8 +77,7 @@ class Aggregation:
     def fold(self, pack: Pack, scores: PackScores) -> None:
         """Stores and folds one pack; folding it again changes nothing. Any thread may call it.
 
-        Raises:
-            StorageError: the pack could not be written, and does not count as done.
+        Raises StorageError where the pack could not be written, and does not count as done.
         """
         if self._audits[pack.audit].holds(pack):
             return
@@ -90,55 +88,34 @@ class Aggregation:
         with self._turn:
             if pack in self._failures:  # of a trainer that was taken for lost: a score after all
                 self._forget(pack)
-            if self._audits[pack.audit].add(pack, scores):
-                self._compactor.stored(pack.audit, scores)
-
-    def checkpoint(self, pack: Pack) -> Saved | None:
-        """The last checkpoint of a pack that is whole."""
-        return self._checkpoints.checkpoint(pack)
+            self._audits[pack.audit].add(pack, scores)
 
     def save(self, pack: Pack, saved: Saved) -> None:
-        """Keeps a checkpoint of a pack that is not done. Raises StorageError."""
+        """Keeps a checkpoint of a pack, unless it is done. Raises StorageError."""
         if not self._audits[pack.audit].holds(pack):
             self._checkpoints.save(pack, saved)
-
-    def keep(self, part: Part, arrays: Arrays) -> None:
-        """Stores a part of a preparation; storing it again changes nothing.
-
-        Raises:
-            StorageError: it could not be written, and does not count as done.
-        """
-        self._prepared.keep(part, arrays)
-
-    def prepared(self, audit: int) -> tuple[Arrays, ...]:
-        """The parts of what an audit waits for. Raises DamagedFileError."""
-        return self._prepared.parts(audit)
 
     def give_up(self, failed: Iterable[Failure]) -> None:
         """Records packs that will not be run again, then folds their trials as misses.
 
-        A pack whose scores are stored is left alone; telling it twice changes nothing. Parts of
-        preparations that failed are recorded apart: they have no trials.
-
-        Raises:
-            StorageError: the record could not be written, and nothing was folded.
+        A pack whose scores are stored is left alone, and parts of preparations have no trials.
+        Raises StorageError where the record could not be written, and nothing was folded.
         """
-        everything = list(failed)
-        packs = [failure for failure in everything if not isinstance(failure.pack, Part)]
-        if len(packs) < len(everything):
-            self._record.add_parts(f for f in everything if isinstance(f.pack, Part))
+        by_pack = {failure.pack: failure for failure in failed}
+        if parts := [f for f in by_pack.values() if isinstance(f.pack, Part)]:
+            self._record.add_parts(parts)
         with self._turn:
             new = {
-                failure.pack: failure
-                for failure in packs
-                if (failure.pack not in self._failures or failure.pack in self._retried)
-                and not self._audits[failure.pack.audit].holds(failure.pack)
+                pack: failure
+                for pack, failure in by_pack.items()
+                if not isinstance(pack, Part)
+                and (pack not in self._failures or pack in self._retried)
+                and not self._audits[pack.audit].holds(pack)
             }
-            if not new:
-                return
-            self._record.set_failed((self._failures | new).values())
-            self._failures |= new
-            self._retried -= new.keys()
+            if new:
+                self._record.set_failed((self._failures | new).values())
+                self._failures |= new
+                self._retried -= new.keys()
             for pack in new:
                 self._audits[pack.audit].miss(pack)
 
@@ -146,10 +123,7 @@ class Aggregation:
         """Packs that are to be run again are misses no more, until they have failed once more.
 
         They stay on the record, where a crash finds them. A decision that rested on them is taken
-        again: what replaces them may put it off.
-
-        Raises:
-            StorageError: the decisions could not be written.
+        again: what replaces them may put it off. Raises StorageError.
         """
         with self._turn:
             self._retried.update(packs)
@@ -161,15 +135,14 @@ class Aggregation:
         """What to show now; cheap."""
         activity = activity or Activity()
         with self._turn:
-            audits = [self._shown(index, activity) for index in range(len(self._audits))]
+            audits = [
+                audit.progress(index, activity, *self._prepared.progress(index))
+                for index, audit in enumerate(self._audits)
+            ]
         return Progress(tuple(audits), activity, self._checkpoints.last)
 
     def keep_up(self) -> None:
-        """What is to be done beside folding: to be called every KEEP_UP_SECONDS or so.
-
-        Raises:
-            StorageError: the estimates could not be written.
-        """
+        """What is to be done beside folding, every KEEP_UP_SECONDS or so. Raises StorageError."""
         with self._writing:
             for index in range(len(self._plan.audits)):
                 self._settled(index)
@@ -200,12 +173,6 @@ class Aggregation:
             cost = time.thread_time() - started
             self._due = time.monotonic() + max(FLUSH_SECONDS, cost / SHARE - cost)
 
-    def _shown(self, index: int, activity: Activity) -> AuditProgress:
-        done, parts = self._prepared.progress(index)
-        shown = self._audits[index].progress(index, activity)
-        judged = index in activity.refuted
-        return dataclasses.replace(shown, parts_done=done, parts=parts, judged=judged)
-
     def _settled(self, index: int) -> tuple[AuditState, Taken]:
         """An audit, whose estimates know all that was folded by now."""
         with self._turn:
@@ -215,7 +182,6 @@ class Aggregation:
         return audit, taken
 
     def _forget(self, pack: Pack) -> None:
-        """Takes a failure off the record, and rebuilds the audit where it was a miss."""
         left = {other: failure for other, failure in self._failures.items() if other != pack}
         self._record.set_failed(left.values())
         self._failures = left
@@ -234,34 +200,17 @@ class Aggregation:
 # One audit: what is folded ------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
 class OpenSweep:
     """What the audits of a sweep share; its budget takes as long as all audits together."""
 
-    sweep: Sweep
-    plan: Plan
-    run: RunDirectory
-    prepared: Prepared
-    recent: RecentPacks
-    budget: SweepBudget
-
-    @classmethod
-    def from_run(cls, sweep: Sweep, plan: Plan, run: RunDirectory) -> OpenSweep:
-        """The sweep of a run directory; no audit of it is read yet."""
-        return cls(sweep, plan, run, Prepared(run, plan), RecentPacks(), sweep.budget)
-
-    def estimates(self, index: int) -> Estimates:
-        """Estimators of audit number `index` before the first trial."""
-        parts = functools.partial(self.prepared.complete, index)
-        return Estimates(self.plan.audits[index], self.sweep.cells[index], self.budget, parts)
+    def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+        self.sweep, self.plan, self.run = sweep, plan, run
+        self.prepared, self.recent, self.budget = Prepared(run, plan), RecentPacks(), sweep.budget
 
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """Packs that the estimates are to know, the trials that were enough, and whether all are in.
-
-    `missed` has the trials that were missed one by one.
-    """
+    """What the estimates are to know, the trials that were enough, and those missed one by one."""
 
     packs: list[ConsumedPack]
     decided: int | None
@@ -270,7 +219,7 @@ class Taken:
 
 
 class AuditState:
-    """What was folded of one audit. Estimates follow when they are settled: see `take`.
+    """What was folded of one audit; estimates follow when they are settled (`take`).
 
     `given_up` are packs that count as misses, `files` the score files that are there.
     """
@@ -286,20 +235,22 @@ class AuditState:
         self._missed = given_up - self._finished
         self._done = sum(last - first + 1 for first, last in self._finished)
         self.folded = 0  # packs of the prefix
-        self._estimates = opened.estimates(index)
+        parts = functools.partial(opened.prepared.complete, index)
+        self._estimates = Estimates(self._audit, self._cell, opened.budget, parts)
         self._live = live_bound(self._audit)
         # Where the claim is not Gaussian, only a bound for any curve may be held against it.
-        gaussian = self._cell.mechanism.claimed(self._cell.adversary, self._last_step).gaussian
+        gaussian = self._cell.mechanism.claimed(
+            self._cell.adversary, self._audit.horizons[-1]
+        ).gaussian
         self._alarm = self._live if gaussian else live_bound(self._audit, curve="any")
         self._rule = StopRule(opened.sweep, index, self._audit, self._live)
-        self._tally = MissedTally(self._audit.id)
+        self._kinds: dict[str, MissedTrials] = {}  # of trials missed one by one, by what was raised
         self._taken: list[ConsumedPack] = []  # those that the estimates do not know yet
         self.decided: int | None = None  # trials that were enough; later ones are not folded
         self._shown: stats.Estimate | None = None  # kept until the next fold, as
         self._rows: list[EstimateRow] | None = None  # are these: most audits are at rest
         self._read = functools.partial(score_stream.read_stretch, run, plan, index)
-        for _ in self._advance(compaction.prefix(self._audit, there, self._missed)):
-            self.settle(self.take().packs)
+        self._advance(compaction.prefix(self._audit, there, self._missed), settle=True)
 
     @property
     def complete(self) -> bool:
@@ -313,29 +264,27 @@ class AuditState:
         """Whether the scores of a pack are stored."""
         return (pack.first, pack.last) in self._finished
 
-    def add(self, pack: Pack, scores: PackScores) -> bool:
-        """Takes a pack that is stored; False where it has it, as of two tries stored at once."""
+    def add(self, pack: Pack, scores: PackScores) -> None:
+        """Takes a pack that is stored, perhaps again, as of two tries that were stored at once."""
         if self.holds(pack):
-            return False
+            return
         self._finished.add((pack.first, pack.last))
         self._done += pack.size
         if self.decided is None:
             self._recent.put(self, scores)
-            self._go_on()
-        return True
+            self._advance(self._next())
 
     def miss(self, pack: Pack) -> None:
         """Takes a pack that was given up."""
-        if self.holds(pack):
-            return
-        self._missed.add((pack.first, pack.last))
-        if self.decided is None:
-            self._go_on()
+        if not self.holds(pack):
+            self._missed.add((pack.first, pack.last))
+            if self.decided is None:
+                self._advance(self._next())
 
     def take(self) -> Taken:
         """The packs that were folded since the last call, and how far the audit is now."""
         packs, self._taken = self._taken, []
-        return Taken(packs, self.decided, self.complete, self._tally.kinds)
+        return Taken(packs, self.decided, self.complete, list(self._kinds.values()))
 
     def settle(self, packs: list[ConsumedPack]) -> None:
         """Lets the estimates know what was taken; nobody else needs them meanwhile."""
@@ -349,25 +298,26 @@ class AuditState:
             self._rows = self._estimates.rows()
         return self._rows
 
-    def progress(self, index: int, activity: Activity) -> AuditProgress:
+    def progress(
+        self, index: int, activity: Activity, parts_done: int = 0, parts: int = 0
+    ) -> AuditProgress:
         """What is shown of it now."""
-        audit = self._audit
         bound = self._shown = self._shown or self._live_bound()
+        missed = sum(kind.trials for kind in self._kinds.values())
         return AuditProgress(
-            audit.label,
-            audit.trials,
+            self._audit.label,
+            self._audit.trials,
             self._done,
             bound.epsilon_lower,
-            audit.claim,
-            activity.failed.get(index, 0) + sum(kind.trials for kind in self._tally.kinds),
+            self._audit.claim,
+            activity.failed.get(index, 0) + missed,
             activity.lost.get(index, 0),
             self.decided,
             bound.status.assumes(bound.mu_lower),
+            parts_done,
+            parts,
+            index in activity.refuted,
         )
-
-    @property
-    def _last_step(self) -> int:
-        return self._audit.horizons[-1]
 
     def _live_bound(self) -> stats.Estimate:
         """The bound that is shown; above the claim, what may be held against that."""
@@ -375,12 +325,7 @@ class AuditState:
         bound = self._live.bound(*level)
         if bound.epsilon_lower > self._audit.claim and self._alarm is not self._live:
             return self._alarm.bound(*level)
-        return bound.given(cell.mechanism.trade_off(cell.adversary, self._last_step))
-
-    def _go_on(self) -> None:
-        """Folds every pack that is next in trial order."""
-        for _ in self._advance(self._next()):
-            pass
+        return bound.given(cell.mechanism.trade_off(cell.adversary, self._audit.horizons[-1]))
 
     def _next(self) -> Iterable[Stretch]:
         numbers = range(self.folded, len(self._audit.packs))
@@ -392,8 +337,8 @@ class AuditState:
             return compaction.prefix(self._audit, there, self._missed, self.folded)
         return [Stretch(None if pack in self._missed else pack, n, n + 1) for n, pack in some]
 
-    def _advance(self, stretches: Iterable[Stretch]) -> Iterator[ConsumedPack]:
-        """Folds packs, until they are enough; yields what was folded."""
+    def _advance(self, stretches: Iterable[Stretch], settle: bool = False) -> None:
+        """Folds packs that follow, until they are enough; lets the estimates `settle` at once."""
         ahead = score_stream.read_ahead(self._audit)
         for packs in score_stream.in_order(self._read, stretches, ahead, self._kept):
             for pack in self._rule.cut(packs):
@@ -403,18 +348,23 @@ class AuditState:
                 if self._alarm is not self._live:
                     score_stream.feed(self._alarm, pack)
                 self._rule.fold(pack)
-                self._tally.fold(pack)
+                self._count_missed(pack)
                 self._shown = None
-                yield pack
+                if settle:
+                    self.settle(self.take().packs)
                 if self._rule.enough():
                     self.decided = pack.last + 1
                     return
 
+    def _count_missed(self, pack: ConsumedPack) -> None:
+        for trial, why in pack.missed.items() if isinstance(pack, PackScores) else ():
+            kind = why.partition(": ")[0]
+            before = self._kinds.get(kind, MissedTrials(self._audit.id, kind, 0, trial, why))
+            self._kinds[kind] = dataclasses.replace(before, trials=before.trials + 1)
+
     def _kept(self, packs: Stretch) -> PackScores | None:
-        """The pack of a file of its own, where it came a short while ago."""
-        if packs.file != self._audit.packs[packs.start]:
-            return None
-        return self._recent.take(self, self._audit.packs[packs.start][0])
+        pack = self._audit.packs[packs.start]
+        return self._recent.take(self, pack[0]) if packs.file == pack else None
 
 
 # What takes the trials of an audit, in their order -----------------------------------------------
@@ -427,11 +377,7 @@ def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
 
 
 class StopRule:
-    """`audit.stop_when` of one audit.
-
-    It is asked after every pack, so only time-uniform bounds may answer: `live` is the one of the
-    same trials.
-    """
+    """`audit.stop_when`, asked after every pack, so of the time-uniform bound that is `live`."""
 
     def __init__(
         self, sweep: Sweep, index: int, audit: PlannedAudit, live: stats.Estimator
@@ -470,32 +416,12 @@ class StopRule:
         return self._live.bound(*self._level).epsilon_lower >= (1 - self._rule.within) * claim
 
 
-class MissedTally:
-    """The trials of one audit that were missed one by one, by what was raised."""
-
-    def __init__(self, audit: str) -> None:
-        self._audit = audit
-        self._kinds: dict[str, MissedTrials] = {}
-
-    @property
-    def kinds(self) -> list[MissedTrials]:
-        """In the order of their first trials."""
-        return list(self._kinds.values())
-
-    def fold(self, pack: ConsumedPack) -> None:
-        for trial, why in pack.missed.items() if isinstance(pack, PackScores) else ():
-            kind = why.partition(": ")[0]
-            before = self._kinds.get(kind, MissedTrials(self._audit, kind, 0, trial, why))
-            self._kinds[kind] = dataclasses.replace(before, trials=before.trials + 1)
-
-
 class Estimates:
     """Estimators of one audit at every recorded step; `budget` is that of the whole sweep.
 
-    `prepared` gives the parts of its preparation, none before all are there.
-
-    A time-uniform estimator keeps the options that follow from the number of trials declared
-    first: to tune it again after looking would void it.
+    `prepared` gives the parts of its preparation, none before all are there. A time-uniform
+    estimator keeps the options that follow from the number of trials declared first: to tune it
+    again after looking would void it.
     """
 
     def __init__(
@@ -523,27 +449,42 @@ class Estimates:
 
     def rows(self) -> list[EstimateRow]:
         """One row per step, estimator and accountant."""
-        audit, cell, level = self._audit, self._cell, self._cell.audit
-        exact = self._exact()
+        cell, level = self._cell, self._cell.audit
+        exact, last = self._exact(), len(self._audit.horizons) - 1
         rows: list[EstimateRow] = []
-        for index, (step, states) in enumerate(zip(audit.horizons, self._states, strict=True)):
+        for index, (step, states) in enumerate(
+            zip(self._audit.horizons, self._states, strict=True)
+        ):
             curve = cell.mechanism.trade_off(cell.adversary, step)
-            listed = [(bound.given(curve), bound.epsilon_lower) for bound in exact.get(step, ())]
             bounds = [
                 dataclasses.replace(state.bound(level.delta, level.confidence), method=spec.name)
                 for spec, state in zip(self._specs, states, strict=True)
             ]
-            free = self._assumption_free([bound for bound, _ in listed], bounds, index)
-            listed += [
-                self._worth(state, bound.given(curve))
-                for state, bound in zip(states, bounds, strict=True)
+            listed = [(bound.given(curve), bound.epsilon_lower) for bound in exact.get(step, ())]
+            free = [bound for bound, _ in listed]  # those that hold without an assumption may be in
+            for state, bound in zip(states, bounds, strict=True):
+                listed.append(self._worth(state, bound.given(curve)))
+                if state.time_uniform() or not self._audit.extended:
+                    free.append(bound)
+            if self._free is not None and index == last:
+                free.append(self._free.bound(level.delta, level.confidence))
+            best = curve_free(free)
+            rows += [
+                EstimateRow(
+                    audit=self._audit.id,
+                    step=step,
+                    estimator=estimate.method,
+                    status=estimate.status.value,
+                    epsilon_upper=epsilons[index] if math.isfinite(epsilons[index]) else math.inf,
+                    accountant=accountant,
+                    epsilon_lower_together=together,
+                    epsilon_lower_free=math.nan if best is None else best.epsilon_lower,
+                    free_estimator="" if best is None else best.method,
+                    **{name: getattr(estimate, name) for name in _SHOWN},
+                )
+                for estimate, together in listed
+                for accountant, epsilons in self._audit.claims.items()
             ]
-            for estimate, together in listed:
-                for accountant, epsilons in audit.claims.items():
-                    claim = epsilons[index] if math.isfinite(epsilons[index]) else math.inf
-                    beside = {"audit": audit.id, "step": step, "accountant": accountant}
-                    beside |= {"epsilon_upper": claim}
-                    rows.append(_row(estimate, together, free, beside))
         return rows
 
     def _exact(self) -> dict[int, tuple[Estimate, ...]]:
@@ -558,8 +499,7 @@ class Estimates:
         return self._exact_bounds
 
     def _level(self, budget: SweepBudget) -> float:
-        """The confidence of each bound that decides: the sweep has shares for those asked for, and
-        all that hold divide these. After an extension only those that were added do."""
+        """The confidence of each bound that decides: those that hold divide the sweep's shares."""
         added = max(0, len(self._specs) - len(self._cell.audit.estimators))  # exact: no specs
         shares = max(len(self._cell.budget.estimators), 1)
         holding = added if self._audit.extended else shares + added
@@ -568,7 +508,6 @@ class Estimates:
 
     @property
     def _looked(self) -> bool:
-        """Whether the number of trials follows from the trials, or may yet."""
         return self._audit.extended or self._cell.audit.stop_when is not None
 
     def _estimators(self) -> list[EstimatorSpec]:
@@ -583,10 +522,9 @@ class Estimates:
         return [*declared, *(EstimatorSpec(name=name) for name in added)]
 
     def _curve_free(self, listed: list[EstimatorSpec]) -> State | None:
-        """The estimator that bounds ε for any mechanism, beside those that the sweep asks for.
+        """The estimator that bounds ε for any mechanism, where those asked for lack it.
 
-        None where they have it, where nothing is sampled, and where trials of canaries that share
-        a training are looked at early: no such bound holds then.
+        None holds where trials of canaries that share a training are looked at early.
         """
         independent = self._audit.independent
         if self._looked and not independent:
@@ -618,10 +556,9 @@ class Estimates:
         """
         level = self._cell.audit
         if not state.time_uniform() and bound.status not in _CLAIM_NO_LEVEL:
-            partial = bound.trials < self._audit.looks[0] and not state.interim_valid
             if self._audit.extended:
                 bound = dataclasses.replace(bound, status=Status.EXTENDED)
-            elif partial:
+            elif bound.trials < self._audit.looks[0] and not state.interim_valid:
                 bound = dataclasses.replace(bound, status=Status.INTERIM)
         if not bound.status.holds:
             return bound, math.nan
@@ -629,30 +566,9 @@ class Estimates:
             return bound, bound.epsilon_lower
         return bound, state.bound(level.delta, self._each).epsilon_lower
 
-    def _assumption_free(
-        self, exact: list[Estimate], bounds: list[Estimate], index: int
-    ) -> Estimate | None:
-        """The bound without an assumption at recorded step number `index`; None where none is.
-
-        `bounds` are those of the states of this step.
-        """
-        states = zip(self._states[index], bounds, strict=True)
-        candidates = [*exact, *(bound for state, bound in states if self._holds_at_last(state))]
-        if self._free is not None and index == len(self._audit.horizons) - 1:
-            level = self._cell.audit
-            candidates.append(self._free.bound(level.delta, level.confidence))
-        return curve_free(candidates)
-
-    def _holds_at_last(self, state: State) -> bool:
-        """Whether its bound holds once all trials are in."""
-        return state.time_uniform() or not self._audit.extended
-
 
 def _without_log_of_others(states: list[State]) -> list[State]:
-    """The states of a step that are to be fed: of those that keep every trial one does for all.
-
-    Ten million trials of ten steps are 900 MB, once.
-    """
+    """The states to feed: of those that keep every trial (90 bytes for ten steps), one does."""
     first: Logged | None = None
     fed: list[State] = []
     for state in states:
@@ -666,43 +582,16 @@ def _without_log_of_others(states: list[State]) -> list[State]:
     return fed
 
 
-def _row(
-    estimate: Estimate, together: float, free: Estimate | None, beside: dict[str, Any]
-) -> EstimateRow:
-    return EstimateRow(
-        trials=estimate.trials,
-        estimator=estimate.method,
-        status=estimate.status.value,
-        epsilon_lower=estimate.epsilon_lower,
-        mu_lower=estimate.mu_lower,
-        delta=estimate.delta,
-        confidence=estimate.confidence,
-        threshold=estimate.threshold,
-        epsilon_lower_together=together,
-        epsilon_lower_free=math.nan if free is None else free.epsilon_lower,
-        free_estimator="" if free is None else free.method,
-        **beside,
-    )
-
-
 class Compactor:
     """Gathers finished packs into larger files, beside the folding; `plan.compaction` says why.
 
-    It is told of packs in any thread, and works in one at a time. Nothing rests on it: storage that
-    will not have it ends it, and packs stay in their files.
+    Nothing rests on it: storage that will not have it ends it, and packs stay in their files.
     """
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
         self._run, self._plan = run, plan
-        self._turn = threading.Lock()
-        self._recent = RecentPacks()
         self._seen = [0] * len(plan.audits)  # packs of each audit that were looked at
         self._ended = False
-
-    def stored(self, index: int, scores: PackScores) -> None:
-        """A pack of audit number `index` has a file of its own."""
-        with self._turn:
-            self._recent.put(index, scores)
 
     def work(self, folded: Sequence[int]) -> None:
         """Gathers the groups of which all packs were folded, as so many of each audit were."""
@@ -725,22 +614,12 @@ class Compactor:
         """Writes them once under a new name, reads that back, and only then deletes the others."""
         audit = self._plan.audits[index]
         file = compaction.span(audit, parts)
+        read = functools.partial(score_stream.read_stretch, self._run, self._plan, index)
         if file not in files:
-            scores = PackScores.joined([self._part(index, part) for part in parts])
+            packs = score_stream.in_order(read, parts, score_stream.UNDERWAY)
+            scores = PackScores.joined([pack for pack in packs if isinstance(pack, PackScores)])
             self._run.write_scores(audit.id, scores)
-        whole = Stretch(file, parts[0].start, parts[-1].stop)
-        score_stream.read_stretch(self._run, self._plan, index, whole)
+        read(Stretch(file, parts[0].start, parts[-1].stop))
         for other in files:
             if other != file:
                 self._run.delete_scores(audit.id, *other)
-
-    def _part(self, index: int, part: Stretch) -> PackScores:
-        """From memory where it is fresh."""
-        if part.stop == part.start + 1:
-            with self._turn:
-                kept = self._recent.take(index, self._plan.audits[index].packs[part.start][0])
-            if kept is not None:
-                return kept
-        read = score_stream.read_stretch(self._run, self._plan, index, part)
-        assert isinstance(read, PackScores)
-        return read

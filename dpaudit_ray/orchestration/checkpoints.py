@@ -1,8 +1,7 @@
 """Checkpoints of packs that are trained for long: written by the aggregator, asked for by trainers.
 
 They travel as messages, as scores do: trainers touch no storage, and what a driver that lost its
-lease still has to write is refused at one place. The last two of a pack are kept, so that damage
-to one costs the time since the one before. They are deleted once the pack's scores are stored.
+lease still has to write is refused at one place.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 
 _log = logging.getLogger("dpaudit")
-KEPT = 2  # of a pack
+KEPT = 2  # of a pack: damage to one costs the time since the one before
 
-# Calls a method of the aggregator by name; `label=` says what for.
+# Calls a method of the aggregator by name.
 CallAggregator = Callable[..., Any]
 Saved = tuple[int, Arrays]  # a step, and what training goes on from after it
 
@@ -44,7 +43,7 @@ class Checkpoints:
             return {pack: max(steps) for pack, steps in self._steps.items() if steps}
 
     def checkpoint(self, pack: Pack) -> Saved | None:
-        """The last one of a pack that is whole; None where there is none."""
+        """The last one of a pack that is whole."""
         with self._turn:
             steps = sorted(self._steps.get(pack, ()), reverse=True)
         for step in steps:
@@ -82,10 +81,8 @@ class Checkpoints:
 class PackCheckpoints:
     """The checkpoints of one pack, as a mechanism sees them (`mechanisms.base.Checkpoints`).
 
-    They go through the aggregator, whose methods `call` calls.
-
-    What goes wrong with them stops no training: whatever is the matter with the storage is told
-    when the pack's scores are stored.
+    They go through the aggregator, whose methods `call` calls. What goes wrong with them stops no
+    training: whatever is the matter with the storage is told when the pack's scores are stored.
     """
 
     def __init__(self, call: CallAggregator, pack: Pack, minutes: float) -> None:
@@ -94,14 +91,14 @@ class PackCheckpoints:
         self.resumed = False
 
     def last(self) -> Saved | None:
-        """What to go on from; nothing where it cannot be had."""
+        """What to go on from, where it can be had."""
+        saved: Saved | None = None
         try:
-            saved: Saved | None = self._call("checkpoint", self._pack)
-            self.resumed = saved is not None
-            return saved
+            saved = self._call("checkpoint", self._pack)
         except Exception as error:  # noqa: BLE001 (boundary: a call to another process, see above)
             _log.warning("%s begins anew: %s", self._pack.what, error)
-            return None
+        self.resumed = saved is not None
+        return saved
 
     @property
     def due(self) -> bool:

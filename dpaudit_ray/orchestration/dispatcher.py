@@ -26,7 +26,7 @@ from .executors import (
     WorkerDiedError,
 )
 from .faults import Deadlines, FaultAttribution
-from .interruption import LOOK_SECONDS, RESUME, HeadLiveness
+from .interruption import GONE_SECONDS, LOOK_SECONDS, RESUME, HeadLiveness
 from .progress import Activity, Progress
 from .trainer import runs_of
 from .workers import MachineCompatibility, Places, Pool, Worker
@@ -53,11 +53,7 @@ class Dispatcher:
             # Rebuilds the estimates now: a damaged run directory is told before any training.
             self._client = AggregatorClient(executor, self._aggregator, liveness, tell)
             self._compatibility = MachineCompatibility(work)
-            limits = {
-                index: limit
-                for index, cell in enumerate(sweep.cells)
-                if (limit := cell.mechanism.trial_limit) is not None
-            }
+            limits = {i: cell.mechanism.trial_limit for i, cell in enumerate(sweep.cells)}
             self._deadlines = Deadlines(sweep.resources.pack_deadline, limits)
             self._pool = Pool(self._start_worker, executor.kill, places)
             self._attribution = FaultAttribution(places, tell, self._pool.changed)
@@ -98,8 +94,8 @@ class Dispatcher:
     def wait(self, timeout: float) -> list[Outcome]:
         """Outcomes since the last call; waits up to `timeout` seconds for the first.
 
-        Raises StorageError where results can no longer be stored, LeaseLostError where another
-        driver stores them, ClusterError where the aggregator cannot be brought back.
+        Raises StorageError, LeaseLostError, and ClusterError where the aggregator cannot be
+        restarted.
         """
         self._liveness.require()
         if self._liveness.answers:  # else a call of Ray's would wait for it
@@ -122,7 +118,6 @@ class Dispatcher:
         self._client.refresh()
 
     def close(self) -> None:
-        """Ends all workers."""
         try:
             if self._liveness.answers:  # else they end with this process
                 self._client.close()
@@ -141,12 +136,10 @@ class Dispatcher:
         return worker
 
     def _hand(self, worker: Worker, pack: Pack) -> None:
-        # Not labelled with its trials: Ray keeps metrics by task name, 15 kB each, everywhere.
-        label = self._work.plan.audits[pack.audit].label
         before = self._attribution.failure(pack)
         worker.pack, worker.since = pack, time.monotonic()
         self._pool.changed(worker)
-        answer = self._executor.call(worker.handle, "run_pack", pack, before, label=label)
+        answer = self._executor.call(worker.handle, "run_pack", pack, before)
         self._owners[answer] = worker
 
     def _hand_due(self) -> None:
@@ -163,7 +156,6 @@ class Dispatcher:
                 self._replace(suspect)
 
     def _replace(self, worker: Worker) -> None:
-        """Replaces a trainer that is at fault; its pack goes to another."""
         if (pack := self._pool.replace(worker)) is not None:
             self._due.append(pack)
 
@@ -174,23 +166,19 @@ class Dispatcher:
         try:
             outcome: Any = answer.result()
         except CallFailedError as error:
-            return self._lost(Lost(self._finished(worker), str(error)))
+            pack, worker.pack = worker.pack, None
+            self._pool.changed(worker)
+            return self._lost(Lost(pack, str(error)))
         except WorkerDiedError as error:
             return self._died(worker, error)
         if answer is worker.greeting:
             self._greeted(worker, *outcome)
             return None
-        self._finished(worker)
+        worker.pack = None
+        self._pool.changed(worker)
         return self._answered(worker, outcome)
 
-    def _finished(self, worker: Worker) -> Pack | None:
-        """Takes its pack off a worker that answered, with a result or an error."""
-        pack, worker.pack = worker.pack, None
-        self._pool.changed(worker)
-        return pack
-
     def _greeted(self, worker: Worker, node: str, address: str, machine: Machine) -> None:
-        """A trainer has its place, where it may stay if it would compute what the driver would."""
         worker.node, worker.address = node, address
         self._pool.changed(worker)
         if why := self._compatibility.admit(address, machine):
@@ -214,10 +202,7 @@ class Dispatcher:
         return outcome
 
     def _died(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
-        """A trainer that died by itself; one whose node left is nobody's failure.
-
-        None where it was taken back before it had its place, as when a node leaves that it awaits.
-        """
+        """None where it was taken back before it had its place, as when its node leaves."""
         if not worker.node and error.taken_back:
             self._pool.replace(worker)
             return None
@@ -225,33 +210,31 @@ class Dispatcher:
             reason = f"{worker.name}: the cluster's head does not answer"
             return self._lost(Lost(self._pool.replace(worker), reason, "node", True))
         gone = bool(worker.node) and not self._places.alive(worker.node)
-        foreseen = error.preempted or worker.node in self._places.leaving
+        foreseen = worker.node in self._places.leaving
         pack = self._pool.replace(worker)
         if gone or foreseen:
             where = f"node {worker.address}" if worker.node else "its node"
             return self._lost(Lost(pack, f"{worker.name}: {where} has left", "node", foreseen))
         where = f" on node {worker.address}" if worker.node else ""
-        return self._lost(Lost(pack, f"{worker.name}{where}: {error}", begun=bool(worker.node)))
+        return self._lost(Lost(pack, f"{worker.name}{where}: {error}"))
 
     def _hanging(self) -> list[Lost]:
-        """The packs of trainers that work longer on one than it may take, and are replaced.
-
-        While the aggregator is silent, and for as long before, nobody is to blame.
-        """
+        """Packs of trainers that hang, and are replaced; none while the aggregator is silent."""
         now = time.monotonic()
         if now - self._looked < HANG_SECONDS or self._client.silent:
             return []
         self._looked, lost = now, []
-        for worker, seconds in list(self._pool.overdue(self._limit, self._client.silent_until)):
-            if pack := self._pool.replace(worker):
+        for worker in self._pool.ready:
+            if (pack := worker.pack) is None:
+                continue
+            runs = runs_of(pack) if self._attribution.failure(pack) else 1
+            limit = self._deadlines.seconds(pack) * runs
+            if now - max(worker.since, self._client.silent_until) > limit:
+                self._pool.replace(worker)
                 self._deadlines.missed(pack)
-            reason = f"{worker.name} on node {worker.address} was silent for {seconds:.0f} s"
-            lost.append(self._lost(Lost(pack, reason)))
+                reason = f"{worker.name} on node {worker.address} was silent for {limit:.0f} s"
+                lost.append(self._lost(Lost(pack, reason)))
         return lost
-
-    def _limit(self, pack: Pack) -> float:
-        runs = runs_of(pack) if self._attribution.failure(pack) else 1
-        return self._deadlines.seconds(pack) * runs
 
     def _lost(self, lost: Lost) -> Lost:
         if lost.pack is not None:
@@ -260,11 +243,7 @@ class Dispatcher:
 
 
 class AggregatorClient:
-    """The aggregator, as the driver sees it: calls, the latest snapshot, how long it is silent.
-
-    It is asked for a snapshot at once, so that a damaged run directory is told. `tell` takes a line
-    for the user when it is started again.
-    """
+    """The aggregator, as the driver sees it; `tell` takes a line when it is started again."""
 
     def __init__(
         self,
@@ -283,10 +262,7 @@ class AggregatorClient:
         self._seen: Progress = self.call("progress", Activity())
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What the aggregator's method returns; an error of our own that it raised is raised here.
-
-        So is ClusterError, where it cannot be brought back, or the head is gone.
-        """
+        """What the aggregator's method returns or raises; ClusterError where that cannot be had."""
         return self._result(self._executor.call(self._aggregator, method, *arguments))
 
     def progress(self, activity: Activity) -> Progress:
@@ -306,11 +282,7 @@ class AggregatorClient:
 
     @property
     def silent(self) -> bool:
-        """Whether it owes an answer for longer than it takes while it works.
-
-        Trainers wait for it then, and are not to blame. Restarted, it reads the finished packs
-        first; so it is silent, too, when storage is.
-        """
+        """Whether it owes an answer for too long, as after a restart: trainers wait then."""
         now = time.monotonic()
         if self._snapshot is None or now - self._since < QUIET:
             return False
@@ -328,10 +300,6 @@ class AggregatorClient:
             self._seen = self._result(snapshot)
 
     def _check_pulse(self) -> None:
-        """Ends its process when that stands still, so that it is started again.
-
-        One that reads finished packs, or waits for storage, still says that it is there.
-        """
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return
@@ -343,7 +311,7 @@ class AggregatorClient:
             self._pulse, self._mute = self._executor.call(self._aggregator, "pulse"), 0.0
             return
         self._mute += LOOK_SECONDS  # not what this process was paused for
-        if self._mute >= (self._liveness.limit if self._beats else START_SECONDS):
+        if self._mute >= (GONE_SECONDS if self._beats else START_SECONDS):
             self._tell(
                 f"the aggregator has not answered for {self._mute:.0f} s: it is killed and started "
                 "again, and goes on from the run directory"

@@ -1,7 +1,6 @@
-"""The driver: keeps a bounded window of packs in flight and reacts to how they end.
+"""The driver: keeps packs in flight and reacts to how they end.
 
-It holds packs and small outcomes, never scores, so its memory does not depend on the number of
-trials.
+It holds packs and small outcomes, never scores: its memory does not depend on the trials.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,6 @@ SHOW_SECONDS = 0.5
 SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the others would as well
 LOSSES_PER_PACK = 5  # trainers that die under one pack before the pack is held responsible
 NODES_PER_PACK = 20  # nodes that vanish under one pack: it may be what ends them
-_WORD = {"trainer": "worker", "node": "node"}  # for the cause of a loss
 
 
 @dataclasses.dataclass
@@ -43,10 +42,7 @@ class Summary:
 class Driver:
     """Runs packs to the end of the sweep, until it is asked to stop, or a budget is spent.
 
-    Parts of preparations come first among `packs`. Packs that wait for them are held, and never
-    run where a part failed.
-
-    `require` is called all the time, and raises when this driver must stop where it is.
+    Parts of preparations come first. `require` raises when this driver must stop where it is.
     """
 
     def __init__(
@@ -62,12 +58,10 @@ class Driver:
         self._show, self._require = show, require
         self._queue = PackQueue(packs, self._over)
         self._decided: set[int] = set()
-        self._in_flight = 0
-        self._running = collections.Counter[int]()  # the same, by audit
+        self._in_flight: set[Pack] = set()
         self._given_up = 0  # failures that were passed on
         self._pack_seconds: float | None = None
         self._training_since: float | None = None
-        self._trainer_rate: float | None = None
         self._last_result: float | None = None
         self._shown = -math.inf
 
@@ -77,7 +71,7 @@ class Driver:
             self._look(force=True)
             while not self._stop.expired and (self._top_up() or self._in_flight):
                 self._require()
-                self._dispatcher.backlog(self._backlog())
+                self._dispatcher.backlog(0 if self._ending else self._queue.backlog)
                 for outcome in self._dispatcher.wait(timeout=SHOW_SECONDS):
                     self._settle(outcome)
                 self._look()
@@ -87,13 +81,10 @@ class Driver:
             raise
         self._dispatcher.flush()
         self._look(force=True)
-        final = self._progress()
-        self._show(final)
-        stopped = self._stop.requested
-        return Summary(final, self._budget.failures, self._budget.losses, stopped)
+        self._show(final := self._progress())
+        return Summary(final, self._budget.failures, self._budget.losses, self._stop.requested)
 
     def _look(self, force: bool = False) -> None:
-        """Shows how far it is, and learns which audits have shown enough."""
         if not force and time.monotonic() - self._shown < SHOW_SECONDS:
             return
         progress = self._progress()
@@ -102,13 +93,12 @@ class Driver:
         self._shown = time.monotonic()
 
     def _progress(self) -> Progress:
-        """The latest snapshot of the trials, with what the driver does at this moment."""
         activity = self._activity()
         return dataclasses.replace(self._dispatcher.progress(activity), activity=activity)
 
     def _top_up(self) -> bool:
         """Fills the window; False when no pack is left to hand out."""
-        while not self._stop.requested and not self._budget.exhausted:
+        while not self._ending:
             pack = self._queue.next()
             if pack is None:
                 return False
@@ -116,14 +106,12 @@ class Driver:
                 self._queue.put_back(pack)
                 return True
             self._dispatcher.submit(pack)
-            self._count_in_flight(pack, 1)
+            self._in_flight.add(pack)
         return False
 
-    def _backlog(self) -> float:
-        """Packs that are still to be handed out; inf where nobody has looked how many come."""
-        if self._stop.requested or self._budget.exhausted:
-            return 0
-        return self._queue.backlog
+    @property
+    def _ending(self) -> bool:
+        return self._stop.requested or self._budget.exhausted
 
     def _over(self, audit: int) -> bool:
         return audit in self._budget.closed or audit in self._decided
@@ -131,7 +119,7 @@ class Driver:
     def _settle(self, outcome: Outcome) -> None:
         self._last_result = time.time()
         if outcome.pack is not None:
-            self._count_in_flight(outcome.pack, -1)
+            self._in_flight.discard(outcome.pack)
         if isinstance(outcome, Lost):
             if self._budget.lost(outcome) and outcome.pack is not None:
                 self._queue.put_back(outcome.pack)
@@ -142,41 +130,33 @@ class Driver:
             self._queue.done(outcome.pack)
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
-                trained = max(outcome.seconds - outcome.opening, 1e-9)
-                self._trainer_rate = outcome.pack.size / trained
                 if self._training_since is None:
-                    self._training_since = time.monotonic() - trained
+                    self._training_since = time.monotonic() - outcome.seconds
         if given_up := self._budget.failures[self._given_up :]:
             self._dispatcher.give_up(given_up)
             self._given_up += len(given_up)
 
-    def _count_in_flight(self, pack: Pack, packs: int) -> None:
-        self._in_flight += packs
-        audits = pack.waiting if isinstance(pack, Part) else (pack.audit,)
-        self._running.update(dict.fromkeys(audits, packs))
-
     def _activity(self) -> Activity:
         since = self._training_since
+        audits = (p.waiting if isinstance(p, Part) else (p.audit,) for p in self._in_flight)
         return Activity(
-            packs_in_flight=self._in_flight,
+            packs_in_flight=len(self._in_flight),
             trainers=self._dispatcher.trainers,
             pack_seconds=self._pack_seconds,
             last_result=self._last_result,
             failed=dict(self._budget.trials_failed),
             lost=dict(self._budget.trials_lost),
             training_seconds=None if since is None else time.monotonic() - since,
-            trainer_rate=self._trainer_rate,
-            running=frozenset(+self._running),
+            running=frozenset(itertools.chain.from_iterable(audits)),
             over=frozenset(self._budget.closed | self._decided),
-            stopping=self._stop.requested or self._budget.exhausted,
+            stopping=self._ending,
         )
 
 
 class PackQueue:
-    """Which pack is handed out next: what was lost, then what is new; none before what it awaits.
+    """Which pack is next: what was lost, then what is new; none before the parts that it awaits.
 
-    Among `packs`, parts come before the packs that wait for them. `over` says of an audit that none
-    of its packs is to be run any more.
+    Parts come first among `packs`. `over` says of an audit that none of its packs is run any more.
     """
 
     def __init__(self, packs: Iterable[Pack], over: Callable[[int], bool]) -> None:
@@ -188,7 +168,11 @@ class PackQueue:
 
     def next(self) -> Pack | None:
         """None when no pack is left that can be run now; some may still wait for a part."""
-        while (pack := self._any()) is not None:
+        while True:
+            pack = self._returned.popleft() if self._returned else next(self._packs, None)
+            if pack is None:
+                self._all_out = True
+                return None
             if isinstance(pack, Part):
                 waiting = [audit for audit in pack.waiting if not self._over(audit)]
                 for audit in waiting:
@@ -199,7 +183,6 @@ class PackQueue:
                 if not self._awaited.get(pack.audit):
                     return pack
                 self._held.setdefault(pack.audit, []).append(pack)
-        return None
 
     def put_back(self, pack: Pack) -> None:
         """It comes next."""
@@ -215,24 +198,16 @@ class PackQueue:
 
     @property
     def backlog(self) -> float:
-        """Packs that are still to be handed out; inf where nobody has looked how many come."""
+        """Packs that are still to be handed out, inf while that is not known."""
         held = sum(map(len, self._held.values()))
         return len(self._returned) + held if self._all_out else math.inf
-
-    def _any(self) -> Pack | None:
-        pack = self._returned.popleft() if self._returned else next(self._packs, None)
-        self._all_out |= pack is None
-        return pack
 
 
 class FailureBudget:
     """What went wrong so far, and what follows from it: two budgets and a circuit breaker.
 
-    Failed packs (the user's code) and lost trainers (infrastructure) are counted apart. A pack of
-    which some trials failed counts among the failed ones, too.
-
-    `recorded` are failures of an earlier try that are not run again in this one. They are in a row
-    where no later pack of their audit was done: `reached` has the first trial of its last one.
+    Failed packs (the user's code) and lost trainers (infrastructure) are counted apart. `recorded`
+    failed in an earlier try, in a row where no pack behind trial `reached` of their audit was done.
     """
 
     def __init__(
@@ -266,10 +241,7 @@ class FailureBudget:
             self._hold_to_budget()
 
     def failed(self, failure: Failure) -> None:
-        """Counts a pack that raised, and ends the sweep where that is one too many.
-
-        Audits that wait for a part of a preparation that raised are not started.
-        """
+        """Counts a pack or part that raised, and ends the sweep where that is one too many."""
         self.failures.append(failure)
         self.trials_failed[failure.pack.audit] += failure.pack.size
         if isinstance(failure.pack, Part):  # audits that wait for it are not started; told once
@@ -284,23 +256,25 @@ class FailureBudget:
     def lost(self, lost: Lost) -> bool:
         """Counts a trainer that died; whether its pack is to be run again.
 
-        Only what died by itself is held against the sweep's budget: nodes come and go. Raises
-        ClusterError where more did than the sweep allows.
+        Raises ClusterError where more died by themselves than the sweep allows: nodes come and go.
         """
-        if lost.pack is not None:
-            self.trials_lost[lost.pack.audit] += lost.pack.size
-        self._tell_of(lost)
-        if lost.foreseen or not lost.begun or lost.pack is None:
+        pack, of_node = lost.pack, lost.cause == "node"
+        if pack is not None:
+            self.trials_lost[pack.audit] += pack.size
+        if of_node:
+            self._tell(f"{lost.reason} (not a failure: what it worked on is run again)")
+        else:
+            self._lose(lost.reason)
+        if lost.foreseen or pack is None:
             return True
-        self._lost_under[lost.cause, lost.pack] += 1
-        limit = LOSSES_PER_PACK if lost.cause == "trainer" else NODES_PER_PACK
-        if self._lost_under[lost.cause, lost.pack] < limit:
+        self._lost_under[lost.cause, pack] += 1
+        limit = NODES_PER_PACK if of_node else LOSSES_PER_PACK
+        if self._lost_under[lost.cause, pack] < limit:
             return True
-        message = f"its {_WORD[lost.cause]} died {limit} times (last: {lost.reason})"
-        failure = Failure(lost.pack, "WorkerLost", message, lost.reason)
-        if out_of_memory(lost.reason):
-            failure = Failure.of_memory(lost.pack, message)
-        self.failed(failure)
+        died = f"its {'node' if of_node else 'worker'} died {limit} times (last: {lost.reason})"
+        memory = out_of_memory(lost.reason)
+        failure = Failure(pack, "WorkerLost", died, lost.reason)
+        self.failed(Failure.of_memory(pack, died) if memory else failure)
         return False
 
     def _hold_to_budget(self) -> None:
@@ -314,18 +288,15 @@ class FailureBudget:
                 "no more are started"
             )
 
-    def _tell_of(self, lost: Lost) -> None:
-        if lost.cause == "node":
-            self._tell(f"{lost.reason} (not a failure: what it worked on is run again)")
-            return
+    def _lose(self, reason: str) -> None:
         self.losses += 1
         limit = self._resources.max_worker_losses
         if self.losses > limit:
             raise ClusterError(
                 f"lost {self.losses} workers, more than resources.max_worker_losses = {limit} "
-                f"(last: {lost.reason}); {RESUME}"
+                f"(last: {reason}); {RESUME}"
             )
-        self._tell(f"worker lost ({self.losses} of at most {limit}): {lost.reason}")
+        self._tell(f"worker lost ({self.losses} of at most {limit}): {reason}")
 
     def _in_a_row(self, failure: Failure) -> None:
         audit = failure.pack.audit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -16,70 +15,59 @@ SHORTEST = 120.0  # seconds: opening an audit, a cold file cache, storage that f
 FIRST = 1800.0  # seconds, while no pack of the audit was timed; doubled after each that is lost so
 
 
-@dataclasses.dataclass(frozen=True)
-class Suspicion:
-    """A failed pack that is due on another trainer, or runs there, and who failed at it."""
-
-    failure: Failure
-    worker: Worker
-
-
 class FaultAttribution:
     """Finds out whose fault a failed pack is: its own, or that of the trainer or node it failed on.
 
-    A pack that failed is run again by another trainer, on another node where there is one. If it
-    fails there too, the fault is the pack's, and the failure counts. If it is done there, the first
-    trainer is at fault.
-
-    `tell` takes a line for the user, `changed` a trainer that is suspected, or no longer.
+    It is run again by another trainer, on another node where there is one. If it fails there too,
+    the fault is the pack's, and the failure counts; if it is done, the first trainer is at fault.
+    `changed` takes a trainer that is suspected, or no longer.
     """
 
     def __init__(
         self, places: Places, tell: Callable[[str], None], changed: Callable[[Worker], None]
     ) -> None:
         self._places, self._tell, self._changed = places, tell, changed
-        self._suspicions: dict[Pack, Suspicion] = {}
+        # Failed packs that are due on another trainer, or run there, and who failed at them.
+        self._suspicions: dict[Pack, tuple[Failure, Worker]] = {}
         self._guilty: set[str] = set()
         self.earlier: Mapping[Pack, Failure] = {}  # of an earlier try of the sweep
 
     def suspect(self, pack: Pack) -> Worker | None:
         """The trainer that failed at a pack, while that is tried by another."""
-        suspicion = self._suspicions.get(pack)
-        return None if suspicion is None else suspicion.worker
+        return self._suspicions[pack][1] if pack in self._suspicions else None
 
     def failure(self, pack: Pack) -> Failure | None:
         """How the pack failed when it was run before, here or in an earlier try."""
-        suspicion = self._suspicions.get(pack)
-        return self.earlier.get(pack) if suspicion is None else suspicion.failure
+        return self._suspicions[pack][0] if pack in self._suspicions else self.earlier.get(pack)
 
     def failed(self, failure: Failure, worker: Worker) -> bool:
         """Whether the pack is to be tried by another trainer; else it has been, and failed."""
         if failure.pack in self._suspicions:
             self.drop(failure.pack)
             return False
-        self._suspicions[failure.pack] = Suspicion(failure, worker)
+        self._suspicions[failure.pack] = failure, worker
         worker.suspected.add(failure.pack)
         self._changed(worker)
         return True
 
     def drop(self, pack: Pack) -> None:
         """Ends a suspicion without a verdict on its trainer."""
-        if (suspicion := self._suspicions.pop(pack, None)) is not None:
-            suspicion.worker.suspected.discard(pack)
-            self._changed(suspicion.worker)
+        if pack in self._suspicions:
+            _, worker = self._suspicions.pop(pack)
+            worker.suspected.discard(pack)
+            self._changed(worker)
 
     def done(self, pack: Pack, by: Worker) -> Worker | None:
         """The trainer that failed at a pack which another has done, the first time it did so."""
-        suspicion = self._suspicions.get(pack)
-        if suspicion is None:
+        if pack not in self._suspicions:
             return None
+        failure, guilty = self._suspicions[pack]
         self.drop(pack)
-        guilty = suspicion.worker
         if guilty.name in self._guilty:
             return None
         self._guilty.add(guilty.name)
         self._tell(
-            f"{guilty.name} on node {guilty.address} failed ({suspicion.failure.message}) at "
+            f"{guilty.name} on node {guilty.address} failed ({failure.message}) at "
             f"{pack.what}, which {by.name} on node {by.address} did: it is replaced"
         )
         if guilty.node != by.node:
@@ -87,10 +75,7 @@ class FaultAttribution:
         return guilty
 
     def other(self, suspect: Worker | None, ready: list[Worker]) -> Worker | None:
-        """Who is to try a pack next, perhaps when it is idle; None without another trainer.
-
-        Trusted trainers that have done a pack, on another node, come first; idle ones of those.
-        """
+        """Who is to try a pack next, perhaps once idle: a trusted one that works, elsewhere."""
 
         def doubt(worker: Worker) -> tuple[bool, bool, bool, bool]:
             same = suspect is not None and worker.node == suspect.node
@@ -102,12 +87,11 @@ class FaultAttribution:
 class Deadlines:
     """How many seconds a pack may take: from the packs that were timed, or as the sweep sets them.
 
-    `trial_limits`: seconds that a trial may take, by audits whose mechanism ends it then: a pack of
-    them does not hang as long as each of its trials may wait for that.
+    `trial_limits`: seconds that each trial may take, by audits whose mechanism ends it then.
     """
 
     def __init__(
-        self, fixed: float | Literal["auto"], trial_limits: Mapping[int, float] | None = None
+        self, fixed: float | Literal["auto"], trial_limits: Mapping[int, float | None] | None = None
     ) -> None:
         self._fixed, self._trial_limits = fixed, trial_limits or {}
         self._slowest: dict[tuple[int, bool], float] = {}  # seconds per trial, or of a part
@@ -135,5 +119,4 @@ class Deadlines:
 
 
 def _kind(pack: Pack) -> tuple[int, bool]:
-    """What is as slow as this: packs of the same audit, or parts of its preparation."""
     return pack.audit, isinstance(pack, Part)

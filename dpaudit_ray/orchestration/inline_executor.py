@@ -41,7 +41,7 @@ class InlineExecutor:
             return self._aggregator
         return InlineTrainer(self._work.sweep, self._work.plan, self._aggregator)
 
-    def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
+    def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
         answer: Future[Any] = Future()
         try:
             answer.set_result(getattr(worker, method)(*arguments))
@@ -52,12 +52,10 @@ class InlineExecutor:
         return answer
 
     def wait(self, timeout: float) -> list[Future[Any]]:
-        """Nothing is waited for: all calls have been answered."""
         answers, self._answers = self._answers, []
         return answers
 
-    def kill(self, worker: Handle, restart: bool = False) -> None:
-        """Nothing is held."""
+    def kill(self, worker: Handle, restart: bool = False) -> None: ...
 
     def nodes(self) -> Cluster:
         return Cluster((_NODE,))
@@ -69,14 +67,12 @@ class InlineAggregator(Aggregation):
     _kept_up = -math.inf
 
     def progress(self, activity: Activity | None = None) -> Progress:
-        """The current snapshot."""
         if time.monotonic() - self._kept_up > KEEP_UP_SECONDS:
             self.keep_up()
             self._kept_up = time.monotonic()
         return super().progress(activity)
 
     def pulse(self) -> bool:
-        """True: this process runs."""
         return True
 
 
@@ -84,14 +80,13 @@ class InlineTrainer(Trainer):
     """A trainer that calls the aggregator in its own process."""
 
     def __init__(self, sweep: Sweep, plan: Plan, aggregator: Aggregation) -> None:
-        def call(method: str, *arguments: Any, label: str = "") -> Any:
+        def call(method: str, *arguments: Any) -> Any:
             return getattr(aggregator, method)(*arguments)
 
         super().__init__(sweep.raw, Brief.from_plan(plan, sweep), call)
         self._gpu = sweep.resources.num_gpus > 0
 
     def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
-        """The node's id, address and machine."""
         return _NODE.id, _NODE.host, provenance.machine(modules, gpu=self._gpu)
 
 

@@ -22,7 +22,6 @@ from ..errors import ClusterError
 
 LOOK_SECONDS = 2.0  # between two questions, and for an answer
 GONE_SECONDS = 20.0  # without an answer, before the sweep is stopped
-LEAVING_SECONDS = 5.0  # the same once the sweep was asked to stop: its head may have been asked too
 LEAVE_SECONDS = 4.0  # for stopping, before this process is ended
 _HEALTH = "/grpc.health.v1.Health/Check"
 RESUME = "finished packs are safe: run the same command again to resume"
@@ -37,18 +36,13 @@ class Stop:
 
     def __init__(self, grace: float, tell: Callable[[str], None] = lambda line: None) -> None:
         self._grace, self._tell = grace, tell
-        self._deadline, self._noticed = math.inf, False
+        self._deadline = math.inf
         self._before: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
         """Whether anybody has asked."""
         return self._deadline < math.inf
-
-    @property
-    def heard(self) -> bool:
-        """The same, and known at once while the main thread is in a call that does not return."""
-        return self.requested or self._noticed
 
     @property
     def expired(self) -> bool:
@@ -62,19 +56,7 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGTERM, SIGINT and SIGHUP (a closed terminal) ask while this is open.
-
-        Handlers of before come back after it. Outside the main thread, where Python allows none,
-        nothing is done.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        # Python's handlers wait for the main thread's next step; a thread of its own does not.
-        ear, mouth = socket.socketpair()
-        mouth.setblocking(False)
-        wakeup = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._hear, args=(ear,), name="signals", daemon=True).start()
+        """SIGTERM, SIGINT and SIGHUP (a closed terminal) ask while it is open, in a main thread."""
         try:
             self.install()
             yield
@@ -82,13 +64,6 @@ class Stop:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
             self._before.clear()
-            signal.set_wakeup_fd(wakeup)
-            mouth.close()  # which ends the thread
-
-    def _hear(self, ear: socket.socket) -> None:
-        with ear:
-            while numbers := ear.recv(64):
-                self._noticed |= any(signal.getsignal(n) == self._handle for n in numbers)
 
     def install(self) -> None:
         """(Re-)installs the handlers: `ray.init` puts its own in their place."""
@@ -113,7 +88,7 @@ class Stop:
 
 
 class HealthChecks:
-    """Servers of a cluster that are asked (gRPC's health check) whether they answer, with a limit.
+    """Asks servers of a cluster (gRPC's health check) whether they answer, with a limit.
 
     `channel` opens a gRPC channel to HOST:PORT; one that it cannot open, None, is not asked.
     """
@@ -125,9 +100,6 @@ class HealthChecks:
 
     def ask(self, addresses: set[str], seconds: float = LOOK_SECONDS) -> None:
         """Asks all at once; an answer of any kind is a sign of life, none is silence."""
-        for address in self._open.keys() - addresses:
-            self._open.pop(address).close()
-            self.silent.pop(address, None)
         for address in addresses - self._open.keys():
             if (channel := self._channel(address)) is not None:
                 self._open[address] = channel
@@ -149,11 +121,10 @@ class HealthChecks:
 
 
 class HeadLiveness:
-    """Watches whether the cluster's head and this node's daemon answer.
+    """Watches in a thread whether the cluster's head (HOST:PORT) and this node's daemon answer.
 
-    It asks from a thread of its own, until it is closed; without a `head` (HOST:PORT), nothing is
-    watched. `channel` opens a gRPC channel. `tell` takes the line for the user when this process
-    cannot stop by itself: a call waits for the head, or the next one would end it.
+    `channel` opens a gRPC channel. `tell` takes the line for the user when this process cannot stop
+    by itself: a call waits for the head, or the next one would end it.
     """
 
     def __init__(
@@ -164,7 +135,6 @@ class HeadLiveness:
     ) -> None:
         self._head, self._daemon, self._tell = head, "", tell
         self._checks = HealthChecks(channel)
-        self.leaving: Callable[[], bool] = lambda: False  # whether the sweep was asked to stop
         self._closed = threading.Event()
         if head:
             threading.Thread(target=self._look, name="liveness", daemon=True).start()
@@ -182,7 +152,7 @@ class HeadLiveness:
 
     def require(self) -> None:
         """Raises ClusterError when head or daemon have been silent for too long."""
-        if self._silent >= self.limit:
+        if self._silent >= GONE_SECONDS:
             head_lost.set()
             raise ClusterError(self._reason)
 
@@ -191,35 +161,26 @@ class HeadLiveness:
         self._closed.set()
 
     @property
-    def limit(self) -> float:
-        """Seconds without an answer before something is done about it."""
-        return LEAVING_SECONDS if self.leaving() else GONE_SECONDS
-
-    def _silence(self, address: str) -> float:
-        return self._checks.silent.get(address, 0.0)
-
-    @property
     def _silent(self) -> float:
-        return max(self._silence(self._head), self._silence(self._daemon))
+        return max(self._checks.silent.get(server, 0.0) for server in (self._head, self._daemon))
 
     @property
     def _reason(self) -> str:
-        lost = self._silence(self._head) > 0
+        lost = self._checks.silent.get(self._head, 0.0) > 0
         who = f"the cluster's head at {self._head}" if lost else "Ray on this node"
-        return f"{who} has not answered for {self.limit:.0f} s; {RESUME}"
+        return f"{who} has not answered for {GONE_SECONDS:.0f} s; {RESUME}"
 
     def _look(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             self._checks.ask({self._head, self._daemon} - {""})
-            if self._silent >= self.limit and not self._closed.wait(LEAVE_SECONDS):
+            if self._silent >= GONE_SECONDS and not self._closed.wait(LEAVE_SECONDS):
                 self._end(self._reason)
         self._checks.close()
 
     def _guard(self, store: str) -> None:
         """Ends this process with the object store, before Ray looks for its objects in there.
 
-        It does so within a second of hearing that the node has gone, while the daemon may still be
-        about to end. So the sign is the end of a connection to the store, on which nothing is said.
+        The daemon may still be about to end then, so the sign is the end of a silent connection.
         """
         try:
             with socket.socket(socket.AF_UNIX) as connection:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .progress import AuditProgress, Progress
@@ -79,11 +79,7 @@ _PER_AUDIT: dict[Metric, Callable[[AuditProgress], float]] = {
 
 
 class Publisher:
-    """Publishes the latest snapshot of one sweep, and publishes it again until it is collected.
-
-    `gauge` is `ray.util.metrics.Gauge`; the name of the `sweep` is a label of every series; `clock`
-    gives Unix time in seconds.
-    """
+    """Publishes the latest snapshot of a sweep again and again; `gauge` is Ray's class."""
 
     def __init__(
         self, gauge: Callable[..., Any], sweep: str, clock: Callable[[], float] = time.time
@@ -95,10 +91,7 @@ class Publisher:
         self._heart: threading.Thread | None = None
 
     def publish(self, progress: Progress) -> None:
-        """Takes the newest snapshot; cheap, the series follow within a heartbeat.
-
-        The first call starts the heartbeat, a daemon thread: series stay while no trial ends.
-        """
+        """Takes the newest snapshot; series follow within a heartbeat, which the first starts."""
         now = self._clock()
         recent = [sample for sample in self._pace if now - sample[0] <= RATE_SECONDS]
         self._pace = (*recent, (now, progress.done))
@@ -111,23 +104,24 @@ class Publisher:
         """Sets every series from the latest snapshot."""
         if self._latest is None:
             return
-        for metric, value, labels in self._samples(self._latest):
-            self._gauges[metric].set(value, tags={"sweep": self._sweep, **labels})
+        progress, activity, now = self._latest, self._latest.activity, self._clock()
+        for audit in progress.audits:
+            for metric, value in _PER_AUDIT.items():
+                tags = {"sweep": self._sweep, "audit": audit.label}
+                self._gauges[metric].set(float(value(audit)), tags=tags)
+        (start, first), (_, last) = self._pace[0], self._pace[-1]
+        values = {
+            SWEEP_VERDICT: float(any(audit.refuted for audit in progress.audits)),
+            PACKS_IN_FLIGHT: activity.packs_in_flight,
+            TRAINERS_ALIVE: activity.trainers,
+            TRIALS_PER_SECOND: (last - first) / (now - start) if now > start else 0.0,
+            LAST_RESULT: activity.last_result or self._started,
+            PACK_SECONDS: activity.pack_seconds or 0.0,
+        }
+        for metric, number in values.items():
+            self._gauges[metric].set(number, tags={"sweep": self._sweep})
 
     def _beat(self) -> None:
         while True:
             self.set_gauges()
             time.sleep(HEARTBEAT_SECONDS)
-
-    def _samples(self, progress: Progress) -> Iterator[tuple[Metric, float, dict[str, str]]]:
-        for audit in progress.audits:
-            for metric, value in _PER_AUDIT.items():
-                yield metric, float(value(audit)), {"audit": audit.label}
-        yield SWEEP_VERDICT, float(any(audit.refuted for audit in progress.audits)), {}
-        activity, now = progress.activity, self._clock()
-        yield PACKS_IN_FLIGHT, activity.packs_in_flight, {}
-        yield TRAINERS_ALIVE, activity.trainers, {}
-        (start, first), (_, last) = self._pace[0], self._pace[-1]
-        yield TRIALS_PER_SECOND, (last - first) / (now - start) if now > start else 0.0, {}
-        yield LAST_RESULT, activity.last_result or self._started, {}
-        yield PACK_SECONDS, activity.pack_seconds or 0.0, {}

@@ -20,12 +20,10 @@ _LATE_SECONDS = 2.0  # a snapshot may be as old without a pause in the training
 class Activity:
     """What only the driver knows: its packs, its trainers, and trials failed and lost by audit.
 
-    `pack_seconds` is how long the last finished pack took, `last_result` when it came (Unix time).
-    `refuted` are the audits whose claims the verdict on all trials refutes, once it is known.
-    The training of the first pack that is done began `training_seconds` ago; a trainer trains
-    `trainer_rate` trials per second, by the last one that is done.
-    Audits that are `running` have packs in flight; none is handed out any more of those that are
-    `over`, and of no audit once the sweep is `stopping`.
+    The last pack that was done took `pack_seconds` and came at `last_result` (Unix time); training
+    began `training_seconds` ago. Audits that are `running` have packs in flight, those that are
+    `over` get no more, and none does once the sweep is `stopping`. The verdict has refuted
+    `refuted`.
     """
 
     packs_in_flight: int = 0
@@ -35,7 +33,6 @@ class Activity:
     failed: Mapping[int, int] = dataclasses.field(default_factory=dict)
     lost: Mapping[int, int] = dataclasses.field(default_factory=dict)
     training_seconds: float | None = None
-    trainer_rate: float | None = None
     running: frozenset[int] = frozenset()
     over: frozenset[int] = frozenset()
     stopping: bool = False
@@ -46,9 +43,9 @@ class Activity:
 class AuditProgress:
     """What is shown of one audit while it runs.
 
-    `epsilon_lower` holds for all audits and looks at once, given what it `assumes`; above the claim
-    it refutes that. `decided` is the number of trials that were enough by `stop_when`; None while
-    it goes on. Its trials wait for the `parts` of its preparation.
+    `epsilon_lower` holds for all audits and looks at once, given what it `assumes`. `decided` is
+    the number of trials that were enough by `stop_when`. Its trials wait for `parts` of a
+    preparation.
     """
 
     label: str
@@ -138,14 +135,11 @@ class Progress:
 class Speed:
     """Trials per second and time left, by the packs that ended; times are of one clock, in seconds.
 
-    Nothing is known until a pack has ended. Time counts since the training of that one began, so
-    that neither Ray's start nor a preparation nor what a trainer reads passes for training. Until
-    the others have ended theirs, all trainers are taken to be as fast as the last that did.
+    Time counts since the training of the first one began; until it ends, nothing is known.
     """
 
     def __init__(self) -> None:
         self._ends: collections.deque[tuple[float, int]] = collections.deque()
-        self._early, self._early_until = 0.0, -math.inf
 
     def see(self, progress: Progress, now: float) -> None:
         """Takes a snapshot."""
@@ -156,8 +150,6 @@ class Speed:
             return
         if len(self._ends) == 1 and (trained := progress.activity.training_seconds) is not None:
             self._ends = collections.deque([(now - trained, self._ends[0][1])])
-            self._early_until = now + 2 * trained
-        self._early = progress.activity.trainers * (progress.activity.trainer_rate or 0.0)
         self._ends.append((now, ended))
         while len(self._ends) > 2 and self._ends[1][0] < now - WINDOW_SECONDS:
             self._ends.popleft()
@@ -166,8 +158,6 @@ class Speed:
         """Trials per second; NaN while unknown. Falls when nothing ends for longer than before."""
         if len(self._ends) < 2:
             return math.nan
-        if now < self._early_until and self._early > 0:
-            return self._early
         (first, before), (last, after) = self._ends[0], self._ends[-1]
         longest = max(b - a for (a, _), (b, _) in itertools.pairwise(self._ends))
         seconds = max(last, now - max(longest, _LATE_SECONDS)) - first

@@ -12,7 +12,7 @@ import secrets
 import signal
 import textwrap
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -46,8 +46,8 @@ class RayExecutor:
 
     def __init__(self, ray: Any, work: Work, request: ResourceRequest) -> None:
         self._ray, self._work, self._request = ray, work, request
-        # Two more bytes keep one that a killed driver left from clashing.
-        self._namespace = f"{_prefix(work.run.owner or '')}-{secrets.token_hex(4)}"
+        # The random end keeps one that a killed driver left from clashing.
+        self._namespace = f"dpaudit-{(work.run.owner or '')[:8]}-{secrets.token_hex(4)}"
         self._aggregator: Any = None
         # Ray tells of each answer in a thread of its own, which puts it here. `ray.wait` on 16,000
         # references takes 50 ms, however few of them are ready.
@@ -64,29 +64,23 @@ class RayExecutor:
             return actors.Trainer.options(**named, **options).remote(  # type: ignore[attr-defined]
                 self._work.sweep.raw, self._brief, self._aggregator, self._datasets
             )
-        what = self._work.plan.what(self._work.packs)
         here = ray.get_runtime_context().get_node_id()
         beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
             **named, num_cpus=0, max_restarts=-1, max_task_retries=-1,
             scheduling_strategy=beside,
-        ).remote(self._work.run.location, self._work.run.owner, what)  # fmt: skip
+        ).remote(self._work.run.location, self._work.run.owner)  # fmt: skip
         return self._aggregator
 
-    def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
-        """Calls a method of an actor, by a task that Ray's dashboard shows with the label."""
-        from . import actors
-
-        role: Role = "Aggregator" if worker is self._aggregator else "Trainer"
-        if role == "Trainer" or method in ("progress", "pulse"):
-            task = getattr(worker, method)
-        else:
-            task, arguments = worker.call, (method, *arguments)
-        if method not in ("progress", "pulse"):  # which are no tasks to anybody
-            task = task.options(name=actors.task_name(role, method, label))
+    def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
+        of_trainer = worker is not self._aggregator
+        task = getattr(worker, method, None)
+        if task is None:  # a method of the aggregation. All calls of one name: Ray keeps 15 kB each
+            task = worker.call.options(name=f"Aggregator.{method}")
+            arguments = (method, *arguments)
         reference = task.remote(*arguments)
         answer: Future[Any] = Future()
-        arrive = functools.partial(self._arrive, answer, role == "Trainer")
+        arrive = functools.partial(self._arrive, answer, of_trainer)
         reference.future().add_done_callback(arrive)
         return answer
 
@@ -112,7 +106,7 @@ class RayExecutor:
             return 0  # what a run directory says of its driver may be anybody's writing
         ended = 0
         for actor in self._ray.util.list_named_actors(all_namespaces=True):
-            if actor["namespace"].startswith(_prefix(owner)):
+            if actor["namespace"].startswith(f"dpaudit-{owner[:8]}"):
                 with contextlib.suppress(ValueError):  # it has just ended
                     self._ray.kill(self._ray.get_actor(actor["name"], actor["namespace"]))
                     ended += TRAINER in actor["name"]
@@ -137,7 +131,6 @@ class RayExecutor:
         return {key: self._ray.put(value) for key, value in data.items()}
 
     def _arrive(self, answer: Future[Any], listed: bool, future: Future[Any]) -> None:
-        """Passes an answer on, in a thread of Ray's."""
         error = future.exception()
         if error is None:
             answer.set_result(future.result())
@@ -145,11 +138,6 @@ class RayExecutor:
             answer.set_exception(_translated(error, self._ray.exceptions))
         if listed:
             self._arrived.put(answer)
-
-
-def _prefix(owner: str) -> str:
-    """What the namespaces of a driver begin with: its random part, which stays short."""
-    return f"dpaudit-{owner[:8]}"
 
 
 def _translated(error: BaseException, exceptions: Any) -> BaseException:
@@ -164,8 +152,7 @@ def _translated(error: BaseException, exceptions: Any) -> BaseException:
                 return cause
         ours = CallFailedError(last_line(error))
     else:
-        taken_back = not getattr(error, "actor_init_failed", True)
-        ours = WorkerDiedError(last_line(error), taken_back, getattr(error, "preempted", False))
+        ours = WorkerDiedError(last_line(error), not getattr(error, "actor_init_failed", True))
     ours.__cause__ = error
     return ours
 
@@ -174,8 +161,7 @@ def last_line(error: BaseException) -> str:
     """What a Ray error says in the end, without the advice that Ray adds."""
     if "low on memory" in str(error):
         return "its node ran out of memory; with resources.memory or a larger num_cpus fewer run"
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    last = lines[-1] if lines else type(error).__name__
+    last = (str(error).strip() or type(error).__name__).splitlines()[-1]
     return textwrap.shorten(last, 200, placeholder=" ...")
 
 
@@ -194,16 +180,8 @@ def trainer_options(request: ResourceRequest, avoid: Collection[str] = ()) -> di
     }
 
 
-def dispatcher(
-    ray: Any,
-    work: Work,
-    leaving: Callable[[], bool] = lambda: False,
-    before: str | None = None,
-) -> Dispatcher:
-    """A dispatcher on the connected cluster.
-
-    Once the sweep was asked to stop, which `leaving` tells, a head that does not answer is not
-    waited for. Actors of the driver whose run was taken over, `before`, are ended.
+def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
+    """A dispatcher on the cluster; actors of the driver that had the run `before` are ended.
 
     Raises NoClusterError where the cluster can never hold a trainer, RunDirectoryError where what
     lies in the run directory is damaged.
@@ -212,7 +190,6 @@ def dispatcher(
 
     context, channel = ray.get_runtime_context(), functools.partial(ray_internals.channel, ray)
     liveness = HeadLiveness(context.gcs_address, channel, work.tell)
-    liveness.leaving = leaving
     try:
         request = ResourceRequest.from_spec(work.sweep.resources)
         executor = RayExecutor(ray, work, request)
@@ -229,9 +206,8 @@ def dispatcher(
         if before is not None and (ended := executor.end_actors_of(before)):
             work.tell(f"{ended} trainers of the driver that had this run before are ended")
         store = ray_internals.object_store_socket(ray)
-        here = context.get_node_id()
-        (daemon,) = (f"{n.host}:{n.port}" for n in executor.nodes().nodes if n.id == here)
-        liveness.guard(daemon, store)
+        (here,) = (n for n in executor.nodes().nodes if n.id == context.get_node_id())
+        liveness.guard(f"{here.host}:{here.port}", store)
         return Dispatcher(executor, work, places, liveness)
     except BaseException:  # Ctrl-C too: nothing is left to watch
         liveness.close()
@@ -239,12 +215,11 @@ def dispatcher(
 
 
 @contextlib.contextmanager
-def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
+def connected(address: str | None) -> Iterator[Any]:
     """Yields the module `ray`, connected to `address` (or RAY_ADDRESS), or to a cluster in here.
 
-    A process that is connected already stays so, before and after. Ray's authentication is
-    always decided here, and nothing is written into the user's home: a cluster of our own gets
-    a token that lives and dies with this process. Raises NoClusterError.
+    A process that is connected already stays so. Nothing is written into the user's home: a cluster
+    of our own gets a token that lives and dies with this process. Raises NoClusterError.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if address is not None and "://" in address:
@@ -260,7 +235,7 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
         return
     ray_internals.read_authentication_again(ray)
     if address is None:
-        _start(ray, dashboard)
+        _start(ray)
     else:
         _join(ray, address)
     try:
@@ -270,7 +245,6 @@ def connected(address: str | None, dashboard: bool = False) -> Iterator[Any]:
 
 
 def _prepare_environment(local: bool) -> None:
-    """Settings that Ray reads when it is imported or started."""
     if local:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -310,11 +284,11 @@ def _join(ray: Any, address: str) -> None:
         ) from error
 
 
-def _start(ray: Any, dashboard: bool) -> None:
+def _start(ray: Any) -> None:
     """Twice where it takes too long: Ray gives itself 30 s, which a busy machine may exceed."""
     for again in (True, False):
         try:
-            _init(ray, address="local", include_dashboard=dashboard)
+            _init(ray, address="local", include_dashboard=False)
             return
         except Exception as error:  # process boundary: Ray raises a bare one
             ray.shutdown()

@@ -41,10 +41,7 @@ def draining_nodes(ray: Any) -> frozenset[str]:
 
 
 def autoscales(ray: Any) -> bool:
-    """Whether an autoscaler adds nodes to this cluster; without its report, no.
-
-    Ray's second one publishes the cluster's configuration, the first one a report.
-    """
+    """Whether an autoscaler, Ray's first or second, adds nodes; without its report, no."""
     config = _probe(lambda: ray._private.state.state.get_cluster_config(), None)
     groups = config.node_group_configs if config else ()
     if any(group.max_count != 0 and not _BY_HAND.fullmatch(group.name) for group in groups):
@@ -59,12 +56,6 @@ def autoscales(ray: Any) -> bool:
 def object_store_socket(ray: Any) -> str:
     """The path of this node's object store; without it, "": its end is not watched."""
     return str(_probe(lambda: ray._private.worker.global_worker.node.plasma_store_socket_name, ""))
-
-
-def dashboard(ray: Any) -> str:
-    """The address of the cluster's dashboard; "" without one, and in a job, whose page is told."""
-    url = _probe(lambda: ray._private.worker.get_dashboard_url(), None)
-    return f"http://{url}" if url and JOB not in os.environ else ""
 
 
 def leave_without_shutdown(ray: Any) -> None:

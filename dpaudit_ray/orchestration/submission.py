@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import posixpath
-import re
 import shlex
 import tempfile
 import time
@@ -32,17 +31,12 @@ from . import ray_internals
 from .working_dir_package import WorkingDirPackage
 
 STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: estimates and the lease
-START_SECONDS = 60.0  # for a cluster that has only just been started
 CONNECT_SECONDS = 10.0  # for an answer of the dashboard
 POLL_SECONDS = 2.0  # the whole log comes each time
 _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 # Of `dpaudit run`, which has no other exit codes than these and 0.
 _EXIT_CODES = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}
-_NO_COMMAND = 127  # what a shell returns
 _SIGNALLED = 128  # and the signal
-_MISSING = re.compile(r"No module named '?([\w.]+)")
-# Refusals of the Jobs API that pass: its agent is starting, or another submission was faster.
-_STARTING, _TAKEN = "No available agent", "already exists"
 # Keys of a job's metadata.
 _RUN, _ATTEMPT, _FINGERPRINT, _SETTINGS = "run", "attempt", "fingerprint", "settings"
 
@@ -52,9 +46,8 @@ Tell = Callable[[str], None]
 class SweepJob:
     """A sweep, checked as far as that needs no cluster, and the command that runs it on the head.
 
-    `options` are more of `dpaudit run`, `python` is that of the head (trainers take the one that
-    Ray runs on). With `install`, nodes need nothing but Ray. Raises SpecError where the sweep file
-    is not in the working directory, which `package` sends, or where results would be lost.
+    `options` are more of `dpaudit run`, `python` is that of the head. With `install`, nodes need
+    nothing but Ray. Raises SpecError where the sweep file is not sent, or results would be lost.
     """
 
     def __init__(
@@ -67,17 +60,12 @@ class SweepJob:
         python: str = "python",
         install: bool = False,
     ) -> None:
-        folder, path = Path(os.path.abspath(package.folder)), Path(os.path.abspath(file))
-        if not path.is_relative_to(folder):
-            raise SpecError(
-                "SWEEP", f"{file} must lie in the working directory, {folder}, to be sent with it"
-            )
-        relative = path.relative_to(folder)
+        relative = Path(os.path.relpath(file, package.folder))
         if relative not in package.files():
             raise SpecError(
-                "--exclude",
-                f"leaves out the sweep file {relative}, or .rayignore, .gitignore, its name or a "
-                "link does; it must be sent",
+                "SWEEP",
+                f"{file} is not sent; it must lie in the working directory, {package.folder}, and "
+                "not be left out by --exclude, .rayignore, .gitignore, its name or as a link",
             )
         if "://" not in storage_path and not Path(storage_path).is_absolute():
             raise SpecError(
@@ -98,10 +86,7 @@ class SweepJob:
 
 
 def _installed_by_uv() -> dict[str, Any]:
-    """What has Ray send this package as it is here, and install on each node what it needs.
-
-    Of the versions here, so that trials are the same; Ray is the node's, since one cluster has one.
-    """
+    """Has Ray send this package and install what it needs, in these versions."""
     needed = [Requirement(line) for line in importlib.metadata.requires("dpaudit-ray") or ()]
     packages = [
         # Without the build, such as +cpu: a node takes the one that is for its device.
@@ -115,8 +100,7 @@ def _installed_by_uv() -> dict[str, Any]:
 class JobsClient:
     """The Jobs API of a Ray head, by its dashboard's address; `tell` takes a line for the user.
 
-    Raises SpecError for another kind of address, NoClusterError where nobody answers there, or the
-    token is missing or wrong.
+    Raises SpecError for another kind of address, NoClusterError where it cannot be used.
     """
 
     def __init__(self, address: str, tell: Tell = lambda line: None) -> None:
@@ -155,39 +139,30 @@ class JobsClient:
     def submit(self, job: SweepJob) -> str:
         """Starts a job, the next attempt at its run, or finds the one that runs; returns its id.
 
-        A cluster that is only just starting is asked again for `START_SECONDS`. Raises
-        NoClusterError where it does not take the job, RunDirectoryError where a job with other
-        settings works on the same run, SpecError where the working directory cannot be sent.
+        Raises NoClusterError where the cluster does not take it, RunDirectoryError where a job with
+        other settings works on the same run.
         """
-        deadline = time.monotonic() + START_SECONDS
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "working_dir"
             job.package.copy(folder)
-            told = False
-            while True:
-                try:
-                    return self._attempt(job, folder)
-                except (RuntimeError, OSError) as error:
-                    reason = _reason(error)
-                    starting = _STARTING in reason
-                    if time.monotonic() > deadline or not (starting or _TAKEN in reason):
-                        why = f"{self.address} does not take the job ({reason})"
-                        raise NoClusterError(why) from error
-                if starting and not told:
-                    told = True
-                    self._tell(f"{self.address} is not ready ({reason}); trying again for a minute")
-                time.sleep(POLL_SECONDS)
+            try:
+                return self._attempt(job, folder)
+            except (RuntimeError, OSError) as error:  # its agent starts, another was faster
+                raise NoClusterError(
+                    f"{self.address} does not take the job ({_reason(error)}); try again soon"
+                ) from error
 
     def follow(self, submission: str, write: Callable[[str], object]) -> int:
         """Passes the job's log on until it ends; returns the exit code of the sweep.
 
-        Raises ClusterError where the connection is gone, or the job ended as no sweep does,
-        NoClusterError where the cluster lacks what a sweep needs.
+        Raises ClusterError, and NoClusterError where the cluster lacks what a sweep needs.
         """
         passed = 0  # lines
         while True:
             over = self._info(submission).status in _OVER
-            lines = self._log(submission)
+            lines: list[str] = []
+            with contextlib.suppress(RuntimeError, OSError):  # whoever looks at the job tells
+                lines = io.StringIO(self._client.get_job_logs(submission)).readlines()
             if lines and not over and not lines[-1].endswith("\n"):
                 del lines[-1]  # it is still being written
             for line in lines[passed:]:
@@ -196,14 +171,6 @@ class JobsClient:
             if over:
                 return self._exit_code(submission)
             time.sleep(POLL_SECONDS)
-
-    def _log(self, submission: str) -> list[str]:
-        """Its lines so far; none where the connection fails: whoever looks at the job tells."""
-        try:
-            return io.StringIO(self._client.get_job_logs(submission)).readlines()
-        except (RuntimeError, OSError) as error:
-            logging.getLogger("dpaudit").debug("log of %s: %s", submission, error)
-            return []
 
     def _attempt(self, job: SweepJob, folder: Path) -> str:
         """The attempt that runs now, if it does what this one would do; else starts the next."""
@@ -248,23 +215,16 @@ class JobsClient:
             return Exit.COMPLETE
         if info.status == "STOPPED" or code in _EXIT_CODES:
             return code or Exit.STOPPED
-        message = str(info.message).strip().splitlines()
-        if code is None:
-            line = message[0] if message else "no reason is known"
-            raise ClusterError(f"job {submission} failed ({line}); the same command tries again")
-        if (number := -code if code < 0 else code - _SIGNALLED) > 0:
+        if code is not None and (number := -code if code < 0 else code - _SIGNALLED) > 0:
             self._tell(f"the driver was killed by signal {number}; the same command resumes")
             return Exit.STOPPED
-        missing = _MISSING.search(message[-1] if message else "")
-        if code == _NO_COMMAND or missing:
-            what = f"has no module {missing[1]}" if missing else "is not there"
-            raise NoClusterError(
-                f"the python of the cluster's head {what}; install this package on every node, or "
-                "name the python there that has it, as Ray was started by: --python PATH"
-            )
+        message = str(info.message).strip().splitlines() or ["no reason is known"]
+        if code is None:
+            raise ClusterError(f"job {submission} failed ({message[0]}); try again")
         raise ClusterError(
-            f"job {submission} ended with exit code {code}, as no sweep does; its log may say why, "
-            "and the same command tries again"
+            f"job {submission} ended with exit code {code}, as no sweep does ({message[-1]}); its "
+            "log may say more. Where the head's python lacks this package, name one that has it "
+            "(--python PATH), or use --install"
         )
 
     def _info(self, submission: str) -> Any:
@@ -287,28 +247,19 @@ def normalized_storage_path(path: str) -> str:
 
 def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
     """What a job carries besides its number; `job_name` is what Ray's API and metrics use."""
-    # Settings are all that the fingerprint leaves out and a job does not learn of once it runs.
-    audits = [cell.audit.model_dump(mode="json") for cell in sweep.cells]
-    settings: dict[str, Any] = {}
-    for key in ("trials", "stop_when"):
-        values = [audit[key] for audit in audits]
-        settings[f"audit.{key}"] = values if any(v != values[0] for v in values) else values[0]
-    resources = sweep.resources.model_dump(mode="json", exclude_defaults=True)
-    settings |= {f"resources.{key}": value for key, value in resources.items()}
+    # What the fingerprint leaves out, and a job does not learn of once it runs.
+    settings = {key: sweep.raw.get(key) for key in ("audit", "grid", "resources")}
     return {
         "job_name": sweep.name,
         "sweep": sweep.name,
         _RUN: run,
         _FINGERPRINT: sweep.fingerprint,
-        _SETTINGS: json.dumps(settings),
+        _SETTINGS: json.dumps(settings, sort_keys=True),
     }
 
 
 def require_dashboard(address: str, tell: Tell) -> None:
-    """Asks a Ray dashboard for its version, without a token: fast, and nobody is sent one.
-
-    Raises NoClusterError where nobody answers, or something else does.
-    """
+    """Asks a dashboard for its version, without a token; NoClusterError where none answers."""
     parts = urllib.parse.urlsplit(address)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:

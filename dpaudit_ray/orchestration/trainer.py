@@ -36,20 +36,11 @@ P = TypeVar("P", bound=Pack)
 
 @dataclasses.dataclass(frozen=True)
 class Brief:
-    """What a trainer must know of a plan. Its packs are not in it: a trainer is told each.
-
-    `worked_out` is of the mechanisms of the audits.
-    """
+    """What a trainer must know of a plan, without its packs; `worked_out` is of its mechanisms."""
 
     seed: int
     audits: tuple[PlannedAudit, ...]
     worked_out: tuple[Mapping[str, float], ...] = ()
-
-    @property
-    def what(self) -> str:
-        """Its audits, in few words."""
-        first, more = printable(self.audits[0].label), len(self.audits) - 1
-        return f"{first} and {more} more audit{'s' * (more > 1)}" if more else first
 
     @classmethod
     def from_plan(cls, plan: Plan, sweep: Sweep) -> Brief:
@@ -72,13 +63,13 @@ def runs_of(pack: Pack) -> int:
 class PackTrainer:
     """Turns packs into scores. The secret bits are drawn here and reach the mechanism only.
 
-    `prepared` gives all parts that an audit waits for; what it raises is no failure of a pack.
-    The aggregator, which `call` calls, has checkpoints; without it, packs are trained in one piece.
+    `prepared` gives the parts that an audit waits for. The aggregator, which `call` calls, has
+    checkpoints; without it, packs are trained in one piece.
     """
 
     def __init__(
         self,
-        raw_sweep: dict[str, object],
+        raw_sweep: dict[str, Any],
         brief: Brief,
         prepared: Callable[[int], tuple[Arrays, ...]] = lambda audit: (),
         call: CallAggregator | None = None,
@@ -87,19 +78,17 @@ class PackTrainer:
         self._at_hand: tuple[int, tuple[Arrays, ...]] | None = None  # parts, by audit
         self._opened: tuple[int, Session] | None = None
         self.resumed = False  # whether the last pack went on from a checkpoint
-        self.opening = 0.0  # seconds before the last pack was trained
 
     def train(self, pack: Pack, afresh: bool = False) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call.
 
-        Where it was interrupted, it goes on from the last checkpoint, unless it is to begin
-        `afresh`. Trials that failed while others did not are missed; where all did, the pack has
-        failed.
+        It goes on from its last checkpoint, unless it is to begin `afresh`. Trials that failed
+        while others did not are missed; where all did, the pack has failed.
         """
-        audit, began = self._brief.audits[pack.audit], time.perf_counter()
+        audit = self._brief.audits[pack.audit]
         members, noise = self._drawn(pack)
         session = self._session(pack.audit)
-        self.resumed, self.opening = False, time.perf_counter() - began
+        self.resumed = False
         minutes = self._sweep.resources.checkpoint_minutes
         call = None if afresh else self._call
         if call is not None and minutes and isinstance(session, ResumableSession):
@@ -131,8 +120,8 @@ class PackTrainer:
     def attempt(self, pack: Pack, afresh: bool = False) -> PackScores | Failure:
         """`train`, with anything the user's code may raise turned into a `Failure`."""
         self._fetch(pack.audit)  # what it raises is not of the user's code
-        train = functools.partial(self.train, afresh=True) if afresh else self.train
-        return _attempt(train, pack, self._brief.audits[pack.audit].canaries or pack.size)
+        trials = self._brief.audits[pack.audit].canaries or pack.size
+        return _attempt(lambda pack: self.train(pack, afresh), pack, trials)
 
     def attempt_part(self, part: Part) -> Arrays | Failure:
         """`prepare`, likewise."""
@@ -170,13 +159,11 @@ class PackTrainer:
         return took
 
     def _drawn(self, pack: Pack) -> tuple[npt.NDArray[np.bool_], int]:
-        """The secret bits of a pack, and the seed of all that is random in it."""
         audit = self._brief.audits[pack.audit].fingerprint
         bits = seeds.bits(self._brief.seed, audit, pack.first, pack.last)
         return bits, seeds.noise_seed(self._brief.seed, audit, pack.first)
 
     def _fetch(self, index: int) -> tuple[Arrays, ...]:
-        """The parts that an audit waits for; nothing where it waits for nothing."""
         if self._brief.audits[index].preparation is None:
             return ()
         if self._at_hand is None or self._at_hand[0] != index:
@@ -206,56 +193,44 @@ class PackTrainer:
         # Packs come audit by audit, so keeping one session open is enough.
         if self._opened is None or self._opened[0] != index:
             self._opened = None
-            mechanism, audit = self._mechanism(index), self._brief.audits[index]
-            adversary, seed = self._sweep.cells[index].adversary, self._brief.seed
-            craft_seed = seeds.derive("craft", seed, audit.fingerprint)
-            opening = adversary, seed, craft_seed, self._sweep.resources.num_gpus > 0
-            parts = () if audit.preparation is None else (self._fetch(index),)
-            self._opened = (index, mechanism.open(*opening, *parts))
+            audit, seed = self._brief.audits[index], self._brief.seed
+            session = self._mechanism(index).open(
+                self._sweep.cells[index].adversary,
+                seed,
+                seeds.derive("craft", seed, audit.fingerprint),
+                self._sweep.resources.num_gpus > 0,
+                *(() if audit.preparation is None else (self._fetch(index),)),
+            )
+            self._opened = index, session
         return self._opened[1]
 
 
-class Trainer:
-    """Trains packs one after another and hands their scores to the aggregator.
-
-    An executor runs it, in a process of its own or not, and calls its methods.
-    """
+class Trainer(PackTrainer):
+    """Hands the scores of packs to the aggregator; an executor calls its methods in a process."""
 
     def __init__(self, raw_sweep: dict[str, Any], brief: Brief, call: CallAggregator) -> None:
-        self._brief, self._call = brief, call
-        self._packs = PackTrainer(raw_sweep, brief, lambda audit: call("prepared", audit), call)
+        super().__init__(raw_sweep, brief, lambda audit: call("prepared", audit), call)
+        self._tell_aggregator = call
 
     def run_pack(self, pack: Pack, before: Failure | None = None) -> Done | Failure:
-        """Returns when the pack is stored, or with the failure of the user's code.
-
-        One that failed `before` is run several times, and stored where they agree.
-        """
-        if isinstance(pack, Part):
-            return self._run(pack, self._packs.attempt_part, "keep")
-        if before is None:
-            return self._run(pack, self._packs.attempt, "fold")
-        return self._run(pack, lambda p: self._packs.retry(p, before), "fold", runs_of(pack))
-
-    def _run(
-        self,
-        pack: P,
-        train: Callable[[P], PackScores | Arrays | Failure],
-        store: str,
-        runs: int = 1,
-    ) -> Done | Failure:
-        started, label = time.perf_counter(), self._brief.audits[pack.audit].label
-        what = f"{label}, {pack.what}"
+        """Returns once the pack is stored, or its failure; after one `before`, it runs again."""
+        started, what = time.perf_counter(), f"{self._brief.audits[pack.audit].label}, {pack.what}"
         _log.info("%s: starts", what)
-        result = train(pack)
+        result: PackScores | Arrays | Failure
+        if isinstance(pack, Part):
+            result = self.attempt_part(pack)
+        else:
+            result = self.retry(pack, before) if before else self.attempt(pack)
         if isinstance(result, Failure):
             _log.error("%s: failed\n%s", what, result.traceback)
             return result
         trained = time.perf_counter() - started
-        self._call(store, pack, result, label=label)
+        self._tell_aggregator("keep" if isinstance(pack, Part) else "fold", pack, result)
         seconds = time.perf_counter() - started
         _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
         missed = len(result.missed) if isinstance(result, PackScores) else 0
-        return Done(pack, seconds / runs, not self._packs.resumed, missed, self._packs.opening)
+        runs = runs_of(pack) if before else 1
+        return Done(pack, seconds / runs, not self.resumed, missed)
 
 
 class _AllMissedError(Exception):

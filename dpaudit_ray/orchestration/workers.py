@@ -9,7 +9,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -51,8 +51,7 @@ class ResourceRequest:
             f"{value / GIB:.3g} GiB memory" if name == "memory" else f"{value:g} {name}"
             for name, value in self.resources.items()
         ]
-        parts += [f"{key} {value}" for key, value in self.labels.items()]
-        return ", ".join(parts[:-1]) + (" and " if parts[:-1] else "") + parts[-1]
+        return ", ".join([*parts, *(f"{key} {value}" for key, value in self.labels.items())])
 
     def fits(self, resources: Mapping[str, float]) -> int:
         """How many trainers a node with these resources holds."""
@@ -71,23 +70,8 @@ class ResourceRequest:
         return True
 
 
-@dataclasses.dataclass(frozen=True)
-class Room:
-    """For how many trainers: `keep` may stay on their places, `start` are started in all.
-
-    Of those started, the cluster holds `now`; the others show demand to an autoscaler.
-    """
-
-    keep: int
-    start: int
-    now: int
-
-
 class Places:
-    """Counts what fits: at most `limit` trainers, each of which needs what `request` says.
-
-    `tell` takes a line for the user.
-    """
+    """Counts what fits: at most `limit` trainers, each of which needs what `request` says."""
 
     def __init__(
         self,
@@ -107,40 +91,41 @@ class Places:
         cluster, request = self._cluster, self._request
         if self._fitting() or cluster.grows:
             return
-        has = ", ".join(f"{cluster.total(name):g} {name}" for name in request.resources)
+        has = ", ".join(
+            f"{sum(node.resources.get(name, 0) for node in cluster.nodes):g} {name}"
+            for name in request.resources
+        )
         raise NoClusterError(
             f"no node of this cluster fits a trainer of {request} (all nodes together have "
             f"{has}); lower resources in the sweep file"
         )
 
-    def room(self, ready: int) -> Room:
-        """For how many trainers there is room, of which `ready` have their place now."""
+    def room(self, ready: int) -> tuple[int, int]:
+        """How many trainers to have, of which `ready` have their place; how many fit now.
+
+        The others show demand to an autoscaler.
+        """
         self._cluster = self._executor.nodes()
         now = sum(self._fitting().values())
-        keep = start = max(1, now)
-        if self._cluster.grows and ready <= keep:
-            start += max(PENDING, ready) if self._limit is None else self._limit
-        if self._limit is not None:
-            keep, start = min(keep, self._limit), min(start, self._limit)
-        return Room(keep, start, now)
+        wanted = max(1, now)
+        if self._cluster.grows and ready <= wanted:
+            wanted += max(PENDING, ready) if self._limit is None else self._limit
+        return wanted if self._limit is None else min(wanted, self._limit), now
 
     @property
     def leaving(self) -> set[str]:
         """Nodes that are given no more work: drained, or left out."""
         return self.avoided | self._cluster.draining
 
-    def tell_what_for(self, trainers: int, room: Room) -> None:
+    def tell_what_for(self, trainers: int, room: int) -> None:
         """Says what `trainers` wait for, none of which has its place."""
         self._tell(
             f"waiting for nodes: {trainers} trainers of {self._request} are asked for, and the "
-            f"cluster has room for {room.now} when nothing else runs on it"
+            f"cluster has room for {room} when nothing else runs on it"
         )
 
     def alive(self, node: str) -> bool:
-        """Whether the node of a trainer that died is still there.
-
-        A cluster itself notices after a quarter of a minute, so the node is asked, once.
-        """
+        """Whether the node of a trainer that died answers, once: a cluster notices after 15 s."""
         if node in self._gone:
             return False
         for there in self._executor.nodes().nodes:
@@ -152,10 +137,7 @@ class Places:
         return False
 
     def fault(self, node: str, address: str) -> None:
-        """Counts a trainer that failed at what one on another node could do.
-
-        The last node that trainers fit on is never left out.
-        """
+        """Counts a trainer that failed at what one elsewhere could do; the last node is kept."""
         self._faults[node] += 1
         others = self._fitting().keys() - {node}
         if self._faults[node] == FAULTS_PER_NODE and (others or self._cluster.grows):
@@ -166,10 +148,7 @@ class Places:
             )
 
     def leave_out(self, node: str, address: str, why: str) -> None:
-        """Leaves out a node whose trainers would not compute what others do.
-
-        Raises NoClusterError where no node is left, and none can come.
-        """
+        """Leaves out a node that would compute otherwise; NoClusterError without another one."""
         if node in self.avoided:
             return
         self.avoided.add(node)
@@ -179,7 +158,6 @@ class Places:
         self._tell(line)
 
     def _fitting(self) -> dict[str, int]:
-        """Trainers that fit on each node that stays."""
         leaving = self.leaving
         return {
             node.id: count
@@ -192,11 +170,10 @@ class Places:
 
 @dataclasses.dataclass(eq=False)
 class Worker:
-    """A trainer. It is given packs once it has its place, which the answer to `greeting` tells.
+    """A trainer, which has worked on its `pack` since `since`.
 
-    Its place is a `node`, by id, with an `address`. It has worked on its `pack` since `since`. It
-    is given no more while packs that failed with it are tried elsewhere (`suspected`), and never
-    again when it is `leaving`.
+    Its place is a `node`, by id, with an `address`: the answer to `greeting` tells. It gets no pack
+    while some that failed with it are tried elsewhere (`suspected`), nor when it is `leaving`.
     """
 
     name: str
@@ -219,8 +196,7 @@ class Worker:
 class Pool:
     """Keeps as many trainers as there is room for, and no more than there is work for.
 
-    With thousands of trainers nothing here looks at all of them for each pack: whoever changes a
-    trainer says so (`changed`). `start` starts the trainer of a number.
+    Nothing here looks at all of them for each pack: whoever changes a trainer says so (`changed`).
     """
 
     def __init__(
@@ -255,12 +231,12 @@ class Pool:
             return
         self._resized = now
         ready = [worker for worker in self.ready if not worker.leaving]
-        room = self._places.room(len(ready))
+        wanted, room = self._places.room(len(ready))
         work = sum(worker.pack is not None for worker in ready) + self.backlog
-        self._give_back(ready, min(room.keep, work))
+        start = int(min(wanted, work))
+        self._give_back(ready, start)
         pending = [worker for worker in self.workers if not worker.node]
         placed = sum(bool(worker.node) and not worker.leaving for worker in self.workers)
-        start = int(min(room.start, work))
         for worker in pending[max(0, start - placed) :]:  # the newest: the others wait longer
             self.remove(worker)
         for _ in range(start - placed - len(pending)):
@@ -268,7 +244,7 @@ class Pool:
             self._started += 1
         if ready or not start:
             self._quiet_since, self._nodes_told = now, False
-        elif now - self._quiet_since > PATIENT_SECONDS or not (room.now or self._nodes_told):
+        elif now - self._quiet_since > PATIENT_SECONDS or not (room or self._nodes_told):
             self._quiet_since, self._nodes_told = now, True
             self._places.tell_what_for(start, room)
 
@@ -292,22 +268,12 @@ class Pool:
             if worker.pack in fresh:
                 worker.since = time.monotonic()
 
-    def overdue(
-        self, limit: Callable[[Pack], float], since: float = -math.inf
-    ) -> Iterator[tuple[Worker, float]]:
-        """Trainers silent for longer than their pack may take, from `since` on; and that time."""
-        now = time.monotonic()
-        for worker in self.ready:
-            silent = now - max(worker.since, since)
-            if worker.pack is not None and silent > (seconds := limit(worker.pack)):
-                yield worker, seconds
-
-    def _give_back(self, ready: list[Worker], keep: float) -> None:
+    def _give_back(self, ready: list[Worker], keep: int) -> None:
         """Idle trainers go first; busy ones end their packs."""
         nodes = self._places.leaving
         staying = [worker for worker in ready if worker.node not in nodes]
         staying.sort(key=lambda worker: (worker.pack is not None, -len(worker.name), worker.name))
-        too_many = staying[: int(max(0, len(staying) - keep))]
+        too_many = staying[: max(0, len(staying) - keep)]
         for worker in (*(worker for worker in ready if worker.node in nodes), *too_many):
             worker.leaving = True
             self.changed(worker)
@@ -331,11 +297,10 @@ def recorded_machines(run: RunDirectory) -> dict[str, list[str]]:
 
 
 class MachineCompatibility:
-    """Admits machines to the run of a plan.
+    """Admits machines whose code has the driver's versions; tells when their kinds differ.
 
     Scores are bit-identical on one kind of machine, with one number of threads: another instruction
-    set adds in another order, and threads share the models out in other groups. Both are recorded
-    in the run directory and told; versions of the code must be the driver's.
+    set adds in another order, and threads share the models out in other groups.
     """
 
     def __init__(self, work: Work) -> None:

@@ -39,23 +39,18 @@ CODE = ("*.py", "*.pyi", "*.ipynb")  # about secrets, perhaps, and none itself
 
 @dataclasses.dataclass(frozen=True)
 class WorkingDirPackage:
-    """The files of a folder that a job needs.
+    """The files of a folder that a job needs; packages are sent whole.
 
-    `excludes` are patterns of file or folder names, or of paths below the folder; those of its
-    .rayignore are added. What begins with a dot, looks like a secret, was made by tools, is ignored
-    by git or is a link is withheld in any case. Packages are sent whole otherwise,
-    whatever their folders are called.
+    `excludes` are patterns of file or folder names, or of paths below the folder, beside those of
+    its .rayignore. Withheld is what begins with a dot, looks like a secret, was made by tools, is
+    ignored by git or is a link.
     """
 
     folder: Path
     excludes: tuple[str, ...] = ()
 
     def files(self) -> list[Path]:
-        """Paths below the folder that are sent, sorted.
-
-        Raises SpecError where together they are larger than `LIMIT`, one cannot be read, or there
-        is no such folder.
-        """
+        """Paths below the folder that are sent, sorted. SpecError: too large or unreadable."""
         with _readable():
             paths = [path for path, withheld in self._paths() if not withheld]
             sizes = {path: (self.folder / path).stat().st_size for path in paths}
@@ -76,10 +71,7 @@ class WorkingDirPackage:
             return sorted(path for path, withheld in self._paths() if withheld)
 
     def copy(self, folder: Path) -> None:
-        """Copies the files below a new folder, with their modes. Raises SpecError as `files` does.
-
-        Ray packs such a folder by its content, and sends the same content once.
-        """
+        """Copies the files below a new folder, with their modes: equal ones are sent once."""
         folder.mkdir()
         for path in self.files():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

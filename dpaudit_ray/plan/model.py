@@ -140,10 +140,6 @@ class Plan:
     def trials(self) -> int:
         return sum(audit.trials for audit in self.audits)
 
-    def what(self, packs: int) -> str:
-        audits = f"{len(self.audits)} audit{'s' * (len(self.audits) > 1)}"
-        return f"{self.trials:,} trials of {audits}, {packs:,} packs to run at the start"
-
     def remaining(
         self, run: RunDirectory, enough: Mapping[int, int] | None = None
     ) -> Iterator[Pack]:

@@ -456,7 +456,7 @@ def _check_derived(given: _Given, recorded: outcomes.Outcomes, stored: pd.DataFr
         stored = whole.astype({"step": "int64", "trials": "int64"})
     for name in sorted(set(stored["audit"]) - {audit.id for audit in plan.audits}):
         checked.differs(ESTIMATES, "", f"rows of {name!r:.60}", "of an audit of the plan")
-    opened = OpenSweep.from_run(given.sweep, plan, given.run)
+    opened = OpenSweep(given.sweep, plan, given.run)
     derived = dict[int, _Derived]()
     for index in sorted(given.good):
         audit, cell = plan.audits[index], given.sweep.cells[index]

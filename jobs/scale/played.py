@@ -50,7 +50,7 @@ class PlayedExecutor:
         """Its name stands for a worker."""
         return name
 
-    def call(self, worker: Handle, method: str, *arguments: Any, label: str = "") -> Future[Any]:
+    def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
         """A call of a trainer or of the aggregator."""
         answers: dict[str, Callable[..., Any]] = {
             "ready": lambda modules: ("node", "127.0.0.1", provenance.machine(modules, gpu=False)),
