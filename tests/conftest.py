@@ -155,7 +155,6 @@ _LONGEST = (
     "test_prometheus.py",
     "test_chaos.py",
     "test_stops.py",
-    "test_s3.py",
     "test_readme.py",
     "test_family.py",
     "test_zoo_bugs.py",
@@ -168,7 +167,6 @@ _LONGEST = (
     "test_function.py",
     "test_yuan2021.py",
     "test_live_view.py",
-    "test_scale.py",
 )
 
 

@@ -124,14 +124,14 @@ class Driver:
                 return int(entry["pid"]) if entry["beat"] else None
         return None
 
-    @property
-    def works(self) -> bool:
-        assert self.process.poll() is None, self.output
-        return True
-
     def wait_for(self, what: Callable[[], Any], seconds: float = 300) -> Any:
         """The first true value of `what()` while it works."""
-        return wait_for(lambda: self.works and what(), seconds)
+
+        def works() -> Any:
+            assert self.process.poll() is None, self.output
+            return what()
+
+        return wait_for(works, seconds)
 
     def ends(self, seconds: float = 400) -> int:
         """Its exit code."""
@@ -149,21 +149,15 @@ def ids(center: Head) -> dict[str, str]:
     ask += "{n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"
     command = [sys.executable, "-c", ask, center.gcs]
     done = subprocess.run(command, env=center.environment, check=True, capture_output=True)
-    told = done.stdout.decode().splitlines()
-    (found,) = [line for line in told if line.startswith('{"')]  # Ray logs there too
-    return dict(json.loads(found))
+    return dict(json.loads(done.stdout.decode().splitlines()[-1]))  # Ray logs there too
 
 
 def drained(center: Head, node: Node) -> None:
     """Has Ray told that a node will be taken back in a minute."""
     notice = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
     command = ["ray", "drain-node", f"--address={center.gcs}", *notice]
-    found = ids(center)[node.address]
-    done = subprocess.run(
-        [*command, f"--node-id={found}", "--deadline-remaining-seconds=60"],
-        env=center.environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    command += [f"--node-id={ids(center)[node.address]}", "--deadline-remaining-seconds=60"]
+    subprocess.run(command, env=center.environment, check=True)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 Those of Ray's own autoscaler are processes of this machine: from none to three and back.
 """
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,9 +15,8 @@ import pytest
 import dpaudit_ray as da
 from tests.command import changed, write_sweep
 from tests.head import Head, actors, head, tree, wait_for
-from tests.orchestration.nodes import SMALL, Node, Nodes, drained, driver, nodes
+from tests.orchestration.nodes import SMALL, Nodes, drained, driver, nodes
 from tests.orchestration.test_faults import assert_same
-from tests.pace import Pace
 
 pytestmark = pytest.mark.cluster
 
@@ -26,20 +26,6 @@ def around() -> Iterator[Nodes]:
     """A cluster whose head has one CPU; every test adds its own nodes and takes them away."""
     with head(cpus=1, dashboard=False) as center, nodes(center) as joined:
         yield joined
-
-
-@pytest.fixture
-def lasting(light: dict, pace: Pace) -> dict:
-    """A light sweep in which no node may be lost; slow, so that there is time to take one away."""
-    changed(light, "resources.max_worker_losses", 0)
-    pace.slow(0.4)
-    return pace.of(changed(light, "audit.trials", 1000))
-
-
-def trainers(besides: Node | None = None) -> list[psutil.Process]:
-    """Trainers on all nodes, or on all but one."""
-    there = besides.actors("Trainer") if besides else []
-    return [found for found in actors(os.getpid(), "Trainer") if found not in there]
 
 
 def alone(place: Path) -> list[str]:
@@ -61,7 +47,8 @@ def test_a_node_that_does_not_see_the_storage_trains_too(
     node = around.joined(inside=alone(runs))
     pace.slow(0.4)
     with driver(around.head, sweep_of_400, runs) as run:
-        (near,) = run.wait_for(lambda: run.packs and trainers(besides=node))
+        run.wait_for(lambda: run.packs and len(actors(os.getpid(), "Trainer")) == 2)
+        (near,) = set(actors(os.getpid(), "Trainer")) - set(node.actors("Trainer"))
         near.suspend()  # from here on only the node without the storage works
         before = run.packs
         run.wait_for(lambda: run.packs > before + 3)
@@ -74,11 +61,11 @@ def test_a_node_that_does_not_see_the_storage_trains_too(
     assert_same(runs / "tiny", quiet_400)
 
 
-def test_a_drained_node_is_given_no_more_and_its_loss_is_no_failure(
-    around, lasting, pace, tmp_path
-):
+def test_a_drained_node_is_given_no_more_and_its_loss_is_no_failure(around, light, pace, tmp_path):
     """As when the owner of a spot node takes it back: a notice first, the end a moment later."""
-    sweep = write_sweep(tmp_path, lasting)
+    changed(light, "resources.max_worker_losses", 0)
+    pace.slow(0.4)
+    sweep = write_sweep(tmp_path, pace.of(changed(light, "audit.trials", 1000)))
     node = around.joined(cpus=2)
     with driver(around.head, sweep, tmp_path / "runs") as run:
         run.wait_for(lambda: run.packs and len(node.actors("Trainer")) == 2)
@@ -108,11 +95,9 @@ def raylets() -> int:
     """Nodes that the autoscaler runs now."""
     found = 0
     for process in tree(os.getpid()):
-        try:
-            command = process.cmdline()
-        except psutil.Error:
-            continue
-        found += command[:1] != [] and command[0].endswith("raylet") and "--head" not in command
+        with contextlib.suppress(psutil.Error):
+            command = process.cmdline() or [""]
+            found += command[0].endswith("raylet") and "--head" not in command
     return found
 
 
@@ -126,7 +111,7 @@ def test_two_sweeps_on_nodes_that_come_and_go(growing, light, pace, tmp_path):
     pace.slow(0.4)
     assert raylets() == 0
     with driver(growing, long, tmp_path / "first") as first:
-        first.wait_for(lambda: len(trainers()) == 2)
+        first.wait_for(lambda: len(actors(os.getpid(), "Trainer")) == 2)
         assert first.output.count("waiting for nodes: ") == 1
         with driver(growing, short, tmp_path / "second") as second:
             assert second.ends() == 0, second.output

@@ -1,31 +1,34 @@
-"""What every executor does: one suite for all of them, on a cluster of their own or on none.
+"""What every executor does, on a cluster or on none, and how a cluster is joined."""
 
-Another executor is added to `EXECUTORS`, by its name.
-"""
-
-import contextlib
+import os
+import socket
+import subprocess
+import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
-from dpaudit_ray.errors import SpecError, StorageError
-from dpaudit_ray.orchestration import ray_executor
+from dpaudit_ray.errors import NoClusterError, SpecError, StorageError
+from dpaudit_ray.mechanisms.landscape import Landscape
+from dpaudit_ray.orchestration import ray_executor, ray_internals
 from dpaudit_ray.orchestration.executors import Done, Executor, Work, WorkerDiedError
 from dpaudit_ray.orchestration.inline_executor import InlineExecutor
+from dpaudit_ray.orchestration.interruption import HeadLiveness, HealthChecks
 from dpaudit_ray.orchestration.progress import Activity
 from dpaudit_ray.orchestration.ray_executor import RayExecutor
 from dpaudit_ray.orchestration.workers import ResourceRequest
 from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
-from tests.head import Head
+from tests.command import refused, write_sweep
+from tests.head import Head, free_port, wait_for
 from tests.orchestration.test_faults import assert_same
 
 Start = Callable[[Work], Executor]
@@ -38,22 +41,25 @@ def ray(shared_head: Head) -> Iterator[Any]:
         yield connected
 
 
-def on_ray(request: pytest.FixtureRequest) -> Start:
-    ray = request.getfixturevalue("ray")
-    resources = ResourceRequest({"CPU": 1.0})
+@pytest.fixture(params=["inline", "ray"])
+def start(request: pytest.FixtureRequest) -> Start:
+    """Starts an executor of each kind; another one is added here."""
+    if request.param == "inline":
+        return InlineExecutor
+    ray, resources = request.getfixturevalue("ray"), ResourceRequest({"CPU": 1.0})
     return lambda work: RayExecutor(ray, work, resources)
 
 
-EXECUTORS: dict[str, Callable[[pytest.FixtureRequest], Start]] = {
-    "inline": lambda _: InlineExecutor,
-    "ray": on_ray,
-}
-each = pytest.mark.parametrize("start", EXECUTORS, indirect=True)
+class Broken(Landscape):
+    """A mechanism that opens, and whose every pack raises what a broken device raises."""
 
+    name: str = "tests.orchestration.test_executors:Broken"  # type: ignore[assignment]
 
-@pytest.fixture
-def start(request: pytest.FixtureRequest) -> Start:
-    return EXECUTORS[request.param](request)
+    def open(self, *arguments: Any) -> Any:
+        return types.SimpleNamespace(run=self._fail)
+
+    def _fail(self, *arguments: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 class Running:
@@ -74,11 +80,8 @@ class Running:
 
     def answer(self, method: str, *arguments: Any) -> Any:
         """What a method of the trainer returns, when it is waited for as the dispatcher does."""
-        asked = self.executor.call(self.trainer, method, *arguments, label="x")
-        deadline = time.monotonic() + 300
-        arrived: list[Future[Any]] = []
-        while asked not in arrived and time.monotonic() < deadline:
-            arrived = self.executor.wait(1.0)
+        asked = self.executor.call(self.trainer, method, *arguments)
+        wait_for(lambda: asked in self.executor.wait(1.0))
         return asked.result(0)
 
     @property
@@ -86,20 +89,16 @@ class Running:
         """Trials that the aggregator has."""
         return int(self.ask("progress", Activity()).done)
 
+    def __enter__(self) -> "Running":
+        return self
 
-@contextlib.contextmanager
-def running(start: Start, raw: dict[str, Any], storage: Path) -> Iterator[Running]:
-    opened = Running(start, raw, storage)
-    try:
-        yield opened
-    finally:
-        opened.executor.kill(opened.trainer)
-        opened.executor.kill(opened.aggregator)
+    def __exit__(self, *_: object) -> None:
+        self.executor.kill(self.trainer)
+        self.executor.kill(self.aggregator)
 
 
-@each
 def test_a_pack_goes_from_a_trainer_to_the_aggregator(start, light, tmp_path):
-    with running(start, light, tmp_path) as opened:
+    with Running(start, light, tmp_path) as opened:
         node, _, machine = opened.answer("ready", ())
         assert node in {known.id for known in opened.executor.nodes().nodes}
         assert machine.versions["dpaudit"] == da.__version__
@@ -132,17 +131,15 @@ def an_error_of_ours_arrives_as_itself(opened: Running) -> None:
 def a_worker_that_is_killed_answers_no_more(opened: Running) -> None:
     before = opened.done
     opened.executor.kill(opened.trainer)
-    with pytest.raises(WorkerDiedError) as died:
+    with pytest.raises(WorkerDiedError):
         opened.answer("run_pack", opened.packs[0])
-    assert not died.value.preempted
     opened.executor.kill(opened.aggregator, restart=True)
     assert opened.done == before, "it is started again"
 
 
-@each
 def test_a_failure_of_the_users_code_is_an_answer(start, light, tmp_path):
-    light["mechanism"]["name"] = "tests.orchestration.broken:Broken"
-    with running(start, light, tmp_path) as opened:
+    light["mechanism"]["name"] = "tests.orchestration.test_executors:Broken"
+    with Running(start, light, tmp_path) as opened:
         opened.answer("ready", ())
         failure = opened.answer("run_pack", opened.packs[0])
         assert isinstance(failure, Failure)
@@ -155,7 +152,6 @@ def test_a_failure_of_the_users_code_is_an_answer(start, light, tmp_path):
         assert set(opened.run.estimates()["trials"]) == {0, misses}
 
 
-@each
 @pytest.mark.usefixtures("start")
 def test_all_executors_give_the_same_scores_and_estimates(light, tmp_path, request):
     name = request.node.callspec.params["start"]
@@ -208,3 +204,124 @@ def test_only_actors_of_the_driver_that_had_the_run_are_ended(owner, ended, ligh
     executor = RayExecutor(played, Work(sweep, planning.make(sweep), run, 0), ResourceRequest({}))
     assert executor.end_actors_of(owner) == ended
     assert killed == [before] * ended
+
+
+def test_a_protected_cluster_keeps_out_who_has_another_token(light, tmp_path, shared_head):
+    """A process: Ray keeps the token that it has read."""
+    file = write_sweep(tmp_path, light)
+    command = [sys.executable, "-m", "dpaudit_ray", "run", file, "--storage-path", tmp_path]
+    done = subprocess.run(
+        [*command, "--address", shared_head.gcs],
+        env=shared_head.environment | {"RAY_AUTH_TOKEN": "wrong"},
+        capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "RAY_AUTH_TOKEN" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_nobody_listening_is_told_at_once(light, tmp_path):
+    started = time.monotonic()
+    file, address = write_sweep(tmp_path, light), f"127.0.0.1:{free_port()}"
+    told = refused("run", file, "--storage-path", tmp_path, "--address", address)
+    assert told.startswith("cannot reach a Ray cluster")
+    assert time.monotonic() - started < 60  # Ray itself would try for minutes
+
+
+def test_ray_that_starts_slowly_is_tried_again_and_then_one_line(light, tmp_path, monkeypatch):
+    """Ray gives its node 30 s, and raises a bare Exception."""
+    import ray
+
+    tried: list[dict[str, object]] = []
+
+    def slow(**options: object) -> None:
+        tried.append(options)
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr(ray, "init", slow)
+    told = refused("run", write_sweep(tmp_path, light), "--storage-path", tmp_path)
+    assert told.startswith("Ray does not start on this machine (The current node timed out")
+    assert "--executor inline" in told
+    assert len(tried) == 2
+
+
+def test_a_trainer_that_ray_ended_for_memory_is_told_with_a_remedy():
+    told = "Task was killed due to the node running low on memory.\nMemory on the node was 61 GB."
+    assert "its node ran out of memory; with" in ray_executor.last_line(Exception(told))
+    assert ray_executor.last_line(Exception("first\nlast\n\n")) == "last"
+
+
+def test_a_head_that_accepts_and_does_not_answer_is_told(light, tmp_path, monkeypatch):
+    """As the kernel does for a process that is stopped."""
+    monkeypatch.setattr(ray_executor, "ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        file = write_sweep(tmp_path, light)
+        told = refused("run", file, "--storage-path", tmp_path, "--address", address)
+    assert told.startswith(f"cannot reach a Ray cluster at {address} (nothing answers there)")
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
+def test_an_address_of_another_kind_is_refused(address):
+    with (
+        pytest.raises(NoClusterError, match="is not the address of a cluster's head, which is HOS"),
+        ray_executor.connected(address),
+    ):
+        pass
+
+
+@pytest.mark.usefixtures("shared_head")
+def test_what_ray_does_not_take_is_one_line(light, tmp_path):
+    """Kinds of accelerators have rules of their own, which Ray knows."""
+    light["resources"]["custom_resources"] = {"TPU": 3}
+    told = refused("run", write_sweep(tmp_path, light), "--storage-path", tmp_path)
+    assert told.startswith("Ray refuses the resources of a trainer (")
+
+
+@pytest.mark.cluster
+def test_a_user_may_import_ray_first(light, tmp_path):
+    """Ray reads its authentication when it is imported; ours is decided after that."""
+    script = tmp_path / "own.py"
+    file = write_sweep(tmp_path, light)
+    script.write_text(
+        "import ray\nimport dpaudit_ray as da\n"
+        "if __name__ == '__main__':\n"
+        f"    assert da.run({str(file)!r}, storage_path={str(tmp_path)!r}).complete\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+    subprocess.run([sys.executable, script], env=environment, check=True, timeout=400)
+
+
+@pytest.fixture
+def bare():
+    """A `ray` that has none of the private names."""
+    return types.SimpleNamespace(__name__="no_such_ray")
+
+
+def test_without_them_each_has_its_fallback(bare):
+    ray_internals.read_authentication_again(bare)
+    ray_internals.leave_without_shutdown(bare)
+    assert ray_internals.draining_nodes(bare) == frozenset()
+    assert ray_internals.autoscales(bare) is False
+    assert ray_internals.object_store_socket(bare) == ""
+    assert ray_internals.channel(bare, "127.0.0.1:1") is None
+
+
+def test_a_server_that_cannot_be_asked_is_not_silent(bare):
+    checks = HealthChecks(lambda address: ray_internals.channel(bare, address))
+    checks.ask({"127.0.0.1:1"}, 0.1)
+    assert checks.silent == {}
+    liveness = HeadLiveness("", grpc.insecure_channel)
+    liveness.guard("127.0.0.1:1", "")
+    assert liveness.answers
+    liveness.require()
+
+
+def test_this_ray_has_them():
+    import ray
+
+    assert ray_internals.channel(ray, "127.0.0.1:1") is not None
+    assert ray._raylet.AuthenticationTokenLoader.instance().reset_cache
+    assert ray._private.state.state.get_draining_nodes
+    assert ray._private.state.state.get_cluster_config
+    assert ray._private.worker.shutdown

@@ -1,28 +1,44 @@
-"""Damaged scores, a killed aggregator, a full disk: nothing lost, estimates bit for bit the same.
+"""Ways to end early and what comes after: signals, lost processes, damage, storage that fails.
 
-`tests/chaos` kills trainers, drivers, aggregators and nodes, `test_dispatcher` plays their faults.
+Nothing is lost, and estimates are the same bit for bit, in a bucket as well (a real S3 server on
+loopback). `tests/chaos` kills at random moments.
 """
 
 import contextlib
 import errno
+import functools
 import os
+import random
+import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
+from dpaudit_ray.errors import LeaseLostError, RunDirectoryError, SpecError
+from dpaudit_ray.orchestration import aggregation
+from dpaudit_ray.orchestration.interruption import GONE_SECONDS, LEAVE_SECONDS
 from dpaudit_ray.plan import outcomes
+from dpaudit_ray.storage import files, lease
+from dpaudit_ray.storage.place import Patience
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import inline, write_sweep
-from tests.head import actors, wait_for
+from dpaudit_ray.sweep import spec
+from tests.command import changed, dpaudit, inline, write_sweep
+from tests.head import actors, free_port, head, tree, wait_for
+from tests.orchestration.nodes import driver
 from tests.plan import failing
-
-pytestmark = pytest.mark.cluster
+from tests.screen import DPAUDIT, Screen
+from tests.storage.test_lease import snapshot
+from tests.storage.test_storage import pack
 
 
 def assert_same(left: str | Path, right: str | Path) -> None:
@@ -48,6 +64,7 @@ def wait_for_packs(folder: Path, count: int, process: subprocess.Popen) -> None:
     wait_for(done)
 
 
+@pytest.mark.cluster
 def test_damaged_scores_are_set_aside_and_run_again(light, tmp_path, monkeypatch):
     """One that the aggregator comes upon, and one that a listing shows.
 
@@ -80,6 +97,7 @@ def misses(location: Path) -> int:
     return len(outcomes.failed(run, planning.require(run))) if there else 0
 
 
+@pytest.mark.cluster
 def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(tmp_path, monkeypatch):
     """The aggregator is killed once a failure is on record and while packs are still running."""
     # Packs 2, 9, 32 and 50 fail: never three in a row, whatever order they end in.
@@ -120,13 +138,12 @@ def mount(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["mount", *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.cluster
 def test_a_full_disk_stops_the_sweep_and_a_larger_one_ends_it(sweep_of_400, quiet_400, tmp_path):
     place = tmp_path / "disk"
+    command = [sys.executable, "-m", "dpaudit_ray", "run", sweep_of_400, "--storage-path", place]
     with disk(place, "200k"):
-        command = [sys.executable, "-m", "dpaudit_ray", "run", sweep_of_400]
-        full = subprocess.run(
-            [*command, "--storage-path", place], capture_output=True, text=True, timeout=400
-        )
+        full = subprocess.run(command, capture_output=True, text=True, timeout=400)
         told = full.stderr
         assert full.returncode == 4, told
         assert told.count("\n") == 1
@@ -138,3 +155,284 @@ def test_a_full_disk_stops_the_sweep_and_a_larger_one_ends_it(sweep_of_400, quie
         done = inline(sweep_of_400, place)
         assert done.code == 0, done.err
         assert_same(place / "tiny", quiet_400)
+
+
+@pytest.mark.cluster
+def test_a_lost_head_ends_the_sweep_and_another_one_resumes(
+    sweep_of_400, quiet_400, pace, tmp_path
+):
+    """Ray alone would end the driver after a minute with exit code 1, which is a violation."""
+    pace.slow(2.0)
+    with head(dashboard=False) as center, driver(center, sweep_of_400, tmp_path / "runs") as run:
+        run.wait_for(lambda: run.packs)
+        (server,) = (below for below in tree(center.pid) if below.name() == "gcs_server")
+        server.kill()
+        began = time.monotonic()
+        assert run.ends(300) == 4, run.output
+        assert time.monotonic() - began < GONE_SECONDS + LEAVE_SECONDS
+    # The head's node, which is the driver's here, ends with its head, a moment sooner or later.
+    line = run.output.splitlines()[-1]
+    seen = re.match("dpaudit: (the cluster's head at |Ray on this node has ended)", line)
+    assert seen, run.output
+    assert line.endswith("run the same command again to resume")
+    assert "Traceback" not in run.output
+    assert 0 < run.packs < 80
+    pace.hurry()
+    da.run(sweep_of_400, storage_path=str(tmp_path / "runs"), executor="inline")
+    assert_same(tmp_path / "runs/tiny", quiet_400)
+
+
+def stop(run: RunDirectory, *processes: psutil.Process) -> None:
+    """Pauses them, not in the tenth of a millisecond in which they keep others from taking over."""
+    for _ in range(20):
+        for process in processes:
+            process.suspend()
+        with contextlib.suppress(RunDirectoryError), run.locked():
+            return
+        for process in processes:
+            process.resume()
+    raise AssertionError("the lock was never free")
+
+
+@pytest.mark.cluster
+def test_a_paused_driver_that_was_overtaken_writes_nothing(
+    light, pace, tmp_path, monkeypatch, shared_head
+):
+    """Driver and aggregator stop in the midst of work; another driver completes the run.
+
+    The aggregator goes on first: its trainers have packs for it. Then the driver does.
+    """
+    pace.of(changed(light, "audit.trials", 300))
+    pace.slow(0.5)
+    paused = start(light, tmp_path)
+    wait_for_packs(tmp_path, 10, paused)
+    (aggregator,) = shared_head.processes("Aggregator")
+    driver = psutil.Process(paused.pid)
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
+    stop(RunDirectory(str(tmp_path / "tiny")), driver, aggregator)
+    assert not (tmp_path / "tiny/_SUCCESS").exists()
+
+    pace.hurry()
+    monkeypatch.setattr(lease, "held", functools.partial(lease.held, watch=1.5))
+    assert da.run(light, storage_path=str(tmp_path), executor="inline").complete
+    before = snapshot(tmp_path / "tiny")
+    aggregator.resume()
+    time.sleep(1)
+    assert snapshot(tmp_path / "tiny") == before
+    driver.send_signal(signal.SIGCONT)
+    output, _ = paused.communicate(timeout=400)
+    assert paused.returncode == 4, output
+    told = [line for line in output.splitlines() if line.startswith("dpaudit: ")]
+    assert len(told) == 1, output
+    assert "another driver had taken over and has ended" in told[0]
+    assert "Traceback" not in output
+    assert snapshot(tmp_path / "tiny") == before
+    da.run(light, storage_path=str(tmp_path / "quiet"), executor="inline")
+    assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")
+
+
+@pytest.mark.parametrize("number", [5, 13, 28])
+def test_patience_backs_off_and_ends_and_does_not_wait_for_what_lasts(number):
+    pauses: list[float] = []
+
+    def fails() -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(OSError, match=r"Input/output|denied|space"):
+        Patience(seconds=60, sleep=pauses.append)(fails)
+    if number == 5:
+        assert 50 < sum(pauses) < 75
+        assert pauses[0] < pauses[3]
+        assert max(pauses) <= 10
+    else:
+        assert pauses == []
+
+
+def test_storage_that_fails_one_write_in_five_changes_nothing(tiny, tmp_path, monkeypatch):
+    da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
+    write, dice, failed = files._write, random.Random(1), []
+
+    def flaky(path: Path, *how: Any) -> None:
+        if dice.random() < 0.2:
+            failed.append(path)
+            raise OSError(5, "Input/output error")
+        write(path, *how)
+
+    monkeypatch.setattr(files, "_write", flaky)
+    assert da.run(tiny, storage_path=str(tmp_path / "flaky"), executor="inline").complete
+    assert failed
+    assert_same(tmp_path / "flaky/tiny", tmp_path / "quiet/tiny")
+
+
+def test_stop_when_ends_an_audit_after_the_same_trial_in_any_order(tiny, tmp_path):
+    """The bound reaches a tenth of the claim; packs stored beyond the decision change nothing."""
+    tiny["audit"] |= {"trials": 600, "record_every": 6}
+    full = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    whole = full.estimates
+    assert set(whole["trials"]) == {600}
+    tiny["audit"]["stop_when"] = {"within": 0.9}
+    early = da.run(tiny, storage_path=str(tmp_path / "early"), executor="inline")
+    assert early.complete
+    ended = early.estimates.groupby("audit")["trials"].max()
+    assert ended.min() < 600
+    again = da.run(tiny, storage_path=str(tmp_path), executor="inline")  # all packs are there
+    pd.testing.assert_frame_equal(again.estimates, early.estimates, check_exact=True)
+    assert da.run(tiny, storage_path=str(tmp_path / "early"), executor="inline").complete
+    del tiny["audit"]["stop_when"]  # lifting the rule extends the run
+    lifted = da.run(tiny, storage_path=str(tmp_path / "early"), executor="inline")
+    pd.testing.assert_frame_equal(lifted.estimates, whole, check_exact=True)
+
+
+def test_a_rule_that_says_nothing_is_refused(tiny):
+    with pytest.raises(SpecError, match=r"stop_when: names no rule"):
+        spec.from_raw(changed(tiny, "audit.stop_when", {}))
+
+
+def test_members_that_are_not_the_plans_are_told(tiny, tmp_path):
+    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    file = next((tmp_path / "tiny/scores").glob("000-*/0-9.parquet"))
+    run = RunDirectory(result.location)
+    pack = run.read_scores(file.parent.name, 0, 9)
+    file.unlink()
+    run.write_scores(file.parent.name, type(pack)(0, ~pack.members, pack.steps, pack.scores))
+    with pytest.raises(RunDirectoryError, match=r"0-9\.parquet does not have the bits .*delete it"):
+        aggregation.Aggregation.rebuild(run)
+
+
+@pytest.mark.cluster
+def test_sigterm_ends_in_exit_4_and_resumes(light, pace, tmp_path):
+    """Also where the terminal, which nobody read, is closed meanwhile: Ray must not hear of it."""
+    pace.of(changed(light, "audit.trials", 600))
+    pace.slow(0.5)
+    command = [*DPAUDIT, "run", write_sweep(tmp_path, light), "--storage-path", tmp_path]
+    screen = Screen(*command, errors=tmp_path / "errors")
+    wait_for_packs(tmp_path, 5, screen.process)
+    screen.process.send_signal(signal.SIGTERM)
+    screen.close()
+    assert screen.process.wait(timeout=400) == 4
+    output = (tmp_path / "errors").read_text()
+    assert "stopped; finished packs are safe" in output
+    assert "Ray on this node has ended" not in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "tiny/driver.json").exists()
+    pace.hurry()
+    assert da.run(light, storage_path=str(tmp_path), executor="inline").complete
+    da.run(light, storage_path=str(tmp_path / "quiet"), executor="inline")
+    assert_same(tmp_path / "tiny", tmp_path / "quiet/tiny")
+
+
+BUCKET = "audits"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty bucket of a server in a process of its own; clients find it by their environment."""
+    pytest.importorskip("moto.server", reason="moto[server] is not installed: no S3 server here")
+    port = free_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(create_bucket)
+        yield f"s3://{BUCKET}/runs"
+    finally:
+        server.terminate()
+        server.wait(200)
+
+
+def client():
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client("s3", config=Config(retries={"max_attempts": 1}, connect_timeout=2))
+
+
+def create_bucket() -> bool:
+    from botocore.exceptions import BotoCoreError
+
+    with contextlib.suppress(BotoCoreError):
+        client().create_bucket(Bucket=BUCKET)
+        return True
+    return False
+
+
+def packs() -> set[str]:
+    found = client().list_objects_v2(Bucket=BUCKET).get("Contents", [])
+    return {entry["Key"] for entry in found if entry["Key"].endswith(".parquet")}
+
+
+@pytest.mark.cluster
+def test_run_kill_resume(sweep_of_400, pace, tmp_path, bucket):
+    sweep = sweep_of_400
+    pace.slow(0.5)
+    command = [*(sys.executable, "-m", "dpaudit_ray", "run", str(sweep)), "--storage-path", bucket]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as driver:
+        wait_for(lambda: len(packs()) >= 3 or driver.poll() is not None, 300)
+        assert driver.poll() is None, "it ended before it could be killed"
+        os.killpg(driver.pid, signal.SIGKILL)  # the driver, its Ray and all trainers
+    partial = packs()
+    assert 3 <= len(partial) < 80
+
+    pace.hurry()
+    assert dpaudit("status", f"{bucket}/tiny").code == 0
+    resumed = dpaudit("run", sweep, "--storage-path", bucket, "--executor", "inline")
+    assert resumed.code == 0, resumed.err
+    assert partial < packs()
+    assert dpaudit("report", f"{bucket}/tiny").code == 0
+    assert dpaudit("verify", f"{bucket}/tiny", "--trust", "tests.pace").code in (0, 5)
+
+    assert inline(sweep, tmp_path / "quiet").code == 0
+    assert_same(f"{bucket}/tiny", tmp_path / "quiet/tiny")
+
+
+@pytest.mark.cluster
+def test_a_lease_in_a_bucket(bucket, monkeypatch):
+    """Taken over from a driver that stands still, which then writes nothing."""
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.2)
+    run = RunDirectory.under(bucket, "held")
+    run.write_json("plan.json", [1])
+    with lease.held(run, beat=1000) as paused:
+        with lease.held(RunDirectory(f"{run.location}/"), watch=0.4) as new:
+            new.run.write_scores("a", pack())
+            with pytest.raises(LeaseLostError, match="another driver has taken over"):
+                paused.run.write_estimates([])
+            new.run.set_aside("scores/a/10-15.parquet")
+            assert run.score_files("a") == set()
+        with pytest.raises(LeaseLostError, match=r"is gone: another driver"):
+            paused.run.write_scores("a", pack())
+    assert packs() == set()
+    assert not run.estimates().size
+
+
+@pytest.mark.cluster
+def test_checkpoints_and_preparations_in_a_bucket(tiny, tmp_path, bucket, monkeypatch):
+    from tests.orchestration.test_preparation import sweep as waiting_sweep
+    from tests.orchestration.test_trainer import long  # they import from here
+
+    sweep = write_sweep(tmp_path, long(tiny, 0.002))
+    quiet = da.run(str(sweep), storage_path=str(tmp_path / "quiet"), executor="inline")
+    command = [*(sys.executable, "-m", "dpaudit_ray", "run", str(sweep)), "--storage-path", bucket]
+    with subprocess.Popen([*command, "--executor", "inline"], stdout=subprocess.DEVNULL) as driver:
+        wait_for(lambda: len(packs()) >= 2 or driver.poll() is not None, 300)
+        driver.kill()
+    left = packs()
+    assert left
+    assert all("/checkpoints/" in key for key in left)
+    result = da.run(str(sweep), storage_path=bucket, executor="inline")
+    assert result.complete
+    assert not any("/checkpoints/" in key for key in packs())
+    assert_same(result.location, quiet.location)
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    waiting = waiting_sweep(parts=3)
+    there, here = (
+        da.run(waiting, storage_path=place, executor="inline")
+        for place in (bucket, str(tmp_path / "quiet"))
+    )
+    parts = [key for key in packs() if "/preparations/" in key]
+    assert sorted(key.rpartition("/")[2] for key in parts) == [f"{n}.parquet" for n in range(3)]
+    assert_same(there.location, here.location)

@@ -1,6 +1,8 @@
-"""Sweeps as Ray jobs, on a real head that wants a token."""
+"""Sweeps as Ray jobs: on a real head, with the Jobs API played, and what is sent with them."""
 
+import dataclasses
 import http.server
+import os
 import re
 import shutil
 import subprocess
@@ -8,15 +10,23 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import ray.job_submission
 
-from tests.command import changed, refused, write_sweep
+import dpaudit_ray as da
+from dpaudit_ray.errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError
+from dpaudit_ray.orchestration import submission, working_dir_package
+from dpaudit_ray.orchestration.submission import JobsClient, SweepJob
+from dpaudit_ray.orchestration.working_dir_package import WorkingDirPackage
+from dpaudit_ray.sweep import spec
+from jobs import submit
+from tests.command import changed, dpaudit, inline, refused, write_sweep
 from tests.conftest import ROOT
 from tests.head import Head, head, wait_for
-from tests.long import long
 from tests.orchestration.nodes import finished
-from tests.pace import Pace
 
 
 @pytest.fixture(scope="module")
@@ -33,36 +43,13 @@ def place(tmp_path: Path, light: dict, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def lasting(place: Path, light: dict, pace: Pace) -> dict:
-    """A sweep of 200 packs there instead, of a class that lies beside it: two seconds for each."""
-    shutil.copy(ROOT / "tests" / "pace.py", place / "own_pace.py")
-    light["resources"]["pack_size"] = 20
-    pace.of(changed(light, "audit.trials", 2000), "own_pace:Paced")
-    pace.slow(2.0)
-    write_sweep(place, light)
-    return light
-
-
-def submitting(
-    cluster: Head,
-    place: Path,
-    *more: str,
-    environment: dict[str, str] | None = None,
-    sweep: str = "sweep.yaml",
-) -> subprocess.Popen[str]:
+def submitting(cluster: Head, place: Path) -> subprocess.Popen[str]:
     command = [
-        *(sys.executable, "-m", "dpaudit_ray", "submit", sweep),
-        *("--address", cluster.dashboard, "--storage-path", str(place / "runs"), *more),
+        *(sys.executable, "-m", "dpaudit_ray", "submit", "sweep.yaml"),
+        *("--address", cluster.dashboard, "--storage-path", str(place / "runs")),
     ]
-    return subprocess.Popen(
-        command,
-        cwd=place,
-        env=environment or cluster.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=place, env=cluster.environment, **piped)
 
 
 def packs(place: Path) -> int:
@@ -70,8 +57,12 @@ def packs(place: Path) -> int:
 
 
 @pytest.mark.cluster
-@pytest.mark.usefixtures("lasting")
-def test_submit_see_stop_resume(cluster, place, pace):
+def test_submit_see_stop_resume(cluster, place, light, pace):
+    """200 packs of two seconds, of a class that lies beside the sweep."""
+    shutil.copy(ROOT / "tests" / "pace.py", place / "own_pace.py")
+    light["resources"]["pack_size"] = 20
+    write_sweep(place, pace.of(changed(light, "audit.trials", 2000), "own_pace:Paced"))
+    pace.slow(2.0)
     first = submitting(cluster, place)
     wait_for(lambda: packs(place) >= 5 or first.poll() is not None, 300)
     (job,) = [j for j in cluster.jobs().values() if j["metadata"]["sweep"] == "tiny"]
@@ -80,14 +71,10 @@ def test_submit_see_stop_resume(cluster, place, pace):
     assert re.fullmatch("tiny-[0-9a-f]{8}-1", job["submission_id"])
     assert float(job["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
     assert job["metadata"]["job_name"] == "tiny"  # the dashboard's column Name
-    alive = {a["name"]: a["repr_name"] for a in cluster.actors() if a["state"] == "ALIVE"}
-    stored = r"tiny: stores 4,000 trials of 2 audits, \d+ packs to run at the start"
-    assert re.fullmatch(stored, alive["tiny-aggregator"])
-    assert re.fullmatch("tiny: trains .+ and 1 more audit", alive["tiny-trainer-0"])
+    alive = {a["name"] for a in cluster.actors() if a["state"] == "ALIVE"}
+    assert {"tiny-aggregator", "tiny-trainer-0"} <= alive
     tasks = {task["name"] for task in cluster.tasks() if task["job_id"] == job["job_id"]}
-    ours = {task for task in tasks if task.startswith(("Trainer.", "Aggregator."))}
-    assert all("__init__" in task for task in tasks - ours), tasks
-    assert any(name.startswith("Trainer.run_pack ") for name in tasks)
+    assert {"Trainer.run_pack", "Aggregator.fold"} <= tasks
     assert not any("progress" in name for name in tasks)  # a poll is not work
 
     stop = ["ray", "job", "stop", job["submission_id"], "--address", cluster.dashboard]
@@ -107,32 +94,6 @@ def test_submit_see_stop_resume(cluster, place, pace):
     assert (place / "runs" / "tiny" / "_SUCCESS").exists()
     assert packs(place) == 200
     assert {j["metadata"]["attempt"] for j in cluster.jobs().values()} == {"1", "2"}
-
-
-@long("one sweep as a job takes the same way")
-@pytest.mark.cluster
-def test_several_sweeps_at_once(cluster, place, light):
-    files = []
-    for name in ("first", "second"):
-        (place / name).mkdir()
-        file = write_sweep(place / name, changed(light, "name", name))
-        files.append(str(file.relative_to(place)))
-    command = [sys.executable, str(ROOT / "jobs" / "submit.py"), *files]
-    command += ["--address", cluster.dashboard, "--storage-path", str(place / "runs")]
-    done = subprocess.run(
-        command, cwd=place, env=cluster.environment, capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stderr
-    assert (place / "runs" / "first" / "_SUCCESS").exists()
-    assert (place / "runs" / "second" / "_SUCCESS").exists()
-    missing = subprocess.run(
-        [*command[:2], "nowhere.yaml", *command[2:]],
-        cwd=place,
-        env=cluster.environment,
-        capture_output=True,
-    )
-    assert missing.returncode == 2
-    assert missing.stderr.count(b"\n") == 1
 
 
 @pytest.mark.cluster
@@ -170,7 +131,7 @@ def test_a_token_file_is_enough_the_mode_need_not_be_set(cluster, place):
         (["--address", "ray://head:10001"], "such as http://127.0.0.1:8265"),
         (["--address", "http://127.0.0.1:1"], "no Ray dashboard answers"),
         (["--storage-path", "runs"], "would end with the job"),
-        (["--exclude", "sweep.yaml"], "leaves out the sweep file"),
+        (["--exclude", "sweep.yaml"], "not be left out by --exclude"),
         (["--working-dir", "elsewhere"], "must lie in the working directory"),
         (["--set", "audit.trials"], "takes key=value"),
     ],
@@ -192,8 +153,7 @@ def test_the_token_does_not_follow_a_redirect(place, code, monkeypatch):
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *arguments: object) -> None:
-            """Says nothing."""
+        def log_message(self, *arguments: object) -> None: ...
 
     class Redirecting(Elsewhere):
         def do_GET(self) -> None:
@@ -216,3 +176,337 @@ def test_the_token_does_not_follow_a_redirect(place, code, monkeypatch):
             each.shutdown()
     assert f"is not a Ray dashboard (it answered with HTTP {code})" in said
     assert heard == []
+
+
+ADDRESS = "http://head:8265"
+
+
+@dataclasses.dataclass
+class Job:
+    submission_id: str
+    entrypoint: str
+    metadata: dict[str, str]
+    status: str = "RUNNING"
+    driver_exit_code: int | None = None
+    message: str = ""
+
+
+class PlayedJobs:
+    """Stands in for `JobSubmissionClient`: jobs run until somebody sets another status."""
+
+    def __init__(self, address: str) -> None:
+        assert address == ADDRESS
+
+    jobs: ClassVar[list[Job]]
+    refusals: ClassVar[list[str]]
+    log: ClassVar[str]
+    ended: ClassVar[tuple[Any, ...]]
+
+    def list_jobs(self) -> list[Job]:
+        return list(self.jobs)
+
+    def submit_job(self, **job: Any) -> str:
+        if self.refusals:
+            raise RuntimeError(f"Request failed with status code 500: {self.refusals.pop(0)}")
+        new = Job(job["submission_id"], job["entrypoint"], job["metadata"], *self.ended)
+        self.jobs.append(new)
+        return str(job["submission_id"])
+
+    def get_job_info(self, submission_id: str) -> Job:
+        return next(job for job in self.jobs if job.submission_id == submission_id)
+
+    def get_job_logs(self, submission_id: str) -> str:
+        return self.log
+
+
+Jobs = type[PlayedJobs]
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    for name, value in {"jobs": [], "refusals": [], "log": "one\n", "ended": ()}.items():
+        monkeypatch.setattr(PlayedJobs, name, value, raising=False)
+    monkeypatch.setattr(ray.job_submission, "JobSubmissionClient", PlayedJobs)
+    monkeypatch.setattr(submission, "require_dashboard", lambda address, tell: None)
+    monkeypatch.setattr(submission, "POLL_SECONDS", 0.0)
+    return PlayedJobs
+
+
+@pytest.fixture
+def prepared(tiny: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the job of `dpaudit submit` with these changes."""
+    monkeypatch.chdir(tmp_path)
+    write_sweep(tmp_path, tiny)
+
+    def prepare(storage: str = "/shared/runs", install: bool = False, **values: Any) -> SweepJob:
+        sweep = spec.from_raw(tiny, overrides={k.replace("__", "."): v for k, v in values.items()})
+        package = WorkingDirPackage(tmp_path)
+        return SweepJob(sweep, "sweep.yaml", storage, package, install=install)
+
+    return prepare
+
+
+def test_a_running_job_is_followed_and_the_next_attempt_counts_on(jobs, prepared):
+    cluster = JobsClient(ADDRESS, (told := []).append)
+    first = cluster.submit(prepared())
+    assert cluster.submit(prepared()) == first
+    page = f"as job {first}: {ADDRESS}/#/jobs/{first}"
+    assert told == [f"attempt 1 submitted {page}", f"already running {page}"]
+    jobs.jobs[0].status = "STOPPED"
+    second = cluster.submit(prepared())
+    assert (first[-2:], second) == ("-1", first[:-1] + "2")
+
+
+def test_nodes_that_have_ray_alone_get_this_package_and_what_it_needs(prepared):
+    assert set(prepared().runtime_env) == {"env_vars"}
+    sent = prepared(install=True).runtime_env
+    (package,) = sent["py_modules"]
+    assert Path(package) == Path(da.__file__).parent
+    versions = dict(line.split("==") for line in sent["uv"]["packages"])
+    assert versions["numpy"] == np.__version__  # so that trials are the same
+    assert "+" not in versions["torch"]  # the node's device decides on the build
+    assert not {"ray", "pytest", "ruff"} & set(versions)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"audit__trials": 160}, '"trials": 160'),
+        ({"audit__stop_when": {"within": 0.5}}, '"stop_when": {'),
+        ({"resources__num_cpus": 2}, '"num_cpus": 2,'),
+        ({"seed": 9}, "here fingerprint "),
+    ],
+)
+def test_other_settings_than_those_of_the_job_that_runs_are_refused(jobs, prepared, change, said):
+    cluster = JobsClient(ADDRESS)
+    first = cluster.submit(prepared())
+    with pytest.raises(RunDirectoryError) as refused:
+        cluster.submit(prepared(**change))
+    assert said in str(refused.value)
+    assert f"ray job stop {first} --address {ADDRESS}" in str(refused.value)
+    jobs.jobs[0].status = "STOPPED"
+    assert cluster.submit(prepared(**change)).endswith("-2")  # what a resumed run may change
+
+
+def test_one_id_per_run_whatever_its_path_is_called(jobs, prepared):
+    cluster = JobsClient(ADDRESS)
+    first = cluster.submit(prepared("/shared/runs"))
+    for same in ("/shared/runs/", "//shared//runs", "/shared/a/../runs", "file:///shared/runs/"):
+        assert cluster.submit(prepared(same)) == first
+    for other in ("/shared/elsewhere", "s3://bucket/runs"):
+        assert cluster.submit(prepared(other)) != first
+    assert cluster.submit(prepared("s3://bucket/runs/")) == jobs.jobs[-1].submission_id
+    places = [job.entrypoint.rpartition(" ")[2] for job in jobs.jobs]
+    assert places == ["/shared/runs", "/shared/elsewhere", "s3://bucket/runs"]
+
+
+def test_refusals_are_told(jobs, prepared):
+    jobs.refusals = ["Traceback (most recent call last):\n  File x\nOSError: disk full"]
+    with pytest.raises(NoClusterError, match=r"does not take the job \(.*disk full\); try again"):
+        JobsClient(ADDRESS).submit(prepared())
+
+
+def test_a_finished_sweep_is_said_to_be_complete_and_no_job_is_started(jobs, tmp_path, light):
+    """Where its run directory can be seen from here, and nothing more is asked of it."""
+    sweep = write_sweep(tmp_path, light)
+    assert inline(sweep, tmp_path).code == 0
+    where = ["submit", sweep, "--address", ADDRESS, "--storage-path", tmp_path]
+    where += ["--working-dir", tmp_path, "--no-wait"]
+    done = dpaudit(*where)
+    run = tmp_path / light["name"]
+    assert (done.code, done.err) == (0, f"dpaudit: {run} is complete; next: dpaudit report {run}\n")
+    assert not jobs.jobs
+    more = light["audit"]["trials"] + 10
+    assert "attempt 1 submitted" in dpaudit(*where, "--set", f"audit.trials={more}").err
+    (next((run / "scores").rglob("*.parquet"))).unlink()
+    assert "already running" in dpaudit(*where, "--set", f"audit.trials={more}").err
+    jobs.jobs.clear()
+    assert "attempt 1 submitted" in dpaudit(*where).err, "a file is gone"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [
+        ("SUCCEEDED", 0, Exit.COMPLETE),
+        ("STOPPED", None, Exit.STOPPED),
+        *(("FAILED", code, code) for code in (2, 3, 4, 70)),
+        *(("FAILED", code, Exit.STOPPED) for code in (-9, 137, 143)),  # signals
+    ],
+)
+def test_the_sweep_s_own_exit_code_is_passed_on(jobs, prepared, status, code, exit_code):
+    assert followed(jobs, prepared, status, code) == exit_code
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "told"),
+    [
+        *(
+            (code, "Traceback\nNo module named dpaudit_ray", rf"exit code {code}, as no sweep does "
+             r"\(No module named dpaudit_ray\).*--python PATH")
+            for code in (1, 5, 15, 64, 126, 127)
+        ),
+        (None, "The actor died\nlong advice", r"failed \(The actor died\)"),
+    ],
+)  # fmt: skip
+def test_what_no_sweep_ends_with_is_never_passed_on(jobs, prepared, code, message, told):
+    with pytest.raises(ClusterError, match=told):
+        followed(jobs, prepared, "FAILED", code, message)
+
+
+@pytest.mark.usefixtures("prepared")
+def test_the_command_line_returns_it(jobs):
+    """Exit 1 would be a violation."""
+    for code, exit_code in [(1, 4), (137, 4), (70, 70)]:
+        jobs.jobs, jobs.ended = [], ("FAILED", code, "Killed")
+        where = ("--address", ADDRESS, "--storage-path", "/shared/runs")
+        outcome = dpaudit("submit", "sweep.yaml", *where)
+        assert (outcome.code, "Traceback" in outcome.err) == (exit_code, False)
+
+
+def followed(jobs: Jobs, prepared: Any, *ended: Any) -> int:
+    """The exit code of a job that has `ended` so, whose log is passed on."""
+    jobs.ended, cluster, seen = ended, JobsClient(ADDRESS), list[str]()
+    try:
+        return cluster.follow(cluster.submit(prepared()), seen.append)
+    finally:
+        assert seen == ["one\n"]
+
+
+def test_several_sweeps_at_once_end_with_the_first_code_that_is_not_0(jobs, prepared, capfd):
+    prepared()
+    others = ["--address", ADDRESS, "--storage-path", "/shared/runs"]
+    jobs.ended = ("STOPPED", 4)
+    assert submit.main(["sweep.yaml", "sweep.yaml", *others]) == 4
+    assert len(jobs.jobs) == 2, "the first had ended when the second was submitted"
+    assert submit.main(["nowhere.yaml", *others]) == 2
+    assert capfd.readouterr().err.splitlines()[-1].startswith("submit: ")
+
+
+def test_every_line_once_and_whole(jobs, prepared, monkeypatch):
+    text = "first\nsecond\nthird\nlast"
+    cluster, seen = JobsClient(ADDRESS), list[str]()
+    name = cluster.submit(prepared())
+    cuts = iter([3, 8, None, len(text) - 3, len(text)])
+
+    def log(self: PlayedJobs, submission_id: str) -> str:
+        if (cut := next(cuts)) is None:
+            raise RuntimeError("the connection is gone")
+        jobs.jobs[0].status = "RUNNING" if cut < len(text) - 3 else "SUCCEEDED"
+        return text[:cut]
+
+    monkeypatch.setattr(jobs, "get_job_logs", log)
+    assert cluster.follow(name, seen.append) == 0
+    assert seen == ["first\n", "second\n", "third\n", "last"]
+
+
+def laid_out(folder: Path, *names: str) -> Path:
+    """The folder, with these files in it."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def sent(folder: Path, *excludes: str) -> list[str]:
+    return [path.as_posix() for path in WorkingDirPackage(folder, excludes).files()]
+
+
+def test_leaves_out_what_is_not_needed(tmp_path):
+    laid_out(
+        tmp_path,
+        *("sweep.yaml", "plugin.py", "data/table.csv", "data/big.csv", ".rayignore"),
+        *(".git/config", ".venv/bin/python", "runs/a/plan.json", "src/__pycache__/a.pyc"),
+        *("notes/draft.txt", "build/lib/a.py", "dist/a.whl", "venv/bin/python"),
+    )
+    (tmp_path / ".rayignore").write_text("# comment\ndata/big.csv\n")
+    assert sent(tmp_path, "notes/") == ["data/table.csv", "plugin.py", "sweep.yaml"]
+
+
+SECRETS = (
+    *(".netrc", "id_rsa", "id_ed25519.pub", ".git-credentials", ".kube/config", ".aws/credentials"),
+    *(".ssh/known_hosts", "server.key", "sub/client.pem", ".ray/dpaudit_token", ".env.prod"),
+    *("auth_token", "api-token.txt", "token", "tokens.json", "prod.env", "kubeconfig", ".pypirc"),
+    *("credentials.json", "secrets.yaml", "my-service-account.json", ".docker/config.json"),
+    *("TOKEN", "Secrets.yaml", "api_key.txt", "apikey", "passwords.yml", "kubeconfig.yaml"),
+    *("auth.json", "terraform.tfstate", "terraform.tfstate.backup", "ID_RSA", "openai-api-key"),
+    *("secrets/db", ".vault-token", ".config/gcloud/application_default_credentials.json"),
+)
+
+
+def test_secrets_stay_at_home(tmp_path):
+    laid_out(tmp_path, "sweep.yaml", *SECRETS)
+    assert sent(tmp_path) == ["sweep.yaml"]
+    told = [path.as_posix() for path in WorkingDirPackage(tmp_path).withheld()]
+    assert {"id_rsa", "server.key", "sub/client.pem", "secrets"} <= set(told)
+    assert not any(name.startswith(".") for name in told)  # nobody expects those to be sent
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "secrets.py", "token.py", "keys.csv", "key"])
+def test_what_only_sounds_like_a_secret_is_sent(tmp_path, name):
+    assert sent(laid_out(tmp_path, name)) == [name]
+
+
+@pytest.mark.parametrize("name", ["build", "dist", "runs", "venv", "secrets", "token"])
+def test_packages_are_sent_whole_whatever_they_are_called(tmp_path, name):
+    files = [f"{name}/__init__.py", f"{name}/dist/table.csv", f"{name}/runs/part.py"]
+    laid_out(tmp_path, *files, f"{name}/.env", f"{name}/__pycache__/a.pyc", f"{name}/a.pem")
+    assert sent(tmp_path) == files
+
+
+def test_links_are_not_sent(tmp_path):
+    laid_out(tmp_path, "repo/sweep.yaml", "repo/sub/a.py", "repo/sub/.env", "elsewhere/data.csv")
+    targets = {"shadow": "/etc/passwd", "data": tmp_path / "elsewhere", "round": tmp_path / "repo"}
+    targets |= {"inside": "sub/.env", "same": "sub", "gone": tmp_path / "nowhere"}
+    for name, target in targets.items():
+        (tmp_path / "repo" / name).symlink_to(target)
+    assert sent(tmp_path / "repo") == ["sub/a.py", "sweep.yaml"]
+    assert list(map(str, WorkingDirPackage(tmp_path / "repo").withheld())) == sorted(targets)
+
+
+def test_what_git_ignores_stays_at_home(tmp_path):
+    """Files of folders above, below, lines that take it back, and folders that are left whole."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    laid_out(tmp_path, "repo/sweep.yaml", "repo/big.csv", "repo/kept.csv", "top.txt")
+    laid_out(tmp_path / "repo", "out/a/b.txt", "a/out.txt", "a/deep.log", "a/needed.log", "a/b.bin")
+    laid_out(tmp_path / "repo", "above.txt", "whole/kept.csv")
+    (tmp_path / ".gitignore").write_text("# above\n/repo/above.txt\n*.bin\n")
+    (tmp_path / "repo/.gitignore").write_text("*.csv\n!kept.csv\nout/\nwhole\n*.log\n")
+    (tmp_path / "repo/a/.gitignore").write_text("!needed.log\n!b.bin\n")
+    (tmp_path / "repo/link.txt").symlink_to("big.csv")
+    assert sent(tmp_path / "repo") == [
+        "a/b.bin", "a/needed.log", "a/out.txt", "kept.csv", "sweep.yaml",
+    ]  # fmt: skip
+    told = [str(path) for path in WorkingDirPackage(tmp_path / "repo").withheld()]
+    assert told == ["a/deep.log", "above.txt", "big.csv", "link.txt", "out", "whole"]
+
+
+def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
+    laid_out(tmp_path, "sweep.yaml", "locked/a.csv")
+    listed = os.listdir
+
+    def refusing(folder: Path) -> list[str]:
+        if Path(folder).name == "locked":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(os, "listdir", refusing)
+    with pytest.raises(SpecError, match=r"cannot read .*locked \(Permission denied\); --exclude"):
+        WorkingDirPackage(tmp_path).files()
+    assert sent(tmp_path, "locked") == ["sweep.yaml"]
+
+
+def test_what_ray_packs_is_a_copy_with_modes(tmp_path):
+    folder = laid_out(tmp_path / "folder", "venv/__init__.py", "run.sh", ".env")
+    (folder / "run.sh").chmod(0o755)
+    WorkingDirPackage(folder).copy(tmp_path / "copy")
+    copied = {str(p.relative_to(tmp_path / "copy")) for p in (tmp_path / "copy").rglob("*.*")}
+    assert copied == {"venv/__init__.py", "run.sh"}
+    assert (tmp_path / "copy/run.sh").stat().st_mode & 0o777 == 0o755
+
+
+def test_too_much_is_refused_with_the_largest_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(working_dir_package, "LIMIT", 2**20)
+    (tmp_path / "huge.bin").write_bytes(bytes(2**20 + 1))
+    with pytest.raises(SpecError, match=r"more than 1 MiB .*huge\.bin \(1 MiB\)"):
+        WorkingDirPackage(tmp_path).files()
+    assert WorkingDirPackage(tmp_path, ("*.bin",)).files() == []
