@@ -16,16 +16,6 @@ def unrolled(tree: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     return list(grid.cells(whole))
 
 
-def test_the_grid_is_a_product_in_the_order_of_the_file():
-    cells = unrolled({"grid": {"mechanism.steps": [5, 6], "adversary": ["loss", {"name": "x"}]}})
-    assert [(cell["mechanism"]["steps"], cell["adversary"]) for cell, _ in cells] == [
-        (5, "loss"),
-        (5, {"name": "x"}),
-        (6, "loss"),
-        (6, {"name": "x"}),
-    ]
-
-
 def test_cells_share_nothing():
     (first, _), (second, _) = unrolled({"grid": {"audit.x": [{"a": [1]}, {"a": [2]}]}})
     first["mechanism"]["steps"] = 99
