@@ -34,7 +34,9 @@ def first_try(member: bool, seed: int, steady: bool) -> float:
     return float(np.random.default_rng(seed if steady else None).normal())
 
 
-def of_function(name: str, audit: dict[str, Any], pack_size: int, **options: Any) -> dict[str, Any]:
+def of_function(
+    name: str, audit: dict[str, Any], pack_size: int, /, **options: Any
+) -> dict[str, Any]:
     """A sweep of one audit of a function."""
     mechanism = {"name": "function", "steps": 4, "noise_multiplier": 1.0} | options
     resources = {"pack_size": pack_size, "max_trial_failures": 1000}
