@@ -11,7 +11,7 @@ from ..errors import Exit
 from . import tables, terminal
 from .arguments import ADVANCED, RESULTS, AsJson, Details, RunPath, TrustedToRead, exit_code
 from .read_verbs import open_run
-from .terminal import Columns, Figure, duration, plural
+from .terminal import Columns, Figure, plural
 
 if TYPE_CHECKING:
     from ..report.check import Checked
@@ -56,7 +56,7 @@ def check(run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None) ->
 def _show_check(checked: Checked) -> None:
     counts = [plural(count, name.removesuffix("s")) for name, count in checked.derived.items()]
     verdict = f", the verdict ({checked.verdict})" if checked.verdict else ""
-    derived = f"{', '.join(counts) or 'nothing'}{verdict}; in {duration(checked.seconds)}"
+    derived = f"{', '.join(counts) or 'nothing'}{verdict}"
     if not checked.in_order:
         places = plural(checked.different, "place")
         terminal.say(f"not what it says, in {places}: {checked.location}")

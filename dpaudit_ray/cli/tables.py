@@ -63,6 +63,8 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
         if any(above):
             sentences.append("!: above its claim, as one true claim in many is by chance")
         sentences += [words.ABOVE] * any(column("above_claim"))
+    else:
+        sentences.append("--details shows all other bounds, and what they mean")
     terminal.show_table(f"{run.sweep.name}: {words.heading(quotes)}", columns, details)
     for sentence in sentences:
         terminal.explain(sentence)
@@ -139,6 +141,8 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
                 f"{1 - judged.confidence:.0%} of runs, however often it is asked; CONSISTENT: each "
                 f"mechanism has an audit that would have noticed {verdict.LESS_NOISE}"
             )
+        else:
+            sentences.append("--details shows what the verdict rests on")
         terminal.show_table(heading, columns, details)
     if exact := judged.exact:
         columns = {

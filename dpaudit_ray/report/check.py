@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
-import time
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from .. import seeds
-from ..errors import DamagedFileError, DpauditError, RunDirectoryError, first_line, printable
+from ..errors import DpauditError, RunDirectoryError, first_line, printable
 from ..imports import is_data
 from ..mechanisms.base import Recorded
 from ..orchestration.aggregation import AuditState, OpenSweep, Taken
@@ -39,7 +38,6 @@ from ..plan.model import Plan, PlannedAudit
 from ..plugins import Unread
 from ..stats import Status
 from ..storage.place import DEPTH, foreign
-from ..storage.place import DRIVER as OWNER
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
 from ..sweep.cell import Cell
@@ -48,13 +46,12 @@ from ..version import __version__
 from . import verdict
 from .tables import Run
 
-PLAN, SWEEP, ESTIMATES, SUCCESS = record.FILE, record.SWEEP_FILE, "estimates.parquet", "_SUCCESS"
+PLAN, SWEEP, ESTIMATES = record.FILE, record.SWEEP_FILE, "estimates.parquet"
 # Relative: what other versions of numpy and scipy, on another kind of machine, may differ by, and
 # what they may take for 0.
 TOLERANCE, _ZERO = 1e-9, 1e-12
 KEPT = 1000  # differences that are remembered; the others are counted
 NOTHING = "nothing"
-_READERS = 4
 _DRAWN = ("report.html and figures", "`dpaudit report` draws them anew")
 _BESIDE = {
     "report.html": _DRAWN,
@@ -65,10 +62,9 @@ _BESIDE = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A place in the run directory where something stands that does not follow from the rest.
+    """A place in a file of the run directory where something stands that does not follow.
 
-    `file` is a path in it, `audit` a label (empty: of no one audit), `place` says where in the
-    file; `derived` is empty where nothing can be derived, since what is there cannot be used.
+    `audit` is a label, empty where it is of no one audit; `derived` is empty where nothing can be.
     """
 
     file: str
@@ -87,10 +83,9 @@ class Difference:
 class Checked:
     """What a check of a run has shown so far.
 
-    `derived` counts what was computed again, by what it is; `differences` are the first KEPT of
-    `different`. `partial` says how far a run is that is not complete, and is empty for others.
-    `unchecked` is what cannot be told here, and why, with the labels of its audits; `notes` what is
-    no difference and worth knowing.
+    `derived` counts what was computed again; `differences` are the first KEPT of `different`.
+    `partial` says how far a run is that is not complete. `unchecked` is what cannot be told here,
+    and why, with the labels of its audits; `notes` what is no difference and worth knowing.
     """
 
     location: str
@@ -101,7 +96,6 @@ class Checked:
     partial: str = ""
     unchecked: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
 
     @property
     def in_order(self) -> bool:
@@ -133,15 +127,20 @@ class Checked:
         if isinstance(stored, Mapping) and isinstance(derived, Mapping):
             for key in dict.fromkeys([*stored, *derived]):
                 values = stored.get(key, NOTHING), derived.get(key, NOTHING)
-                inside = f"{place}, {key}" if place else str(key)
-                self.compare(file, *values, audit=audit, place=inside)
-        elif stored != derived and not _nearly(stored, derived):
-            if isinstance(stored, tuple) and isinstance(derived, tuple):
-                pairs = enumerate(itertools.zip_longest(stored, derived, fillvalue=NOTHING))
-                number, (stored, derived) = next(item for item in pairs if item[1][0] != item[1][1])
-                place = f"{place}, number {number}"
-            there, here = ("an entry" if isinstance(v, Mapping) else v for v in (stored, derived))
-            self.differs(file, place, there, here, audit)
+                self.compare(file, *values, audit, f"{place}, {key}" if place else str(key))
+            return
+        if isinstance(stored, float) and isinstance(derived, float):
+            close = math.isclose(stored, derived, rel_tol=TOLERANCE, abs_tol=_ZERO)
+            if close or (math.isnan(stored) and math.isnan(derived)):
+                return
+        if stored == derived:
+            return
+        if isinstance(stored, tuple) and isinstance(derived, tuple):
+            pairs = enumerate(itertools.zip_longest(stored, derived, fillvalue=NOTHING))
+            number, (stored, derived) = next(item for item in pairs if item[1][0] != item[1][1])
+            place = f"{place}, number {number}"
+        there, here = ("an entry" if isinstance(v, Mapping) else v for v in (stored, derived))
+        self.differs(file, place, there, here, audit)
 
     def cannot(self, what: str, why: str, audit: str = "") -> None:
         """Notes something that cannot be checked here; said once for all audits."""
@@ -151,11 +150,7 @@ class Checked:
 
     @contextlib.contextmanager
     def reading(self, file: str, audit: str = "") -> Iterator[None]:
-        """Adds a difference where the content of a file cannot be used.
-
-        Raises:
-            RunDirectoryError: it was not read at all.
-        """
+        """Adds a difference where the content of a file is unusable; raises where none is read."""
         try:
             yield
         except RunDirectoryError as error:
@@ -164,20 +159,9 @@ class Checked:
             self.differs(file, "", first_line(error.__cause__ or error), audit=audit)
 
 
-def _nearly(stored: Any, derived: Any) -> bool:
-    """Whether two numbers differ by no more than machines do."""
-    if not (isinstance(stored, float) and isinstance(derived, float)):
-        return False
-    close = math.isclose(stored, derived, rel_tol=TOLERANCE, abs_tol=_ZERO)
-    return close or (math.isnan(stored) and math.isnan(derived))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """A run whose sweep and plan belong together; what the plan recorded of code is in `sweep`.
-
-    `good` are the audits of which plan, preparation and scores are in order.
-    """
+    """A run whose sweep and plan belong together, and its audits that are in order: `good`."""
 
     run: RunDirectory
     sweep: Sweep
@@ -189,14 +173,11 @@ class _Given:
 def check_run(location: str) -> Checked:
     """Derives all that follows from the sweep and the scores again; writes nothing.
 
-    Raises:
-        RunDirectoryError: there is no run at `location`, or it cannot be read.
-        StorageError: it cannot be read now.
+    Raises RunDirectoryError or StorageError where there is no run, or it cannot be read now.
     """
-    began = time.perf_counter()
     run = RunDirectory(location)
     checked = Checked(run.location)
-    plan = sweep = recorded = stored = None
+    plan = sweep = None
     if run.read_text(PLAN) is None and run.read_text(SWEEP) is None:
         record.require(run)
     with checked.reading(PLAN):
@@ -215,15 +196,15 @@ def check_run(location: str) -> Checked:
         given = _Given(run, record.filled(sweep, plan, run), plan, checked)
         _check_plan(given, sweep)
         _check_names(given)
+        before = checked.different
         with checked.reading(outcomes.FILE):
-            recorded = outcomes.read(run, plan)
+            outcomes.read(run, plan)
         with checked.reading(ESTIMATES):
             stored = run.estimates(record.most_estimates(sweep, plan))
-        if recorded is None or stored is None:
+        if checked.different > before:
             checked.cannot("estimates and verdict", "they rest on records that are damaged")
         else:
-            _check_derived(given, recorded, stored)
-    checked.seconds = time.perf_counter() - began
+            _check_derived(given, stored)
     return checked
 
 
@@ -239,7 +220,6 @@ def _check_plan(given: _Given, sweep: Sweep) -> None:
     for index, audit in enumerate(plan.audits):
         before = checked.different
         _check_planned(index, sweep.cells[index], given)
-        _check_claims(index, given)
         _check_scores(given, audit)
         if checked.different == before and index not in wrong:
             given.good.add(index)
@@ -257,59 +237,75 @@ def _check_plan(given: _Given, sweep: Sweep) -> None:
 
 
 def _check_planned(index: int, cell: Cell, given: _Given) -> None:
-    """Compares what follows from the sweep, as far as that can be told."""
+    """Compares what follows from the sweep alone, as far as that can be told."""
     audit, checked = given.plan.audits[index], given.checked
+    filled, sweep, place = given.sweep.cells[index], given.sweep, f"audits.{index}."
     checked.count("audits")
     checked.count("bits", audit.trials)
-    recorded = isinstance(given.sweep.cells[index].mechanism, Recorded)
-    if recorded:
-        why = "takes code or data that is not here; it is as plan.json has it"
-        checked.cannot("what accountants are asked", why, audit.label)
-    if cell.unimported:
-        checked.cannot("its fingerprint", "takes code of its author's", audit.label)
-    try:
-        derived = _planned(index, cell, given, recorded)
-    except DpauditError as error:
-        checked.cannot("its entry in plan.json", first_line(error), audit.label)
-        return
-    ends = ({name: getattr(audit, name) for name in derived}, derived)
-    there, here = ({f"audits.{index}.{name}": end[name] for name in derived} for end in ends)
-    checked.compare(PLAN, there, here, audit.label)
-
-
-def _planned(index: int, cell: Cell, given: _Given, recorded: bool) -> dict[str, Any]:
-    """What follows from the sweep alone, by the names of `PlannedAudit`."""
-    audit, sweep = given.plan.audits[index], given.sweep
     # Whether a mechanism that was not imported is sampled, its number of trials says.
-    sampled = cell.mechanism.sampled and not (
-        audit.trials == 0 and isinstance(cell.mechanism, Unread)
-    )
-    fields: dict[str, Any] = {
+    untold = audit.trials == 0 and isinstance(cell.mechanism, Unread)
+    sampled = cell.mechanism.sampled and not untold
+    derived: dict[str, Any] = {
         "label": printable(cell.label),
         "trials": cell.audit.trials if sampled else 0,
         "up_to": cell.audit.up_to if sampled else None,
     }
-    if not cell.unimported:
-        fields |= {
-            "fingerprint": cell.fingerprint,
-            "id": planner.identifier(index, cell),
-            "horizons": cell.horizons,
-            "canaries": cell.canaries if sampled else 1,
-            "preparation": preparing.planned(cell, sweep.seed, given.plan.data),
-        }
-    if not cell.unimported or sweep.resources.pack_size != "auto":
-        fields["packs"] = _packs(audit, cell, sweep)
-    if not recorded:
-        reads = cell.foreign or cell.mechanism.claim_reads_data
-        fields["claimed"] = claims.asked(cell) if reads else None
-    return fields
+    try:
+        if cell.unimported:
+            checked.cannot("its fingerprint", "takes code of its author's", audit.label)
+        else:
+            derived |= {
+                "fingerprint": cell.fingerprint,
+                "id": planner.identifier(index, cell),
+                "horizons": cell.horizons,
+                "canaries": cell.canaries if sampled else 1,
+                "preparation": preparing.planned(cell, sweep.seed, given.plan.data),
+            }
+        if not cell.unimported or sweep.resources.pack_size != "auto":
+            derived["packs"] = _packs(audit, cell, sweep)
+        if isinstance(filled.mechanism, Recorded):
+            why = "takes code or data that is not here; it is as plan.json has it"
+            checked.cannot("what accountants are asked", why, audit.label)
+        else:
+            reads = cell.foreign or cell.mechanism.claim_reads_data
+            derived["claimed"] = claims.asked(cell) if reads else None
+    except DpauditError as error:
+        checked.cannot("its entry in plan.json", first_line(error), audit.label)
+    there = {place + name: getattr(audit, name) for name in derived}
+    here = {place + name: value for name, value in derived.items()}
+    promised: dict[str, Any] = {f"{place}claims": ", ".join(filled.audit.accountants)}
+    promised |= _by_step(_claims(audit, filled, given), filled.horizons)
+    there |= {f"{place}claims": ", ".join(audit.claims)} | _by_step(audit.claims, audit.horizons)
+    checked.compare(PLAN, there, here | promised, audit.label)
+
+
+def _by_step(claimed: claims.Claims, steps: tuple[int, ...]) -> dict[str, float]:
+    pairs = [(name, *pair) for name in claimed for pair in zip(steps, claimed[name], strict=False)]
+    return {f"claim after step {step} by {name}": value for name, step, value in pairs}
+
+
+def _claims(audit: PlannedAudit, cell: Cell, given: _Given) -> dict[str, tuple[float, ...]]:
+    """ε of every accountant at every recorded step, as the plan has it where nothing tells it."""
+    checked, derived = given.checked, dict[str, tuple[float, ...]]()
+    other_version = given.plan.code[-1].versions.get("dpaudit", __version__) != __version__
+    for name in cell.audit.accountants:
+        derived[name] = audit.claims.get(name, ())
+        try:
+            if ":" in name and is_data(name):
+                raise DpauditError("they take code of its author's to tell")
+            values = claims.by(claims.asked(cell), cell.audit.delta, name)
+            checked.count("claims", len(values))
+            if other_version and claims.difference(audit.claims, cell) is None:
+                raise DpauditError("another version of dpaudit computed them")
+            derived[name] = values
+        except DpauditError as error:
+            checked.cannot(f"its claims by {name}", first_line(error), audit.label)
+    return derived
 
 
 def _packs(audit: PlannedAudit, cell: Cell, sweep: Sweep) -> tuple[Bounds, ...]:
-    """Cuts trials anew for every number of them that was declared, as it was.
-
-    A number that was raised before a trial was seen has left a short pack and no other trace.
-    """
+    """Trials cut anew for every number of them that was declared, as it was."""
+    # A number that was raised before a trial was seen has left a short pack and no other trace.
     size = planner.pack_size(cell, sweep)
     short = [last + 1 for first, last in audit.packs[:-1] if last - first + 1 < size]
     raised = short if len(short) == len(audit.declared) == 1 else ()
@@ -318,32 +314,6 @@ def _packs(audit: PlannedAudit, cell: Cell, sweep: Sweep) -> tuple[Bounds, ...]:
         start = packs[-1][1] + 1 if packs else 0
         packs += planner.cut(start, trials, size)
     return tuple(packs)
-
-
-def _check_claims(index: int, given: _Given) -> None:
-    """Compares ε of every accountant at every recorded step."""
-    audit, cell, checked = given.plan.audits[index], given.sweep.cells[index], given.checked
-    names, place = cell.audit.accountants, f"audits.{index}.claims"
-    checked.compare(PLAN, ", ".join(audit.claims), ", ".join(names), audit.label, place)
-    other_version = given.plan.code[-1].versions.get("dpaudit", __version__) != __version__
-    for name in names:
-        if ":" in name and is_data(name):
-            checked.cannot(f"claims by {name}", "they take code of its author's to tell")
-            continue
-        try:
-            values = claims.by(claims.asked(cell), cell.audit.delta, name)
-            rounded = other_version and claims.difference(audit.claims, cell) is None
-        except DpauditError as error:
-            checked.cannot(f"its claims by {name}", first_line(error), audit.label)
-            continue
-        checked.count("claims", len(values))
-        there = audit.claims.get(name, values)
-        if there != values and rounded:
-            checked.cannot("claims to the last digit", "another version of dpaudit computed them")
-        elif len(there) == len(values):  # of other steps is said of those
-            steps = [f"claim after step {step} by {name}" for step in audit.horizons]
-            stored, derived = (dict(zip(steps, ends, strict=True)) for ends in (there, values))
-            checked.compare(PLAN, stored, derived, audit.label)
 
 
 def _wrong_preparations(given: _Given) -> set[int]:
@@ -363,59 +333,46 @@ def _wrong_preparations(given: _Given) -> set[int]:
 
 
 def _check_scores(given: _Given, audit: PlannedAudit) -> None:
-    """Reads all files of scores of an audit, several at once."""
+    """Reads all files of scores of an audit; a crash may have left packs in two of them."""
     checked, files = given.checked, given.run.score_files(audit.id)
     chosen = compaction.resolved(audit.packs, files)
     packs = {segment.file: audit.packs[segment.start : segment.stop] for segment in chosen}
     starts, ends = ({pack[end] for pack in audit.packs} for end in (0, 1))
-    named = sorted(file for file in files if file[0] in starts and file[1] in ends)
-    for file in sorted(files - {*named}):
-        place = given.run.score_file(audit.id, *file)
-        checked.differs(place, "", "a file", "of any pack of its plan", audit.label)
-
-    def faults(file: Bounds) -> list[tuple[str, ...]]:
-        return list(_faults(given, audit, file, () if file in packs else chosen))
-
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="check") as readers:
-        for file, wrong in zip(named, readers.map(faults, named), strict=True):
-            for place, stored, derived in wrong:
-                name = given.run.score_file(audit.id, *file)
-                checked.differs(name, place, stored, derived, audit.label)
-            if file in packs and not wrong:
-                checked.count("packs", len(packs[file]))
-                checked.count("trials", packs[file][-1][1] - packs[file][0][0] + 1)
+    for file in sorted(files):
+        name, before = given.run.score_file(audit.id, *file), checked.different
+        if file[0] not in starts or file[1] not in ends:
+            checked.differs(name, "", "a file", "of any pack of its plan", audit.label)
+            continue
+        with checked.reading(name, audit.label):
+            _check_file(given, audit, file, () if file in packs else chosen)
+        if file in packs and checked.different == before:
+            checked.count("packs", len(packs[file]))
+            checked.count("trials", packs[file][-1][1] - packs[file][0][0] + 1)
 
 
-def _faults(
+def _check_file(
     given: _Given, audit: PlannedAudit, file: Bounds, others: Collection[Stretch]
-) -> Iterator[tuple[str, str, str]]:
-    """Where a file is not what the plan commits to, what was written, or what `others` hold too.
-
-    A crash may leave the packs of a file in another one, with the same content. Each fault is its
-    place, what is stored, and what was derived.
-    """
-    run, steps = given.run, len(audit.horizons)
-    try:
-        scores = run.read_scores(audit.id, *file, steps)
-        if scores.steps != audit.horizons:
-            yield "steps", repr(scores.steps), repr(audit.horizons)
-        bits = seeds.bits(given.plan.seed, audit.fingerprint, *file)
-        wrong = np.flatnonzero(scores.members != bits)
-        if len(wrong):
-            place = f"trial {file[0] + int(wrong[0])}"
-            yield place, f"the first of {len(wrong)} other bits", f"{bits[wrong[0]]}"
-        if scores.stated != (digest := scores.digest(audit.id)):
-            stated = f"{scores.stated[:16] or 'none'}..."
-            yield "", f"scores of SHA-256 {digest[:16]}...", f"{stated}, as written"
-        for segment in others:
-            low = max(audit.packs[segment.start][0], file[0])
-            high = min(audit.packs[segment.stop - 1][1], file[1])
-            if low <= high and segment.file is not None:
-                other = run.read_scores(audit.id, *segment.file, steps).part(low, high)
-                if difference := other.difference(scores.part(low, high)):
-                    yield "", f"trials {low}-{high} twice: this one {difference}", ""
-    except DamagedFileError as error:
-        yield "", first_line(error.__cause__ or error), ""
+) -> None:
+    """Compares a file with the plan, with what was written, and with what `others` hold too."""
+    run, steps, name = given.run, len(audit.horizons), given.run.score_file(audit.id, *file)
+    differs = functools.partial(given.checked.differs, name, audit=audit.label)
+    scores = run.read_scores(audit.id, *file, steps)
+    if scores.steps != audit.horizons:
+        differs("steps", scores.steps, audit.horizons)
+    bits = seeds.bits(given.plan.seed, audit.fingerprint, *file)
+    if len(wrong := np.flatnonzero(scores.members != bits)):
+        place = f"trial {file[0] + int(wrong[0])}"
+        differs(place, f"the first of {len(wrong)} other bits", f"{bits[wrong[0]]}")
+    if scores.stated != (digest := scores.digest(audit.id)):
+        stated = f"{scores.stated[:16] or 'none'}..., as written"
+        differs("", f"scores of SHA-256 {digest[:16]}...", stated)
+    for segment in others:
+        low = max(audit.packs[segment.start][0], file[0])
+        high = min(audit.packs[segment.stop - 1][1], file[1])
+        if low <= high and segment.file is not None:
+            other = run.read_scores(audit.id, *segment.file, steps).part(low, high)
+            if difference := other.difference(scores.part(low, high)):
+                differs("", f"trials {low}-{high} twice: this one {difference}")
 
 
 def _check_names(given: _Given) -> None:
@@ -428,151 +385,130 @@ def _check_names(given: _Given) -> None:
             checked.differs(name, "", "a file", "one that this run has written")
         elif (folder := name.partition("/")[0]) in _BESIDE:
             checked.cannot(*_BESIDE[folder])
-    if run.read_text(OWNER) is not None:
-        checked.notes.append(
-            f"{OWNER}: a driver is at work, or was killed; its changes meanwhile may be told here"
-        )
 
 
 # What follows from scores: estimates, records and the verdict ------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Derived:
-    """What the scores of one audit show; what was written may be of fewer trials: `behind`."""
-
-    rows: list[EstimateRow]
-    taken: Taken
-    behind: bool
-
-
-def _check_derived(given: _Given, recorded: outcomes.Outcomes, stored: pd.DataFrame) -> None:
+def _check_derived(given: _Given, stored: pd.DataFrame) -> None:
     """Derives what follows from the scores of audits that are in order, and compares it."""
-    plan, checked = given.plan, given.checked
-    words = [field.name for field in ESTIMATE_SCHEMA if not pa.types.is_floating(field.type)]
-    whole = stored.dropna(subset=words)
-    if lost := len(stored) - len(whole):
-        checked.differs(ESTIMATES, "", f"{lost} rows that lack a value", "whole ones")
-        stored = whole.astype({"step": "int64", "trials": "int64"})
+    run, plan, checked = given.run, given.plan, given.checked
     for name in sorted(set(stored["audit"]) - {audit.id for audit in plan.audits}):
         checked.differs(ESTIMATES, "", f"rows of {name!r:.60}", "of an audit of the plan")
-    opened = OpenSweep(given.sweep, plan, given.run)
-    derived = dict[int, _Derived]()
+    opened, failed = OpenSweep(given.sweep, plan, run), outcomes.failed(run, plan)
+    taken, rows, behind = dict[int, Taken](), list[EstimateRow](), False
     for index in sorted(given.good):
         audit, cell = plan.audits[index], given.sweep.cells[index]
+        lost = {(f.pack.first, f.pack.last) for f in failed if f.pack.audit == index}
         try:
             if foreign := [spec.name for spec in cell.audit.estimators if spec.unimported]:
                 raise DpauditError(f"{', '.join(foreign)} of its author's was not imported")
             if not cell.mechanism.sampled and cell.unimported:
                 raise DpauditError("they take code or data not here")
-            derived[index] = _compare_estimates(given, index, opened, stored)
+            state = AuditState(opened, index, lost, run.score_files(audit.id))
+            here = state.rows()
         except DpauditError as error:
             checked.cannot("its estimates", first_line(error), audit.label)
-    if not any(audit.behind for audit in derived.values()):  # else the records are, too
-        _check_records(given, recorded, derived)
-    checked.partial = _check_completeness(given, derived)
+            continue
+        taken[index] = state.take()
+        rows += here
+        there = stored[stored["audit"] == audit.id]
+        behind |= _behind(given, index, lost, here, there)
+    if not behind:  # else the records are, too
+        _check_records(given, taken)
+    checked.partial = _check_completeness(given, taken)
     if len(given.good) < len(plan.audits):
         checked.cannot("the verdict", "it rests on the files that differ")
     else:
-        checked.verdict = _check_verdict(given, derived, stored)
+        checked.verdict = _check_verdict(given, rows, stored)
 
 
-def _compare_estimates(
-    given: _Given, index: int, opened: OpenSweep, estimates: pd.DataFrame
-) -> _Derived:
+def _behind(
+    given: _Given, index: int, lost: set[Bounds], rows: list[EstimateRow], stored: pd.DataFrame
+) -> bool:
+    """Compares the estimates of an audit; True where those that are stored are of fewer trials."""
     audit, run, checked = given.plan.audits[index], given.run, given.checked
-    packs = (failure.pack for failure in outcomes.failed(run, given.plan))
-    lost = {(pack.first, pack.last) for pack in packs if pack.audit == index}
-    state = AuditState(opened, index, lost, run.score_files(audit.id))
-    taken, rows = state.take(), [dict(vars(row)) for row in state.rows()]
-    stored = estimates[estimates["audit"] == audit.id]
-    trials = max((row["trials"] for row in rows), default=0)
+    trials = max((row.trials for row in rows), default=0)
     written = int(stored["trials"].max()) if len(stored) else 0
-    behind = written < trials and not run.complete
-    finished = compaction.finished(run, audit) | lost
-    lacking = [pack for pack in audit.packs if pack[0] < written and pack not in finished]
-    if behind:
+    if written < trials and not run.complete:
         why = f"they are of {written:,} trials, {trials:,} are stored; `dpaudit run` goes on"
         checked.cannot("its estimates", why, audit.label)
-    elif written > trials and lacking:
+        return True
+    there_is = compaction.finished(run, audit) | lost
+    lacking = [pack for pack in audit.packs if pack[0] < written and pack not in there_is]
+    if written > trials and lacking:
         for pack in lacking:
             apart = "no such file", "the scores that its estimates rest on"
             checked.differs(run.score_file(audit.id, *pack), "", *apart, audit.label)
     elif trials or len(stored):  # the file comes with the first pack
-        derived = {_place(row): row for row in rows}
+        derived = {_place(vars(row)): dict(vars(row)) for row in rows}
         there = {_place(row): row for row in stored.to_dict("records")}
         if len(there) < len(stored):
             apart = f"{len(stored)} rows", f"{len(there)}, of one each"
             checked.differs(ESTIMATES, "", *apart, audit.label)
-        if isinstance(given.sweep.cells[index].mechanism, Recorded):
-            for key in there.keys() & derived.keys():
-                certified = there[key]["status"] == Status.CERTIFIED
-                if certified and Status(derived[key]["status"]).conditional:
-                    derived[key]["status"] = Status.CERTIFIED.value
-                    why = "what is known of the curve takes code or data that is not here"
-                    checked.cannot("that its eps is certified", why, audit.label)
-        checked.count("estimates", len(there.keys() & derived.keys()))
+        shared = there.keys() & derived.keys()
+        for key in shared if isinstance(given.sweep.cells[index].mechanism, Recorded) else ():
+            certified = there[key]["status"] == Status.CERTIFIED
+            if certified and Status(derived[key]["status"]).conditional:
+                derived[key]["status"] = Status.CERTIFIED.value
+                why = "what is known of the curve takes code or data that is not here"
+                checked.cannot("that its eps is certified", why, audit.label)
+        checked.count("estimates", len(shared))
         checked.compare(ESTIMATES, there, derived, audit.label)
-    return _Derived(state.rows(), taken, behind)
+    return False
 
 
 def _place(row: Mapping[Any, Any]) -> str:
     return f"step {row['step']}, {row['estimator']}, {row['accountant']}"
 
 
-def _check_records(
-    given: _Given, recorded: outcomes.Outcomes, derived: Mapping[int, _Derived]
-) -> None:
+def _check_records(given: _Given, taken: Mapping[int, Taken]) -> None:
     """The records of missed trials and of decisions, which are written with the estimates."""
+    checked, missed = given.checked, outcomes.read(given.run, given.plan).missed
     decided = outcomes.decided(given.run, given.sweep, given.plan)
-    for index, audit in derived.items():
-        planned, checked = given.plan.audits[index], given.checked
-        stored = [kind for kind in recorded.missed if kind.audit == planned.id]
-        ends = ((stored, decided.get(index)), (audit.taken.missed, audit.taken.decided))
+    for index, derived in taken.items():
+        audit = given.plan.audits[index]
+        stored = [kind for kind in missed if kind.audit == audit.id]
         there, here = (
             {
                 f"trials missed by {kind.kind}": f"{kind.trials} from trial {kind.first} on"
-                for kind in missed
+                for kind in kinds
             }
             | ({} if enough is None else {"trials that were enough": str(enough)})
-            for missed, enough in ends
+            for kinds, enough in (
+                (stored, decided.get(index)),
+                (derived.missed, derived.decided),
+            )
         )
-        checked.compare(outcomes.FILE, there, here, planned.label)
-        checked.count("missed trials", sum(kind.trials for kind in audit.taken.missed))
-        checked.count("decisions", audit.taken.decided is not None)
+        checked.compare(outcomes.FILE, there, here, audit.label)
+        checked.count("missed trials", sum(kind.trials for kind in derived.missed))
+        checked.count("decisions", derived.decided is not None)
 
 
-def _check_completeness(given: _Given, derived: Mapping[int, _Derived]) -> str:
-    """Compares _SUCCESS with the audits that have trials, or parts of preparations, left.
-
-    Returns how far the run is, "DONE of ALL trials", or "" where nothing is left.
-    """
-    run, plan, checked = given.run, given.plan, given.checked
+def _check_completeness(given: _Given, taken: Mapping[int, Taken]) -> str:
+    """How far a run is, "" where nothing is left; compares _SUCCESS with what is."""
+    run, plan = given.run, given.plan
     enough = dict(outcomes.decided(run, given.sweep, plan))
-    for index, audit in derived.items():
-        enough[index] = audit.taken.decided or plan.audits[index].trials
+    for index, derived in taken.items():
+        enough[index] = derived.decided or plan.audits[index].trials
     packs = list(plan.remaining(run, enough))
     indices = {pack.audit for pack in packs}
     indices.update(*(part.waiting for part in preparing.left(run, plan, packs)))
-    left = [plan.audits[index].label for index in sorted(indices)]
-    if run.complete and left:
-        more = f" and {len(left) - 1} more" * (len(left) > 1)
-        checked.differs(SUCCESS, "", "complete", f"while {left[0]}{more} is not")
-    if not run.complete and not left and not checked.different:
-        checked.notes.append("all trials are there, and no _SUCCESS: `dpaudit run` ends it")
+    if not indices:
+        return ""
+    if run.complete:
+        label = plan.audits[min(indices)].label
+        more = f" and {len(indices) - 1} more" * (len(indices) > 1)
+        given.checked.differs("_SUCCESS", "", "complete", f"while {label}{more} is not")
     stored = (pack for audit in plan.audits for pack in compaction.finished(run, audit))
     done = sum(last - first + 1 for first, last in stored)
-    if not done and not outcomes.failed(run, plan):
-        checked.notes.append("it has not trained yet; `dpaudit run` trains it")
-    return f"{done:,} of {plan.trials:,} trials" if left else ""
+    return f"{done:,} of {plan.trials:,} trials"
 
 
-def _check_verdict(given: _Given, derived: Mapping[int, _Derived], stored: pd.DataFrame) -> str:
+def _check_verdict(given: _Given, rows: list[EstimateRow], stored: pd.DataFrame) -> str:
     """What `dpaudit verify` says, by derived estimates; its record, where there is one."""
-    by_id = {given.plan.audits[index].id: audit for index, audit in derived.items()}
-    rows = [vars(row) for audit in by_id.values() for row in audit.rows]
-    table = frame(pa.Table.from_pylist(rows, ESTIMATE_SCHEMA))
-    if len(others := stored[~stored["audit"].isin(by_id)]):
+    table = frame(pa.Table.from_pylist([vars(row) for row in rows], ESTIMATE_SCHEMA))
+    if len(others := stored[~stored["audit"].isin(set(table["audit"]))]):
         table = pd.concat([table, others], ignore_index=True)
     run = Run(given.run, given.sweep, given.plan, table)
     answered = verdict.derived(run)

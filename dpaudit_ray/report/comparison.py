@@ -37,8 +37,7 @@ class Change:
 class Side:
     """One audit of one run: its entry in `tables.overview`, verdict, quote, and right guesses.
 
-    `rate` with its interval, `low` to `high` at the audit's confidence, is NaN where trials are not
-    independent, where there are none, or before the first guess.
+    `rate` and its interval at the audit's confidence are NaN without guesses that are independent.
     """
 
     entry: dict[str, Any]
@@ -94,19 +93,18 @@ def compare(left: Run, right: Run) -> Comparison:
     """Puts two runs side by side; the right one is held against the left one."""
     runs = left, right
     (first, sides), (second, others) = map(_sides, runs)
-    pairs = _partners(left, right)
+    partners = _partners(left, right)
+    paired = list(zip(*partners, strict=True))[:2] or [(), ()]
     alone = [
-        tuple(audit.label for i, audit in enumerate(run.plan.audits) if i not in paired)
-        for run, paired in zip(runs, zip(*pairs, strict=True) if pairs else ((), ()), strict=True)
+        tuple(audit.label for i, audit in enumerate(run.plan.audits) if i not in numbers)
+        for run, numbers in zip(runs, paired, strict=True)
     ]
     return Comparison(
         locations=(left.directory.location, right.directory.location),
         verdicts=(first, second),
         changes=_changes(left.sweep.raw, right.sweep.raw),
         code=tuple(_changes_of_code(left, right)),
-        pairs=tuple(
-            Pair(sides[i], others[j], _changes_of_cells(left, right, i, j)) for i, j in pairs
-        ),
+        pairs=tuple(Pair(sides[i], others[j], changes) for i, j, changes in partners),
         only=(alone[0], alone[1]),
     )
 
@@ -128,10 +126,6 @@ def _changes(old: Any, new: Any) -> tuple[Change, ...]:
     return tuple(Change(*place) for place in differences(old, new) if place[0] != "name")
 
 
-def _changes_of_cells(left: Run, right: Run, i: int, j: int) -> tuple[Change, ...]:
-    return _changes(left.sweep.cells[i].identity(), right.sweep.cells[j].identity())
-
-
 def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
     """What computed the last trials of each: versions, modules of the user's, machine, data."""
     old, new = (dataclasses.asdict(run.plan.code[-1]) for run in (left, right))
@@ -141,23 +135,20 @@ def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
         yield "the files that they read have other contents"
 
 
-def _partners(left: Run, right: Run) -> list[tuple[int, int]]:
-    """Numbers of audits that belong together, of the left run and of the right one.
+def _partners(left: Run, right: Run) -> list[tuple[int, int, tuple[Change, ...]]]:
+    """Numbers of audits of one mechanism, by name, that are most alike, and what differs in them.
 
-    Only audits of the same mechanism, by name: those of one label, where no other audit of its run
-    has it, then those of the same adversary, then others, with the fewest differences first.
+    Those of the same adversary come first, with the fewest differences.
     """
-    labels, others = ([audit.label for audit in run.plan.audits] for run in (left, right))
-    ranked = []
-    for i, j in itertools.product(range(len(labels)), range(len(others))):
-        cell, other = left.sweep.cells[i], right.sweep.cells[j]
+    ranked, pairs, taken = [], dict[int, tuple[int, int, tuple[Change, ...]]](), set[int]()
+    cells = (enumerate(run.sweep.cells) for run in (left, right))
+    for (i, cell), (j, other) in itertools.product(*cells):
         if cell.mechanism.name == other.mechanism.name:
-            unique = labels.count(labels[i]) == others.count(others[j]) == 1
-            alike = unique and labels[i] == others[j]
-            changes = len(_changes_of_cells(left, right, i, j))
-            ranked.append((not alike, cell.adversary.name != other.adversary.name, changes, i, j))
-    pairs = dict[int, int]()
-    for *_, i, j in sorted(ranked):
-        if i not in pairs and j not in pairs.values():
-            pairs[i] = j
-    return sorted(pairs.items())
+            changes = _changes(cell.identity(), other.identity())
+            unlike = cell.adversary.name != other.adversary.name, len(changes)
+            ranked.append((*unlike, i, j, changes))
+    for *_, i, j, changes in sorted(ranked, key=lambda pair: pair[:4]):
+        if i not in pairs and j not in taken:
+            pairs[i] = i, j, changes
+            taken.add(j)
+    return [pairs[i] for i in sorted(pairs)]

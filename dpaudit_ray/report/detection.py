@@ -1,12 +1,9 @@
 """Would a broken promise have been found, and where not, what would find it?
 
-Audits with less noise than is claimed are simulated. What tells CONSISTENT from INCONCLUSIVE is the
-chance that they refute the claim, the power of an audit.
-
-A hint is growth that `audit.up_to` has planned, or options for a run of its own: with another name,
-so that no bound that is there changes, and another seed, since trials that were seen may not be
-chosen among. It is given only where the sweep file that it makes is taken, and is forecast to show
-what the hint promises.
+Audits with less noise than is claimed are simulated. The chance that they refute the claim is what
+tells CONSISTENT from INCONCLUSIVE. A hint is growth that `audit.up_to` has planned, or options for
+a run of its own: with another name and seed, since trials that were seen may not be chosen among.
+It is given only where the sweep file that it makes is taken, and shows what the hint promises.
 """
 
 from __future__ import annotations
@@ -19,14 +16,12 @@ import numpy as np
 from scipy import special
 
 from .. import stats
-from ..accounting import Family
 from ..adversaries.base import FinalModelAdversary
 from ..errors import DpauditError
 from ..plan import claims
-from ..stats import Status, TradeOff, base, clopper_pearson_lower, gdp, growth
+from ..stats import TradeOff, base, clopper_pearson_lower, gdp, growth
 from ..stats.claim_verdict import ClaimTest, RunTest, largest_accuracy
 from ..stats.curve import Curve
-from ..stats.guess_count_bound import GuessCounter, read_rate
 from ..sweep import spec
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
@@ -49,19 +44,18 @@ _STRONGER = {  # adversaries that may see all that a claim allows, and what they
     "last model",
 }
 _LUCK = 0.2  # chance of fewer right guesses than a forecast takes
-_WORTH = 1.1  # times the ε, from which another curve is worth a run
 
 
 def chance_to_refute(test: Test, alpha: float) -> float:
     """Chance that this adversary would have refuted the claim, had the noise been less.
 
     Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate says
-    they would be with ALTERNATIVE times the noise. Each takes as long as the audit's own test.
-    0 where the claim allows scores as far apart: it is refuted with probability alpha at most.
+    they would be with ALTERNATIVE times the noise; 0 where the claim allows these.
     """
     if isinstance(test, RunTest):
         return test.share_found(ALTERNATIVE, alpha, SIMULATIONS)
-    mu = _imagined(test)
+    hits = test.hits
+    mu = _imagined(test.curve, hits.hits / hits.guesses, hits.guesses) if hits.guesses else None
     if mu is None:
         return 0.0
     for trials in () if test.later else _SHORTER:
@@ -70,14 +64,11 @@ def chance_to_refute(test: Test, alpha: float) -> float:
     return _share_found(test, mu, test.horizon, alpha)
 
 
-def _imagined(test: ClaimTest) -> float | None:
+def _imagined(claim: Curve, rate: float, guesses: int) -> float | None:
     """μ of the scores with ALTERNATIVE times the noise; None where that keeps the claim."""
-    hits = test.hits
-    if hits.guesses == 0:
-        return None
-    rate = min(hits.hits / hits.guesses, 1 - 0.5 / hits.guesses)
-    mu = 2 * float(special.ndtri(max(rate, 0.5))) / ALTERNATIVE
-    kept = np.asarray(gdp.delta(test.curve.epsilons, mu)) <= test.curve.deltas
+    likely = min(max(rate, 0.5), 1 - 0.5 / guesses)
+    mu = 2 * float(special.ndtri(likely)) / ALTERNATIVE
+    kept = np.asarray(gdp.delta(claim.epsilons, mu)) <= claim.deltas
     return None if kept.all() else mu
 
 
@@ -128,7 +119,6 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
                 f"allows, {stronger[0]:,} {effect}: {stronger[1]}"
             )
             break
-    yield from _other_curve(run, index, test.hits)
 
 
 def options_of_its_own(
@@ -161,7 +151,11 @@ def _stronger(run: Run, index: int, name: str) -> tuple[int, str] | None:
         return None
     cells, planned = fresh[0].cells, run.sweep.cells[index].audit.trials
     alpha = (1 - min(cell.audit.confidence for cell in cells)) / len(cells)
-    curves = set(map(_claimed, cells))
+    curves = set[Curve]()
+    for cell in cells:
+        claimed = cell.mechanism.claimed(cell.adversary, cell.horizons[-1])
+        family = claims.curves(claimed, cell.audit.accountants[0], cell.audit.delta)
+        curves.add(family(claimed.noise_multiplier))
     for trials in (factor * planned for factor in (1, *_MORE)):
         more = {} if trials == planned else {"audit.trials": trials}
         fresh = options_of_its_own(run, name, {**changes, **more})
@@ -175,16 +169,14 @@ def _stronger(run: Run, index: int, name: str) -> tuple[int, str] | None:
 def _finds(test: ClaimTest, rate: float | None, trials: int, alpha: float) -> bool:
     """Whether guesses that are right at `rate` give so many trials the power.
 
-    None: as often as the claim allows, but for bad luck.
+    None is as often as the claim allows, but for bad luck.
     """
     if rate is None:
         rate = special.bdtrik(_LUCK, trials, largest_accuracy(test.curve)) / trials
-    imagined = ClaimTest(test.curve, test.planned, later=test.later)
-    imagined.hits.guesses, imagined.hits.hits = _MOST, round(rate * _MOST)
-    mu = _imagined(imagined)
+    mu = _imagined(test.curve, rate, _MOST)
     if mu is None or trials > _MOST:
         return False
-    return _share_found(imagined, mu, trials, alpha, REQUIRED_POWER) >= REQUIRED_POWER
+    return _share_found(test, mu, trials, alpha, REQUIRED_POWER) >= REQUIRED_POWER
 
 
 def _sees_all(cell: Cell) -> bool:
@@ -197,12 +189,6 @@ def _sees_all(cell: Cell) -> bool:
     return curve is not TradeOff.UNKNOWN
 
 
-def _claimed(cell: Cell) -> Curve:
-    claimed = cell.mechanism.claimed(cell.adversary, cell.horizons[-1])
-    curves = claims.curves(claimed, cell.audit.accountants[0], cell.audit.delta)
-    return curves(claimed.noise_multiplier)
-
-
 def _through_claim(cell: Cell) -> list[dict[str, Any]] | None:
     """Its estimators with `curve: claimed`, where that is another curve and none has it yet."""
     listed = [{"name": entry.name, **entry.options} for entry in cell.audit.estimators]
@@ -213,21 +199,3 @@ def _through_claim(cell: Cell) -> list[dict[str, Any]] | None:
         return None
     read[0]["curve"] = "claimed"
     return listed
-
-
-def _other_curve(run: Run, index: int, hits: GuessCounter) -> Iterator[str]:
-    """Reading the hit rate through the claim's own curves, where that shows more."""
-    cell = run.sweep.cells[index]
-    listed, last = _through_claim(cell), cell.horizons[-1]
-    fresh = listed and options_of_its_own(run, "claimed", {"audit.estimators": listed})
-    rate = clopper_pearson_lower(hits.hits, hits.guesses, 1 - cell.audit.confidence)
-    plain, _ = read_rate(rate, cell.audit.delta, "gaussian")
-    family = Family(cell.mechanism.claimed(cell.adversary, last).training)
-    if fresh and (through := family.epsilon(rate, cell.audit.delta)) > _WORTH * plain:
-        of_the_family = cell.mechanism.trade_off(cell.adversary, last) is TradeOff.CLAIMED
-        status = Status.CERTIFIED if of_the_family else Status.IF_CLAIMED
-        yield (
-            "the same threat model, read through the claimed mechanism with `curve: claimed`: the "
-            f"hit rate here would show ε ≥ {through:.3f}, {status}, where a Gaussian curve shows "
-            f"{plain:.3f}: {fresh[1]}"
-        )

@@ -4,8 +4,10 @@ models are worth, and the trade-off curve, with whether it is Gaussian."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +16,12 @@ from scipy import special
 from .. import imports
 from ..plan import claims
 from ..plan.model import PlannedAudit
-from ..plan.score_stream import ConsumedPack, Trials
+from ..plan.score_stream import Trials
 from ..stats import clopper_pearson_lower, clopper_pearson_upper, gdp, profile
 from ..stats.base import alike_in_a_row, checked
 from ..stats.curve import Curve
 from ..stats.guess_count_bound import GuessCounter
 from ..stats.threshold_rates import Worlds
-from ..storage.scores import UTILITY, PackScores
 from ..sweep.cell import Cell
 
 Floats = npt.NDArray[np.float64]
@@ -56,68 +57,36 @@ class HitRate:
         return cls(counter.guesses, counter.hits, float(low), float(high))
 
 
-@dataclasses.dataclass(frozen=True)
-class Utility:
-    """Mean of a measure at the last step over `trainings`, and its standard error.
+def utilities(audit: PlannedAudit, trials: Trials) -> Iterator[dict[str, Any]]:
+    """Each measure at the last step over all trainings ("any"), and by world where there are two.
 
-    `diverged` more gave no finite value. `canary`: "in", "out", or "any" for all trainings.
-    """
-
-    measure: str
-    canary: str
-    trainings: int
-    diverged: int
-    mean: float
-    error: float
-
-    @classmethod
-    def from_values(cls, measure: str, canary: str, values: npt.NDArray[np.float64]) -> Utility:
-        """Averages the finite values, float64 [trainings]; the error takes two of them."""
-        finite = values[np.isfinite(values)]
-        n, lost = len(finite), len(values) - len(finite)
-        mean = float(finite.mean()) if n else math.nan
-        error = float(finite.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
-        return cls(measure, canary, n, lost, mean, error)
-
-
-def utilities(audit: PlannedAudit, trials: Trials) -> list[Utility]:
-    """Each measure over all trainings, then by whether the canary was in where there is one.
-
-    Failed trials have no model. The trials of one training share what was measured.
+    `mean` and its standard `error` are of so many `trainings`; `diverged` more gave no finite
+    value. Failed trials have no model. The trials of one training share what was measured.
     """
     every = max(audit.in_a_training, 1)
     members, kept = trials.members[::every], ~trials.missed[::every]
     worlds = {"any": kept}
     if every == 1:
         worlds |= {"in": kept & members, "out": kept & ~members}
-    return [
-        Utility.from_values(name, canary, trials.utility[name][::every, -1][rows])
-        for name in UTILITY
-        if name in trials.utility
-        for canary, rows in worlds.items()
-    ]
-
-
-def mean_utilities(audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> dict[str, float]:
-    """Mean of each measure over all trainings at the last step; NaN where it was not measured."""
-    every, measured = max(audit.in_a_training, 1), dict[str, list[Floats]]()
-    for pack in packs:
-        for name, values in pack.utility.items() if isinstance(pack, PackScores) else ():
-            measured.setdefault(name, []).append(values[~pack.lost, -1][::every])
-    means = {
-        name: Utility.from_values(name, "any", np.concatenate(values)).mean
-        for name, values in measured.items()
-    }
-    return dict.fromkeys(UTILITY, math.nan) | means
+    for name, canary in itertools.product(trials.utility, worlds):
+        values = trials.utility[name][::every, -1][worlds[canary]]
+        finite = values[np.isfinite(values)]
+        n = len(finite)
+        yield {
+            "measure": name,
+            "canary": canary,
+            "trainings": n,
+            "diverged": len(values) - n,
+            "mean": float(finite.mean()) if n else math.nan,
+            "error": float(finite.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
 class ObservedTradeOff:
-    """Observed error rates at every threshold, and μ of the fit.
+    """Observed error rates at every threshold, and μ of the fit: estimates, not bounds.
 
-    Estimates, not bounds: a few trials trace a curve that is better than the true one here and
-    worse there. `alpha` and `beta` are false-positive and false-negative rates, float64 [n],
-    alpha increasing.
+    `alpha` and `beta` are false-positive and false-negative rates, float64 [n], alpha increasing.
     """
 
     alpha: Floats
@@ -128,29 +97,22 @@ class ObservedTradeOff:
     def from_scores(cls, scores: npt.ArrayLike, members: npt.ArrayLike) -> ObservedTradeOff:
         """Fits μ where both errors together are rarest: the point that most trials speak for."""
         worlds = Worlds.observed(*checked(scores, members))
-        if min(worlds.sizes) == 0:
-            return cls(np.empty(0), np.empty(0), 0.0)
         thresholds = np.concatenate([[np.inf], worlds.midpoints(profile.MOST)[::-1], [-np.inf]])
-        counts = zip(worlds.errors(thresholds), worlds.sizes, strict=True)
-        alpha, beta = (np.asarray(errors / trials, dtype=np.float64) for errors, trials in counts)
         # One half of an error per world: a perfect attack has no finite μ.
-        floor = 0.5 / min(worlds.sizes)
-        error = max(float((alpha + beta).min()) / 2, floor)
+        sizes = [max(size, 1) for size in worlds.sizes]
+        alpha, beta = (np.asarray(errors / size) for errors, size in
+                       zip(worlds.errors(thresholds), sizes, strict=True))  # fmt: skip
+        error = max(float((alpha + beta).min()), 1 / min(sizes)) / 2
         return cls(alpha, beta, max(-2 * float(special.ndtri(error)), 0.0))
 
     @property
     def saturated(self) -> bool:
         """Whether some threshold errs nowhere: no number of trials so far shows an end."""
-        return bool(len(self.alpha)) and float((self.alpha + self.beta).min()) == 0
+        return float((self.alpha + self.beta).min()) == 0
 
     @property
     def gap(self) -> float:
-        """Largest distance of the curve from the fit, in α or β, whichever is less.
-
-        Both curves are steep at one end, where a difference of one trial in α is a large one in β.
-        """
-        if len(self.alpha) == 0:
-            return 0.0
+        """Largest distance of the curve from the fit, in α or β, whichever is less: it is steep."""
         upwards = np.abs(self.beta - gaussian_trade_off(self.alpha, self.mu))
         sideways = np.abs(self.alpha - gaussian_trade_off(self.beta, self.mu))  # its own inverse
         return float(np.max(np.minimum(upwards, sideways)))

@@ -1,7 +1,4 @@
-"""Pages from templates: the HTML report, one self-contained file, and a notebook's card.
-
-Text of others is escaped, and nothing in it is a command.
-"""
+"""The HTML report, one self-contained file, and a notebook's card; text of others is escaped."""
 
 from __future__ import annotations
 

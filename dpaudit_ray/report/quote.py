@@ -1,9 +1,8 @@
 """The one ε of an audit that people quote, wherever they look: terminal, page, notebook and files.
 
 It is the bound of what stands for the audit at its last recorded step, at the level at which all
-bounds of the run hold together, so whoever picks one of several errs no more often. Which it is
-follows from the sweep, not from what bounds show, with one exception, which can only lower it: a
-number that rests on something unproved is not quoted above a claim that nothing refutes.
+bounds of the run hold together. Which it is follows from the sweep, with one exception: a number
+that rests on something unproved is not quoted above a claim that nothing refutes.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from .tables import EXACT, Run, representative
 class Quote:
     """The lower bound of an audit that is quoted, and all that is said with it.
 
-    `epsilon`, at `delta`, is None where there is none to quote; `reason` says why. What it
-    `assumes` is in the words of `Status.assumes`, or `exact`. Where it holds `together` with all
-    other bounds of the run, it does so at `confidence`. `claim` is that of `accountant`, at the
-    same `step`.
+    `epsilon`, at `delta`, is None where there is none to quote; `reason` says why. Where it holds
+    `together` with all other bounds of the run, it does so at `confidence`. `claim` is that of
+    `accountant`, at the same `step`.
     """
 
     label: str

@@ -1,8 +1,4 @@
-"""Sections of the page: what it says of a run, and of each of its audits.
-
-A new section is a function here, its name in `all_sections`, and the lines of the template that
-show what it returns.
-"""
+"""Sections of the page: a function each, called in `all_sections`; the template shows the rest."""
 
 from __future__ import annotations
 
@@ -11,21 +7,18 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from ..adversaries.base import FinalModelAdversary, TrajectoryAdversary
 from ..plan import outcomes
 from ..plan.score_stream import Trials
 from ..stats import Status
 from ..storage.scores import UTILITY
-from ..sweep.cell import Cell
 from . import verdict, words
 from .figures import one_audit, whole_run
 from .measures import HitRate, Profile, utilities
 from .tables import Run, overview
 
 Content = dict[str, Any]  # by the names that the template has for it
-_SYMBOLS = {"noise_multiplier": "noise multiplier σ", "clip_norm": "clipping norm C"}
-_SEES = {FinalModelAdversary: " Sees the last model.", TrajectoryAdversary: " Sees every step."}
 _LISTED = 6  # values of an option that varies
 
 
@@ -52,7 +45,7 @@ def _audit(run: Run, index: int) -> Content:
         "claims": {name: values[-1] for name, values in audit.claims.items()},
         "sampled": cell.mechanism.sampled,
         "canaries": audit.in_a_training,
-        "utility": utilities(audit, trials),
+        "utility": list(utilities(audit, trials)),
         **dict.fromkeys(("counts", "figure", "curves", "hits")),
     }
     curves, sampled = None, bool(len(shown.members))
@@ -100,39 +93,23 @@ def _answer(run: Run, contents: list[Content]) -> Content:
 
 
 def _audited(run: Run) -> Content:
-    """What was audited: the options that were asked for, and what each adversary does and sees."""
-    audited: dict[str, dict[str, None]] = {}
+    """What was audited: the options that were asked for, by key, and what each adversary does."""
+    stated = dict[str, dict[str, None]]()
     for cell, audit in zip(run.sweep.cells, run.plan.audits, strict=True):
-        options = cell.mechanism.identity()
-        if (sampling := getattr(cell.mechanism, "sampling", None)) is not None:
-            options["sampling"] = sampling.identity()  # also the default one
         trials = f"{audit.trials:,}" if cell.mechanism.sampled else "none: ε is computed"
-        facts = {"mechanism": options.pop("name")} | options | {"revision": "", "trials": trials}
-        for key, value in (facts | {"adversary": _adversary(cell)}).items():
-            audited.setdefault(_SYMBOLS.get(key, key), {})[_plain(value)] = None
-    del audited["revision"]
-    shown = {name: list(values)[:_LISTED] for name, values in audited.items()}
-    for name, values in audited.items():
-        shown[name] += [f"{len(values) - _LISTED} more"] * (len(values) > _LISTED)
-    return {"audited": shown}
-
-
-def _adversary(cell: Cell) -> str:
-    """Name, what it does, and what it sees of a training, where that is known here."""
-    name = _plain(cell.adversary.identity())
-    if cell.unimported:
-        return name
-    does = (inspect.getdoc(type(cell.adversary)) or "").partition("\n")[0]
-    sees = next((text for base, text in _SEES.items() if isinstance(cell.adversary, base)), "")
-    return f"{name}: {does}{sees}"
-
-
-def _plain(value: Any) -> str:
-    """An option as text: a plug-in by its name, with its options behind."""
-    if not isinstance(value, dict):
-        return f"{value}"
-    options = ", ".join(f"{key} {_plain(v)}" for key, v in value.items() if key != "name")
-    return f"{value.get('name', '')} {options}".strip()
+        facts = {"mechanism": cell.mechanism.identity(), "adversary": cell.adversary.identity()}
+        (options,) = pd.json_normalize(facts | {"trials": trials}).to_dict("records")
+        if not cell.unimported:
+            does = (inspect.getdoc(type(cell.adversary)) or "").partition("\n")[0]
+            options["adversary.name"] = f"{cell.adversary.name}: {does}"
+        for key, value in options.items():
+            stated.setdefault(str(key), {})[f"{value}"] = None
+    stated.pop("mechanism.revision", None)
+    audited = {}
+    for key, values in stated.items():
+        more = [f"{len(values) - _LISTED} more"] * (len(values) > _LISTED)
+        audited[key] = [*list(values)[:_LISTED], *more]
+    return {"audited": audited}
 
 
 def _figures(run: Run) -> Content:
@@ -155,22 +132,14 @@ def _reading(run: Run) -> Content:
 
 def _failed(run: Run) -> Content:
     """All that has failed and was not done since: packs by kind, single trials, preparations."""
-    failed = list[dict[str, str]]()
-
-    def add(label: str, what: str, message: str = "", detail: str = "") -> None:
-        failed.append({"label": label, "what": what, "message": message, "detail": detail})
-
-    recorded = outcomes.failed(run.directory, run.plan)
+    where, failed = (run.directory, run.plan), list[dict[str, str]]()
+    recorded = outcomes.failed(*where)
     for kind in outcomes.by_kind(recorded, run.plan):
-        packs = "a pack" if kind.packs == 1 else f"{kind.packs:,} packs"
-        what = f"{packs} of trials {kind.first:,}-{kind.last:,} failed" if kind.trials else "failed"
+        packs = "" if kind.packs == 1 else f"{kind.packs:,} packs of "
+        what = f"{kind.label}: {packs}trials {kind.first:,}-{kind.last:,} failed: {kind.message}"
         detail = next(first.traceback for first in recorded if first.kind == kind.kind)
-        add(kind.label, what, kind.message, detail)
-    labels = {audit.id: audit.label for audit in run.plan.audits}
-    for miss in outcomes.read(run.directory, run.plan).missed:
-        what = f"{miss.trials:,} trials were missed" if miss.trials > 1 else "a trial was missed"
-        detail = f"what was printed is in {run.directory.output_folder(miss.audit)}"
-        add(labels[miss.audit], f"{what}, trial {miss.first:,} first", miss.message, detail)
-    for line in outcomes.part_lines(outcomes.failed_parts(run.directory, run.plan), run.plan):
-        add("preparation", line)
+        failed.append({"what": what, "detail": detail})
+    parts = outcomes.part_lines(outcomes.failed_parts(*where), run.plan)
+    for line in (*outcomes.missed_lines(*where), *parts):
+        failed.append({"what": line, "detail": ""})
     return {"failed": failed}

@@ -13,17 +13,18 @@ import pandas as pd
 
 from .. import plan as planning
 from .. import stats
-from ..mechanisms.base import Mechanism, Recorded
+from ..mechanisms.base import Mechanism
 from ..plan import compaction, outcomes, record, score_stream
 from ..plan.model import Plan, PlannedAudit
-from ..plan.score_stream import ConsumedPack
+from ..plan.score_stream import ConsumedPack, Trials
 from ..plugins import registry
 from ..stats import Status
 from ..storage.run_directory import RunDirectory
+from ..storage.scores import UTILITY
 from ..sweep import grid
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
-from .measures import mean_utilities
+from .measures import utilities
 
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
 
@@ -44,9 +45,8 @@ class Run:
         sweep, plan = planning.read(directory)
         estimates = directory.estimates(record.most_estimates(sweep, plan))
         names = {spec.name for cell in sweep.cells for spec in cell.audit.estimators}
-        kinds = {type(cell.mechanism) for cell in sweep.cells}
-        if Recorded in kinds:  # of a class that may derive from any mechanism of this package
-            kinds.update(registry(Mechanism).values())
+        # One that was not imported may derive from any mechanism of this package.
+        kinds = {type(cell.mechanism) for cell in sweep.cells} | {*registry(Mechanism).values()}
         names |= {name for kind in kinds for name in kind.exact_estimators}
         record.check_estimates(estimates, plan, directory, names)
         return cls(directory, sweep, plan, estimates)
@@ -61,10 +61,6 @@ class Run:
         return score_stream.prefix(
             self.directory, self.sweep, self.plan, self.plan.audits.index(audit)
         )
-
-    def looked_at(self, audit: PlannedAudit) -> bool:
-        """Whether its number of trials follows from its trials: only time-uniform bounds hold."""
-        return audit.extended or self.plan.audits.index(audit) in self.decided
 
     def above(self, audit: PlannedAudit) -> bool:
         """Whether a bound that holds together with all others of the run exceeds its claim."""
@@ -88,10 +84,9 @@ class Run:
     def table(self) -> pd.DataFrame:
         """Every row of estimates.parquet, with the audit's label and what may be made of the bound.
 
-        A fixed-R bound before all R trials (the first R of several) are in is `interim`: it holds
-        at its level for that number of trials, not for whoever looks until it suits. `above_claim`
-        marks bounds that contradict their claim; over all rows of the sweep together, a true claim
-        is marked with a probability of at most 1 - confidence.
+        A fixed-R bound before the first declared R trials are in is `interim`: it does not hold for
+        whoever looks until it suits. `above_claim` marks bounds that contradict their claim; of
+        true claims, one is marked in at most 1 - confidence of sweeps.
         """
         labels = {audit.id: audit.label for audit in self.plan.audits}
         planned = {audit.id: audit.looks[0] for audit in self.plan.audits}
@@ -145,11 +140,9 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
 def _above_claim(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
     """By bounds on trials, at the sweep's split level; `verify` compares what is exact.
 
-    An ε that takes the mechanism's curve for Gaussian refutes a Gaussian claim all the same: it
-    is above if and only if the certified μ is above that of the claim. So does one that was read
-    through the claim's own curves: it is above only where the claimed noise, and all noise beyond
-    it, was refuted by the certified hit rate. Of an accountant of somebody's own, whose curves are
-    not those that it was read through, this is not known.
+    An ε that takes the curve for Gaussian refutes a Gaussian claim all the same: the certified μ is
+    then above that of the claim. So does one that was read through the claim's own curves, unless
+    the accountant is somebody's own: the certified hit rate refutes the claimed noise, and more.
     """
     gaussian = {
         audit.id: cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).gaussian
@@ -164,10 +157,9 @@ def _above_claim(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
 
 
 def best(run: Run) -> dict[Any, Any] | None:
-    """The row with the largest certified ε of the whole sweep, at the level of all together.
+    """The row with the largest certified ε of the whole sweep, None where there is none (yet).
 
-    Picked by `epsilon_lower_together`, which exceeds the truth with a probability of at most
-    1 - confidence although it was picked. None where nothing is certified (yet).
+    It is picked at the level of all together, so it errs no more often although it was picked.
     """
     certified = run.table[run.table["status"] == Status.CERTIFIED]
     bounds = certified[certified["epsilon_lower_together"] > 0]
@@ -176,12 +168,11 @@ def best(run: Run) -> dict[Any, Any] | None:
 
 
 def overview(run: Run) -> list[dict[str, Any]]:
-    """One entry per audit: progress, and its first estimator at the last step with the claim.
+    """One entry per audit: progress, and what stands for it at the last step, with the claim.
 
-    `epsilon_lower` is to be read with `status`; `epsilon_lower_free` is certified without any
-    assumption, by `free_estimator`. `above_claim` speaks for all steps and estimators. `accuracy`
-    and `loss` are means over all trainings at the last step, NaN where nothing is held out. Of
-    the trials that are `done`, the bound rests on those `used`; it is NaN where there are none.
+    `epsilon_lower` is to be read with `status`, and rests on the trials `used`; NaN where there are
+    none. `above_claim` speaks for all steps and estimators. `accuracy` and `loss` are means over
+    all trainings at the last step, NaN where nothing is held out.
     """
     return [_entry(run, audit) for audit in run.plan.audits]
 
@@ -190,8 +181,9 @@ def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
     first, mechanism = representative(run, audit), _cell(run, audit).mechanism
     row = run.last_rows(audit).get(first)
     used = 0 if row is None else int(row["trials"])
+    measured = utilities(audit, Trials.of(audit, run.prefix(audit))) if mechanism.measured else ()
+    numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
     if row is None or (mechanism.sampled and used == 0):  # no trial bounds nothing: not even 0
-        numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
         row = dict.fromkeys(numbers, math.nan) | {"status": "", "free_estimator": ""}
         row["interim"] = first not in _anytime(run)
     return {
@@ -201,30 +193,26 @@ def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
         "done": run.done(audit),
         "used": used,
         "estimator": first,
-        "status": row["status"],
-        "mu_lower": row["mu_lower"],
-        "epsilon_lower": row["epsilon_lower"],
-        "epsilon_lower_together": row["epsilon_lower_together"],
-        "epsilon_lower_free": row["epsilon_lower_free"],
-        "free_estimator": row["free_estimator"],
+        **{name: row[name] for name in ("status", *numbers, "free_estimator")},
         "epsilon_upper": audit.claim,
         "ratio": row["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan,
         "interim": row["interim"],
         "above_claim": run.above(audit),
-        **mean_utilities(audit, run.prefix(audit) if mechanism.measured else ()),
+        **dict.fromkeys(UTILITY, math.nan),
+        **{it["measure"]: it["mean"] for it in measured if it["canary"] == "any"},
     }
 
 
 def representative(run: Run, audit: PlannedAudit) -> str:
     """The one that stands for the audit: its first, or `exact` where no trials are run.
 
-    Where the number of trials follows from the trials, the first that holds all the same.
+    Where the number of trials follows from the trials, the first that is time-uniform.
     """
     cell = _cell(run, audit)
     if not cell.mechanism.sampled:
         return EXACT
     first = cell.audit.estimators[0].name
-    if run.looked_at(audit):
+    if audit.extended or run.plan.audits.index(audit) in run.decided:  # looked at meanwhile
         rows = zip(*(run.rows(audit)[name] for name in ("estimator", "status")), strict=True)
         return next((str(name) for name, status in rows if Status(status).holds), first)
     return first

@@ -1,15 +1,11 @@
 """`dpaudit verify`: do the trials of a run contradict the claim, whatever the mechanism is?
 
-Every audit is judged once, at its last recorded step, by `stats.claim_verdict`: an e-process that
-may be looked at for ever, and sharper tests for the declared number of trials. The verdict may be
-asked for at any time. Audits share the error, and so do the two ways of refuting; e-values of all
-audits are averaged as well, since evidence that no single audit has may lie in several. What tells
-CONSISTENT from INCONCLUSIVE is power: the chance that a broken promise would have been found.
+Every audit is judged once, at its last recorded step, by `stats.claim_verdict`, and may be at any
+time. Audits share the error, and e-values of all of them are averaged as well, since evidence that
+no single audit has may lie in several.
 
-Terminal, page, `Result` and metrics show the verdict as one answer: a sentence, why, and what would
-help. It takes seconds, so it is kept in the run directory with what it was computed from, and
-computed again where that has changed. Kept answers are believed where this user's seal is under
-them, and the score files are those that were judged.
+Terminal, page, `Result` and metrics show the verdict as one answer. It takes seconds, so it is kept
+in the run directory, and believed where this user's seal is under it and the trials are the same.
 """
 
 from __future__ import annotations
@@ -56,24 +52,26 @@ class Verdict(StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditVerdict:
-    """One audit against its claim.
-
-    `evidence` and `needed` are logarithms to base 10 of e-values; `trials` were used, the claim
-    was first refuted after `refuted_after` of them (None: never), by enough evidence or by a test
-    for the declared number of trials. With the run's confidence the training is no more private
-    than noise multiplier `effective_noise` (None: any noise would do); `power` is the chance that
-    noise of 0.7 of the claimed one would have been found. `diverged` counts trainings per world,
-    (out, in); where they are `lopsided`, diverging depends on the bit and nothing is CONSISTENT;
-    nor is anything that has a bound `above` its claim which holds together with all others of the
-    run.
-    """
-
+class _Judged:
     label: str
     verdict: Verdict
     quote: Quote
     claim: float
     accountant: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditVerdict(_Judged):
+    """One audit against its claim.
+
+    `evidence` and `needed` are logarithms to base 10 of e-values; `trials` were used, the claim
+    was first refuted after `refuted_after` of them (None: never). With the run's confidence the
+    training is no more private than noise multiplier `effective_noise` (None: any noise would do);
+    `power` is the chance that noise of 0.7 of the claimed one would have been found. `diverged`
+    counts trainings per world, (out, in). Nothing is CONSISTENT where these are `lopsided`, or
+    where a bound that holds together with all others of the run is `above` its claim.
+    """
+
     noise_multiplier: float
     effective_noise: float | None
     evidence: float
@@ -88,26 +86,15 @@ class AuditVerdict:
     above: bool = False
     remark: str = ""
 
-    @property
-    def weak(self) -> bool:
-        """Whether all trials are done, and more power is what it lacks."""
-        open_yet = self.verdict is Verdict.INCONCLUSIVE
-        return open_yet and self.trials == self.planned and self.power < REQUIRED_POWER
-
 
 @dataclasses.dataclass(frozen=True)
-class ExactVerdict:
-    """One audit without trials: ε at δ is known, and so is whether it exceeds the claim.
+class ExactVerdict(_Judged):
+    """One audit without trials: ε at δ is known, and compared at every recorded step.
 
-    Every recorded step is compared. `epsilon` and `claim` are those of `step`: the last, or where
-    the claim is exceeded most. INCONCLUSIVE, with NaN, only while nothing is computed.
+    `epsilon` and `claim` are those of `step`: the last, or where the claim is exceeded most. NaN
+    only while nothing is computed.
     """
 
-    label: str
-    verdict: Verdict
-    quote: Quote
-    claim: float
-    accountant: str
     epsilon: float
     step: int
 
@@ -133,10 +120,8 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
     """Judges every audit on the finished prefix of its trials.
 
     The run is CONSISTENT when every mechanism in it has an audit that is, and no audit has a bound
-    `above` its claim: an adversary that is too weak to find anything does not spoil what a stronger
-    one shows. Without `thorough`
-    `effective_noise` is looked for where a claim is refuted only, and `power` where all trials are
-    done: the rest takes most of the time.
+    `above` its claim. Without `thorough`, `effective_noise` is looked for where a claim is refuted
+    only, and `power` where all trials are done: the rest takes most of the time.
     """
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
     sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.mechanism.sampled]
@@ -152,7 +137,7 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
     if whole is Verdict.CONSISTENT and any(audit.above for audit in audits.values()):
         whole = Verdict.INCONCLUSIVE
     hints = list[str]()
-    weak = [index for index, audit in audits.items() if audit.weak]
+    weak = [i for i, a in audits.items() if a.trials == a.planned and a.power < REQUIRED_POWER]
     if whole is Verdict.INCONCLUSIVE and weak:
         nearest = max(weak, key=lambda index: audits[index].power)
         with contextlib.suppress(DpauditError):  # code or data that would tell are not here
@@ -210,10 +195,7 @@ def _judge_exact(run: Run, index: int) -> ExactVerdict:
 
 
 def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Test, AuditVerdict]:
-    """The claim test after all trials of the prefix, looking after every pack, and what it says.
-
-    `alpha` is the error that this audit may spend.
-    """
+    """The claim test after all trials of the prefix, and what it says; `alpha` may be spent."""
     audit, cell = run.plan.audits[index], run.sweep.cells[index]
     claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
     noise, accountant = claimed.noise_multiplier, next(iter(audit.claims))
@@ -285,10 +267,7 @@ class Answer:
 
 
 def current(run: Run) -> Answer:
-    """The answer that is kept, if it is of the trials that are there; else computed, and kept.
-
-    A reader who may not write there computes it every time.
-    """
+    """The answer that is kept, if it is of the trials that are there; else computed, and kept."""
     if (before := kept(run)) is not None:
         return before
     stamps, computed = _stamps(run), derived(run)
@@ -315,10 +294,7 @@ def kept(run: Run) -> Answer | None:
 
 
 def stored(run: Run) -> Answer | None:
-    """What anybody kept of the same trials, bounds and failures; None where nobody did.
-
-    Raises RunDirectoryError where it is damaged.
-    """
+    """What anybody kept of the same trials, bounds and failures; RunDirectoryError for damage."""
     raw = run.directory.read_json(FILE)
     try:
         if raw is None or raw["of"] != _basis(run):
@@ -375,10 +351,14 @@ def worded(run: Run, judged: RunVerdict) -> Answer:
     audits = []
     for index, cell in enumerate(run.sweep.cells):
         audit = next(sampled) if cell.mechanism.sampled else next(exact)
-        if isinstance(audit, ExactVerdict):
-            reason = _reason_exact(audit)
-        else:
+        if isinstance(audit, AuditVerdict):
             reason = _reason(run, index, lost[index], audit)
+        elif math.isnan(audit.epsilon):
+            reason = "nothing is computed yet"
+        else:
+            above = audit.verdict is Verdict.VIOLATION
+            against = f"at step {audit.step}, above the claim of" if above else "where the claim is"
+            reason = f"ε is {audit.epsilon:.4f} {against} {audit.claim:.4f}"
         audits.append(AuditAnswer(audit.label, audit.verdict, reason, audit.quote))
     # The largest quote of the mechanisms that decide; of those that hold together, if any do.
     shown = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})
@@ -399,16 +379,6 @@ def worded(run: Run, judged: RunVerdict) -> Answer:
         quote=largest,
         judged=sum(audit.trials for audit in judged.audits),
     )
-
-
-def _reason_exact(audit: ExactVerdict) -> str:
-    if math.isnan(audit.epsilon):
-        return "nothing is computed yet"
-    if audit.verdict is Verdict.VIOLATION:
-        return (
-            f"ε is {audit.epsilon:.4f} at step {audit.step}, above the claim of {audit.claim:.4f}"
-        )
-    return f"ε is {audit.epsilon:.4f} where the claim is {audit.claim:.4f}"
 
 
 def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerdict) -> str:
@@ -448,10 +418,7 @@ def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerd
 
 
 def _sentence(run: Run, judged: RunVerdict, audits: list[AuditAnswer], largest: Quote) -> str:
-    """What follows the verdict: what was found, the ε that was measured, and what that is worth.
-
-    The first audit that has the verdict speaks for all, but for one with a bound above its claim.
-    """
+    """What follows the verdict: what was found, the ε that was measured, and what that is worth."""
     several, outcome = len(audits) > 1, judged.verdict
     alike = [audit for audit in audits if audit.verdict is outcome]
     alike.sort(key=lambda audit: not audit.quote.above)

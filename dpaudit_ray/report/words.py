@@ -59,10 +59,7 @@ def below(quotes: Sequence[Quote]) -> list[str]:
 
 
 def conditions(assumed: Collection[str], cells: Collection[Cell]) -> list[str]:
-    """What estimators of somebody's own assume, where `assumed` has that, and what claims do.
-
-    Of claims: by which accountants, and what, at the last step of each audit.
-    """
+    """What estimators of somebody's own assume, where `assumed` has that, and what claims do."""
     assumptions, remarks = set[str](), set[str]()
     for cell in cells:
         for spec in cell.audit.estimators:

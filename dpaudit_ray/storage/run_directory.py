@@ -102,6 +102,10 @@ class RunDirectory(ScoreFiles):
             table = empty if content is None else decoded(content, most)
             if not table.schema.equals(ESTIMATE_SCHEMA):
                 raise ValueError("its columns are other ones")
+            if any(
+                table[f.name].null_count for f in table.schema if not pa.types.is_floating(f.type)
+            ):
+                raise ValueError("it has rows that lack a value")
         except (OSError, ValueError, pa.ArrowException) as error:
             remedy = "delete it and run the sweep again: it is rebuilt from the scores"
             raise self._unusable(_ESTIMATES, error, remedy) from error

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +20,10 @@ from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.report import page, verdict, words
 from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.report.tables import Run, overview
-from dpaudit_ray.report.verdict import Answer, Verdict
+from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep.cell import Cell
-from tests.command import dpaudit, write_sweep
-from tests.long import long
+from tests.command import dpaudit
 from tests.report.handed import made_up_run, played
 
 TRIALS = 600
@@ -226,33 +224,14 @@ def test_who_may_not_write_is_told_all_the_same(sweep, tmp_path, monkeypatch):
     assert verdict.kept(run) is None
 
 
-def many(sweep: dict[str, Any], audits: int) -> dict[str, Any]:
-    """A sweep of so many audits of 16 trials."""
-    sweep |= {"name": "many", "resources": {"pack_size": 8}}
-    sweep["mechanism"]["steps"] = 2
-    sweep["audit"] = {"trials": 16, "delta": 1e-5, "record_every": 2}
-    sweep["grid"] = {"mechanism.noise_multiplier": [1 + i / 100 for i in range(audits)]}
-    return sweep
-
-
 def test_budgets_are_made_once_for_all_audits(sweep, tmp_path, monkeypatch):
-    place = played(many(sweep, 8), tmp_path, 16)
+    sweep["audit"]["trials"] = 100
+    sweep["grid"] = {"mechanism.noise_multiplier": [1, 2, 3, 4]}
+    place = played(sweep, tmp_path, 4)
     budgets, whole = [], Cell.budget.func
     monkeypatch.setattr(Cell.budget, "func", lambda cell: budgets.append(1) or whole(cell))
     Aggregation.rebuild(Run.open(str(place)).directory)
-    assert len(budgets) == 8
-
-
-@long("five hundred audits")
-def test_five_hundred_audits_are_shown_and_run_again_in_time(sweep, tmp_path):
-    """In processor seconds, each command in a process of its own."""
-    file = write_sweep(tmp_path, many(sweep, 500))
-    run = ("run", str(file), "--storage-path", str(tmp_path), "--executor", "inline")
-    for command, most in ((run, 300), (("status", str(tmp_path / "many")), 10), (run, 20)):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "dpaudit_ray", *command], check=True, stdout=-3)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < most
+    assert len(budgets) == 4
 
 
 def test_it_is_computed_anew_where_what_it_rests_on_has_changed(sweep, tmp_path):
@@ -290,20 +269,6 @@ def test_a_bar_above_its_claim_looks_otherwise(sweep, mu, kind, tmp_path):
     assert whole_run.last_bounds(bounds)["kind"].tolist() == [kind]
 
 
-def test_it_is_the_same_everywhere(sweep, tmp_path, capsys):
-    run = run_of(sweep, tmp_path, 2 * CLAIMED)
-    said = verdict.current(run).sentence
-    status = dpaudit("status", tmp_path)
-    assert one_line(said) in one_line(status.out)
-    assert json.loads(dpaudit("status", tmp_path, "--json").out)["verdict"]["sentence"] == said
-    assert one_line(said) in one_line(Path(page.write(run)).read_text())
-    result = da.open(tmp_path)
-    assert result.answer.sentence == said
-    assert result.verdict() is Verdict.VIOLATION
-    assert dpaudit("verify", tmp_path).code == 1
-    assert said in result._repr_html_()
-
-
 def one_line(text: str) -> str:
     return " ".join(text.split())
 
@@ -312,30 +277,21 @@ def test_a_page_of_many_audits_is_small(sweep, tmp_path):
     """A twentieth of 2 MB for each of them."""
     sweep["grid"] = {"mechanism.noise_multiplier": [1, 1.5, 2, 2.5, 3, 3.5]}
     sweep["audit"]["trials"] = 100
-    run = run_of(sweep, tmp_path, 0.5)
-    html = Path(page.write(run)).read_text()
+    html = Path(page.write(run_of(sweep, tmp_path, 0.5))).read_text()
     assert len(html) < 6 * 1e5
-    assert html.count('<details class="audit"') == 6
-    assert all(f'href="#{audit.id}"' in html for audit in run.plan.audits)
+    assert html.count('<details class="audit"') == html.count('<td><a href="#') == 6
     assert 'id="filter"' in html
 
 
-NOTEBOOK = """
-import dpaudit_ray as da
-result = da.run({sweep!r}, storage_path={folder!r}, executor="inline")
-result
-"""
-
-
 def test_a_notebook_shows_progress_verdict_and_errors_in_a_line(light, tmp_path):
-    cells = [NOTEBOOK.format(sweep=light, folder=str(tmp_path)), "da.run(5)", "result.plot()"]
+    shown = (
+        f"import dpaudit_ray as da\nresult = da.run({light!r}, {str(tmp_path)!r}, 'inline')\nresult"
+    )
+    cells = [shown, "da.run(5)", "result.plot()"]
     cells += ["import matplotlib.pyplot as plt\nplt.plot([1, 2])"]
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
     source = {
-        "cells": [
-            {"cell_type": "code", "id": str(i), "metadata": {}, "outputs": [],
-             "execution_count": None, "source": cell}
-            for i, cell in enumerate(cells)
-        ],
+        "cells": [cell | {"id": f"{i}", "source": text} for i, text in enumerate(cells)],
         "metadata": {"kernelspec": {"name": "python3", "display_name": "", "language": "python"}},
         "nbformat": 4, "nbformat_minor": 5,
     }  # fmt: skip
@@ -360,9 +316,3 @@ def test_a_notebook_shows_progress_verdict_and_errors_in_a_line(light, tmp_path)
     assert "Axes" in "".join(third[0]["data"]["text/plain"])
     assert "image/png" in third[1]["data"]
     assert "image/png" in fourth[1]["data"]  # a figure of the user's own, after that
-
-
-def test_tab_completion_finds_the_api():
-    assert {"run", "open", "Result", "stats", "accounting"} <= set(dir(da))
-    assert {"answer", "verdict", "plot", "report", "failures"} <= set(dir(da.Result))
-    assert Answer.__doc__

@@ -112,18 +112,6 @@ def test_scores_that_share_a_training_have_no_interval(strong, tmp_path):
     assert "only in strong: gradient=threshold, gradient=constant" in out
 
 
-def test_audits_are_matched_by_what_they_share(strong, tmp_path):
-    """Labels are those of the grid, and another grid has others."""
-    grid = {"mechanism.gradient, mechanism.steps": [["constant", 6], ["constant", 12]]}
-    raw = sweep("longer", audit=AUDIT, resources=EIGHT, grid=grid)
-    compared = compare(strong, played(raw, tmp_path, 4))
-    labels = [(pair.left.label, pair.right.label) for pair in compared.pairs]
-    assert ("gradient=constant", "gradient=constant, steps=6") in labels
-    assert len(labels) == 2
-    (pair,) = [pair for pair in compared.pairs if pair.left.label == "gradient=constant"]
-    assert pair.changes == ()
-
-
 def test_other_adversaries_on_one_mechanism_stand_beside_each_other(tmp_path, monkeypatch):
     """One to one, the most alike first."""
     runs = []

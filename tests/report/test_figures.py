@@ -57,8 +57,6 @@ def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
     [
         ("mechanism.noise_multiplier", [0.5, 1, 2.0], True),
         ("mechanism.noise_multiplier", [0.5, 1.0], False),
-        ("mechanism.steps", [1, True, 3], False),
-        ("mechanism.seed", [0, 1, 2], False),
         ("mechanism.training.seed", [0, 1, 2, 3], False),
         ("adversary.layer", ["last", "second-last", "input"], False),
     ],
@@ -77,26 +75,23 @@ def test_audits_of_one_size_share_their_calibration(tiny, tmp_path):
     assert error_rates.local_level.cache_info().misses == 1
 
 
-@pytest.mark.parametrize("mu", [0.5, 2.0])
-def test_a_gaussian_pair_fits_a_gaussian_curve(mu):
+@pytest.mark.parametrize("response", [False, True])
+def test_a_gaussian_pair_fits_a_gaussian_curve_and_randomised_response_does_not(response):
     """R = 20,000. The gap is a Kolmogorov statistic of two worlds at most: above 2.2/√10,000 in
-    about 1 of 4,000 seeds; μ errs by 0.1 in fewer.
+    about 1 of 4,000 seeds; μ errs by 0.1 in fewer. A response is right in 9 of 10 trials: its true
+    curve is two lines, 0.1 below which no test comes.
     """
     rng = np.random.default_rng(0)
     members = np.arange(20_000) % 2 == 0
-    curve = ObservedTradeOff.from_scores(rng.normal(size=20_000) + mu * members, members)
+    scores, mu = rng.normal(size=20_000) + 2.0 * members, 2.0
+    if response:
+        scores = (
+            np.where(rng.random(20_000) < 0.9, members, ~members) + rng.uniform(size=20_000) / 1e3
+        )
+        mu = float(gdp.mu(0.0, 0.8))
+    curve = ObservedTradeOff.from_scores(scores, members)
     assert curve.mu == pytest.approx(mu, abs=0.1)
-    assert curve.gap < 0.05
-
-
-def test_randomised_response_does_not_fit():
-    """Right in 9 of 10 trials: the true curve is two lines, 0.1 below which no test comes."""
-    rng = np.random.default_rng(0)
-    members = np.arange(20_000) % 2 == 0
-    answers = np.where(rng.random(20_000) < 0.9, members, ~members)
-    curve = ObservedTradeOff.from_scores(answers + rng.uniform(size=20_000) / 1e3, members)
-    assert curve.mu == pytest.approx(float(gdp.mu(0.0, 0.8)), abs=0.1)
-    assert curve.gap > 0.04
+    assert (curve.gap > 0.04) == response
 
 
 def test_the_slow_twin_counts_errors_one_by_one():
@@ -119,11 +114,7 @@ def test_g_mu_is_its_own_inverse_and_starts_at_one():
         gaussian_trade_off(gaussian_trade_off(rates, 1.3), 1.3), rates, atol=1e-12
     )
     assert gaussian_trade_off(0.0, 1.3) == 1.0
-
-
-def test_worlds_without_trials_have_no_curve():
-    empty = ObservedTradeOff.from_scores(np.ones(3), np.ones(3, dtype=bool))
-    assert (len(empty.alpha), empty.mu, empty.gap) == (0, 0.0, 0.0)
+    assert ObservedTradeOff.from_scores(np.ones(3), np.ones(3, dtype=bool)).mu == 0.0
 
 
 def trials(n: int, mu: float, missed: float = 0.0) -> Trials:

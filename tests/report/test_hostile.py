@@ -14,7 +14,8 @@ import pytest
 
 from dpaudit_ray.storage.scores import ESTIMATE_SCHEMA, SCORE_SCHEMA
 from tests.command import dpaudit, refused, write_sweep
-from tests.report.handed import played
+from tests.report.handed import LANDSCAPE, played
+from tests.report.handed import sweep as whole_sweep
 
 LABELS = [r"$\frac$", r"$\alpha_1^{$", "<script>alert(1)</script>", "{{ 7 * 7 }}"]
 
@@ -22,11 +23,16 @@ LABELS = [r"$\frac$", r"$\alpha_1^{$", "<script>alert(1)</script>", "{{ 7 * 7 }}
 @pytest.fixture
 def sweep() -> dict[str, Any]:
     """Two audits of a process, one of which is called what `label` is set to."""
-    mechanism = {"name": "landscape", "steps": 2, "batch_size": 1, "noise_multiplier": 2.0}
     audit = {"trials": 16, "delta": 1e-5, "record_every": 1}
     grid = {"mechanism.noise_multiplier": [2, 3]}
-    raw = {"name": "small", "mechanism": mechanism, "adversary": "landscape", "audit": audit}
-    return raw | {"grid": grid, "resources": {"pack_size": 8}}
+    small = LANDSCAPE | {"steps": 2, "batch_size": 1}
+    return whole_sweep("small", mechanism=small, audit=audit, grid=grid, resources={"pack_size": 8})
+
+
+@pytest.fixture
+def finished(sweep: dict[str, Any], tmp_path: Path) -> Path:
+    """The run directory of a sweep that is complete."""
+    return played(sweep, tmp_path, 4)
 
 
 def test_labels_are_shown_as_they_are_written(sweep, tmp_path):
@@ -53,22 +59,19 @@ def test_labels_are_shown_as_they_are_written(sweep, tmp_path):
     assert not set("\x1b\u202e") & set(table)
 
 
-def test_a_link_does_not_lead_a_report_out_of_its_run(sweep, tmp_path):
-    run, elsewhere = played(sweep, tmp_path, 4), tmp_path / "elsewhere"
+def test_a_link_does_not_lead_a_report_out_of_its_run(finished, tmp_path):
+    elsewhere, precious, linked = (tmp_path / name for name in ("elsewhere", "precious", "linked"))
     elsewhere.mkdir()
-    precious = tmp_path / "precious"
     precious.write_text("precious")
-    (run / "figures").symlink_to(elsewhere)
-    line = refused("report", run)
-    assert line == f"{run}/figures leads out of the run directory; remove the link"
+    (finished / "figures").symlink_to(elsewhere)
+    line = refused("report", finished)
+    assert line == f"{finished}/figures leads out of the run directory; remove the link"
     assert list(elsewhere.iterdir()) == []
-    (run / "figures").unlink()
-    (run / "report.html").symlink_to(precious)
-    assert dpaudit("report", run).code == 0
-    assert precious.read_text() == "precious"
-    linked = tmp_path / "linked"
-    linked.symlink_to(run)
+    (finished / "figures").unlink()
+    (finished / "report.html").symlink_to(precious)
+    linked.symlink_to(finished)
     assert dpaudit("report", linked).code == 0, "a run directory may lie behind a link"
+    assert precious.read_text() == "precious"
 
 
 SECONDS, MEBIBYTES = 60, 700  # of a process that imports pandas and SciPy, on a busy machine
@@ -97,10 +100,9 @@ def bounded(*arguments: str | Path) -> str:
 
 def grown(levels: int) -> str:
     """YAML of a few hundred bytes whose aliases stand for 9 to the power of `levels` values."""
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     repeated = (", ".join([f"*a{level}"] * 9) for level in range(levels - 1))
-    lines += [f"a{level}: &a{level} [{each}]" for level, each in enumerate(repeated, start=1)]
-    return "\n".join(lines)
+    lines = [f"a{level}: &a{level} [{each}]" for level, each in enumerate(repeated, start=1)]
+    return "\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x]", *lines])
 
 
 def rows_of(schema: pa.Schema, file: Path) -> None:
@@ -111,12 +113,6 @@ def rows_of(schema: pa.Schema, file: Path) -> None:
         columns = [pa.repeat(pa.scalar(kinds.get(f.type, 1), f.type), n) for f in schema]
         for _ in range(ROWS // n):
             out.write_table(pa.Table.from_arrays(columns, schema=schema))
-
-
-@pytest.fixture
-def finished(sweep: dict[str, Any], tmp_path: Path) -> Path:
-    """The run directory of a sweep that is complete."""
-    return played(sweep, tmp_path, 4)
 
 
 @pytest.mark.parametrize("name", ["plan.json", "sweep.yaml", "outcomes.json", "estimates.parquet"])
@@ -142,25 +138,22 @@ def test_a_pipe_is_no_sweep_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("plan.json", "[" * 200_000, "it is nested deeper than 1000 levels"),
         ("outcomes.json", "[" * 200_000, "it is nested deeper than 1000 levels"),
         ("plan.json", f"[{'[],' * 10**7}[]]", "it has 20,000,002 values, more than the 16,777,216"),
         ("sweep.yaml", grown(9), "it holds more than 100,000 values, with those that aliases rep"),
-        ("sweep.yaml", "a: " + "[" * 200_000, "nested deeper than 64 levels"),
     ],
-    ids=["brackets", "failures", "values", "aliases", "yaml"],
+    ids=["brackets", "values", "aliases"],
 )
 def test_a_record_that_grows_is_refused(name, text, why, finished):
     (finished / name).write_text(text)
-    said = bounded("status", finished)
-    assert said.count("\n") == 1, said
-    assert why in said
-    assert len(said) < 1000
-    if name == "sweep.yaml":
-        (finished / "stranger.yaml").write_text(text)
-        said = bounded("run", finished / "stranger.yaml")
+    (finished / "stranger.yaml").write_text(text)
+    verbs = [("status", finished)]
+    verbs += [("run", finished / "stranger.yaml")] * (name == "sweep.yaml")
+    for verb in verbs:
+        said = bounded(*verb)
         assert said.count("\n") == 1, said
         assert why in said
+        assert len(said) < 1000
 
 
 def test_rows_that_no_plan_can_have_are_not_read(finished):

@@ -81,16 +81,6 @@ def test_a_run_of_nothing_yet_has_tables_without_rows(tmp_path):
     assert (len(empty.estimates), "mechanism.gradient" in empty.estimates) == (0, True)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "magic"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")]
-)
-def test_a_plot_is_saved_as_what_its_name_says(result, tmp_path, suffix, magic):
-    axes = result.plot()
-    assert axes.get_xlabel() == "ε at δ = 1e-05"
-    axes.figure.savefig(tmp_path / f"x.{suffix}")
-    assert (tmp_path / f"x.{suffix}").read_bytes().startswith(magic)
-
-
 def test_plots_are_drawn_where_one_likes(result):
     from matplotlib import pyplot as plt
 

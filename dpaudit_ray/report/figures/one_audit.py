@@ -14,11 +14,9 @@ from scipy import special
 from ...plan.score_stream import Trials
 from ...stats import Status
 from ..measures import Profile, gaussian_trade_off
-from .primitives import ALARM, canvas, epsilon_at, histograms, legend, lines, png
+from .primitives import ALARM, COLOURS, DASHES, canvas, epsilon_at, legend, lines, png
 
 _WORLDS = {False: "canary out", True: "canary in"}
-_BY_STATUS = dict(zip(Status, itertools.cycle(("-", (0, (7, 1.5)), "--", "-.", ":")), strict=False))
-_BY_ACCOUNTANT = ("-", "--", "-.", ":")
 
 
 def audit_figure(
@@ -26,11 +24,7 @@ def audit_figure(
 ) -> bytes:
     """A PNG: bounds over steps and, where there are any, last scores and their trade-off curve.
 
-    Args:
-        title: printed above.
-        estimates: this audit's rows of `Run.table`.
-        trials: this audit's trials that gave an output.
-        curves: what their scores trace, where trials are independent.
+    `estimates` are the audit's rows of `Run.table`, `trials` those that gave an output.
     """
     panels: list[Callable[[Any], None]] = [functools.partial(_bounds, estimates=estimates)]
     if len(trials.members):
@@ -51,36 +45,17 @@ def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
     estimates = estimates.rename(columns={"step": "x"})
     claims = estimates.drop_duplicates(["accountant", "x"])
     claims = claims.assign(series="claim: " + claims["accountant"], y=claims["epsilon_upper"])
-    dashes = zip(claims["series"].unique(), itertools.cycle(_BY_ACCOUNTANT), strict=False)
-    lines(axes, claims, {name: {"ls": dash} for name, dash in dashes}, color="black")
+    dashes = dict(zip(claims["series"].unique(), itertools.cycle(DASHES), strict=False))
+    lines(axes, claims, {name: {"ls": dash} for name, dash in dashes.items()}, color="black")
     bounds = estimates.drop_duplicates(["estimator", "x"]).assign(y=lambda e: e["epsilon_lower"])
-    statuses = bounds.groupby("estimator", sort=False)["status"].first()
-    names = {name: f"{name} ({status})" for name, status in statuses.items()}
-    styles = {names[name]: {"ls": _BY_STATUS[Status(status)]} for name, status in statuses.items()}
-    bounds["series"] = bounds["estimator"].map(names)
-    lines(axes, bounds, styles, marker="o", ms=3, lw=1.5)
+    first = bounds.groupby("estimator", sort=False)[["status", "mu_lower"]].first().itertuples()
+    names = {name: f"{name} ({Status(status).assumes(mu)})" for name, status, mu in first}
+    lines(axes, bounds.assign(series=bounds["estimator"].map(names)), marker="o", ms=3, lw=1.5)
     above = bounds[bounds["above_claim"]]
     axes.plot(above["x"], above["y"], "X", color=ALARM, ms=9, zorder=3)
-    first = claims[claims["accountant"] == claims["accountant"].iloc[0]]
-    _shade_above(axes, first.set_index("x")["y"])
-    axes.set_xlabel("step")
-    axes.set_ylabel(epsilon_at(estimates["delta"]))
-    if len(first) == 1:
-        axes.set_xticks(first["x"])
+    axes.set(xlabel="step", ylabel=epsilon_at(estimates["delta"]))
+    axes.set_ylim(bottom=0)
     legend(axes)
-
-
-def _shade_above(axes: Any, claim: pd.Series[float]) -> None:
-    """Colours where no bound may lie if the claim, ε by step, is true."""
-    top = max(axes.get_ylim()[1], 1.1 * float(claim.max()))
-    if not np.isfinite(top):
-        axes.set_ylim(bottom=0)
-        return
-    if len(claim) == 1:
-        axes.axhspan(float(claim.iloc[0]), top, color=ALARM, alpha=0.07, lw=0)
-    else:
-        axes.fill_between(claim.index, claim, top, color=ALARM, alpha=0.07, lw=0)
-    axes.set_ylim(0, top)
 
 
 def _last_scores(axes: Any, trials: Trials) -> None:
@@ -90,8 +65,10 @@ def _last_scores(axes: Any, trials: Trials) -> None:
     if finite.any():
         low, high = np.quantile(values[finite], [0.001, 0.999])
         margin = 0.0 if high > low else 0.5
-        worlds = {name: values[finite & (members == world)] for world, name in _WORLDS.items()}
-        histograms(axes, worlds, np.linspace(low - margin, high + margin, 41), shares=False)
+        edges = np.linspace(low - margin, high + margin, 41)
+        for world, name in _WORLDS.items():
+            shown = values[finite & (members == world)]
+            axes.hist(shown, edges, color=COLOURS[world], label=name, alpha=0.55)
         legend(axes, "upper right")
     diverged = int((~finite).sum())
     axes.set_xlabel("score" + f" ({diverged} diverged trials not drawn)" * (diverged > 0))
@@ -100,21 +77,16 @@ def _last_scores(axes: Any, trials: Trials) -> None:
 
 def _trade_off(axes: Any, curves: Profile) -> None:
     """The observed curve, its fit, and the curve below which the claim lets no test come."""
-    observed, claim = curves.tradeoff, curves.claim
-    rates = np.linspace(0.0, 1.0, 400)
+    observed, rates = curves.tradeoff, np.linspace(0.0, 1.0, 400)
     fit = f"Gaussian, μ = {observed.mu:.2f}"
-    table = [
-        pd.DataFrame({"series": name, "x": alpha, "y": beta})
-        for name, alpha, beta in (
-            ("observed", observed.alpha, observed.beta),
-            (fit, rates, gaussian_trade_off(rates, observed.mu)),
-            ("claim", rates, 1 - claim.true_positive_rate(rates)),
-        )
-    ]
-    lines(axes, pd.concat(table), {
-        "observed": {"drawstyle": "steps-post", "lw": 1.6}, fit: {"ls": "--"},
-        "claim": {"color": "black", "lw": 1},
-    })  # fmt: skip
+    ends = {
+        "observed": (observed.alpha, observed.beta),
+        fit: (rates, gaussian_trade_off(rates, observed.mu)),
+        "claim": (rates, 1 - curves.claim.true_positive_rate(rates)),
+    }
+    table = [pd.DataFrame({"series": name, "x": x, "y": y}) for name, (x, y) in ends.items()]
+    styles = {"observed": {"drawstyle": "steps-post"}, fit: {"ls": "--"}}
+    lines(axes, pd.concat(table), styles | {"claim": {"color": "black"}})
     # Of a steep curve, all is in a corner: rates of up to eight times that of the middle.
     reach = min(max(8 * float(special.ndtr(-observed.mu / 2)), 0.02), 1.0)
     axes.set(xlim=(-0.02 * reach, reach), ylim=(-0.02 * reach, reach), aspect="equal",

@@ -1,7 +1,4 @@
-"""The shapes that figures are made of, each drawn from a tidy table, and the canvas under them.
-
-Every figure of a page is a PNG: the page needs no other file and runs nothing of it.
-"""
+"""What figures are made of: lines from a tidy table, and the canvas under them."""
 
 from __future__ import annotations
 
@@ -82,14 +79,10 @@ def lines(
 ) -> None:
     """Draws a line for each `series` of a table, in their order, and names it in the legend.
 
-    A series of a single point without a marker is a level across the panel.
-
-    Args:
-        axes: the panel.
-        table: columns `series`, `x`, `y`, and where a band is shaded around the line, `low` and
-            `high`.
-        styles: matplotlib's options for a series, in place of `style`.
-        style: matplotlib's options for all, in place of colours and dashes that follow the order.
+    The table has columns `series`, `x`, `y`, and `low` and `high` where a band is shaded around the
+    line. `styles` has options of matplotlib for a series; `style` those for all, in place of
+    colours and dashes that follow the order. A series of a single point without a marker is a level
+    across the panel.
     """
     for number, (name, rows) in enumerate(table.groupby("series", sort=False)):
         usual = {
@@ -107,27 +100,6 @@ def lines(
             axes.fill_between(
                 rows["x"], rows["low"], rows["high"], color=options["color"], alpha=0.2, lw=0
             )
-
-
-def histograms(axes: Any, values: Mapping[str, Floats], edges: Floats, shares: bool) -> None:
-    """Draws how often values fall between `edges`, for each name of `values`.
-
-    Numbers as filled bars that show through, or `shares` of each as outlines.
-    """
-    for number, (name, numbers) in enumerate(values.items()):
-        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": name}
-        if shares:
-            style |= {"histtype": "step", "ls": DASHES[number // len(COLOURS) % len(DASHES)]}
-            style |= {"weights": np.full(len(numbers), 1 / len(numbers))}
-        else:
-            style["alpha"] = 0.55
-        axes.hist(numbers, edges, **style)
-
-
-def named_rows(axes: Any, labels: Mapping[float, str]) -> None:
-    """Makes the y axis a list of names, each at its height."""
-    axes.set_yticks(list(labels), list(labels.values()))
-    axes.grid(axis="y", visible=False)
 
 
 def epsilon_at(deltas: Collection[float]) -> str:

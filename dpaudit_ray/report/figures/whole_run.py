@@ -1,7 +1,4 @@
-"""Figures of a whole run: its audits side by side, over steps, and over what the sweep varies.
-
-A new figure is a function here, and a `yield` in `all_figures`.
-"""
+"""Figures of a whole run: its audits side by side, over steps, and over what the sweep varies."""
 
 from __future__ import annotations
 
@@ -26,14 +23,13 @@ from .primitives import (
     ALARM,
     CLAIM,
     COLOURS,
+    DASHES,
     Floats,
     canvas,
     epsilon_at,
-    histograms,
     legend,
     lines,
     logarithmic,
-    named_rows,
     png,
 )
 
@@ -70,18 +66,12 @@ def all_figures(run: Run) -> Iterator[tuple[str, str, bytes]]:
 def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
     """The bounds of a run beside their claims: a row for each audit and recorded step.
 
-    Audits that differ in `mechanism.seed` only are one line, and lines that claim the same at the
-    same steps one panel. Rows are sorted by these, which are numbered as in the sweep file.
-
-    Args:
-        run: the run.
-        estimator: whose bounds; every audit's own for None.
-
-    Returns:
-        Columns `panel`, `title` (what the labels of its lines share), `line`, `label` (without
-        that), `audit`, `step`, `bound` (NaN where there is none yet), `claim` (by the first
-        accountant), `delta` of both, and what the line's last bounds `assumes`, empty without
-        any.
+    Audits that differ in `mechanism.seed` only are one `line`, and lines that claim the same at the
+    same steps one `panel`. Rows are sorted by these, which are numbered as in the sweep file.
+    `title` is what the labels of a panel's lines share, `label` is without that. `bound` is by
+    `estimator`, every audit's own for None, and NaN where there is none yet; `claim` is by the
+    first accountant, `delta` of both. What the line's last bounds `assumes` is empty without any.
+    Other columns: `audit`, `step`.
     """
     rows, panels = list[tuple[Any, ...]](), dict[Any, int]()
     labels, assumes = dict[str, str](), dict[str, str]()
@@ -118,10 +108,9 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
 
 
 def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
-    """The lines of a `bounds_table` at their last step.
+    """The lines of a `bounds_table` at their last step, with the `mean` over `repetitions`.
 
-    Adds `mean`, over repetitions, 0 where there is no bound; `repetitions`; and `kind`: what
-    the bounds assume, or that their mean is above its claim.
+    `kind` is what the bounds assume, or that their mean is above its claim.
     """
     last = table[table["step"] == table.groupby("line")["step"].transform("max")]
     by_line = last.groupby("line")
@@ -133,7 +122,7 @@ def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rows(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.DataFrame:
-    """The rows that stand for an audit, one a step, with the `bound` and what it `assumes`.
+    """The rows that stand for an audit, one a step, with what each `assumes` and the `bound`.
 
     That is the one to quote; none where it rests on something unproved and is above its claim.
     """
@@ -184,7 +173,8 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
             axes.plot(repeated["bound"], repeated["y"], "o", color=COLOURS[1], ms=3,
                       label="repetitions")  # fmt: skip
         heights = range(len(names) - 1, -1, -1)
-        named_rows(axes, dict(zip(heights, (name for name, _ in names), strict=True)))
+        axes.set_yticks(heights, [name for name, _ in names])
+        axes.grid(axis="y", visible=False)
         for tick, (_, weight) in zip(axes.get_yticklabels(), names, strict=True):
             tick.set_fontweight(weight)
         axes.set_xlabel(epsilon_at(last["delta"]))
@@ -241,10 +231,7 @@ def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
 
 
 def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
-    """A line for each choice of the other keys; every audit's own estimator for None.
-
-    None unless one key of the grid alone has three numbers or more, beside seeds.
-    """
+    """A line for each choice of the other keys; None unless one key alone has three numbers."""
     grid = {key: list(values) for key, values in dict(run.sweep.raw.get("grid") or {}).items()}
     many = [key for key, values in grid.items() if is_axis(key, values)]
     if len(many) != 1:
@@ -296,7 +283,10 @@ def _distributions(run: Run) -> Iterator[tuple[str, str, bytes]]:
         largest = max(float(numbers.max()) for numbers in shown.values())
         with canvas(9, 3.6) as (figure, (axes,)):
             edges = np.linspace(0.0, largest if largest > 0 else 1.0, _BINS + 1)
-            histograms(axes, shown, edges, shares=True)
+            for n, (label, numbers) in enumerate(shown.items()):
+                style = {"color": COLOURS[n % len(COLOURS)], "ls": DASHES[n // len(COLOURS)]}
+                weights = np.full(len(numbers), 1 / len(numbers))
+                axes.hist(numbers, edges, weights=weights, histtype="step", label=label, **style)
             logarithmic(axes, "y")  # tails count
             axes.set_xlabel(quantity)
             axes.set_ylabel("share")
