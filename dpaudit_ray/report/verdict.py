@@ -154,10 +154,7 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
 
 
 def _together(run: Run, verdicts: Mapping[int, Verdict], refuted: bool) -> Verdict:
-    """What the verdicts on all audits, by their numbers, say about the run.
-
-    `refuted`: their evidence together refutes the claims, whether or not that of one does.
-    """
+    """What verdicts by number say of the run; `refuted`: all evidence together refutes claims."""
     shown = set(_by_mechanism(run, verdicts).values())
     if refuted or Verdict.VIOLATION in shown:
         return Verdict.VIOLATION

@@ -41,9 +41,14 @@ def sweep(light: dict) -> dict[str, Any]:
 
 def run_of(sweep: dict[str, Any], folder: Path, mu: float) -> Run:
     """A finished run whose worlds are μ apart."""
-    made_up_run(sweep, folder, mu, seed=1)
-    Aggregation.rebuild(Run.open(str(folder)).directory).flush()
-    return Run.open(str(folder))
+    return rebuilt(made_up_run(sweep, folder, mu, seed=1))
+
+
+def rebuilt(run: Run) -> Run:
+    """With estimates of the scores that are there."""
+    run.directory.set_complete(False)
+    Aggregation.rebuild(run.directory).flush()
+    return Run.open(run.directory.location)
 
 
 def test_a_healthy_run(sweep, tmp_path):
@@ -82,12 +87,9 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
 
 def test_a_partial_run(sweep, tmp_path):
     run = run_of(sweep, tmp_path, CLAIMED)
-    before = verdict.current(run)
+    assert verdict.current(run).verdict is Verdict.CONSISTENT
     (tmp_path / f"scores/{run.plan.audits[0].id}/200-299.parquet").unlink()
-    run.directory.set_complete(False)
-    Aggregation.rebuild(run.directory).flush()
-    found = verdict.current(Run.open(str(tmp_path)))
-    assert before.verdict is Verdict.CONSISTENT
+    found = verdict.current(rebuilt(run))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "500 of 600 trials are done, 200 of them usable before a gap" in found.sentence
     assert found.help == ("`dpaudit run` with the same sweep file goes on",)
@@ -95,25 +97,19 @@ def test_a_partial_run(sweep, tmp_path):
 
 def test_a_failed_run(sweep, tmp_path):
     run = run_of(sweep, tmp_path, CLAIMED)
-    audit = run.plan.audits[0].id
-    for first in range(0, TRIALS, 100):
-        (tmp_path / f"scores/{audit}/{first}-{first + 99}.parquet").unlink()
-    failed_packs = [Pack(0, first, first + 99) for first in range(0, TRIALS, 100)]
-    why = ("ValueError", "ValueError: no <b>", "line 1\nline 2")
-    outcomes.Record(run.directory, run.plan).set_failed(
-        [Failure(pack, *why) for pack in failed_packs[:1]]
-    )
-    begun = Run.open(str(tmp_path))
-    begun.directory.set_complete(False)
-    assert "100 of 600 trials failed: ValueError: no <b>" in verdict.current(begun).sentence
-    assert verdict.current(begun).help[0] == "`dpaudit run` with the same sweep file goes on"
-    outcomes.Record(run.directory, run.plan).set_failed(
-        [Failure(pack, *why) for pack in failed_packs]
-    )
-    run.directory.set_complete(False)
-    Aggregation.rebuild(run.directory).flush()
-    failed = Run.open(str(tmp_path))
-    found = verdict.current(failed)
+    for file in (tmp_path / "scores").rglob("*.parquet"):
+        file.unlink()
+    failures = [
+        Failure(Pack(0, first, first + 99), "ValueError", "ValueError: no <b>", "line 1\nline 2")
+        for first in range(0, TRIALS, 100)
+    ]
+    record = outcomes.Record(run.directory, run.plan)
+    record.set_failed(failures[:1])
+    begun = verdict.current(rebuilt(run))
+    assert "100 of 600 trials failed: ValueError: no <b>" in begun.sentence
+    assert begun.help[0] == "`dpaudit run` with the same sweep file goes on"
+    record.set_failed(failures)
+    found = verdict.current(failed := rebuilt(run))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "600 of 600 trials failed: ValueError: no <b>" in found.sentence
     assert "dpaudit run --retry-failed" in found.help[0]
@@ -138,12 +134,10 @@ def test_an_audit_that_its_rule_has_ended(sweep, tmp_path):
 
 def test_no_trial_bounds_nothing(sweep, tmp_path):
     """Not even 0, and nothing is said of densities that nobody computed."""
-    made_up_run(sweep, tmp_path, 0.0, seed=1)
-    run = Run.open(str(tmp_path))
+    run = made_up_run(sweep, tmp_path, 0.0, seed=1)
     for file in (tmp_path / "scores").rglob("*.parquet"):
         file.unlink()
-    Aggregation.rebuild(run.directory).flush()
-    run = Run.open(str(tmp_path))
+    run = rebuilt(run)
     (row,) = overview(run)
     assert row["epsilon_lower"] != row["epsilon_lower"]
     assert row["status"] == ""
@@ -210,16 +204,12 @@ def test_other_scores_of_as_many_trials_are_judged_anew(sweep, tmp_path):
 
 def test_who_may_not_write_is_told_all_the_same(sweep, tmp_path, monkeypatch):
     run = run_of(sweep, tmp_path, CLAIMED)
-
-    def refusing(*_: object) -> None:
-        raise StorageError("read only")
-
-    monkeypatch.setattr(RunDirectory, "write_json", refusing)
-    assert verdict.quick(run) == verdict.current(run)
-    assert not (tmp_path / verdict.FILE).exists()
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file" / "x"))
-    (tmp_path / "file").write_text("no folder")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "write_json", lambda *_: (_ for _ in ()).throw(StorageError()))
+        assert verdict.quick(run) == verdict.current(run)
+        assert not (tmp_path / verdict.FILE).exists()
+    (tmp_path / "home").write_text("no folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "x"))
     assert verdict.quick(run) == verdict.current(run), "a home without a key costs time only"
     assert verdict.kept(run) is None
 

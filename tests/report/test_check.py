@@ -100,10 +100,6 @@ def test_what_a_report_draws_is_not_checked_and_what_lies_beside_is_no_differenc
     assert [*checked.unchecked] == ["report.html and figures: `dpaudit report` draws them anew"]
 
 
-def test_no_run_is_refused_in_a_line(tmp_path):
-    assert "is no run directory (it has no plan.json)" in refused("check", tmp_path)
-
-
 # One thing changed ---------------------------------------------------------------------------
 
 Change = Callable[[Path], str]  # changes a run; returns how a line of what is checked begins
@@ -342,13 +338,11 @@ def test_runs_of_all_kinds_are_in_order(made, tmp_path, monkeypatch):
 
 
 def test_data_that_is_not_here_is_said(tmp_path):
-    file = tmp_path / "data.npz"
-    rng = np.random.default_rng(0)
+    file, rng = tmp_path / "data.npz", np.random.default_rng(0)
     np.savez(file, x=rng.normal(size=(60, 4)).astype(np.float32), y=rng.integers(0, 2, 60))
-    data = {"name": "npz", "path": str(file)}
-    mechanism = DP_SGD | {"data": data, "steps": 2, "batch_size": 10, "sampling": "shuffle"}
-    audit = {"trials": 20, "delta": 1e-5}
-    raw = sweep(mechanism=mechanism, adversary="loss", audit=audit, grid={})
+    mechanism = DP_SGD | {"data": {"name": "npz", "path": str(file)}, "steps": 2, "batch_size": 10}
+    raw = sweep(mechanism=mechanism | {"sampling": "shuffle"}, adversary="loss", grid={},
+                audit={"trials": 20, "delta": 1e-5})  # fmt: skip
     location = played(raw, tmp_path, 2)
     assert "not checked" not in dpaudit("check", location).out
     file.unlink()
@@ -397,7 +391,7 @@ def test_estimates_of_before_a_crash_are_behind_and_no_difference(tmp_path):
     """The last packs were stored, and then the driver was killed."""
     location = played(sweep(), tmp_path, 8)
     written = (location / "estimates.parquet").read_bytes()
-    assert played(sweep(), tmp_path, 2) == location
+    played(sweep(), tmp_path, 2)
     (location / "estimates.parquet").write_bytes(written)
     checked = check.check_run(str(location))
     assert checked.in_order, checked.differences

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,26 +15,28 @@ from dpaudit_ray.cli import terminal
 from dpaudit_ray.report import comparison
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import dpaudit, inline, stored_scores, write_sweep
+from tests.command import dpaudit, stored_scores
 from tests.report.handed import DP_SGD, LANDSCAPE, played, sweep
 
 AUDIT = {"trials": 120, "delta": 1e-5, "record_every": 6}
-EIGHT = {"pack_size": 30}
+
+
+def made(folder: Path, name: str, packs: int = 8, mu: float = 2.0, **changes: Any) -> Path:
+    """120 trials of each of two audits, whose scores are `mu` deviations apart."""
+    raw = sweep(name, audit=AUDIT, resources={"pack_size": 30}, **changes)
+    return played(raw, folder, packs, mu=mu)
 
 
 @pytest.fixture(scope="module")
 def strong(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 trials of each of two audits, whose scores are 2 deviations apart."""
-    raw = sweep("strong", audit=AUDIT, resources=EIGHT)
-    return played(raw, tmp_path_factory.mktemp("strong"), 8)
+    return made(tmp_path_factory.mktemp("strong"), "strong")
 
 
 @pytest.fixture(scope="module")
 def weak(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with another seed, less noise and scores that say nothing."""
+    """The same with another seed, more noise and scores that say nothing."""
     mechanism = LANDSCAPE | {"noise_multiplier": 4.0}
-    raw = sweep("weak", audit=AUDIT, resources=EIGHT, mechanism=mechanism, seed=5)
-    return played(raw, tmp_path_factory.mktemp("weak"), 8, mu=0.0)
+    return made(tmp_path_factory.mktemp("weak"), "weak", mu=0.0, mechanism=mechanism, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +79,7 @@ def test_audits_differ_where_their_intervals_do_not_meet(both, strong):
 
 def test_bounds_that_are_apart_are_no_difference_where_intervals_meet(strong, tmp_path):
     """Half the trials give a lower bound, and nobody has compared anything else."""
-    raw = sweep("strong", audit=AUDIT, resources=EIGHT)
-    half = compare(strong, played(raw, tmp_path, 6)).pairs[1]
+    half = compare(strong, made(tmp_path, "strong", packs=6)).pairs[1]
     assert half.left.entry["epsilon_lower"] > 1.15 * half.right.entry["epsilon_lower"]
     assert half.right.entry["done"] == 60
     assert half.differs is False
@@ -85,13 +87,10 @@ def test_bounds_that_are_apart_are_no_difference_where_intervals_meet(strong, tm
 
 
 def test_what_needs_no_trials_is_compared_as_it_is(tmp_path):
-    audit = {"trials": 1, "delta": 1e-5}
-    exact = LANDSCAPE | {"backend": "exact"}
-    runs = []
+    exact, runs = LANDSCAPE | {"backend": "exact"}, []
     for number, noise in enumerate((2.0, 2.0, 2.5)):
-        raw = sweep(f"run-{number}", mechanism=exact | {"noise_multiplier": noise}, audit=audit)
-        assert inline(write_sweep(tmp_path, raw), tmp_path).code == 0
-        runs.append(tmp_path / raw["name"])
+        mechanism = exact | {"noise_multiplier": noise}
+        runs.append(made(tmp_path, f"run-{number}", packs=0, mechanism=mechanism))
     assert [pair.differs for pair in compare(runs[0], runs[1]).pairs] == [False, False]
     assert [pair.differs for pair in compare(runs[0], runs[2]).pairs] == [True, True]
 
@@ -116,9 +115,8 @@ def test_other_adversaries_on_one_mechanism_stand_beside_each_other(tmp_path, mo
     """One to one, the most alike first."""
     runs = []
     for name, adversaries in (("two", ["loss", "cosine"]), ("one", ["watched-dimension"])):
-        audit = AUDIT | {"estimators": ["accuracy"]}
-        raw = sweep(name, mechanism=DP_SGD, grid={"adversary": adversaries}, audit=audit)
-        runs.append(played(raw | {"resources": EIGHT}, tmp_path, 8))
+        grid = {"adversary": adversaries}
+        runs.append(made(tmp_path, name, mechanism=DP_SGD, grid=grid))
     labels = [(pair.left.label, pair.right.label) for pair in compare(*runs).pairs]
     assert labels == [("loss", "watched-dimension")]
     assert compare(*runs).only == (("cosine",), ())
