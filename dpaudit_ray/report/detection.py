@@ -119,6 +119,12 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
                 f"allows, {stronger[0]:,} {effect}: {stronger[1]}"
             )
             break
+    listed = _through_claim(run.sweep.cells[index])
+    if listed and (fresh := options_of_its_own(run, "claimed", {"audit.estimators": listed})):
+        yield (
+            "the same threat model, read through the claimed mechanism with `curve: claimed`, may "
+            f"show a larger ε: {fresh[1]}"
+        )
 
 
 def options_of_its_own(
@@ -167,10 +173,7 @@ def _stronger(run: Run, index: int, name: str) -> tuple[int, str] | None:
 
 
 def _finds(test: ClaimTest, rate: float | None, trials: int, alpha: float) -> bool:
-    """Whether guesses that are right at `rate` give so many trials the power.
-
-    None is as often as the claim allows, but for bad luck.
-    """
+    """Whether guesses right at `rate`, None for all that the claim allows, give them the power."""
     if rate is None:
         rate = special.bdtrik(_LUCK, trials, largest_accuracy(test.curve)) / trials
     mu = _imagined(test.curve, rate, _MOST)

@@ -62,15 +62,12 @@ def environment(**options: Any) -> jinja2.Environment:
         finalize=_shown,
         **options,
     )
-    templates.filters["embedded"] = _embedded
+    templates.filters["embedded"] = lambda png: (
+        f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    )
     return templates
 
 
 def _shown(value: Any) -> Any:
     """Text as it may be shown; what is markup was made here, from text that had been shown."""
     return lines(value) if type(value) is str else value
-
-
-def _embedded(png: bytes) -> str:
-    """An address that holds a figure, a PNG file's content."""
-    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -51,6 +51,10 @@ class Run:
         record.check_estimates(estimates, plan, directory, names)
         return cls(directory, sweep, plan, estimates)
 
+    def cell(self, audit: PlannedAudit) -> Cell:
+        """What the sweep file says of it."""
+        return self.sweep.cells[self.plan.audits.index(audit)]
+
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""
         finished = compaction.finished(self.directory, audit)
@@ -178,7 +182,7 @@ def overview(run: Run) -> list[dict[str, Any]]:
 
 
 def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
-    first, mechanism = representative(run, audit), _cell(run, audit).mechanism
+    first, mechanism = representative(run, audit), run.cell(audit).mechanism
     row = run.last_rows(audit).get(first)
     used = 0 if row is None else int(row["trials"])
     measured = utilities(audit, Trials.of(audit, run.prefix(audit))) if mechanism.measured else ()
@@ -208,7 +212,7 @@ def representative(run: Run, audit: PlannedAudit) -> str:
 
     Where the number of trials follows from the trials, the first that is time-uniform.
     """
-    cell = _cell(run, audit)
+    cell = run.cell(audit)
     if not cell.mechanism.sampled:
         return EXACT
     first = cell.audit.estimators[0].name
@@ -216,10 +220,6 @@ def representative(run: Run, audit: PlannedAudit) -> str:
         rows = zip(*(run.rows(audit)[name] for name in ("estimator", "status")), strict=True)
         return next((str(name) for name, status in rows if Status(status).holds), first)
     return first
-
-
-def _cell(run: Run, audit: PlannedAudit) -> Cell:
-    return run.sweep.cells[run.plan.audits.index(audit)]
 
 
 def _anytime(run: Run) -> set[str]:

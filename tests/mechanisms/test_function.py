@@ -197,7 +197,7 @@ def test_they_are_listed_by_kind_with_their_output(failed):
     assert line in dpaudit("status", failed).out
     assert line in inline(failed.parent / "sweep.yaml", failed.parent).err, "run says so, again"
     html = Path(page.write(Run.open(str(failed)))).read_text()
-    assert f"trials were missed, trial {kind['first']} first: {kind['message']}" in html
+    assert line in html
 
 
 def test_a_run_that_is_resumed_has_the_same_bytes(failed, tmp_path):

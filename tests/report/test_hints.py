@@ -12,56 +12,43 @@ from dpaudit_ray.report import detection, verdict
 from dpaudit_ray.report.tables import Run, best
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.sweep.yamlfile import parse_changes
+from tests.report.handed import DP_SGD, LANDSCAPE
 
 POISSON = {"sampling": "poisson", "noise_multiplier": 0.7, "steps": 20}
 
 
-def sgd(adversary: Any, trials: int = 300, audit: Any = None, **mechanism: Any) -> dict[str, Any]:
+def sgd(adversary: Any, trials: int = 300, **mechanism: Any) -> dict[str, Any]:
+    key = "grid" if isinstance(adversary, list) else "adversary"
+    audit = {"trials": trials, "delta": 1e-5, "estimators": ["accuracy", "eps-delta"]}
     return {
         "name": "weak",
         "seed": 2,
-        "mechanism": {
-            "name": "dp-sgd", "data": "breast_cancer", "model": "fcnn", "steps": 10,
-            "batch_size": 50, "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0,
-            **mechanism,
-        },
-        **({"grid": {"adversary": adversary}} if isinstance(adversary, list) else {}),
-        **({} if isinstance(adversary, list) else {"adversary": adversary}),
-        "audit": {
-            "trials": trials, "delta": 1e-5, "estimators": ["accuracy", "eps-delta"],
-            "accountants": ["prv"], **(audit or {}),
-        },
-    }  # fmt: skip
+        "mechanism": DP_SGD | {"steps": 10, "batch_size": 50} | mechanism,
+        key: {"adversary": adversary} if key == "grid" else adversary,
+        "audit": audit | {"accountants": ["prv"]},
+    }
 
 
-def landscape(noise: float, **audit: Any) -> dict[str, Any]:
+def landscape(**audit: Any) -> dict[str, Any]:
     return {
         "name": "land",
         "seed": 4,
-        "mechanism": {
-            "name": "landscape", "steps": 1, "batch_size": 1, "clip_norm": 1.0,
-            "noise_multiplier": noise,
-        },
+        "mechanism": LANDSCAPE | {"steps": 1, "batch_size": 1, "noise_multiplier": 1.0},
         "adversary": "landscape",
         "audit": {"trials": 100, "delta": 1e-5, "estimators": ["accuracy"], **audit},
-    }  # fmt: skip
+    }
 
 
 SWEEPS = {
     "an example, fixed batches": sgd("loss"),
-    "two adversaries": sgd(["loss", {"name": "biased-dimension", "period": 5}]),
-    "a gradient, few trials": sgd(
-        {"name": "biased-dimension", "choice": "simulated"}, trials=60, noise_multiplier=3.0
-    ),
-    "a longer period": sgd({"name": "biased-dimension", "period": 5}, trials=200),
     "poisson, last model": sgd("biased-dimension", **POISSON),
     "poisson, every update": sgd("watched-dimension", trials=150, **POISSON),
     "poisson, an example": sgd(["loss"], **POISSON),
     "adam": sgd("loss", optimizer="adam", noise_multiplier=1.0),
-    "one dimension": landscape(1.0),
-    "one dimension that may grow": landscape(1.0, up_to=1600),
+    "one dimension": landscape(),
+    "one dimension that may grow": landscape(up_to=1600),
 }
-KINDS = ("a run of its own", "another threat model", "growth")
+KINDS = ("a run of its own", "another threat model", "growth", "the same threat model")
 
 
 def opened(raw: dict[str, Any], folder: Path, changes: dict[str, Any]) -> Run:
@@ -97,6 +84,9 @@ def test_a_hint_that_is_followed_lowers_nothing_and_keeps_its_promise(raw, tmp_p
             powers = [audit.power for audit in verdict.judge(after, thorough=False).audits]
             assert max(powers) >= detection.REQUIRED_POWER, line
             assert verdict.current(after).verdict is Verdict.CONSISTENT
+        if line.startswith("the same threat model"):
+            shown = after.estimates["epsilon_lower"].iloc[0]
+            assert shown >= run.estimates["epsilon_lower"].iloc[0]
 
 
 def test_the_hints_are_those_that_the_mechanism_and_its_sampling_call_for(tmp_path):
