@@ -22,9 +22,8 @@ from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.report.tables import Run, overview
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.storage.run_directory import RunDirectory
-from dpaudit_ray.sweep.cell import Cell
 from tests.command import dpaudit
-from tests.report.handed import made_up_run, played
+from tests.report.handed import made_up_run
 
 TRIALS = 600
 CLAIMED = 2.0  # μ of one release at noise .5
@@ -212,16 +211,6 @@ def test_who_may_not_write_is_told_all_the_same(sweep, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "x"))
     assert verdict.quick(run) == verdict.current(run), "a home without a key costs time only"
     assert verdict.kept(run) is None
-
-
-def test_budgets_are_made_once_for_all_audits(sweep, tmp_path, monkeypatch):
-    sweep["audit"]["trials"] = 100
-    sweep["grid"] = {"mechanism.noise_multiplier": [1, 2, 3, 4]}
-    place = played(sweep, tmp_path, 4)
-    budgets, whole = [], Cell.budget.func
-    monkeypatch.setattr(Cell.budget, "func", lambda cell: budgets.append(1) or whole(cell))
-    Aggregation.rebuild(Run.open(str(place)).directory)
-    assert len(budgets) == 4
 
 
 def test_it_is_computed_anew_where_what_it_rests_on_has_changed(sweep, tmp_path):

@@ -12,9 +12,9 @@ from dpaudit_ray import accounting
 from dpaudit_ray.plan.score_stream import Trials
 from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.report.figures.whole_run import is_axis
-from dpaudit_ray.report.measures import HitRate, ObservedTradeOff, Profile, gaussian_trade_off
+from dpaudit_ray.report.measures import HitRate, ObservedTradeOff, gaussian_trade_off
 from dpaudit_ray.report.tables import Run
-from dpaudit_ray.stats import error_rates, gdp
+from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.guess_count_bound import GuessCounter
 from tests.report.handed import played
 
@@ -63,16 +63,6 @@ def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
 )
 def test_numbers_make_an_axis(key, values, drawn):
     assert is_axis(key, values) == drawn
-
-
-def test_audits_of_one_size_share_their_calibration(tiny, tmp_path):
-    """It takes most of the time where there are thousands of trials."""
-    tiny["grid"]["mechanism.seed"] = [1, 2, 3]
-    run = Run.open(str(played(tiny, tmp_path, 10_000)))
-    error_rates.local_level.cache_clear()
-    for cell, audit in zip(run.sweep.cells, run.plan.audits, strict=True):
-        Profile.from_trials(cell, audit, Trials.of(audit, run.prefix(audit)))
-    assert error_rates.local_level.cache_info().misses == 1
 
 
 @pytest.mark.parametrize("response", [False, True])
