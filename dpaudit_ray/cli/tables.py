@@ -58,7 +58,7 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
         }
         assumed = {Status(row["status"]).assumes(row["mu_lower"]) for row in rows if row["status"]}
         sentences += words.explained(sorted(assumed - {quote.assumes for quote in quotes}))
-        sentences += [words.MU, *words.conditions(assumed, run.sweep.cells)]
+        sentences += [words.AS_WRITTEN, words.MU, *words.conditions(assumed, run.sweep.cells)]
         sentences += [words.level(run.sweep.budget)] * bool(run.sweep.budget.audits)
         if any(above):
             sentences.append("!: above its claim, as one true claim in many is by chance")
