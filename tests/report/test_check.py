@@ -83,8 +83,7 @@ def test_a_run_that_was_handed_over_is_in_order_and_stays_as_it_is(run, tmp_path
     assert outcome.code == 0, outcome.out
     said = " ".join(outcome.out.split())
     assert said.startswith(
-        "in order, derived again: 2 audits, 120 bits, 8 claims, 12 packs, 120 trials, "
-        "24 estimates, the verdict ("
+        "in order: 2 audits, 120 bits, 8 claims, 12 packs, 120 trials, 24 estimates, the verdict ("
     )
     assert contents(run) == before
     shown = json.loads(dpaudit("check", run, "--json").out)
@@ -323,7 +322,7 @@ def test_runs_of_all_kinds_are_in_order(made, tmp_path, monkeypatch):
     location = made(tmp_path)
     outcome = dpaudit("check", location)
     assert outcome.code == 0, outcome.out
-    assert "\nin order, derived again: " in f"\n{outcome.out}"
+    assert "\nin order: " in f"\n{outcome.out}"
     if made is waiting_for_a_preparation:  # what a stranger wrote is not run, and said
         unread = "not checked: the fingerprint of sweep.yaml: takes code of its author's"
         assert unread in outcome.out
@@ -358,7 +357,7 @@ def test_a_partial_run_is_in_order_as_far_as_it_goes(tmp_path):
     location = played(sweep(), tmp_path, 8)
     outcome = dpaudit("check", location)
     assert outcome.code == 0, outcome.out
-    assert "in order as far as it goes (partial, 80 of 120 trials), derived again: " in outcome.out
+    assert "in order as far as it goes (partial, 80 of 120 trials): " in outcome.out
     (location / "_SUCCESS").touch()
     assert (
         "  _SUCCESS: complete there, not while gradient=constant is not"
@@ -422,5 +421,5 @@ def test_bounds_by_somebodys_own_estimator_are_said_not_to_be_checked(tmp_path):
     assert outcome.code == 0, outcome.out
     said = " ".join(outcome.out.split())
     assert "not checked: landscape: its estimates: tests.report.test_check:Half of its" in said
-    assert "in order, derived again: " in said
+    assert "in order: " in said
     assert "not checked" not in dpaudit("check", location, "--trust", "tests").out
