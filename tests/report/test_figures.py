@@ -131,7 +131,7 @@ def test_missed_trials_are_wrong_guesses_in_their_place():
     counter = GuessCounter()
     for missed, score, member in zip(mixed.missed, mixed.scores[:, 0], mixed.members, strict=True):
         if missed:
-            counter.miss(1)
+            counter.miss(np.array([member]))
         else:
             counter.fold(np.array([score]), np.array([member]))
     rate = HitRate.from_trials(mixed, 0.95)

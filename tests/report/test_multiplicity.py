@@ -128,7 +128,7 @@ def test_a_violation_is_marked_and_the_best_is_what_is_certified(tmp_path):
     less = table.assign(epsilon_upper=table["epsilon_upper"] / 20)
     less = less.drop(columns=["label", "interim", "above_claim"])
     run.directory.write_estimates([EstimateRow(**row) for row in less.to_dict("records")])
-    with pytest.raises(RunDirectoryError, match=r"estimates.parquet is not of this plan \("):
+    with pytest.raises(RunDirectoryError, match=r"estimates.parquet is not of this plan: "):
         Run.open(run.directory.location)
     again = dataclasses.replace(run, estimates=less)
     marked = again.table.groupby("estimator")["above_claim"].any()
