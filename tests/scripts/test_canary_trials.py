@@ -25,35 +25,36 @@ def steps(noise: float, count: int, seed: int) -> canary_trials.CanaryTrials:
     return layer
 
 
-def test_steps_with_half_the_noise():
-    judged = steps(0.5, 400, seed=1).judge(300)
-    (one,) = judged.findings
-    assert (one.layer, one.weight) == (1, Weight.VIOLATION)
-    assert "refuted after" in one.seen
-
-
-def test_steps_with_the_noise_that_is_promised():
+def test_trials_as_they_should_be():
     """40 audits at a level of 0.02: four alarms or more come once in 150 such tests."""
-    alarms = sum(bool(steps(1.0, 300, seed).judge(300).findings) for seed in range(40))
-    assert alarms <= 3
+    assert sum(bool(steps(1.0, 300, seed).judge(300).findings) for seed in range(40)) <= 3
+    # Gaussian noise is not all that the claim of a run allows.
+    assert sum(bool(runs(12, 1.0, seed).judge(12).findings) for seed in range(40)) <= 3
 
 
 @pytest.mark.parametrize("noise", [0.5, 1.0])
 def test_what_is_measured_is_above_the_claim_where_that_is_refuted(noise):
     """Verdict and bound are one test, so that they have one error."""
     layer = steps(noise, 400, seed=1)
-    layer.judge(300)
+    kinds = [(f.layer, f.weight, f.seen[:41]) for f in layer.judge(300).findings]
+    told = (1, Weight.VIOLATION, "canaries guessed too well: refuted after ")
+    assert kinds == ([told] if noise < 1 else [])
     measured = layer.measured(2.3, 1e-5)
     assert measured.claimed == pytest.approx(4.377, abs=1e-3)  # of one Gaussian step
     assert (measured.epsilon > measured.claimed) is (layer.refuted is not None) is (noise < 1)
     assert measured.epsilon > 1
 
 
+def perfect(layer: canary_trials.CanaryTrials) -> canary_trials.CanaryTrials:
+    """With as many runs as it plans, all of them guessed right."""
+    for number in range(layer.planned):
+        layer.fold([float(number % 2)], [bool(number % 2)])
+    return layer
+
+
 def test_what_is_measured_of_runs():
     """Fourteen right guesses of fourteen show an ε of 1 at this level; an ε nobody claims, none."""
-    layer = canary_trials.run_trials([CLAIM], 14)
-    for number in range(14):
-        layer.fold([float(number % 2)], [bool(number % 2)])
+    layer = perfect(canary_trials.run_trials([CLAIM], 14))
     measured = layer.measured(1.37, 1e-5)
     # All right with a chance of (e^ε / (1 + e^ε))^14 at most: 0.02 at ε = 1.13.
     assert 0.7 < measured.epsilon < 1.14
@@ -63,12 +64,9 @@ def test_what_is_measured_of_runs():
 
 def test_too_few_steps_are_not_complete():
     judged = steps(1.0, 100, seed=0).judge(300)
+    said = r"100 steps, \d\d with the canary: nothing against a noise multiplier of 1; "
+    assert re.fullmatch(said + "300 would find noise of 0.7 of it", judged.looks[0].said)
     assert not judged.complete
-    said = judged.looks[0].said
-    assert "300 would find noise of 0.7 of it" in said
-    assert re.match(
-        r"100 steps, \d\d with the canary: nothing against a noise multiplier of 1;", said
-    )
 
 
 def test_steps_without_an_outcome_count_as_wrong_guesses():
@@ -84,11 +82,6 @@ def test_how_many_steps_are_needed():
     assert (canary_trials.steps_needed(0.6), canary_trials.steps_needed(1.0)) == (225, 338)
 
 
-def test_a_step_that_is_always_sampled_scores_by_its_likelihood_ratio():
-    one = {"score": 0.9, "noise": 0.8, "rate": 1.0}
-    assert canary_trials.run_score([one]) == pytest.approx((2 * 0.9 - 1) / (2 * 0.8**2))
-
-
 def test_the_score_of_a_run_is_the_logarithm_of_its_likelihood_ratio():
     rows = [{"score": x, "noise": 1.5, "rate": 0.1} for x in (-1.0, 0.3, 2.5)]
     ratio = 1.0
@@ -97,12 +90,11 @@ def test_the_score_of_a_run_is_the_logarithm_of_its_likelihood_ratio():
         with_it = math.exp(-((one["score"] - 1) ** 2) / (2 * 1.5**2))
         ratio *= 0.9 + 0.1 * with_it / without
     assert canary_trials.run_score(rows) == pytest.approx(math.log(ratio))
-
-
-def test_a_score_far_out_is_finite():
-    """Without clipping, a canary is a thousand times too long."""
-    rows = [{"score": x, "noise": 0.5, "rate": 0.02} for x in (1e3, -1e3)]
-    assert math.isfinite(canary_trials.run_score(rows))
+    always = {"score": 0.9, "noise": 0.8, "rate": 1.0}
+    assert canary_trials.run_score([always]) == pytest.approx((2 * 0.9 - 1) / (2 * 0.8**2))
+    # Without clipping, a canary is a thousand times too long.
+    far = [{"score": x, "noise": 0.5, "rate": 0.02} for x in (1e3, -1e3)]
+    assert math.isfinite(canary_trials.run_score(far))
 
 
 def runs(count: int, apart: float, seed: int) -> canary_trials.CanaryTrials:
@@ -127,20 +119,11 @@ def test_runs_that_give_the_canary_away():
     assert "ε = 0.31 at δ = 0.01" in one.expected
 
 
-def test_runs_as_they_should_be():
-    """40 audits at a level of 0.02, and Gaussian noise is not all that the claim allows."""
-    alarms = sum(bool(runs(12, 1.0, seed).judge(12).findings) for seed in range(40))
-    assert alarms <= 3
-
-
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
 def test_perfect_guesses_of_as_many_runs_as_needed_refute(epsilon):
     claim = {"epsilons": [epsilon], "deltas": [1e-5]}
     needed = canary_trials.runs_needed(canary_trials.run_trials([claim], 10).curve)
-    layer = canary_trials.run_trials([claim], needed)
-    for number in range(needed):
-        layer.fold([float(number % 2)], [bool(number % 2)])
-    assert layer.judge(needed).findings
+    assert perfect(canary_trials.run_trials([claim], needed)).judge(needed).findings
     # Half as many cannot: their chance under the claim is more than the level.
     chance = (math.exp(epsilon) / (1 + math.exp(epsilon))) ** (needed // 2)
     assert chance > ALPHA[2]
@@ -150,8 +133,5 @@ def test_claims_of_several_accountants_add_up():
     layer = canary_trials.run_trials([CLAIM, CLAIM], 10)
     assert list(layer.curve.epsilons) == [2 * e for e in CLAIM["epsilons"]]
     assert list(layer.curve.deltas) == [2 * d for d in CLAIM["deltas"]]
-
-
-def test_no_claim_no_trials():
     assert canary_trials.run_trials([], 10) is None
     assert canary_trials.run_trials([{"epsilons": [None], "deltas": [1e-5]}], 10) is None

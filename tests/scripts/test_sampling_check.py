@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dpaudit_ray.scripts import single_run
-from dpaudit_ray.scripts.script_findings import Finding, Weight
+from dpaudit_ray.scripts.script_findings import Finding, Judgement, Weight
 from dpaudit_ray.scripts.watch.run_state import draw_counts
 
 RECORDS, RATE, DRAWS = 500, 0.05, 60
@@ -34,8 +34,12 @@ def told(taken: list[np.ndarray], noise: float = 1.0, epsilon: float = 1.0) -> d
     return {"claims": [claim], "draws": drawn, "unused": [], "steps": [len(taken)]}
 
 
-def found(*arguments, **options) -> tuple[Finding, ...]:
-    return single_run.judge_sampling(told(*arguments, **options), single_run.SHARE, 1e-5).findings
+def judged(result: dict) -> Judgement:
+    return single_run.judge_sampling(result, single_run.SHARE, 1e-5)
+
+
+def found(*arguments, **options) -> list[Finding]:
+    return judged(told(*arguments, **options)).findings
 
 
 def test_poisson_draws_raise_no_alarm():
@@ -45,49 +49,33 @@ def test_poisson_draws_raise_no_alarm():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_higher_rate_is_found(seed):
+def test_a_higher_rate_is_found_and_a_lower_one_is_none_of_ours(seed):
     """At 0.065, 1,950 records are drawn where 1,500 are expected: 12 deviations."""
     (one,) = found(poisson(np.random.default_rng(seed), 0.065))
     assert one.weight is Weight.VIOLATION
     assert "a rate of 0.05" in one.expected
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_lower_rate_is_none_of_ours(seed):
-    """Fewer records than accounted are more private, but not what the accountant was told."""
     assert not found(poisson(np.random.default_rng(seed), 0.049))
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_shuffled_draws_are_found(seed):
+@pytest.mark.parametrize(
+    ("draw", "said", "epsilon"), [(shuffled, "shuffled", 2.0), (fixed, "of a fixed size", 0.5)]
+)
+def test_draws_that_are_not_poisson_are_found(draw, said, epsilon, seed):
     """Whether the promise is broken, or only not proven, depends on the noise."""
-    draws = shuffled(np.random.default_rng(seed))
-    (one,) = found(draws, noise=0.5, epsilon=2.0)
-    assert one.weight is Weight.VIOLATION
-    assert "shuffled" in one.seen
-    (one,) = found(draws, noise=5.0, epsilon=2.0)
-    assert one.weight is Weight.WARNING
+    draws = draw(np.random.default_rng(seed))
+    (broken,), (unproven,) = found(draws, 0.5, epsilon), found(draws, 5.0, 2.0)
+    assert (broken.weight, unproven.weight) == (Weight.VIOLATION, Weight.WARNING)
+    assert said in broken.seen
+    assert said in unproven.seen
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_draws_of_a_fixed_size_are_found(seed):
-    (one,) = found(fixed(np.random.default_rng(seed)), noise=5.0, epsilon=2.0)
-    assert one.weight is Weight.WARNING
-    assert "of a fixed size" in one.seen
-    (one,) = found(fixed(np.random.default_rng(seed)), noise=0.5, epsilon=0.5)
-    assert one.weight is Weight.VIOLATION
-
-
-def test_draws_that_hang_together():
+def test_draws_that_hang_together_and_a_record_twice_in_a_batch():
     """The same records all the time, as many as Poisson sampling would draw."""
     rng = np.random.default_rng(0)
-    draws = [np.arange(size) for size in rng.binomial(RECORDS, RATE, DRAWS)]
-    (one,) = found(draws)
+    (one,) = found([np.arange(size) for size in rng.binomial(RECORDS, RATE, DRAWS)])
     assert one.weight is Weight.VIOLATION
     assert "hang together" in one.seen
-
-
-def test_a_record_twice_in_a_batch():
     draws = poisson(np.random.default_rng(0))
     draws[3] = np.concatenate([draws[3][1:], draws[3][-1:]])
     (one,) = found(draws)
@@ -99,9 +87,8 @@ def test_empty_draws_that_are_left_out():
     rng = np.random.default_rng(0)
     draws = [np.flatnonzero(rng.random(10) < RATE) for _ in range(200)]
     full = told(draws) | {"draws": [draw_counts(draws, 10, RATE)]}
-    assert not single_run.judge_sampling(full, single_run.SHARE, 1e-5).findings
-    passed = full | {"unused": [0, 0, 3]}
-    lost, empty = single_run.judge_sampling(passed, single_run.SHARE, 1e-5).findings
+    assert not judged(full).findings
+    lost, empty = judged(full | {"unused": [0, 0, 3]}).findings
     assert "2 empty draws" in empty.seen
     assert empty.weight is Weight.VIOLATION
     # That a loop passed a draw over that was not empty may have a good reason.
@@ -113,16 +100,16 @@ def test_every_record_in_every_step():
     draws = [np.arange(RECORDS)] * 5
     claim = {"history": [[4.0, 1.0, 5]], "epsilons": [1.0], "deltas": [1e-5]}
     whole = told(draws) | {"claims": [claim], "draws": [draw_counts(draws, RECORDS, 1.0)]}
-    assert not single_run.judge_sampling(whole, single_run.SHARE, 1e-5).findings
+    assert not judged(whole).findings
     short = whole | {"claims": [claim | {"history": [[4.0, 1.0, 3]]}]}
-    (one,) = single_run.judge_sampling(short, single_run.SHARE, 1e-5).findings
+    (one,) = judged(short).findings
     assert one.weight is Weight.VIOLATION
 
 
 def test_a_loader_that_was_not_seen_says_nothing():
-    judged = single_run.judge_sampling(told([]) | {"draws": []}, single_run.SHARE, 1e-5)
-    assert not judged.complete
-    assert not judged.findings
+    nothing = judged(told([]) | {"draws": []})
+    assert not nothing.complete
+    assert not nothing.findings
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Healthy scripts under watch: no alarm, the parameters they would have had, little time more."""
 
+import contextlib
 import functools
 from collections.abc import Iterable
 
@@ -87,11 +88,8 @@ def test_what_every_optimizer_imports_is_there(warm):
 @long("the layers have tests of their own")
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_alarms_are_counted(layer):
-    script = Script("mlp")
-    try:
+    with contextlib.closing(Script("mlp")) as script:
         judged = LAYERS[layer](script, 3, 30)
-    finally:
-        script.close()
     assert not [finding for finding in judged.findings if finding.weight is Weight.VIOLATION]
 
 
