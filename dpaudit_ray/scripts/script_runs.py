@@ -148,8 +148,6 @@ class RayRunner:
         """Nothing: tasks end by themselves."""
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """As of `LocalRunner`."""
-
         def submit(request: RunRequest) -> Any:
             return self._task.remote(self._files, self._target, request, limits).future()
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import sys
 
 import torch
 
@@ -21,8 +20,3 @@ def run(request: dict) -> str:
         if p.requires_grad:
             digest.update(p.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def dynamo(_: dict) -> bool:
-    """Whether torch._dynamo has been imported."""
-    return "torch._dynamo" in sys.modules

@@ -80,11 +80,6 @@ def test_an_accountant_that_computes_with_others_is_one(warm):
     assert (claim["name"], sum(steps for _, _, steps in claim["history"])) == ("prv", 100)
 
 
-def test_what_every_optimizer_imports_is_there(warm):
-    """PyTorch imports torch._dynamo at the first optimizer: a second for each run."""
-    assert warm.call("tests.scripts.plainly:dynamo", {}).value
-
-
 @long("the layers have tests of their own")
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_alarms_are_counted(layer):

@@ -121,9 +121,7 @@ def _subclasses(base: Any) -> list[Any]:
     return [kind for child in base.__subclasses__() for kind in (child, *_subclasses(child))]
 
 
-def claims(
-    accountants: list[Any], deltas: list[float], first: float | None
-) -> list[dict[str, Any]]:
+def claims(accountants: list[Any], deltas: list[float], first: float) -> list[dict[str, Any]]:
     """What each accountant says: its name, its history, and ε at each δ; None where it fails.
 
     One that is slow, as with noise that changes at every step, is asked for δ `first` only.
@@ -173,8 +171,8 @@ def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> dict[str, A
     `buffers` that learn from records; `carried`, attributes that a pass leaves to the next, where
     the next gives something else by them. Or `unseen`: why the repeats show nothing.
     """
-    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if _has_dim(leaf, dim)]
-    batch = tensors[0].shape[dim] if tensors else 0
+    sizes = [t.shape[dim] for t in tree_flatten((args, kwargs))[0] if _has_dim(t, dim)]
+    batch = sizes[0] if sizes else 0
     if batch < 3:
         return {"unseen": f"a forward pass with a batch of {batch}; 3 records are needed"}
 
@@ -196,11 +194,8 @@ def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> dict[str, A
             again, _ = _forward(module, inputs, buffers)
         with _attributes_preserved(module):
             changed, moved = _forward(module, other, buffers)
-    outputs = [
-        (a, b, c)
-        for a, b, c in zip(first, again, changed, strict=True)
-        if _has_dim(a, dim) and a.shape[dim] == batch
-    ]
+    triples = zip(first, again, changed, strict=True)
+    outputs = [t for t in triples if _has_dim(t[0], dim) and t[0].shape[dim] == batch]
     if not outputs:
         return {"unseen": "the network gives nothing with a row for each record of its batch"}
     if any(not torch.equal(a, b) for a, b, _ in outputs):

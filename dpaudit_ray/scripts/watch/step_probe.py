@@ -170,8 +170,7 @@ class StepWatch:
     def without(self, index: int) -> Change:
         """One example less."""
 
-    def names(self, count: int) -> list[str]:
-        """Of the tensors of a release that has so many parts."""
+    def names(self, count: int) -> list[str]:  # of tensors of a release
         return [f"array {index}" for index in range(count)]
 
     def far(self) -> Change:
@@ -303,8 +302,10 @@ class StepWatch:
     def _draw_noise(
         self, actual: Release, seed: int
     ) -> tuple[int, list[float], Release, list[npt.NDArray[np.bool_]]]:
-        """Draws the step's noise again and again: how many draws, and of their differences to
-        `actual` the squares around their mean, by tensor; that mean; and which numbers none moved.
+        """Draws the step's noise again and again; of how many draws, and what they show.
+
+        That is of their differences to `actual`: squares around their mean, by tensor; that mean;
+        and which numbers none moved.
         """
         size = max(1, sum(map(len, actual)))
         least, most = _DRAWS
