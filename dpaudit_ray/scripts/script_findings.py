@@ -302,7 +302,7 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
     "carried sum": (
         "accumulation", _V, "a release of one draw of records",
         "a draw that was left, and the next on top: a record of both counts twice under one noise",
-        "leave no BatchMemoryManager in the middle of a batch"),
+        "leave BatchMemoryManager at the end of a batch only"),
     "not private": (
         "updates", _V, "every update to be a private release",
         "{names} updated by an optimizer that no PrivacyEngine wraps",

@@ -241,7 +241,7 @@ def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
         where = f" ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else ""
         verb = "raised " if ended.how == "raised" else ""
         said = f" {verb}{ended.message}{where}; run it by itself first"
-    lines = tuple(ended.output.strip().splitlines()[-5:])
+    lines = tuple(line[:300] for line in ended.output.strip().splitlines()[-5:])
     return ScriptError(f"{target}{said}", details=lines)
 
 
