@@ -4,6 +4,7 @@ import pytest
 
 from dpaudit_ray.orchestration import ray_executor
 from dpaudit_ray.report.verdict import Verdict
+from dpaudit_ray.scripts import canary_trials
 from dpaudit_ray.scripts.script_audit import Audit, Options
 from dpaudit_ray.scripts.script_runs import RayRunner, Target
 from tests.scripts.test_script_audit import HEAD
@@ -18,11 +19,12 @@ def main():
 """
 
 
-def test_layers_are_run_on_a_cluster(tmp_path, shared_head):
+def test_layers_are_run_on_a_cluster(tmp_path, shared_head, monkeypatch):
     """With what lies beside the script. Coins are seeded; a false alarm would come once in 33."""
     (tmp_path / "train.py").write_text(HEAD + SCRIPT)
     (tmp_path / "beside.py").write_text("SHARE = 1.0\n")
     target = Target(tmp_path / "train.py", "main", 1e-5)
+    monkeypatch.setattr(canary_trials, "steps_needed", lambda noise: 40)  # of one run
     told: list[str] = []
     with ray_executor.connected(shared_head.gcs) as ray:
         runner = RayRunner(ray, target)
