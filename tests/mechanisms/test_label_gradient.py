@@ -197,7 +197,7 @@ def test_exact_bounds_are_in_order_and_below_the_claim(tmp_path):
 def test_one_target_serves_all_audits_and_is_made_again_when_lost(tmp_path):
     file = write_sweep(tmp_path, sweep(mechanism__backend="exact", grid={}))
     told = dpaudit("plan", file, "--storage-path", tmp_path)
-    assert "waits for a preparation: 0 of 1 parts done" in told.out + told.err
+    assert ": 0 of 1 parts done, " in told.out + told.err
     file = write_sweep(tmp_path, sweep())
     assert inline(file, tmp_path).code == 0
     run = tmp_path / "labels"

@@ -237,13 +237,13 @@ def test_a_damaged_part_is_set_aside_and_made_again(damage, tmp_path, log, quiet
 def test_a_plan_shows_what_is_prepared_and_what_it_costs(tmp_path, log):
     file = write_sweep(tmp_path, sweep())
     shown = dpaudit("plan", file, "--storage-path", tmp_path).out
-    assert "noise=1.0 and 1 more wait for a preparation: 0 of 4 parts done, about" in shown
+    assert "a preparation for noise=1.0 and 1 more: 0 of 4 parts done, " in shown
     assert "packs can be timed once what they wait for is done" in shown
     assert made(log) == [0]
     assert not (tmp_path / "prepared").exists()
     assert inline(file, tmp_path).code == 0
     shown = dpaudit("plan", file, "--storage-path", tmp_path, "--set", "audit.trials=60").out
-    assert "4 of 4 parts done, about 0s" in shown
+    assert "4 of 4 parts done, 0s" in shown
     assert "packs can be timed" not in shown
     entries = json.loads(dpaudit("status", tmp_path / "prepared", "--json").out)["preparations"]
     assert [(each["parts"], each["done"]) for each in entries] == [(4, 4)]
