@@ -125,7 +125,7 @@ def list_names(
     if kind is None:
         by_kind = {kind: schema.entries(kind) for kind in _KEYS}
         if as_json:
-            terminal.show_json({k: list(map(_plain, entries)) for k, entries in by_kind.items()})
+            terminal.show_json({k: list(map(dataclasses.asdict, v)) for k, v in by_kind.items()})
             return
         for kind, entries in by_kind.items():
             names = ", ".join(entry.name for entry in entries)
@@ -142,7 +142,7 @@ def list_names(
             raise SpecError("NAME", f"{name!r} is none of the {kind}{known}")
         _show_entry(_KEYS[kind], by_name[name], as_json)
     elif as_json:
-        terminal.show_json(list(map(_plain, by_name.values())))
+        terminal.show_json(list(map(dataclasses.asdict, by_name.values())))
     else:
         lines = [entry.line for entry in by_name.values()]
         terminal.show_table("", {"name": list(by_name), "what it is": lines})
@@ -166,7 +166,3 @@ def _show_entry(key: str, entry: Entry, as_json: bool) -> None:
 def _written(value: Any) -> str:
     """A default as one would write it in the file."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-
-
-def _plain(entry: Entry) -> dict[str, Any]:
-    return {key: value for key, value in dataclasses.asdict(entry).items() if key != "text"}
