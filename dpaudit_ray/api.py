@@ -185,7 +185,7 @@ class _Job:
             module = importlib.import_module(f"{__package__}.orchestration.{name}_executor")
             dispatcher = module.dispatcher(work)
         else:
-            from .orchestration import ray_executor
+            from .orchestration import ray_executor, ray_internals
 
             where = address or os.environ.get("RAY_ADDRESS")
             joining = f"joining the cluster at {where}" if where else "starting Ray on this machine"
@@ -193,6 +193,8 @@ class _Job:
             ray = self.connection.enter_context(ray_executor.connected(address))
             self.connection.callback(self.phase, "leaving the cluster" if where else "ending Ray")
             self.stop.install()
+            if page := ray_internals.dashboard(ray):
+                self.tell(f"Ray's dashboard: {page}")
             self.phase("starting the aggregator, which reads what is done")
             dispatcher = ray_executor.dispatcher(ray, work, self.lease.before)
         try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 _LINE_SECONDS = 5.0  # between two lines of a log
+_REFRESH_SECONDS = 0.25
 
 
 @app.command(rich_help_panel=SCRIPTS)
@@ -96,20 +97,32 @@ def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdi
 @contextlib.contextmanager
 def _progress(budget: float) -> Iterator[Callable[[str], None]]:
     """Takes what goes on: on a terminal a line moves with it, a log has one every few seconds."""
-    began, said = time.monotonic(), -math.inf
-    console = Console(stderr=True)
+    began, ended, phase = time.monotonic(), threading.Event(), "the script is loaded"
 
     def take(text: str) -> None:
-        nonlocal said
-        now = time.monotonic()
-        line = f"{text}; {duration(now - began)} of {duration(budget)}"
-        status.update(Text(line))
-        if not console.is_terminal and now - said >= _LINE_SECONDS:
-            terminal.add(line)
-            said = now
+        nonlocal phase
+        phase = text
 
-    with console.status("the script is loaded") as status:
+    def line() -> str:
+        return f"{phase}; {duration(time.monotonic() - began)} of {duration(budget)}"
+
+    def write() -> None:
+        console = Console(stderr=True)
+        if console.is_terminal:
+            with console.status(Text(line())) as status:
+                while not ended.wait(_REFRESH_SECONDS):
+                    status.update(Text(line()))
+        else:
+            while not ended.wait(_LINE_SECONDS):
+                terminal.add(line())
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
         yield take
+    finally:
+        ended.set()
+        writer.join(1.0)
 
 
 def _show(judged: ScriptVerdict) -> None:

@@ -16,6 +16,7 @@ from ray.util.metrics import Gauge
 
 from ..data.base import provide
 from ..plan import provenance
+from ..plan.model import Pack
 from ..plan.provenance import Machine
 from ..storage import place
 from ..storage.run_directory import RunDirectory
@@ -38,8 +39,11 @@ class Aggregator:
         self._opening = threading.Lock()
         self._opened: Aggregation | None = None
         self._trouble: Exception | None = None  # of what nobody waited for: the next call tells it
-        # Results lie in storage_path/name.
-        self._publisher = metrics.Publisher(Gauge, location.rpartition("/")[2])
+        self._name = location.rpartition("/")[2]  # results lie in storage_path/name
+        self._publisher = metrics.Publisher(Gauge, self._name)
+
+    def __repr__(self) -> str:
+        return f"{self._name}: stores scores, and bounds what they show"  # what the dashboard shows
 
     def _open(self) -> Aggregation:
         # Rebuilt on the first call rather than in the constructor, so that a damaged run directory
@@ -92,16 +96,26 @@ class Trainer(trainer.Trainer):
         provide(dict(zip(datasets, ray.get(list(datasets.values())), strict=True)))
 
         def call(method: str, *arguments: Any) -> Any:
-            name = f"Aggregator.{method}"
+            name = task_name("Aggregator", method, brief, arguments)
             return ray.get(aggregator.call.options(name=name).remote(method, *arguments))
 
         super().__init__(raw_sweep, brief, call)
+        self._name = raw_sweep["name"]
+
+    def __repr__(self) -> str:
+        return f"{self._name}: trains"
 
     def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
         """Answers once it has its place: the node's id, address and machine, with these modules."""
         machine = provenance.machine(modules, gpu=bool(ray.get_gpu_ids()))
         place = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         return *place, machine
+
+
+def task_name(role: str, method: str, brief: Brief, arguments: tuple[Any, ...]) -> str:
+    """What Ray shows of a call: its pack's audit, but no trials, as Ray keeps 15 kB a name."""
+    packs = [argument for argument in arguments[:1] if isinstance(argument, Pack)]
+    return f"{role}.{method}" + "".join(f" {brief.audits[pack.audit].label}" for pack in packs)
 
 
 def _settle_in() -> None:

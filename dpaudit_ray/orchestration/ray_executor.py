@@ -73,11 +73,16 @@ class RayExecutor:
         return self._aggregator
 
     def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
+        from . import actors
+
         of_trainer = worker is not self._aggregator
         task = getattr(worker, method, None)
-        if task is None:  # a method of the aggregation. All calls of one name: Ray keeps 15 kB each
-            task = worker.call.options(name=f"Aggregator.{method}")
-            arguments = (method, *arguments)
+        role = "Trainer" if of_trainer else "Aggregator"
+        name = actors.task_name(role, method, self._brief, arguments)
+        if task is None:  # a method of the aggregation
+            task, arguments = worker.call, (method, *arguments)
+        if method not in ("progress", "pulse"):  # which are no tasks to anybody
+            task = task.options(name=name)
         reference = task.remote(*arguments)
         answer: Future[Any] = Future()
         arrive = functools.partial(self._arrive, answer, of_trainer)

@@ -58,6 +58,12 @@ def object_store_socket(ray: Any) -> str:
     return str(_probe(lambda: ray._private.worker.global_worker.node.plasma_store_socket_name, ""))
 
 
+def dashboard(ray: Any) -> str:
+    """The address of the cluster's dashboard; "" without one, and in a job, whose page is told."""
+    url = _probe(lambda: ray._private.worker.get_dashboard_url(), None)
+    return f"http://{url}" if url and JOB not in os.environ else ""
+
+
 def leave_without_shutdown(ray: Any) -> None:
     """Keeps Ray from shutting down at the end of this process; without it, it may wait there."""
     _probe(lambda: atexit.unregister(ray._private.worker.shutdown), None)

@@ -17,13 +17,14 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import NoClusterError, SpecError, StorageError
 from dpaudit_ray.mechanisms.landscape import Landscape
-from dpaudit_ray.orchestration import ray_executor, ray_internals
+from dpaudit_ray.orchestration import actors, ray_executor, ray_internals
 from dpaudit_ray.orchestration.executors import Done, Executor, Work, WorkerDiedError
 from dpaudit_ray.orchestration.inline_executor import InlineExecutor
 from dpaudit_ray.orchestration.interruption import HeadLiveness, HealthChecks
 from dpaudit_ray.orchestration.progress import Activity
 from dpaudit_ray.orchestration.ray_executor import RayExecutor
 from dpaudit_ray.orchestration.workers import ResourceRequest
+from dpaudit_ray.plan.model import Pack
 from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
@@ -304,6 +305,7 @@ def test_without_them_each_has_its_fallback(bare):
     assert ray_internals.draining_nodes(bare) == frozenset()
     assert ray_internals.autoscales(bare) is False
     assert ray_internals.object_store_socket(bare) == ""
+    assert ray_internals.dashboard(bare) == ""
     assert ray_internals.channel(bare, "127.0.0.1:1") is None
 
 
@@ -324,4 +326,26 @@ def test_this_ray_has_them():
     assert ray._raylet.AuthenticationTokenLoader.instance().reset_cache
     assert ray._private.state.state.get_draining_nodes
     assert ray._private.state.state.get_cluster_config
+    assert ray._private.worker.get_dashboard_url
     assert ray._private.worker.shutdown
+
+
+def test_the_page_of_the_dashboard_is_told_where_there_is_one(monkeypatch):
+    worker = types.SimpleNamespace(get_dashboard_url=lambda: "head:8265")
+    ray = types.SimpleNamespace(_private=types.SimpleNamespace(worker=worker))
+    assert ray_internals.dashboard(ray) == "http://head:8265"
+    monkeypatch.setenv(ray_internals.JOB, "{}")
+    assert ray_internals.dashboard(ray) == "", "whoever submitted the job has its page"
+    monkeypatch.delenv(ray_internals.JOB)
+    worker.get_dashboard_url = lambda: None
+    assert ray_internals.dashboard(ray) == ""
+
+
+def test_ray_shows_calls_with_their_audits():
+    """Without numbers of trials: Ray keeps 15 kB for each name."""
+    brief = types.SimpleNamespace(audits=[types.SimpleNamespace(label="sigma=4")])
+    pack = Pack(0, 20, 30)
+    assert (
+        actors.task_name("Trainer", "run_pack", brief, (pack, None)) == "Trainer.run_pack sigma=4"
+    )
+    assert actors.task_name("Aggregator", "flush", brief, ()) == "Aggregator.flush"
