@@ -4,6 +4,7 @@ import importlib.util
 import math
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -162,11 +163,16 @@ def test_a_script_that_keeps_its_promise(script):
     assert 'name="verdict" value="CONSISTENT: own_training.py:main keeps' in junit
 
 
-def test_progress_in_a_log_is_a_line_now_and_then(capsys):
+def test_progress_moves_whatever_goes_on(monkeypatch, capsys):
+    """In a log, a line every few seconds."""
+    monkeypatch.setattr(script_verb, "_LINE_SECONDS", 0.05)
     with script_verb._progress(60.0) as tell:
         for text in ("L0: one run", "L1: 0 of 10"):
             tell(text)
-    assert re.fullmatch(r"L0: one run; <?\ds of 1m 00s\n", capsys.readouterr().err)
+            time.sleep(0.5)
+    lines = capsys.readouterr().err.splitlines()
+    for text in ("L0: one run", "L1: 0 of 10"):
+        assert sum(bool(re.fullmatch(rf"{text}; <?\ds of 1m 00s", line)) for line in lines) > 2
 
 
 @pytest.mark.parametrize(
@@ -216,7 +222,7 @@ def main():
 
 @pytest.mark.parametrize(
     ("budget", "why"),
-    [(60, "noise was given as arrays"), (1, "the budget ended the run after step")],
+    [(60, "noise that cannot be drawn again"), (1, "the budget ended the run after step")],
 )
 def test_what_was_not_seen_is_no_violation_and_a_run_that_was_cut_claims_nothing(
     budget, why, script
