@@ -66,5 +66,6 @@ def audited(
 
 def marks_of(function: Any) -> Marks:
     """The function's marks, for whoever audits it; marks that say nothing where it has none."""
-    marks = getattr(function, _MARK, None)
+    behind = getattr(function, "callback", None)  # of a command of click
+    marks = getattr(function, _MARK, getattr(behind, _MARK, None))
     return marks if isinstance(marks, Marks) else Marks()

@@ -97,12 +97,12 @@ def audited_release(
     key: str | None = None,
     reseed: Callable[[int], Any] | None = None,
 ) -> Callable[[F], F]:
-    """Marks a function that gives the noisy gradient of a batch, as arrays or one array.
+    """Marks a function that gives the noisy gradient of a batch, as arrays in any structure.
 
     It is called again with a record less and with other randomness, so it must do nothing else.
 
     Args:
-        records: names of its arguments that have a record in each row, or are tuples of such.
+        records: names of its arguments whose arrays, in any structure, have a record in each row.
         noise_multiplier: as in `audited_step`, like the next two.
         max_grad_norm: what a record may move the sum by, as promised.
         sample_rate: the chance of a record to be in a step, as promised.
@@ -122,38 +122,38 @@ def audited_release(
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             arguments = dict(bound.arguments)
-            examples = [array for name in records for array in _parts(arguments[name])]
-            kind: type = list  # of what the function returns
+            batch = {name: arguments[name] for name in records}
+            examples, structure = _flatten(batch)
+            released_structure: Any = None
 
             def released(change: Any, seed: int | None) -> list[Any]:
-                nonlocal kind
-                changed = iter(_change_examples(examples, change))
-                given = dict(arguments)
-                for name in records:
-                    value = arguments[name]
-                    parts = [next(changed) for _ in _parts(value)]
-                    several = isinstance(value, (list, tuple))
-                    given[name] = type(value)(parts) if several else parts[0]
+                nonlocal released_structure
+                changed = _change_examples(examples, change)
+                given = arguments | structure.unflatten(changed)
                 if seed is not None and key is not None:
                     given[key] = reseed(seed) if reseed else _jax_key(seed, arguments[key])
                 elif seed is not None and (tensorflow := sys.modules.get("tensorflow")):
                     tensorflow.random.set_seed(seed % 2**31)
-                arrays = function(**given)
-                kind = type(arrays)
-                return _parts(arrays)
-
-            arrays = stream.step(released, len(examples[0]), None, of)
-            if issubclass(kind, list):
+                arrays, released_structure = _flatten(function(**given))
                 return arrays
-            return tuple(arrays) if issubclass(kind, tuple) else arrays[0]
+
+            # JAX has no generators that could be seeded: its noise hangs on a key, or on a state.
+            redraws = True if key is not None or "jax" not in sys.modules else None
+            arrays = stream.step(released, len(examples[0]), None, of, redraws=redraws)
+            return released_structure.unflatten(arrays)
 
         return step  # type: ignore[return-value]
 
     return mark
 
 
-def _parts(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Arrays of tuples, lists, dictionaries and what JAX knows beside them, and their structure."""
+    if (jax := sys.modules.get("jax")) is not None:
+        return tuple(jax.tree.flatten(tree))
+    from torch.utils import _pytree
+
+    return _pytree.tree_flatten(tree)
 
 
 def _stream(name: str, noise: float, bound: float, rate: float) -> Stream | None:

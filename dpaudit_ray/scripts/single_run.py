@@ -76,7 +76,8 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
             why = "a step repeated with the same generators gave another result"
             why += "; name what draws by key= and reseed=" * (not result["made"])
         elif given:
-            why = "noise was given as arrays; pass audited_step a function that draws it"
+            why = "noise that cannot be drawn again: pass audited_step a function that draws it, or"
+            why += " name the argument of audited_release that it hangs on by key="
         return judged.look(name, why, done=False)
     accounted = {(n, at): noise for n, at, noise, _ in result.get("accounted", ())}
     usual: set[float | None] = {noise for noise, _, _ in accounted_events(result)}

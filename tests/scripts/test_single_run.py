@@ -195,7 +195,7 @@ def test_what_was_not_seen_is_not_judged():
     given = {"kind": "given", "step": 0}
     differs = {"kind": "look", "step": 0, "replays": False}
     assert found(given, APART) == found(differs, APART) == []
-    assert "noise was given as arrays" in unseen(given, APART)["noise and clipping"]
+    assert "noise that cannot be drawn again" in unseen(given, APART)["noise and clipping"]
     assert "gave another result" in unseen(differs, APART)["noise and clipping"]
     assert set(unseen(entry(), given, APART)) == {"noise given"}
     assert set(unseen(entry(ghost=True), APART)) == {"clipping"}

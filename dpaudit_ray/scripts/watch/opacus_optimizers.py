@@ -169,9 +169,10 @@ class OptimizerWatch(StepWatch):
         run.settle(release)
         # Gradients of examples, of each pass that the step is made of; ghost clipping keeps none.
         samples = [getattr(p, "grad_sample", None) for p in optimizer.params]
-        kept = [s if isinstance(s, list) else [s] for s in samples if s is not None]
+        # What a closure, Lightning's for one, makes is not there yet.
+        kept = [s if isinstance(s, list) else [s] for s in samples if s is not None and not closure]
         drawn = run.loaders.at_step(max(map(len, kept), default=1), release)
-        self.rows = max((sum(map(len, passes)) for passes in kept), default=0)
+        self.rows = max((sum(map(len, passes)) for passes in kept), default=drawn)
         if kept and self.rows < drawn:
             run.fewer.append((self.steps, self.rows, drawn))
         if self.after_step is not None:

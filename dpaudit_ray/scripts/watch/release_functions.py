@@ -52,6 +52,7 @@ class Stream(StepWatch):
         self.records: int | None = None  # of which the last step's were drawn, as far as told
         self.sizes: list[int] = []  # examples of each step
         self._counts: collections.Counter[Any] = collections.Counter()
+        self._redraws: bool | None = None
 
     # What accountants of Opacus have, too.
 
@@ -74,15 +75,16 @@ class Stream(StepWatch):
         shapes: list[tuple[int, ...]] | None,
         of: int | None,
         *,
-        redraws: bool = True,
+        redraws: bool | None = True,
         clips: bool = True,
     ) -> Arrays:
         """Looks into the step, decides about its canary, takes it.
 
         `call` gives what it releases after a change, by generators as they are or seeded; it
-        `redraws` noise and `clips`, or noise and sum were given. The step has `rows` examples, None
-        where only their sum is known, of so many records (`of`). `shapes` are of an example's
-        gradient, where one may be appended; else a canary is the last record, left out or not.
+        `redraws` noise (None: that is tried once) and `clips`, or noise and sum were given. The
+        step has `rows` examples, None where only their sum is known, of so many records (`of`).
+        `shapes` are of an example's gradient, where one may be appended; else a canary is the last
+        record, left out or not.
         """
         self._call, self.shapes, self.rows, self.records = call, shapes, rows or 0, of
         if rows is not None:
@@ -92,7 +94,11 @@ class Stream(StepWatch):
         began = time.monotonic()
         if run.request.looks and not clips:
             run.put("summed", step=self.steps)
-        if redraws:
+        if redraws is None and self._redraws is None:
+            with run.replay():
+                first, second = (self.released("nothing", seed) for seed in (1, 2))
+            self._redraws = any((a != b).any() for a, b in zip(first, second, strict=True))
+        if redraws or (redraws is None and self._redraws):
             self.look()
         elif run.request.looks:
             run.put("given", step=self.steps)

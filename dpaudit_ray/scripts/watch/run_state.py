@@ -103,6 +103,7 @@ class LoaderWatch:
         # Data set, draw and release of each draw that a release was made of, in their order.
         self.taken: list[tuple[Any, Indices, ReleaseKey]] = []
         self.skipped: list[int] = []  # sizes of draws that were handed out and led to no step
+        self._private_draws = False
         self._kept = 0
         self._iterations: weakref.WeakKeyDictionary[Any, Iteration] = weakref.WeakKeyDictionary()
 
@@ -134,9 +135,12 @@ class LoaderWatch:
             return batch
 
     def _trains(self, sampler: Any) -> bool:
-        # Other loaders walk through the same data to evaluate.
+        # Other loaders walk through the same data to evaluate; or to train, where the private one
+        # rests: Lightning draws from a loader of its own.
         samplers = {id(sampler), id(getattr(sampler, "sampler", sampler))}
-        return not self.private or any(id(p._index_sampler) in samplers for p in self.private)
+        private = any(id(p._index_sampler) in samplers for p in self.private)
+        self._private_draws |= private
+        return private or not self._private_draws
 
     def at_step(self, accumulated: int, release: ReleaseKey) -> int:
         """Notes that a release is made of the last `accumulated` draws, or all parts of one.

@@ -47,7 +47,9 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     state.phase, state.began = "main", time.monotonic()
     returned = None
     try:
-        returned = main()
+        # A command of click parses no arguments, and returns what its function does.
+        command = callable(getattr(main, "callback", None))
+        returned = main(args=[], standalone_mode=False) if command else main()
     except EnoughSeen:
         pass
     except SystemExit as error:
