@@ -25,6 +25,7 @@ def loss(parameters: Parameters, x: jax.Array, y: jax.Array) -> jax.Array:
     records=["x", "y"], noise_multiplier=NOISE, max_grad_norm=CLIP, sample_rate=1.0,
     of=RECORDS, key="key",
 )  # fmt: skip
+@jax.jit
 def private_gradient(
     parameters: Parameters, x: np.ndarray, y: np.ndarray, key: jax.Array
 ) -> Parameters:
