@@ -89,6 +89,10 @@ def least_epsilon(training: Training, delta: float) -> float:
 
 
 def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> float:
+    """ε at δ of all events composed, the larger of the two neighbours' orders.
+
+    An upper bound where `pessimistic`; else an estimate on a finer grid of privacy losses.
+    """
     width = max(_width(part, delta) for part in events) / (1 if pessimistic else _FINER)
     return max(part.epsilon(delta) for part in _composed(events, width, pessimistic))
 

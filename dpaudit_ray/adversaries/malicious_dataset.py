@@ -27,6 +27,7 @@ class MaliciousDataset(Watermarked, FrozenAdversary):
 
     @property
     def needs_classes(self) -> bool:
+        """True for hard labels, which are classes: regression has none."""
         return self.labels == "hard"
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:

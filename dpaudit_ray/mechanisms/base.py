@@ -314,6 +314,7 @@ class Recorded(Unread, Mechanism):
         return self.trials > 0
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
+        """The steps whose scores the recording has; none can be recorded beside them."""
         return self.steps
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:

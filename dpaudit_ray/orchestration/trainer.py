@@ -105,7 +105,7 @@ class PackTrainer:
                 f"{mechanism.name} told of {shapes} beside scores of shape {outcome.scores.shape}; "
                 f"it measures {', '.join(mechanism.measured) or 'nothing'}, each of that shape"
             )
-        return _scores(pack, members, audit.horizons, outcome)
+        return _pack_scores(pack, members, audit.horizons, outcome)
 
     def prepare(self, part: Part) -> Arrays:
         """One part of a preparation: no bit is drawn for it, and none is at hand."""
@@ -242,9 +242,13 @@ def _require_some(outcome: Measured) -> None:
         raise _AllMissedError(outcome.missed[min(outcome.missed)])
 
 
-def _scores(
+def _pack_scores(
     pack: Pack, members: npt.NDArray[np.bool_], steps: tuple[int, ...], outcome: Measured
 ) -> PackScores:
+    """What is stored of a pack: scores and utility by trial, NaN where one was missed, and why.
+
+    Raises where every trial was missed.
+    """
     _require_some(outcome)
     scores, utility = outcome.scores, outcome.utility
     if outcome.missed:

@@ -196,7 +196,8 @@ class Worker:
 class Pool:
     """Keeps as many trainers as there is room for, and no more than there is work for.
 
-    Nothing here looks at all of them for each pack: whoever changes a trainer says so (`changed`).
+    `start` starts the trainer of a number, in a place on a node; `kill` ends its process. Nothing
+    here looks at all of them for each pack: whoever changes a trainer says so (`changed`).
     """
 
     def __init__(
@@ -207,8 +208,8 @@ class Pool:
         self.backlog: float = math.inf  # packs that are still to be handed out
         self.idle: dict[Worker, None] = {}  # trusted, without a pack; who came first is first
         self._saved: dict[Pack, int] = {}  # the last step of each pack that was told of
-        self._started = 0
-        self._resized = -math.inf
+        self._started = 0  # trainers so far: the next one's number
+        self._resized = -math.inf  # when their number was last fitted to room and work
         self._quiet_since = time.monotonic()  # some trainer had its place, or the user was told
         self._nodes_told = False  # that nodes have to come first
 

@@ -240,9 +240,11 @@ class Wagered:
         self._wagers = Wagers()
 
     def _fold(self, scores: Scores, members: Members) -> None:
+        """Settles a bet on each new trial: does its score tell whether the canary was in?"""
         self._wagers.fold(scores, members)
 
     def _miss(self, members: Members) -> None:
+        """Counts trials without a score as lost bets, for the worlds `members` that they were in."""
         self._wagers.miss(members)
 
 

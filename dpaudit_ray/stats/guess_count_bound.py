@@ -173,6 +173,10 @@ class Anytime(Guesses):
             self._peak = float(worth[best]), int(counts[0][best]), int(counts[1][best])
 
     def _rate(self, alpha: float) -> float:
+        """The lower bound of the rate of right guesses: of now, or of the best look, if larger.
+
+        Both may be taken, as the bound holds at all looks at once with error `alpha`.
+        """
         looks = {(self._counter.hits, self._counter.guesses), self._peak[1:]}
         return max(anytime_lower(*look, alpha) for look in looks)
 

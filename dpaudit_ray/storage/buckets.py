@@ -114,7 +114,7 @@ class Bucket:
         )
 
     def paths(self, depth: int) -> list[str]:
-        """Every object, by its path from here; what lies deeper than `depth` folders is one."""
+        """Sorted paths of the objects down to so many folders; a deeper folder is listed whole."""
         pages: list[Any] = self._call(list, obstore.list(self._store))
         parts = (str(entry["path"]).split("/") for page in pages for entry in page)
         return sorted({"/".join(p if len(p) <= depth else [*p[:depth], ""]) for p in parts})

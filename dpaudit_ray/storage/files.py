@@ -85,7 +85,10 @@ class Folder:
         return sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
     def paths(self, depth: int) -> list[str]:
-        """Every file by path; what is deeper than `depth`, or where a link leads out, is one."""
+        """Sorted paths of the files down to so many folders; a deeper folder is listed whole.
+
+        A link that leads out of the run directory is listed itself, and not followed.
+        """
         paths: list[str] = []
         folders = [""]
         for _ in range(depth):

@@ -92,6 +92,7 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def auto_pack_size(self) -> int:
+        """Trainings to a pack where the sweep gives no number: what suits the model's size."""
         return self.model.pack_size
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:

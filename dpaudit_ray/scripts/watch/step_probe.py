@@ -161,7 +161,10 @@ class StepWatch:
         self._trial: tuple[bool, Release, float] | None = None
 
     def released(self, change: Change, seed: int | None) -> Release:
-        """What the step would release, with generators as they are (None) or seeded."""
+        """What the step would release of a batch after a change, without being taken: flat arrays.
+
+        `seed` sets all generators, so that noise repeats; None leaves them as they are.
+        """
         raise NotImplementedError
 
     def appended(self, row: list[torch.Tensor]) -> Change:
