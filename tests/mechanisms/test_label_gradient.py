@@ -191,6 +191,7 @@ def test_exact_bounds_are_in_order_and_below_the_claim(tmp_path):
         assert bounded[7] == pytest.approx(claims[7])
     verdict = dpaudit("verify", tmp_path / "labels")
     assert verdict.code in (0, 5), verdict.err
+    assert dpaudit("check", tmp_path / "labels").code == 0
     assert dpaudit("report", tmp_path / "labels").code == 0
 
 

@@ -19,6 +19,14 @@ def steady(member: bool, seed: int) -> float:
     return float(np.random.default_rng(seed).normal() + 2 * member)
 
 
+def telling(member: bool, seed: int) -> float:
+    """Noise alone, but a training that looks wrong raises: what is left tells the bit."""
+    score = float(np.random.default_rng(seed).normal())
+    if (score > 0) != member:
+        raise ValueError("boom")
+    return score
+
+
 def restless(member: bool, seed: int) -> float:
     """Randomised response at ε = 2, seeded by the clock; half of its misses raise."""
     rng = np.random.default_rng()

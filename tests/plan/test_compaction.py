@@ -208,6 +208,19 @@ def test_packs_around_one_that_failed_are_gathered_and_then_all(tmp_path):
     assert files(run, plan) == GROUPS
 
 
+def test_an_extension_goes_on_in_the_same_group(tmp_path):
+    sweep, plan, run = filled(tmp_path)
+    Aggregation(sweep, plan, run).flush()
+    sweep, plan, run = opened(tmp_path, packs=75)
+    aggregation, new = Aggregation(sweep, plan, run), list(plan.remaining(run))
+    assert len(new) == 25
+    for pack in new:
+        aggregation.fold(pack, large.scores(plan, pack))
+    aggregation.flush()
+    assert files(run, plan) == [(0, 95), (96, 191), (192, 224)]
+    assert len(results(run)[0]) == 75 * SIZE * 2
+
+
 PLAN = [(n, n + 9) for n in range(0, 100, 10)]
 
 

@@ -20,7 +20,7 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats.base import curve_free_method
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep.spec import Sweep
-from tests.command import Outcome, dpaudit, inline, write_sweep
+from tests.command import Outcome, dpaudit, inline, stored_scores, write_sweep
 from tests.plan.failing import FLAG, sweep
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
@@ -70,6 +70,22 @@ def test_estimates_cover_all_trials_with_the_failed_ones_as_misses(broken):
     assert found.loc["eps-delta", "status"] == "certified", "all that was declared was run"
     for name in found.index:
         assert found.loc[name, "epsilon_lower"] == replayed(broken, name), name
+
+
+@pytest.mark.parametrize(("mechanism", "size"), [("tests.pace:WithoutTorch", 1), ("function", 20)])
+def test_failures_that_tell_the_bit_show_nothing(mechanism, size, tmp_path, monkeypatch):
+    """Scores that are stored are perfect, and half of the trials failed: as packs, or in them."""
+    failing = sweep("telling", 200)
+    failing["mechanism"]["name"], failing["resources"]["pack_size"] = mechanism, size
+    # Three of one kind in a row stop an audit; this one is to run to its end.
+    monkeypatch.setattr("dpaudit_ray.orchestration.driver.SAME_FAILURES", 10**6)
+    assert inline(write_sweep(tmp_path, failing), tmp_path).code == 3
+    found, (_, plan, run) = rows(tmp_path / "failing"), opened(tmp_path / "failing")
+    assert set(found["trials"]) == {200}
+    assert (found[["epsilon_lower", "epsilon_lower_free"]] == 0).all(axis=None)
+    stored = stored_scores(run, plan.audits[0].id).dropna(subset="score")
+    alone = stats.estimate(stored["score"], stored["member"], **LEVEL, method="eps-delta")
+    assert alone.epsilon_lower > 2, "what is left of them would have"
 
 
 def test_everything_that_is_said_rests_on_the_same_trials(broken):

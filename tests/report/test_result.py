@@ -93,6 +93,14 @@ def test_plots_are_drawn_where_one_likes(result):
     plt.close("all")
 
 
+@pytest.mark.parametrize(
+    ("suffix", "magic"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")]
+)
+def test_a_plot_is_saved_as_what_its_name_says(result, tmp_path, suffix, magic):
+    result.plot().figure.savefig(tmp_path / f"x.{suffix}")
+    assert (tmp_path / f"x.{suffix}").read_bytes().startswith(magic)
+
+
 def test_labels_are_text_and_no_formulas(result):
     """An unknown command of TeX ends a drawing, and a label may be a stranger's."""
     from matplotlib import pyplot as plt

@@ -187,6 +187,21 @@ def test_medians_of_the_reference_study(row):
         assert median == pytest.approx(row["methods"][key]["eps_med"], abs=0.7 * spread), key
 
 
+@pytest.mark.parametrize("row", rows("epsdelta_betting"))
+def test_medians_of_the_betting_bound(row):
+    rng = np.random.default_rng(7)
+    if "rr_eps" in row:
+        drawn = [randomised_response(rng, 500, row["rr_eps"]) for _ in range(150)]
+        truth = exact_response(row["rr_eps"])
+        # Expected .15 %: more than 2 of 150 has probability 2e-3.
+        assert sum(shown(trials, "eps-delta-anytime") > truth for trials in drawn) <= 2
+        return
+    drawn = [gaussian_trials(rng, row["R"], row["mu"]) for _ in range(30)]
+    values = [shown(trials, "eps-delta-anytime") for trials in drawn]
+    # It may certify more than the reference's choice of thresholds does, not visibly less.
+    assert np.median(values) > row["med"] - 0.5 * np.std(values) - 0.02
+
+
 @pytest.mark.parametrize("row", rows("coverage_fixed_threshold"))
 def test_coverage_at_a_fixed_threshold(row):
     rng, n = np.random.default_rng(8), row["n"]

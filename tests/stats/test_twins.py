@@ -22,7 +22,7 @@ from dpaudit_ray.stats import (
 )
 from dpaudit_ray.stats.claim import Portfolio
 from dpaudit_ray.stats.curve import Curve
-from tests.stats.reference import epsilon_of_counts, gaussian_trials, laplace_trials
+from tests.stats.reference import epsilon_of_counts, gaussian_trials, laplace_trials, two_worlds
 
 approx = pytest.approx
 
@@ -71,6 +71,16 @@ def test_epsilon_of_rates_by_search():
     # Flipping two upper bounds across the diagonal would give 0.985 here.
     assert epsilon_of_counts((10, 10), (20, 20), 0.0, 0.05)[0] == 0
     assert threshold_rates.epsilon_of_rates(0.7, 0.7, 0.0) == 0
+
+
+def test_a_bound_spends_half_of_its_error_on_either_rate():
+    scores, members = two_worlds(200, 1.0)
+    fixed = {"method": "eps-delta", "threshold": "fixed", "value": 0.5}
+    found = stats.estimate(scores, members, 1e-5, 0.9, **fixed)
+    errors = np.sum(scores[:200] >= 0.5), np.sum(scores[200:] < 0.5)
+    rates = (stats.clopper_pearson_upper(int(k), 200, 0.05) for k in errors)
+    by_hand = threshold_rates.epsilon_of_rates(*rates, 1e-5)
+    assert found.epsilon_lower == approx(by_hand, rel=1e-12)  # last bits differ by numpy
 
 
 def test_best_threshold_of_large_worlds_is_lost_in_no_block(monkeypatch):

@@ -230,6 +230,14 @@ def test_error_is_at_most_its_level(mechanism):
     assert wrong <= allowed(repetitions)
 
 
+def test_error_on_the_mean_of_gaussian_trainings():
+    rng, wrong, options = np.random.default_rng(6), 0, LEVEL | {"method": "one-run-fdp"}
+    for _ in range(250):
+        found = stats.estimate(*gaussian_trials(rng, 300, 1.0), **options, runs=np.arange(300))
+        wrong += found.mu_lower > 1.0
+    assert wrong <= allowed(250)
+
+
 def test_a_few_trainings_that_diverge_in_one_world_are_a_leak():
     rng = np.random.default_rng(9)
     for world in (True, False):
