@@ -177,6 +177,21 @@ def test_units_of_the_clipping_norm_cancel():
         assert (one.mu, one.epsilon) == pytest.approx((seven.mu, seven.epsilon), rel=1e-9)
 
 
+def test_read_as_gaussian_it_overstates_up_to_four_times():
+    """Why `exact-gdp` certifies nothing: at σ = 1, B = 1 it says 3.985 where the truth is 1.085."""
+    (final,) = powers(process(1.0, 1), 25)
+    assert final.epsilon_gdp == pytest.approx(3.9850, abs=1e-4)
+    assert final.epsilon == pytest.approx(1.0846, abs=1e-3)
+
+
+@pytest.mark.parametrize("gradient", ["threshold", "constant", "linear"])
+def test_nothing_exceeds_the_claim(gradient):
+    for sigma, batch in ((0.5, 2), (2.0, 16), (8.0, 1)):
+        claim = float(gdp.epsilon(1 / sigma, DELTA))
+        for found in powers(process(sigma, batch, gradient), 1, 3, 25):
+            assert max(found.epsilon, found.epsilon_gdp) <= claim + 1e-8
+
+
 @pytest.mark.parametrize(("sigma", "first"), [(1.0, "unscaled"), (4.0, "scaled")])
 def test_halfway_is_the_best_threshold_after_two_steps(sigma, first):
     """Appendix F, Figure 7."""

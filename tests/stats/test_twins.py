@@ -204,6 +204,13 @@ def test_group_sequential_boundaries_by_enumeration():
     assert 0 < crossed <= alpha
 
 
+@pytest.mark.parametrize("spending", ["obrien-fleming", "pocock"])
+def test_spending_functions_spend_it_all(spending):
+    spent = group_sequential.spend(np.linspace(0.02, 1, 50), 0.05, spending)
+    assert 0 < spent[0] < spent[-1] == approx(0.05)
+    assert np.all(np.diff(spent) > 0)
+
+
 def test_betting_by_its_loop():
     rng = np.random.default_rng(4)
     values = rng.beta(6, 3, size=60)

@@ -48,6 +48,13 @@ class TestHolder:
         assert holder.silent >= 1.2
         assert "process 12 on node-7, has given no sign for 1 s" in str(holder)
 
+    def test_nobody_and_one_that_was_killed_whose_number_another_process_has(self, run):
+        assert lease.holder(run) is None
+        with lease.held(run, watch=0.1):
+            entry = run.read_json(lease.DRIVER)
+        run.write_json(lease.DRIVER, entry | {"started": "1"})
+        assert lease.holder(run, wait=0.2) is None
+
     @pytest.mark.parametrize("damage", ["[]", "{", '{"host": 3, "pid": "x"}', '"a"'])
     def test_damage_is_a_driver_that_nobody_knows(self, run, damage):
         run.write_text(lease.DRIVER, damage)

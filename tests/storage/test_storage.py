@@ -275,6 +275,16 @@ def test_no_changed_byte_is_read_as_another_score(local):
     assert told > len(whole) / 2
 
 
+def test_no_truncated_file_is_read(local):
+    local.write_scores("a", pack())
+    file = Path(local.location) / "scores/a/10-15.parquet"
+    whole = file.read_bytes()
+    for size in range(0, len(whole), 7):
+        file.write_bytes(whole[:size])
+        with pytest.raises(RunDirectoryError):
+            local.read_scores("a", 10, 15)
+
+
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "other columns"])
 def test_damaged_estimates_are_told_with_a_remedy(damage, local):
     local.write_estimates([row()])

@@ -1,20 +1,21 @@
 """Sweeps: what YAML says, what the fingerprint covers, and that a recorded sweep runs again."""
 
 import copy
+import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from dpaudit_ray import stats
 from dpaudit_ray.errors import SpecError
+from dpaudit_ray.stats.threshold_rates import EpsDelta
 from dpaudit_ray.sweep import spec, yamlfile
 from dpaudit_ray.sweep.yamlfile import dump_yaml, parse_value, parse_yaml
 from tests.command import changed, refused, write_sweep
 from tests.conftest import ROOT
-from tests.stats.test_stats_input import Needy
 
 JOBS = sorted((ROOT / "jobs").rglob("*.yaml"))
 
@@ -49,6 +50,15 @@ def test_the_given_mapping_is_left_alone(tiny, npz):
     before = copy.deepcopy(tiny)
     spec.from_raw(tiny, overrides={"audit.trials": 5})
     assert tiny == before
+
+
+def test_python_values_are_welcome(tiny):
+    """A sweep built in Python: numpy numbers and tuples, which YAML could not be written from."""
+    plain = spec.from_raw(tiny)
+    changed(tiny, "mechanism.noise_multiplier", np.float64(2.0))
+    changed(tiny, "audit.trials", np.int64(90))
+    changed(tiny, "audit.estimators", tuple(tiny["audit"]["estimators"]))
+    assert spec.from_raw(tiny).canonical() == plain.canonical()
 
 
 CHANGES: list[tuple[str, Any]] = [
@@ -141,6 +151,14 @@ def test_overrides_apply_before_validation(tiny, tmp_path):
     assert sweep.name == "other"
     assert sweep.trials == 40
     assert "trials: 20" in sweep.canonical()
+
+
+@dataclasses.dataclass
+class Needy(EpsDelta):
+    """Has an option without a default."""
+
+    needle: float = dataclasses.field(kw_only=True)
+    name: ClassVar[str] = "needy"
 
 
 def test_an_estimator_without_its_required_option_is_one_line(tiny, tmp_path, monkeypatch):
