@@ -132,6 +132,13 @@ def make(
     if unknown := options.keys() - {*fields, *(["family"] if takes_family(cls) else [])}:
         takes = ", ".join(sorted(fields)) or "no options"
         raise ValueError(f"{name} does not take {', '.join(sorted(unknown))}; it takes {takes}")
+    required = {
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is field.default_factory is dataclasses.MISSING
+    }
+    if missing := (required & set(fields)) - options.keys():
+        raise ValueError(f"{name} has no default for {', '.join(sorted(missing))}; give a value")
     if cls.one_run:
         options["independent"] = independent
     if cls.by_run:

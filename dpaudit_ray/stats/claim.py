@@ -244,7 +244,7 @@ class Wagered:
         self._wagers.fold(scores, members)
 
     def _miss(self, members: Members) -> None:
-        """Counts trials without a score as lost bets, for the worlds `members` that they were in."""
+        """Counts trials without a score as lost bets, in the worlds that `members` says."""
         self._wagers.miss(members)
 
 
