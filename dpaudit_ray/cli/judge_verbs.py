@@ -70,8 +70,8 @@ def _show_check(checked: Checked) -> None:
         labels = f"{terminal.and_more(audits)}: " if audits else ""
         terminal.explain(f"not checked: {labels}{line}")
     partial = f" as far as it goes (partial, {checked.partial})" if checked.partial else ""
-    found = f"in order{partial}" if checked.in_order else "derived again"
-    terminal.explain(f"{found}: {derived}")
+    ending = f"in order{partial}" if checked.in_order else "derived again"
+    terminal.explain(f"{ending}: {derived}")
 
 
 @app.command(rich_help_panel=ADVANCED)

@@ -127,8 +127,8 @@ def _totals(progress: Progress, more: str) -> Text:
 
 
 def _bound(audit: AuditProgress) -> str:
-    known = audit.done and not math.isnan(audit.epsilon_lower)
-    return marked(f"{audit.epsilon_lower:.2f}", audit.above) if known else "–"
+    has_bound = audit.done and not math.isnan(audit.epsilon_lower)
+    return marked(f"{audit.epsilon_lower:.2f}", audit.above) if has_bound else "–"
 
 
 def _table(progress: Progress, labels: list[str], shown: list[int]) -> Table:

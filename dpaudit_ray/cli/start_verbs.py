@@ -138,8 +138,8 @@ def list_names(
     by_name = {entry.name: entry for entry in schema.entries(kind)}
     if name is not None:
         if name not in by_name:
-            known = f"{suggestion(name, by_name)}known: {', '.join(by_name)}"
-            raise SpecError("NAME", f"{name!r} is none of the {kind}{known}")
+            names = f"{suggestion(name, by_name)}known: {', '.join(by_name)}"
+            raise SpecError("NAME", f"{name!r} is none of the {kind}{names}")
         _show_entry(_KEYS[kind], by_name[name], as_json)
     elif as_json:
         terminal.show_json(list(map(dataclasses.asdict, by_name.values())))

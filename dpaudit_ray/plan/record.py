@@ -209,13 +209,13 @@ def check_estimates(
         for step, claim in zip(audit.horizons, values, strict=True)
     }
     names = {*stats.estimators(), *more_names}
-    known: dict[tuple[str, ...], set[tuple[Any, ...]]] = {
+    possible: dict[tuple[str, ...], set[tuple[Any, ...]]] = {
         ("audit", "step", "accountant", "epsilon_upper"): planned,
         ("status",): {(str(status),) for status in Status},
         ("estimator",): {(name,) for name in names},
         ("free_estimator",): {("",), *((name,) for name in names)},
     }
-    for columns, values in known.items():
+    for columns, values in possible.items():
         rows = zip(*(estimates[column] for column in columns), strict=True)
         if others := set(rows) - values:
             named = ", ".join(f"{value!r:.60}" for value in min(others, key=str))

@@ -200,7 +200,7 @@ class Trials:
     utility: Mapping[str, npt.NDArray[np.float64]]
 
     @classmethod
-    def of(cls, audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> Trials:
+    def joined(cls, audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> Trials:
         """Puts the packs of a prefix together."""
         n = audit.packs[-1][1] + 1 if audit.packs else 0
         k, reached = len(audit.horizons), 0

@@ -115,7 +115,7 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
     for audit, cell, answered, entry in cells:
         rate = None
         if cell.mechanism.sampled and audit.independent:
-            trials = Trials.of(audit, run.prefix(audit))
+            trials = Trials.joined(audit, run.prefix(audit))
             rate = HitRate.from_trials(trials, cell.audit.confidence)
         ends = () if rate is None else (rate.rate, rate.low, rate.high)
         sides.append(Side(entry, answered.verdict, answered.quote, *ends))

@@ -31,7 +31,7 @@ def all_sections(run: Run) -> Content:
 def _audit(run: Run, index: int) -> Content:
     """What is said of one audit; its curve and guesses are drawn where trials are independent."""
     audit, cell = run.plan.audits[index], run.sweep.cells[index]
-    trials, estimates = Trials.of(audit, run.prefix(audit)), run.rows(audit)
+    trials, estimates = Trials.joined(audit, run.prefix(audit)), run.rows(audit)
     shown, final = trials.shown, estimates[estimates["step"] == audit.horizons[-1]]
     content: Content = {
         "id": audit.id,

@@ -185,7 +185,8 @@ def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
     first, mechanism = representative(run, audit), run.cell(audit).mechanism
     row = run.last_rows(audit).get(first)
     used = 0 if row is None else int(row["trials"])
-    measured = utilities(audit, Trials.of(audit, run.prefix(audit))) if mechanism.measured else ()
+    trials = Trials.joined(audit, run.prefix(audit)) if mechanism.measured else None
+    measured = utilities(audit, trials) if trials else ()
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
     if row is None or (mechanism.sampled and used == 0):  # no trial bounds nothing: not even 0
         row = dict.fromkeys(numbers, math.nan) | {"status": "", "free_estimator": ""}

@@ -54,13 +54,13 @@ class Judged:
     threshold: float = math.nan
 
 
-def hit_rate(guesses: Floats, wrong: Floats, alpha: float, told: int, missed: int) -> Floats:
+def hit_rate(guesses: Floats, wrong: Floats, alpha: float, revealed: int, missed: int) -> Floats:
     """Lower bound on the hit rate at `alpha` to expect from these guesses, float64 [n].
 
-    Of them `told` are right outright and count for nothing; `missed` wrong ones are made already.
+    `revealed` of them are right outright and count for nothing; `missed` wrong ones came before.
     """
-    right = np.maximum(guesses - wrong - told, 0.0)
-    errors = np.maximum(np.minimum(wrong, guesses - told), 0.0) + missed
+    right = np.maximum(guesses - wrong - revealed, 0.0)
+    errors = np.maximum(np.minimum(wrong, guesses - revealed), 0.0) + missed
     bound = special.betaincinv(np.maximum(right, 1e-9), errors + 1, alpha)
     return np.asarray(np.where(right > 0, bound, 0.0))
 
@@ -85,12 +85,12 @@ class Masks:
         self._fit: Floats | None = None
         self._learn()
 
-    def adaptive(self, alpha: float, told: int = 0, missed: int = 0) -> Judged:
+    def adaptive(self, alpha: float, revealed: int = 0, missed: int = 0) -> Judged:
         """Gives up trials as long as fewer, surer guesses promise more, and judges the rest.
 
         What they promise is a `hit_rate`.
         """
-        while self._give_up(alpha, told, missed):
+        while self._give_up(alpha, revealed, missed):
             self._learn()
         return self._judge(self._groups.size - self._known)
 
@@ -109,7 +109,7 @@ class Masks:
         self._chance, self._fit = self._groups.chance_in(inside, seen, self._fit)
         self._doubt = np.minimum(self._chance, 1 - self._chance)
 
-    def _give_up(self, alpha: float, told: int, missed: int) -> bool:
+    def _give_up(self, alpha: float, revealed: int, missed: int) -> bool:
         """Looks at the bits of some of the least certain trials, or says that none should go."""
         masked = self._groups.size - self._known
         surest = np.argsort(self._doubt, kind="stable")
@@ -120,7 +120,7 @@ class Masks:
         tried = np.searchsorted(guesses, guesses[-1] ** _EXPONENTS)
         tried[-1] = len(guesses) - 1  # as it is; rounding may have put it beyond
         tried = np.unique(tried)
-        rates = hit_rate(guesses[tried] * 1.0, wrong[tried], alpha, told, missed)
+        rates = hit_rate(guesses[tried] * 1.0, wrong[tried], alpha, revealed, missed)
         best = tried[int(np.argmax(rates))]
         if rates.max() <= rates[-1]:
             return False

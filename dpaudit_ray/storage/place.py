@@ -303,5 +303,5 @@ def foreign(path: str, audits: Collection[str], preparations: Collection[str]) -
 
 def process_of(entry: Any) -> str:
     """The driver that an entry of `driver.json` names, in words."""
-    known = entry if isinstance(entry, dict) else {}
-    return f"process {known.get('pid', '?')} on {known.get('host', '?')}"
+    holder = entry if isinstance(entry, dict) else {}
+    return f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"

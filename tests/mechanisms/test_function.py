@@ -160,7 +160,7 @@ def test_a_trial_that_raises_is_a_miss_and_its_pack_goes_on(failed):
 
 def test_everything_that_is_said_rests_on_the_same_trials(failed):
     settings, plan, run = opened(failed)
-    trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
+    trials = score_stream.Trials.joined(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
     (judged,) = verdict.judge(Run.open(str(failed))).audits
     diverged = int(np.isnan(trials.shown.scores[:, -1]).sum())
     assert judged.trials == 60
@@ -227,7 +227,7 @@ def test_gathered_files_keep_them(tmp_path):
     assert inline(file, tmp_path).code == 3
     settings, plan, run = opened(tmp_path / "own")
     assert run.score_files(plan.audits[0].id) == {(0, 299)}
-    trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
+    trials = score_stream.Trials.joined(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
     lost = [trial for trial, *rest in drawn(tmp_path / "own") if ended(*rest)[1]]
     assert np.flatnonzero(trials.missed).tolist() == lost
 
@@ -276,7 +276,7 @@ def test_failed_packs_and_missed_trials_go_together(tmp_path):
     alone = sum(each.trials for each in outcomes.read(run, plan).missed)
     assert len(packs) >= 3
     assert alone >= 3
-    trials = score_stream.Trials.of(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
+    trials = score_stream.Trials.joined(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
     assert int(trials.missed.sum()) == alone + 2 * len(packs)
     assert len(trials.missed) == 40
 

@@ -95,7 +95,7 @@ def test_missed_trials_are_errors_of_the_profile(trained):
     audit = trained.plan.audits[0]
     whole = list(trained.prefix(audit))
     missed = [MissedPack(pack.first, pack.members) for pack in whole[3:5]]
-    mixed = score_stream.Trials.of(audit, [*whole[:3], *missed, *whole[5:]])
+    mixed = score_stream.Trials.joined(audit, [*whole[:3], *missed, *whole[5:]])
     worlds = Worlds.observed(mixed.with_errors(), mixed.members)
     real = np.concatenate([pack.scores[:, -1] for pack in [*whole[:3], *whole[5:]]])
     cuts = np.linspace(real.min(), real.max(), 50)

@@ -107,7 +107,7 @@ def test_trials_know_which_were_missed():
         horizons = (3, 6)
 
     folded = [MissedPack(0, np.array([True, False, True, True])), pack({}, first=4), pack()]
-    trials = score_stream.Trials.of(Audit(), folded)  # type: ignore[arg-type]
+    trials = score_stream.Trials.joined(Audit(), folded)  # type: ignore[arg-type]
     assert np.flatnonzero(trials.missed).tolist() == [0, 1, 2, 3, 12, 13]
     assert len(trials.shown.members) == 10
     assert np.isnan(trials.shown.scores[7]).all(), "trial 11 diverged, and is an outcome"
