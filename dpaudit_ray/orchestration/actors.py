@@ -114,8 +114,11 @@ class Trainer(trainer.Trainer):
 
 def task_name(role: str, method: str, brief: Brief, arguments: tuple[Any, ...]) -> str:
     """What Ray shows of a call: its pack's audit, but no trials, as Ray keeps 15 kB a name."""
-    packs = [argument for argument in arguments[:1] if isinstance(argument, Pack)]
-    return f"{role}.{method}" + "".join(f" {brief.audits[pack.audit].label}" for pack in packs)
+    if arguments and isinstance(arguments[0], Pack):
+        return f"{role}.{method} {brief.audits[arguments[0].audit].label}"
+    return (
+        f"{role}.{method}()"  # of a name without brackets, Ray shows what the actor says of itself
+    )
 
 
 def _settle_in() -> None:

@@ -348,4 +348,4 @@ def test_ray_shows_calls_with_their_audits():
     assert (
         actors.task_name("Trainer", "run_pack", brief, (pack, None)) == "Trainer.run_pack sigma=4"
     )
-    assert actors.task_name("Aggregator", "flush", brief, ()) == "Aggregator.flush"
+    assert actors.task_name("Aggregator", "flush", brief, ()) == "Aggregator.flush()"

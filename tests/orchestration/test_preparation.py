@@ -113,7 +113,7 @@ def test_a_plan_that_leads_elsewhere_is_refused():
     assert planning.from_json(raw).audits[0].preparation.parts == PARTS
     for altered in ({"id": "../../scores", "parts": 4}, {"id": "0" * 32, "parts": 0}):
         raw["audits"][0]["preparation"] = altered
-        with pytest.raises(ValueError, match="audits.0.preparation"):
+        with pytest.raises(ValueError, match=r"audits\.0\.preparation"):
             planning.from_json(raw)
 
 
