@@ -35,7 +35,7 @@ HEALTHY = [
     ("tensorflow_loop", "main", "tensorflow", ()),
 ]
 # One of each way in which a framework differs; `make long` has all.
-QUICK = {"command_line", "hugging_face", "jax_optax", "lightning_module", "plain_torch"}
+QUICK = {"hugging_face", "jax_optax", "lightning_module", "plain_torch"}
 pytestmark = pytest.mark.slow
 
 
