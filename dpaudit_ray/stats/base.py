@@ -185,7 +185,8 @@ def estimate(
             trainings: a third outcome, guessed as earlier ones teach.
         members: bool [R], the secret bits; must be fair and independent coin flips. A share or
             an order that coins do not give is refused by the methods that it would mislead.
-        delta, confidence: δ and level of the bound, in (0, 1).
+        delta: δ of the bound, in (0, 1).
+        confidence: its level, in (0, 1).
         method: one of `estimators()`, or a class of your own.
         runs: [R], which training each score came from; `several-canaries` takes training after
             training, with as many scores from each. Without it each score counts as a training of

@@ -59,7 +59,8 @@ def bounds(
             a column; for the last layer, its input.
         probabilities: float [N], the model's probability of label 1.
         labels: 0 or 1, [N].
-        clip_norm, noise_multiplier: C and σ, above 0; the noise has standard deviation σ C.
+        clip_norm: C, above 0.
+        noise_multiplier: σ, above 0; the noise has standard deviation σ C.
         delta: δ of the bounds, in [0, 1).
         whole: float [N], norms of the derivatives by all parameters, which are then clipped and
             released together. None where the attacked weights are all there is.
