@@ -124,9 +124,11 @@ class LocalRunner:
 
         with futures.ThreadPoolExecutor(self.width) as pool:
             try:
-                yield from _in_order(self.width, requests, lambda asked: pool.submit(call, asked))
-            except BaseException:
-                self.close()  # then no call goes on that nobody waits for
+                yield from _in_order(
+                    self.width, requests, lambda request: pool.submit(call, request)
+                )
+            except BaseException:  # Ctrl-C too: no call goes on that nobody waits for
+                self.close()
                 raise
 
 

@@ -250,7 +250,7 @@ class OptimizerWatch(StepWatch):
     def released(
         self, change: Change, seed: int | None, state: dict[str, bytes] | None = None
     ) -> Release:
-        """See `StepWatch`; `state` gets digests of what is kept for later.
+        """What the step would release after a change, flat; `state` gets digests of what is kept.
 
         The last part is one number: the logarithm of what the step multiplies its clipping bound
         by, which adaptive clipping publishes.
