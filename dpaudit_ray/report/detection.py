@@ -8,6 +8,8 @@ It is given only where the sweep file that it makes is taken, and shows what the
 
 from __future__ import annotations
 
+import functools
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -35,6 +37,7 @@ REQUIRED_POWER = 0.8  # ... with at least this probability
 SIMULATIONS = 50
 _AGREE = 20  # are enough where all end alike: at a power of 0.8, once in a hundred
 _SHORTER = (2_000, 20_000)  # trials: a longer audit is imagined as long as these first
+_GRAIN = 0.05  # of μ: audits whose hit rates hardly differ are imagined once
 _MORE = (2, 4, 8, 16)  # times the trials, that are tried
 _MOST = 200_000
 Test = ClaimTest | RunTest
@@ -59,9 +62,15 @@ def chance_to_refute(test: Test, alpha: float) -> float:
     if mu is None:
         return 0.0
     for trials in () if test.later else _SHORTER:
-        if trials < test.planned and _share_found(test, mu, trials, alpha, required=1.0) == 1:
-            return 1.0  # so few trials would have done
+        smaller = math.floor(mu / _GRAIN) * _GRAIN
+        if trials < test.planned and _surely_found(test.curve, smaller, trials, alpha):
+            return 1.0  # so few trials would have done, and so small an effect
     return _share_found(test, mu, test.horizon, alpha)
+
+
+@functools.lru_cache(maxsize=256)
+def _surely_found(curve: Curve, mu: float, trials: int, alpha: float) -> bool:
+    return _share_found(ClaimTest(curve, trials), mu, trials, alpha, required=1.0) == 1
 
 
 def _imagined(claim: Curve, rate: float, guesses: int) -> float | None:

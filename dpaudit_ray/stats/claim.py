@@ -176,13 +176,25 @@ class Wagers:
 
     def log_wealth(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Floats:
         """Log of supermartingales of constant stakes, [len(epsilons), slots, stakes]."""
+        return ConstantStakes(epsilons, deltas).log_wealth(self.counts)
+
+
+class ConstantStakes:
+    """Constant stakes at some (ε, δ): their logarithms outlast many looks at the counts."""
+
+    def __init__(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> None:
         shrink = np.exp(-np.asarray(epsilons, dtype=np.float64))[:, None, None]
         d = np.asarray(deltas, dtype=np.float64)[:, None, None] * SHARES[:, None]
-        share, counts = STAKES * shrink / (1 + d * shrink), self.counts
+        share = STAKES * shrink / (1 + d * shrink)
+        self._right = np.log1p(share * (1 - d))
+        self._quiet = np.log1p(-share * d)
+
+    def log_wealth(self, counts: Counts) -> Floats:
+        """Log of the supermartingales after trials of these outcomes, [points, slots, stakes]."""
         right, wrong = (WINS @ counts)[:, None], (LOSSES @ counts)[:, None]
         quiet = int(counts.sum()) - right - wrong
-        gain = right * np.log1p(share * (1 - d)) + wrong * np.log1p(-STAKES)
-        return np.asarray(gain + quiet * np.log1p(-share * d))
+        gain = right * self._right + wrong * np.log1p(-STAKES)
+        return np.asarray(gain + quiet * self._quiet)
 
 
 class Portfolio:
@@ -196,6 +208,7 @@ class Portfolio:
         right = quiet * (1 + shrink)
         values = np.where(WINS, right[..., None], np.where(LOSSES, 0.0, quiet[..., None]))
         self.values = values.reshape(-1, OUTCOMES)
+        self.constant = _constant_stakes(curve)
         self._growth: dict[int, Floats] = {}
 
     def log_wealth(self, epochs: list[Counts]) -> float:
@@ -294,7 +307,8 @@ class Claim(Wagered, Estimator):
         if self._portfolio is None or self._portfolio.curve is not curve:
             self._portfolio = Portfolio(curve)
         learnt = self._portfolio.log_wealth(self._wagers.epochs)
-        return _mean([self._plain(curve), *self._constant(curve), learnt])
+        constant = self._constant(self._portfolio.constant)
+        return _mean([self._plain(curve), *constant, learnt])
 
     def _plain(self, curve: Curve) -> float:
         """Guesses around the midpoint against the accuracy that is claimed, all stakes mixed."""
@@ -305,21 +319,26 @@ class Claim(Wagered, Estimator):
         hits, misses = int(WINS[PLAIN] @ counts), int(LOSSES[PLAIN] @ counts)
         return log_mixture(rate, hits, hits + misses)
 
-    def _constant(self, curve: Curve) -> tuple[float, float]:
-        """Constant stakes at points of the curve: in all slots, and on diverged trials alone."""
-        few = curve.thinned(_CONSTANT_POINTS)
-        wealth = self._wagers.log_wealth(few.epsilons, few.deltas)
+    def _constant(self, stakes: ConstantStakes) -> tuple[float, float]:
+        """Constant stakes at points of a curve: in all slots, and on diverged trials alone."""
+        wealth = stakes.log_wealth(self._wagers.counts)
         return _mean(wealth), _mean(wealth[:, -1, -_BOLD:])
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         target = -math.log(1 - confidence)
 
         def excess(mu: float) -> float:  # without what was learnt: this is asked after every pack
-            return _mean([self._plain(gaussian(mu)), *self._constant(gaussian(mu))]) - target
+            constant = self._constant(_constant_stakes(gaussian(mu)))
+            return _mean([self._plain(gaussian(mu)), *constant]) - target
 
         mu = last_refuted(excess, high=40.0, most=40.0, xtol=1e-9, rtol=1e-5)
         epsilon = float(gdp.epsilon(mu, delta))
         return self._estimate(epsilon, mu, (delta, confidence), self.trials)
+
+
+def _constant_stakes(curve: Curve) -> ConstantStakes:
+    few = curve.thinned(_CONSTANT_POINTS)
+    return ConstantStakes(few.epsilons, few.deltas)
 
 
 def _mean(logs: npt.ArrayLike) -> float:

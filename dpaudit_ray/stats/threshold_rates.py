@@ -63,7 +63,9 @@ class Worlds:
     @property
     def pooled(self) -> Scores:
         """All scores, sorted."""
-        return np.sort(np.concatenate([self.outside, self.inside]))
+        both = np.concatenate([self.outside, self.inside])
+        both.sort(kind="stable")  # merges parts that are sorted, in place
+        return both
 
     def midpoints(self, most: int | None = None) -> Scores:
         """Alg. 4's candidates, rising: midpoints of pooled scores; of many about `most`."""

@@ -60,8 +60,7 @@ def hit_rate(guesses: Floats, wrong: Floats, alpha: float, revealed: int, missed
     `revealed` of them are right outright and count for nothing; `missed` wrong ones came before.
     """
     right = np.maximum(guesses - wrong - revealed, 0.0)
-    errors = np.maximum(np.minimum(wrong, guesses - revealed), 0.0) + missed
-    bound = special.betaincinv(np.maximum(right, 1e-9), errors + 1, alpha)
+    bound = special.betaincinv(np.maximum(right, 1e-9), wrong + missed + 1, alpha)
     return np.asarray(np.where(right > 0, bound, 0.0))
 
 

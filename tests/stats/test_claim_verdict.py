@@ -79,7 +79,7 @@ def test_every_part_of_the_evidence_is_fair():
         state = Claim(planned=300)
         state.fold(*gaussian_trials(rng, 300, 1.0))
         learnt = Portfolio(curve).log_wealth(state._wagers.epochs)
-        wealth.append([state._plain(curve), *state._constant(curve), learnt])
+        wealth.append([state._plain(curve), *state._constant(Portfolio(curve).constant), learnt])
     values = np.exp(np.array(wealth))
     error = values.std(axis=0) / math.sqrt(len(values))
     assert (values.mean(axis=0) <= 1 + 4 * error).all()
