@@ -186,6 +186,11 @@ def test_delta_follows_from_epsilon(epsilon):
     assert OneMethod().delta(Training(0.01, 9), 0.0) == 1
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_no_delta_is_above_one(name):
+    assert accounting.delta_of(Training(0.2, 9), 0.0, name).upper <= 1
+
+
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampling_lies_between_none_and_all(name):
     sampled = accounting.epsilon(1.0, 100, 1e-5, 0.1, name)

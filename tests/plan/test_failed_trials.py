@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -86,6 +87,11 @@ def test_failures_that_tell_the_bit_show_nothing(mechanism, size, tmp_path, monk
     stored = stored_scores(run, plan.audits[0].id).dropna(subset="score")
     alone = stats.estimate(stored["score"], stored["member"], **LEVEL, method="eps-delta")
     assert alone.epsilon_lower > 2, "what is left of them would have"
+
+
+def test_a_part_of_a_missed_pack_has_its_bits_alone():
+    part = MissedPack(10, np.array([True, False, False, True, True])).part(11, 13)
+    assert (part.first, part.last, *part.members) == (11, 13, False, False, True)
 
 
 def test_everything_that_is_said_rests_on_the_same_trials(broken):

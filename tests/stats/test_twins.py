@@ -297,6 +297,14 @@ def test_claim_evidence_by_its_average():
     assert math.exp(state.evidence(curve)) == approx(twin, rel=1e-6)
 
 
+def test_no_bet_before_both_worlds_were_seen():
+    table = claim.Wagers()
+    table.fold(np.zeros(200), np.ones(200, dtype=np.bool_))
+    assert table.counts.sum() == 0
+    table.fold(np.zeros(200), np.arange(200) % 2 == 0)
+    assert table.counts.sum() > 0
+
+
 def test_portfolio_by_its_loop():
     """Wealth trial by trial, each epoch betting the mixture learnt on those before."""
     scores, members = gaussian_trials(np.random.default_rng(17), 400, 2.0)
