@@ -40,11 +40,14 @@ def dpaudit(*arguments: str | Path) -> Outcome:
     raise AssertionError("main() returned")
 
 
-def refused(*arguments: str | Path) -> str:
-    """Runs a command that must end in exit 2 with exactly one line on stderr.
+def completed(outcome: Outcome) -> Outcome:
+    """The same, which must have ended in exit 0."""
+    assert outcome.code == 0, outcome.out + outcome.err
+    return outcome
 
-    Returns the line, without its beginning.
-    """
+
+def refused(*arguments: str | Path) -> str:
+    """The one line of a command that must end in exit 2, without its beginning."""
     outcome = dpaudit(*arguments)
     assert outcome.code == 2, outcome
     assert outcome.err.count("\n") == 1, outcome.err
@@ -63,6 +66,12 @@ def write_sweep(folder: Path, sweep: Mapping[str, Any]) -> Path:
 def inline(sweep: Path, storage: Path, *more: str | Path) -> Outcome:
     """`dpaudit run` in this process."""
     return dpaudit("run", sweep, "--storage-path", storage, "--executor", "inline", *more)
+
+
+def contents(folder: str | Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path from there."""
+    files = (file for file in Path(folder).rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def changed(sweep: dict[str, Any], key: str, value: Any) -> dict[str, Any]:

@@ -35,13 +35,10 @@ def clean_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def one_imagined_audit(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Verdicts imagine one audit in place of 50, which takes longer than the sweeps of tests do.
-
-    Not where what a verdict says is what is tested.
-    """
-    file = request.path
+    """Verdicts imagine one audit in place of 50, but where what they say is what is tested."""
+    judging = ("test_answer.py", "test_hints.py", "test_quote.py")
     with pytest.MonkeyPatch.context() as patch:
-        if file.parent.name not in ("report", "zoo") and "verdict" not in file.name:
+        if request.path.name not in judging and "verdict" not in request.path.name:
             patch.setattr(detection, "SIMULATIONS", 1)
         yield
 
@@ -64,8 +61,7 @@ def session_head() -> Iterator[Head]:
 def shared_head(session_head: Head, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     """The head of the session, which sweeps of this test join, here and in its processes.
 
-    To start Ray costs more than a light sweep does. What the head's workers read from their
-    environment was set when it started: tests give it by files. No sweep's actor may be left.
+    What its workers read from their environment was set when it started: tests give it by files.
     """
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, session_head.environment[name])
@@ -104,10 +100,7 @@ def tiny() -> dict:
 
 @pytest.fixture
 def light(tiny: dict) -> dict:
-    """The tiny sweep on what trains nothing: its processes wait for no torch.
-
-    For tests of who runs packs and where: each costs half, and no core is busy.
-    """
+    """The tiny sweep on what trains nothing: its processes wait for no torch."""
     mechanism = {"name": "landscape", "steps": 6, "batch_size": 2, "noise_multiplier": 2.0}
     grid = {"mechanism.gradient": ["threshold", "constant"]}
     return tiny | {"mechanism": mechanism, "adversary": {"name": "landscape"}, "grid": grid}
@@ -170,8 +163,5 @@ _LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take minutes come first: at the end, all other processes wait for them.
-
-    Options keep xdist from putting files of few tests, which those are, last.
-    """
+    """Files that take minutes come first: at the end, all other processes wait for them."""
     items.sort(key=lambda item: ((*_LONGEST, item.path.name)).index(item.path.name))

@@ -36,7 +36,6 @@ class Head:
         return [process for name in names for process in actors(self.pid, name)]
 
     def get(self, path: str) -> Any:
-        """JSON from the dashboard's API."""
         headers = {"Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(self.dashboard + path, headers=headers)
         with urllib.request.urlopen(request, timeout=120) as response:
@@ -47,11 +46,9 @@ class Head:
         return {job["submission_id"]: job for job in self.get("/api/jobs/")}
 
     def actors(self) -> list[dict[str, Any]]:
-        """What the dashboard lists as actors."""
         return list(self.get("/api/v0/actors?limit=1000&detail=1")["data"]["result"]["result"])
 
     def tasks(self) -> list[dict[str, Any]]:
-        """What the dashboard counts as tasks."""
         return list(self.get("/api/v0/tasks?limit=10000&detail=1")["data"]["result"]["result"])
 
 

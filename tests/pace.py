@@ -25,7 +25,6 @@ class Pacing(Mechanism):
     pace: str
 
     def open(self, *known: Any) -> Session:
-        """As the mechanism does that this is added to."""
         return _Asleep(super().open(*known), Path(self.pace))
 
 
@@ -63,10 +62,7 @@ class Pace:
         self._file = folder / "pace"
 
     def of(self, sweep: dict[str, Any], name: str = "tests.pace:Paced") -> dict[str, Any]:
-        """Has this pace decide how long packs of a sweep take; returns the sweep.
-
-        `name`: a `Pacing` class, of the same options.
-        """
+        """The sweep, of which this pace decides how long packs take; `name`: a `Pacing` class."""
         sweep["mechanism"] |= {"name": name, "pace": str(self._file)}
         return sweep
 
@@ -75,5 +71,4 @@ class Pace:
         self._file.write_text(str(seconds))
 
     def hurry(self) -> None:
-        """No more waiting."""
         self._file.unlink()
