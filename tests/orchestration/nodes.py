@@ -37,11 +37,9 @@ class Node:
         return "Ray runtime started" in self.log.read_text()
 
     def actors(self, name: str) -> list[psutil.Process]:
-        """Processes of an actor class on this node."""
         return actors(self.process.pid, name)
 
     def kill(self) -> None:
-        """SIGKILL for everything on the node, as when its power fails."""
         kill_tree(self.process)
 
 
@@ -72,7 +70,6 @@ class Nodes:
         return node
 
     def joined(self, cpus: int = 1, inside: Sequence[str | Path] = ()) -> Node:
-        """Starts a node; returns when it has joined."""
         node = self.join(cpus, inside)
         wait_for(lambda: node.joined)
         return node
@@ -112,7 +109,6 @@ class Driver:
 
     @property
     def trials(self) -> int:
-        """Trials of finished packs."""
         return sum(last - first + 1 for first, last in finished(self._storage))
 
     @property
@@ -134,7 +130,6 @@ class Driver:
         return wait_for(works, seconds)
 
     def ends(self, seconds: float = 400) -> int:
-        """Its exit code."""
         return self.process.wait(seconds)
 
     def kill(self) -> None:

@@ -18,7 +18,6 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def shadow(part: int, seed: int) -> Arrays:
-    """A vector, and how it was made."""
     if folder := os.environ.get(LOG):
         (Path(folder) / f"{part}-{time.time_ns()}").write_text(str(os.getpid()))
     time.sleep(float(os.environ.get(SECONDS, 0)))
@@ -38,8 +37,3 @@ def train(member: bool, seed: int, prepared: tuple[Arrays, ...], noise: float = 
     assert [int(each["part"]) for each in prepared] == list(range(len(prepared)))
     moved = float(sum(each["weights"].sum() for each in prepared))
     return moved + float(noise * np.random.default_rng(seed).normal() + 2 * member)
-
-
-def plain(member: bool, seed: int) -> float:
-    """N(2 b, 1), which waits for nothing."""
-    return float(np.random.default_rng(seed).normal() + 2 * member)

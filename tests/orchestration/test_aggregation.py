@@ -10,7 +10,7 @@ import random
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,6 +50,7 @@ from jobs.scale.empty import Empty
 from jobs.studies.coverage import Nobody
 from tests.command import changed, dpaudit, inline, stored_scores, write_sweep
 from tests.orchestration.test_driver import Scripted
+from tests.plan.failing import of_function
 
 
 @pytest.fixture
@@ -69,11 +70,15 @@ def scores_of(plan: Plan, pack: Pack) -> PackScores:
     return PackScores(pack.first, members, audit.horizons, values)
 
 
-def folded(opened: tuple[Sweep, Plan, RunDirectory], packs: list[Pack]) -> pd.DataFrame:
+def aggregated(opened: tuple[Sweep, Plan, RunDirectory], packs: Iterable[Pack]) -> Aggregation:
     aggregation = Aggregation(*opened)
     for pack in packs:
         aggregation.fold(pack, scores_of(opened[1], pack))
-    aggregation.flush()
+    return aggregation
+
+
+def folded(opened: tuple[Sweep, Plan, RunDirectory], packs: Iterable[Pack]) -> pd.DataFrame:
+    aggregated(opened, packs).flush()
     return opened[2].estimates()
 
 
@@ -119,9 +124,7 @@ def test_estimates_are_those_of_the_finished_prefix(opened):
 def test_a_restarted_aggregator_goes_on_where_the_last_one_was(opened, tmp_path):
     sweep, plan, run = opened
     packs = list(plan.remaining(run))
-    first = Aggregation(sweep, plan, run)
-    for pack in packs[:7]:
-        first.fold(pack, scores_of(plan, pack))
+    first = aggregated(opened, packs[:7])
     second = Aggregation.rebuild(run)
     assert second.progress() == first.progress()
     for pack in packs[7:]:
@@ -200,9 +203,7 @@ def test_the_bound_without_assumption_is_that_of_the_prefix(tiny, tmp_path):
 
 
 def test_what_an_alarm_compares_holds_for_all_audits_at_once(opened):
-    aggregation = Aggregation(*opened)
-    for pack in opened[1].remaining(opened[2]):
-        aggregation.fold(pack, scores_of(opened[1], pack))
+    aggregation = aggregated(opened, opened[1].remaining(opened[2]))
     shown = aggregation.progress().audits
     assert [audit.assumes for audit in shown] == ["Gaussian steps", "assumes Gaussian"]
     for audit, live in zip(shown, aggregation._audits, strict=True):
@@ -211,19 +212,15 @@ def test_what_an_alarm_compares_holds_for_all_audits_at_once(opened):
 
 def test_a_claim_that_is_not_gaussian_is_not_held_against_a_converted_bound(tmp_path):
     """A μ above that of the Gaussian through (ε, δ) does not refute a subsampled claim."""
-    mechanism = {"name": "function", "path": "test_failed_trials:steady", "steps": 4}
     bounds = {}
     for rate, noise, accountant in ((0.5, 4.0, "pld"), (1.0, 1.0, "gaussian")):
-        changed = {"sample_rate": rate, "noise_multiplier": noise}
-        raw = {"name": "own", "mechanism": mechanism | changed, "adversary": "own"}
-        audit = {"trials": 400, "delta": 1e-5, "accountants": [accountant]}
-        sweep = spec.from_raw(raw | {"audit": audit})
+        options = {"path": "own:train", "sample_rate": rate, "noise_multiplier": noise}
+        audit = {"trials": 400, "accountants": [accountant]}
+        sweep = spec.from_raw(of_function("own", audit, 100, **options))
         run = RunDirectory(str(tmp_path / f"{rate}"))
         plan = planning.open_run(sweep, run)
-        aggregation = Aggregation(sweep, plan, run)
-        for pack in plan.remaining(run):
-            aggregation.fold(pack, scores_of(plan, pack))
-        bounds[rate] = aggregation.progress().audits[0]
+        packs = plan.remaining(run)
+        bounds[rate] = aggregated((sweep, plan, run), packs).progress().audits[0]
     assert bounds[1.0].assumes == "assumes Gaussian"
     assert bounds[0.5].assumes == "assumption-free", "the other would be above the claim"
     assert bounds[0.5].epsilon_lower < bounds[1.0].epsilon_lower / 2
@@ -308,12 +305,6 @@ def pack(first: int, n: int = 10) -> PackScores:
     return PackScores(first, np.ones(n, dtype=np.bool_), (1,), np.full((n, 1), float(first)))
 
 
-def audit_of(packs: int, size: int) -> PlannedAudit:
-    bounds = tuple((first, first + size - 1) for first in range(0, packs * size, size))
-    trials = packs * size
-    return PlannedAudit("a", "a", "f", trials, (1,), {"gaussian": (1.0,)}, bounds, (trials,))
-
-
 def stretches(packs: int, size: int) -> list[Stretch]:
     return [Stretch((n * size, n * size + size - 1), n, n + 1) for n in range(packs)]
 
@@ -347,7 +338,9 @@ def test_no_more_is_read_than_is_asked_for_soon(size, most):
         read.append(packs.start)
         return pack(packs.start)
 
-    packs = in_order(reader, iter(stretches(1000, size)), read_ahead(audit_of(1000, size)))
+    claims, bounds = {"gaussian": (1.0,)}, tuple(each.file for each in stretches(1000, size))
+    audit = PlannedAudit("a", "a", "f", 1000 * size, (1,), claims, bounds, (1000 * size,))
+    packs = in_order(reader, iter(stretches(1000, size)), read_ahead(audit))
     for _ in range(5):
         next(packs)
     time.sleep(0.1)
@@ -432,15 +425,11 @@ NAMES = ["one-run", "one-run-fdp"]
 
 
 class OneTraining(Nobody):
-    """An adversary whose trials are canaries of one training."""
-
     name: str = "test_aggregation:OneTraining"
     one_run: ClassVar[bool] = True
 
 
 class Twenty(Adversary):
-    """Twenty canaries in every training."""
-
     name: str = "test_aggregation:Twenty"
 
     @property
@@ -485,32 +474,22 @@ def twenty() -> dict[str, Any]:
 
 
 def finished(raw: dict[str, Any], folder: Path) -> Run:
-    da.run(write_sweep(folder, raw), storage_path=str(folder), executor="inline")
-    return Run.open(str(folder / raw["name"]))
-
-
-def one_run_sweep(adversary: str, estimators: list[str]) -> dict[str, Any]:
-    return {
-        "name": "one-run",
-        "mechanism": {"name": "test_aggregation:Alike", "mu": 3.0},
-        "adversary": {"name": adversary},
-        "audit": {"trials": 300, "delta": 1e-5, "estimators": estimators},
-        "resources": {"pack_size": 100},
-    }
+    return da.run(raw, str(folder), "inline").run
 
 
 @pytest.mark.parametrize(
     ("adversary", "names", "runs"),
     [
         ("test_aggregation:Twenty", SEVERAL, np.arange(4000) // 20),
-        ("jobs.studies.coverage:Nobody", NAMES, np.arange(300)),
-        ("test_aggregation:OneTraining", NAMES, np.zeros(300)),
+        ("jobs.studies.coverage:Nobody", NAMES, np.arange(4000)),
+        ("test_aggregation:OneTraining", NAMES, np.zeros(4000)),
     ],
 )
 def test_bounds_are_those_of_trainings_as_the_adversary_has_them(
     adversary, names, runs, twenty, tmp_path
 ):
-    run = finished(twenty if names is SEVERAL else one_run_sweep(adversary, names), tmp_path)
+    changed(twenty, "adversary.name", adversary)
+    run = finished(changed(twenty, "audit.estimators", names), tmp_path)
     (audit,) = run.plan.audits
     scores = stored_scores(run.directory, audit.id)
     rows = run.estimates.set_index("estimator")
@@ -567,16 +546,18 @@ def test_plan_and_report_say_it(twenty, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (("audit.estimators", ["accuracy"]), "accuracy takes scores of many training runs, one of"),
-        (("audit.trials", 4010), "but each training has 20 canaries, a trial each; use 4000"),
-        (("resources.pack_size", 50), "is 50, but each training has 20 canaries.* use 60"),
-        (None, "accuracy takes scores of many training runs"),
+        ({"audit.estimators": ["accuracy"]}, "accuracy takes scores of many training runs, one of"),
+        ({"audit.trials": 4010}, "but each training has 20 canaries, a trial each; use 4000"),
+        ({"resources.pack_size": 50}, "is 50, but each training has 20 canaries.* use 60"),
+        (
+            {"adversary.name": "test_aggregation:OneTraining", "audit.estimators": ["accuracy"]},
+            "accuracy takes scores of many training runs",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(twenty, changes, told):
-    raw = one_run_sweep("test_aggregation:OneTraining", [*NAMES, "accuracy"])
     with pytest.raises(SpecError, match=told):
-        planning.make(spec.from_raw(changed(twenty, *changes) if changes else raw))
+        planning.make(spec.from_raw(twenty, overrides=changes))
 
 
 def test_a_pack_holds_whole_trainings(twenty, tmp_path):

@@ -314,10 +314,7 @@ def test_a_connection_is_no_sign_of_life(answering):
 
 
 class Standing:
-    """An executor with an aggregator that answers the first `beats` pulses and then stands still.
-
-    Its snapshots come all the same.
-    """
+    """An aggregator that answers `beats` pulses and then stands still; its snapshots still come."""
 
     def __init__(self, beats: int) -> None:
         self.beats, self.now, self.restarted = beats, 100.0, list[bool]()
@@ -572,7 +569,6 @@ class PlayedPool:
             self.pool.changed(worker)
 
     def work(self, *packs: Pack | None) -> None:
-        """Gives trainers these packs, in turn."""
         for worker, pack in zip(self.pool.workers, packs, strict=False):
             worker.pack = pack
             self.pool.changed(worker)
@@ -666,7 +662,6 @@ def test_who_saves_a_checkpoint_is_not_silent(played):
 
 
 HERE = {"dpaudit": "1", "torch": "2", "numba": "3", "ray": "4"}
-CODE = Code({"own": "a" * 64}, HERE, "Abacus")
 MIXED = "warning: trials run on several kinds of machine (Abacus; {}): scores are equal in "
 MIXED += "distribution, and may differ in last bits"
 
@@ -682,7 +677,7 @@ def machines(directory: RunDirectory, tiny: dict) -> Callable[..., MachineCompat
 
     def opened(told: list[str], **resources: float) -> MachineCompatibility:
         sweep = from_raw(tiny | {"resources": resources})
-        plan = Plan(0, "", (), (), (CODE,))
+        plan = Plan(0, "", (), (), (Code({"own": "a" * 64}, HERE, "Abacus"),))
         return MachineCompatibility(Work(sweep, plan, directory, 0, told.append))
 
     return opened

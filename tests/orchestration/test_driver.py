@@ -4,7 +4,7 @@ import collections
 import math
 import signal
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -33,13 +33,12 @@ class Scripted:
 
     trainers = 1
 
-    def __init__(self, slots: int = 3) -> None:
-        self.slots = slots
+    def __init__(self, slots: int = 3, decided: Mapping[int, int] | None = None) -> None:
+        self.slots, self.decided = slots, decided or {}
         self.script: dict[Pack, list[str]] = collections.defaultdict(list)
         self.submitted: list[Pack] = []
         self.queue: list[Pack] = []
         self.most_in_flight = 0
-        self.decided: dict[int, int] = {}
         self.flushed = 0
         self.backlogs: list[float] = []
         self.given_up: list[Failure] = []
@@ -206,8 +205,7 @@ def test_a_stop_lets_running_packs_finish_and_starts_no_more():
 
 
 def test_a_decided_audit_gets_no_more_packs():
-    executor = Scripted(slots=1)
-    executor.decided = {0: 40}
+    executor = Scripted(slots=1, decided={0: 40})
     summary = drive(executor).run()
     assert executor.submitted == PACKS[10:]
     assert not summary.stopped
@@ -263,8 +261,8 @@ def test_deadlines_follow_the_slowest_pack():
     assert patient.seconds(PACKS[10]) == SHORTEST, "another audit"
 
 
-def snapshot(done: int, trials: int = 1000, **activity: object) -> Progress:
-    audits = (AuditProgress("one", trials, done, 0.0, 1.0),)
+def snapshot(done: int, **activity: object) -> Progress:
+    audits = (AuditProgress("one", 1000, done, 0.0, 1.0),)
     return Progress(audits, Activity(**activity))  # type: ignore[arg-type]
 
 
@@ -312,11 +310,9 @@ def test_what_is_left_knows_decided_audits_and_failed_packs():
     assert speed.rate(10.0) == 2, "a pack that fails ends, too"
     assert speed.seconds_left(progress, 10.0) == 440
 
-
-def test_failed_packs_that_are_run_again_are_no_negative_speed():
     speed = Speed()
     speed.see(snapshot(50, failed={0: 50}), 0.0)
-    speed.see(snapshot(50), 1.0)
+    speed.see(snapshot(50), 1.0)  # failed packs are run again: no negative speed
     assert math.isnan(speed.rate(1.0))
     speed.see(snapshot(60), 2.0)
     assert speed.rate(2.0) == 10
@@ -371,6 +367,7 @@ class Recorder:
     def __init__(self) -> None:
         self.values: dict[tuple[str, str], float] = {}
         self.count, self.now = 0, 1000.0
+        self.publisher = metrics.Publisher(self, "sweep", lambda: self.now)
 
     def __call__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> Any:
         assert description
@@ -383,23 +380,18 @@ class Recorder:
 
         return types.SimpleNamespace(set=set_gauge)
 
+    def publish(self, progress: Progress) -> dict[tuple[str, str], float]:
+        """What is set at a heartbeat after this."""
+        self.publisher.publish(progress)
+        self.publisher.set_gauges()
+        return self.values
+
 
 @pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def publish(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Callable[[Progress], None]:
-    """Publishes without a heartbeat."""
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Without a heartbeat of its own."""
     monkeypatch.setattr(metrics.Publisher, "_beat", metrics.Publisher.set_gauges)
-    publisher = metrics.Publisher(recorder, "sweep", lambda: recorder.now)
-
-    def published(progress: Progress) -> None:
-        publisher.publish(progress)
-        publisher.set_gauges()
-
-    return published
+    return Recorder()
 
 
 def two_audits(done: int, **activity: Any) -> Progress:
@@ -410,13 +402,12 @@ def two_audits(done: int, **activity: Any) -> Progress:
     return Progress(audits, Activity(**activity))
 
 
-def test_every_metric_is_set_from_the_snapshot(recorder, publish):
-    values = recorder.values
-    publish(two_audits(40))
+def test_every_metric_is_set_from_the_snapshot(recorder):
+    values = recorder.publish(two_audits(40))
     assert values["last_result_timestamp_seconds", ""] == 1000.0, "the start, before any result"
     assert values["pack_seconds", ""] == 0.0
     activity = {"packs_in_flight": 4, "trainers": 2, "pack_seconds": 1.5, "last_result": 990.0}
-    publish(two_audits(40, **activity))
+    recorder.publish(two_audits(40, **activity))
     assert {f"dpaudit_{name}" for name, _ in values} == {each.name for each in metrics.METRICS}
     expected = {
         ("trials_done", "loss"): 40,
@@ -434,24 +425,25 @@ def test_every_metric_is_set_from_the_snapshot(recorder, publish):
 
 
 @pytest.mark.parametrize(("epsilon", "refuted"), [(2.0, 0), (2.1, 1)])
-def test_a_claim_is_refuted_by_the_bound_that_is_shown(recorder, publish, epsilon, refuted):
+def test_a_claim_is_refuted_by_the_bound_that_is_shown(recorder, epsilon, refuted):
     leaky = AuditProgress("leaky", 100, 50, epsilon, 2.0)
-    publish(Progress((leaky, AuditProgress("fine", 100, 50, 3.0, math.inf))))
+    fine = AuditProgress("fine", 100, 50, 3.0, math.inf)
+    values = recorder.publish(Progress((leaky, fine)))
     verdicts = {("verdict", "leaky"): refuted, ("verdict", "fine"): 0}
-    assert (verdicts | {("sweep_verdict", ""): refuted}).items() <= recorder.values.items()
+    assert (verdicts | {("sweep_verdict", ""): refuted}).items() <= values.items()
 
 
-def test_trials_per_second_cover_the_last_minute_and_fall_while_nothing_comes(recorder, publish):
+def test_trials_per_second_cover_the_last_minute_and_fall_while_nothing_comes(recorder):
     rates = []
     for second, done in [(0, 0), (30, 60), (60, 120), (90, 120), (120, 120)]:
         recorder.now = 1000.0 + second
-        publish(two_audits(done))
-        rates.append(recorder.values["trials_per_second", ""])
+        rates.append(recorder.publish(two_audits(done))["trials_per_second", ""])
     assert rates == [0, 2, 2, 1, 0]
 
 
-def test_gauges_are_set_again_while_no_news_comes(recorder, monkeypatch):
+def test_gauges_are_set_again_while_no_news_comes(monkeypatch):
     assert metrics.HEARTBEAT_SECONDS <= 10
     monkeypatch.setattr(metrics, "HEARTBEAT_SECONDS", 0.01)
-    metrics.Publisher(recorder, "sweep").publish(two_audits(1))
+    recorder = Recorder()
+    recorder.publisher.publish(two_audits(1))
     wait_for(lambda: recorder.count >= 5 * (2 * 8 + 6))

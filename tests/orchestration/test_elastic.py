@@ -81,12 +81,8 @@ def test_a_drained_node_is_given_no_more_and_its_loss_is_no_failure(around, ligh
 @pytest.fixture(scope="module")
 def growing() -> Iterator[Head]:
     """A head without CPUs; up to three nodes of one CPU, each taken away after 6 idle seconds."""
-    worker = {
-        "resources": {"CPU": 1, "object_store_memory": SMALL},
-        "node_config": {},
-        "min_workers": 0,
-        "max_workers": 3,
-    }
+    resources = {"CPU": 1, "object_store_memory": SMALL}
+    worker = {"resources": resources, "node_config": {}, "min_workers": 0, "max_workers": 3}
     with head(cpus=0, dashboard=False, worker=worker) as center:
         yield center
 

@@ -30,6 +30,7 @@ from tests.command import changed, dpaudit, inline, write_sweep
 from tests.head import wait_for
 from tests.orchestration import shadows
 from tests.orchestration.test_faults import assert_same, start
+from tests.plan.failing import of_function
 
 HERE = Path(__file__).parent
 PARTS = 4
@@ -48,17 +49,11 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sweep(**mechanism: Any) -> dict[str, Any]:
     """Two audits that share a preparation of four parts."""
-    prepared = {"prepare": "shadows:shadow", "parts": PARTS}
-    return {
-        "name": "prepared",
-        "seed": 5,
-        "mechanism": {"name": "tests.pace:WithoutTorch", "path": "shadows:train", "steps": 4}
-        | {"noise_multiplier": 1.0, **prepared, **mechanism},
-        "adversary": "own",
-        "audit": {"trials": 40, "delta": 1e-5, "accountants": ["gaussian"]},
-        "grid": {"mechanism.options": [{"noise": 1.0}, {"noise": 2.0}]},
-        "resources": {"pack_size": 10},
-    }
+    stated = {"name": "tests.pace:WithoutTorch", "path": "shadows:train"}
+    stated |= {"prepare": "shadows:shadow", "parts": PARTS}
+    audit = {"trials": 40, "accountants": ["gaussian"]}
+    grid = {"mechanism.options": [{"noise": 1.0}, {"noise": 2.0}]}
+    return of_function("prepared", audit, 10, **stated | mechanism) | {"grid": grid}
 
 
 def made(log: Path) -> list[int]:
@@ -152,7 +147,7 @@ def test_packs_wait_for_their_parts_and_others_do_not():
 def test_a_preparation_that_fails_holds_up_its_audits_only(tmp_path, log, monkeypatch, quiet):
     monkeypatch.setenv(shadows.FAILS, "2")
     own = sweep()
-    other = {"name": "function", "path": "shadows:plain", "steps": 4, "noise_multiplier": 1.0}
+    other = of_function("", {}, 10, path="tests.plan.failing:steady")["mechanism"]
     waiting = [own["mechanism"] | {"options": {"noise": noise}} for noise in (1.0, 2.0)]
     file = write_sweep(tmp_path, own | {"grid": {"mechanism": [*waiting, other]}})
     failed = inline(file, tmp_path)

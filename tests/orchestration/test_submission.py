@@ -132,7 +132,6 @@ def test_a_token_file_is_enough_the_mode_need_not_be_set(cluster, place):
     ("arguments", "said"),
     [
         (["--address", "127.0.0.1:6379"], "such as http://127.0.0.1:8265"),
-        (["--address", "ray://head:10001"], "such as http://127.0.0.1:8265"),
         (["--address", "http://127.0.0.1:1"], "no Ray dashboard answers"),
         (["--storage-path", "runs"], "would end with the job"),
         (["--exclude", "sweep.yaml"], "not be left out by --exclude"),

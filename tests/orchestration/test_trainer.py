@@ -30,15 +30,8 @@ from tests.orchestration.test_aggregation import scores_of
 from tests.orchestration.test_faults import assert_same, start
 
 
-class Faulty(BiasedDimension):
-    name: str = "test_trainer:Faulty"
-
-    def score(self, *_: Any) -> Any:
-        raise ZeroDivisionError("scores went wrong")
-
-
-class Hungry(BiasedDimension):
-    name: str = "test_trainer:Hungry"
+class Failing(BiasedDimension):
+    name: str = "test_trainer:Failing"
     error: str
 
     def score(self, *_: Any) -> Any:
@@ -52,16 +45,6 @@ class Diverging(BiasedDimension):
         scores = super().score(*observed)
         scores[::5] = torch.nan
         return scores
-
-
-def failed(raw: dict) -> Failure:
-    """The failure of its first pack."""
-    sweep = spec.from_raw(raw)
-    plan = planning.make(sweep)
-    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep))
-    failure = trainer.attempt(next(plan.remaining(RunDirectory("nowhere"))))
-    assert isinstance(failure, Failure)
-    return failure
 
 
 @pytest.mark.parametrize(
@@ -78,10 +61,14 @@ def failed(raw: dict) -> Failure:
 )
 def test_memory_that_runs_out_is_told_with_a_smaller_pack(error, count, message, tiny):
     """A quarter of the pack's 10 trials, in whole trainings."""
-    hungry = {"name": "test_trainer:Hungry", "error": error, "count": count}
-    tiny |= {"grid": {}, "adversary": hungry}
+    failing = {"name": "test_trainer:Failing", "error": error, "count": count}
+    tiny |= {"grid": {}, "adversary": failing}
     tiny["audit"]["estimators"] = ["eps-delta" if count == 1 else "several-canaries"]
-    failure = failed(tiny)
+    sweep = spec.from_raw(tiny)
+    plan = planning.make(sweep)
+    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep))
+    failure = trainer.attempt(next(plan.remaining(RunDirectory("nowhere"))))
+    assert isinstance(failure, Failure)
     if message is None:
         assert failure.kind == error.partition("(")[0]
     else:
@@ -93,7 +80,8 @@ def test_memory_that_runs_out_is_told_with_a_smaller_pack(error, count, message,
 
 
 def test_other_audits_go_on_and_the_run_is_not_complete(tiny, tmp_path):
-    tiny["grid"]["adversary"] = ["test_trainer:Faulty", "loss"]
+    error = "ZeroDivisionError('scores went wrong')"
+    tiny["grid"]["adversary"] = [{"name": "test_trainer:Failing", "error": error}, "loss"]
     result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
     assert not result.complete
     assert [failure.kind for failure in result.failures] == ["ZeroDivisionError"] * 3
@@ -144,12 +132,8 @@ def test_what_was_provided_is_not_read(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("shared_head")
 def test_trainers_read_nothing(tiny, tmp_path):
     log = tmp_path / "log"
-    changed(
-        tiny,
-        "mechanism.data",
-        {"name": "tests.orchestration.test_trainer:Counted", "log": str(log)},
-    )
-    changed(tiny, "mechanism.batch_size", 50)
+    data = {"name": "tests.orchestration.test_trainer:Counted", "log": str(log)}
+    tiny["mechanism"] |= {"data": data, "batch_size": 50}
     result = da.run(write_sweep(tmp_path, tiny), storage_path=str(tmp_path / "ray"))
     assert result.complete
     assert set(log.read_text().split()) == {str(os.getpid())}
@@ -300,8 +284,9 @@ for kill in range(kills):
 def test_killed_again_and_again_a_training_of_2000_steps_is_the_same(
     adversary, kills, tiny, tmp_path
 ):
-    whole = long(tiny, None, adversary)
-    quiet = da.run(whole, storage_path=str(tmp_path / "quiet"), executor="inline")
+    quiet = da.run(
+        long(tiny, None, adversary), storage_path=str(tmp_path / "quiet"), executor="inline"
+    )
     assert not files(Path(quiet.location))
     file = write_sweep(tmp_path, long(tiny, 0.0005, adversary))
     arguments = [str(file), str(tmp_path / "killed"), str(kills)]
