@@ -10,7 +10,7 @@ import pytest
 
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.plan.provenance import Code
-from tests.command import Outcome, inline, write_sweep
+from tests.command import Outcome, contents, inline, write_sweep
 from tests.plan.failing import of_function
 
 TRAIN = """
@@ -102,7 +102,7 @@ def test_a_plan_records_what_the_trials_depend_on(sweep, folder):
 def test_other_code_is_refused(more, sweep):
     """Also where the run is complete: it is not what this code gives."""
     assert run(sweep).code == 0
-    before = {file: file.read_bytes() for file in (sweep.parent / "runs").rglob("*.*")}
+    before = contents(sweep.parent / "runs")
     (code,) = plan(sweep)["code"]
     changed(sweep.parent)
     outcome = run(sweep, *more)
@@ -115,7 +115,7 @@ def test_other_code_is_refused(more, sweep):
         f"{old[:12]}... there, SHA-256 {new[:12]}... here); restore it, or use a new name and a "
         "new seed",
     ]
-    assert {file: file.read_bytes() for file in (sweep.parent / "runs").rglob("*.*")} == before
+    assert contents(sweep.parent / "runs") == before
 
 
 def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(sweep, folder):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import dpaudit_ray as da
@@ -24,6 +23,7 @@ from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.spec import Sweep
 from jobs.scale import empty, large
+from tests.orchestration.test_faults import assert_same
 
 PACKS, SIZE = 50, 3  # of the one audit: a whole group and 18 packs more
 GATHERED, FEWEST = 32, 8  # instead of 256 and 64
@@ -49,17 +49,6 @@ def filled(folder: Path, packs: int = PACKS) -> Opened:
 
 def files(run: RunDirectory, plan: Plan) -> list[tuple[int, int]]:
     return sorted(run.score_files(plan.audits[0].id))
-
-
-def results(run: RunDirectory) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Scores and estimates."""
-    result = da.Result(run.location, complete=True)
-    return result.scores.reset_index(drop=True), result.estimates
-
-
-def assert_same(left: RunDirectory, right: RunDirectory) -> None:
-    for mine, other in zip(results(left), results(right), strict=True):
-        pd.testing.assert_frame_equal(mine, other, check_exact=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,12 +85,12 @@ def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(tmp_path, alone
     aggregation.flush()
     assert run.complete
     assert files(run, plan) == GROUPS
-    assert_same(run, alone)
+    assert_same(run.location, alone.location)
     again = Aggregation.rebuild(run)
     assert again.progress() == aggregation.progress()
     assert list(plan.remaining(run)) == []
     again.flush()
-    assert_same(run, alone)
+    assert_same(run.location, alone.location)
     assert verdict.judge(Run.open(run.location)) == verdict.judge(Run.open(alone.location))
 
 
@@ -133,13 +122,13 @@ def test_a_crash_at_any_moment_counts_no_trial_twice_and_loses_none(tmp_path, al
             mortal(patch, allowed)
             with pytest.raises(Died):
                 aggregation.flush()
-        assert_same(run, alone)
+        assert_same(run.location, alone.location)
         assert list(plan.remaining(run)) == []
         counts.append(len(files(run, plan)))
     assert counts == [50, 51, 49, 39, 16]
     Aggregation(sweep, plan, run).flush()
     assert files(run, plan) == GROUPS
-    assert_same(run, alone)
+    assert_same(run.location, alone.location)
 
 
 def test_old_files_stay_where_the_new_one_is_not_whole(tmp_path, monkeypatch):
@@ -169,7 +158,7 @@ def test_storage_that_will_not_have_it_fails_no_run(what, tmp_path, alone, monke
     monkeypatch.setattr(RunDirectory, what, refused)
     Aggregation(sweep, plan, run).flush()
     assert run.complete
-    assert_same(run, alone)
+    assert_same(run.location, alone.location)
 
 
 def test_what_is_gathered_while_it_is_read_is_found(tmp_path, alone):
@@ -181,8 +170,8 @@ def test_what_is_gathered_while_it_is_read_is_found(tmp_path, alone):
     found = [first, *slow]
     assert [pack.first for pack in found] == list(range(0, PACKS * SIZE, SIZE))
     scores = np.concatenate([pack.scores for pack in found])
-    whole = results(alone)[0]["score"].to_numpy().reshape(scores.shape)
-    assert np.array_equal(scores, whole)
+    whole = da.Result(alone.location, complete=True).scores["score"].to_numpy()
+    assert np.array_equal(scores, whole.reshape(scores.shape))
 
 
 def test_packs_around_one_that_failed_are_gathered_and_then_all(tmp_path):
@@ -218,7 +207,7 @@ def test_an_extension_goes_on_in_the_same_group(tmp_path):
         aggregation.fold(pack, large.scores(plan, pack))
     aggregation.flush()
     assert files(run, plan) == [(0, 95), (96, 191), (192, 224)]
-    assert len(results(run)[0]) == 75 * SIZE * 2
+    assert len(da.Result(run.location, complete=True).scores) == 75 * SIZE * 2
 
 
 PLAN = [(n, n + 9) for n in range(0, 100, 10)]
@@ -279,7 +268,6 @@ def test_a_verdict_looks_after_packs_and_not_after_files(tmp_path, monkeypatch):
         return look(self, now)
 
     monkeypatch.setattr(ClaimTest, "look", noted)
-    # It looks at imagined trials.
     monkeypatch.setattr(detection, "chance_to_refute", lambda *_: 0.0)
     opened_run = Run.open(run.location)
     fast, _ = verdict._judge_audit(opened_run, 0, alpha=0.05, thorough=False)

@@ -16,16 +16,9 @@ from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import dpaudit, stored_scores
 from tests.plan.failing import of_function
 
-LEVEL = {"delta": 1e-5, "confidence": 0.95}
-
-
-def train(member: bool, seed: int) -> float:
-    """N(2 b, 1)."""
-    return float(np.random.default_rng(seed).normal() + 2 * member)
-
 
 def sweep(*estimators: Any, **audit: Any) -> dict[str, Any]:
-    how = {"path": "test_extending:train", "curve": "gaussian", "isolated": False}
+    how = {"path": "tests.plan.failing:steady", "curve": "gaussian", "isolated": False}
     return of_function("longer", {"estimators": list(estimators)} | audit, 20, **how)
 
 
@@ -37,14 +30,22 @@ def grown(raw: dict[str, Any], folder: Path, *trials: int) -> pd.DataFrame:
     return done.estimates.set_index("estimator")
 
 
-def whole(raw: dict[str, Any], folder: Path, name: str, planned: int) -> stats.Estimate:
-    """The bound by hand, from all scores."""
-    run = RunDirectory(str(folder / raw["name"]))
-    (audit,) = planning.from_json(run.read_json("plan.json")).audits
-    scores = stored_scores(run, audit.id)
-    state = stats.make(name, planned=planned)
-    state.fold(scores["score"].to_numpy(), scores["member"].to_numpy())
-    return state.bound(**LEVEL)
+def by_hand(method, shares, scores, members, **options) -> float:
+    """The largest of the bounds after so many trials, each at its share of the error."""
+    bounds = []
+    for number, share in shares.items():
+        state = stats.make(method, planned=number, **options)
+        state.fold(scores[:number], members[:number])
+        bounds.append(state.bound(1e-5, 1 - share * 0.05).epsilon_lower)
+    return max(bounds)
+
+
+def scores_in(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and members of all trials."""
+    run = RunDirectory(str(folder / "longer"))
+    (audit,) = planning.require(run).audits
+    table = stored_scores(run, audit.id)
+    return table["score"].to_numpy(), table["member"].to_numpy()
 
 
 def speaks_for(folder: Path) -> tuple[str, str]:
@@ -80,8 +81,8 @@ def test_after_an_extension_time_uniform_bounds_take_over(tmp_path):
     assert table["status"].to_dict() == extended | ADDED
     assert set(table["trials"]) == {200}
     for name in table.index:
-        by_hand = whole(raw, tmp_path, name, planned=200)
-        assert table.loc[name, "epsilon_lower"] == by_hand.epsilon_lower, name
+        bound = by_hand(name, {200: 1}, *scores_in(tmp_path))
+        assert table.loc[name, "epsilon_lower"] == bound, name
     shown = dpaudit("status", tmp_path / "longer").out
     assert speaks_for(tmp_path) == ("anytime", "certified")
     assert "interim" not in shown

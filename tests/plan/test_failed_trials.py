@@ -61,7 +61,6 @@ def replayed(location: Path, name: str) -> float:
 
 
 def test_estimates_cover_all_trials_with_the_failed_ones_as_misses(broken):
-    """The twin folds trial by trial, by hand."""
     _sweep, plan, run = opened(broken)
     failed = {(f.pack.first, f.pack.last) for f in outcomes.failed(run, plan)}
     assert 3 <= len(failed) <= 30
@@ -173,39 +172,28 @@ def retried(location: Path) -> Outcome:
     return inline(location.parent / "sweep.yaml", location.parent, "--retry-failed")
 
 
-def whole(tmp_path: Path) -> pd.DataFrame:
-    """Estimates of the same sweep where nothing ever failed."""
-    parsed = sweep("steady", 300)
-    return da.run(parsed, storage_path=str(tmp_path / "whole"), executor="inline").run.estimates
-
-
 def test_scores_replace_misses_when_a_retry_succeeds(broken, tmp_path, monkeypatch):
     monkeypatch.delenv(FLAG)
     assert retried(broken).code == 0
     assert json.loads((broken / "outcomes.json").read_text())["failed_packs"] == []
+    whole = da.run(sweep("steady", 300), storage_path=str(tmp_path / "whole"), executor="inline")
     found = RunDirectory(str(broken)).estimates()
-    pd.testing.assert_frame_equal(found, whole(tmp_path), check_exact=True)
+    pd.testing.assert_frame_equal(found, whole.run.estimates, check_exact=True)
 
 
 def test_a_retry_that_fails_again_changes_nothing(broken):
     """Three failures in a row end it; packs whose turn did not come are misses again."""
-    location = broken
-    before = RunDirectory(str(location)).estimates()
-    known = (location / "outcomes.json").read_text()
-    again = retried(location)
+    before, record = rows(broken), broken / "outcomes.json"
+    known = json.loads(record.read_text())["failed_packs"]
+    again = retried(broken)
     assert again.code == 3
     assert "3 packs in a row failed the same way" in again.err
-    record = json.loads((location / "outcomes.json").read_text())["failed_packs"]
-    assert len(record) == len(json.loads(known)["failed_packs"]) > 3
-    after = RunDirectory(str(location)).estimates()
-    pd.testing.assert_frame_equal(after, before, check_exact=True)
+    assert len(json.loads(record.read_text())["failed_packs"]) == len(known) > 3
+    pd.testing.assert_frame_equal(rows(broken), before, check_exact=True)
 
 
 def test_code_that_is_not_deterministic_is_not_retried(tmp_path, monkeypatch):
-    """Retried until nothing fails, ε >= 2.70 was certified of a mechanism with ε = 2.
-
-    The scores are seeded by the clock: one retry in 200,000 is not found out (.8287 ** 65).
-    """
+    """Its scores are seeded by the clock: one retry in 200,000 is not found out (.8287 ** 65)."""
     monkeypatch.setattr("dpaudit_ray.orchestration.driver.SAME_FAILURES", 10**6)
     file = write_sweep(tmp_path, sweep("restless", 1000))
     assert inline(file, tmp_path).code == 3

@@ -5,14 +5,10 @@ import json
 import numpy as np
 import pytest
 
-import dpaudit_ray as da
 from dpaudit_ray import stats
-from dpaudit_ray.errors import SpecError
-from dpaudit_ray.plan import record
 from dpaudit_ray.stats import growth
-from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import dpaudit, stored_scores, write_sweep
-from tests.plan.test_extending import grown, sweep
+from tests.command import dpaudit, write_sweep
+from tests.plan.test_extending import by_hand, grown, scores_in, sweep
 
 DELTA, CONFIDENCE = 1e-5, 0.95
 
@@ -49,16 +45,6 @@ def test_all_looks_hold_together(method, audits):
     assert 0 < wrong / audits < 0.05 + 3 * (0.05 * 0.95 / audits) ** 0.5
 
 
-def by_hand(method, shares, scores, members, **options) -> float:
-    """The largest of the bounds after so many trials, each at its share of the error."""
-    bounds = []
-    for number, share in shares.items():
-        state = stats.make(method, planned=number, **options)
-        state.fold(scores[:number], members[:number])
-        bounds.append(state.bound(DELTA, 1 - share * 0.05).epsilon_lower)
-    return max(bounds)
-
-
 @pytest.mark.parametrize("cuts", [(), (50, 100, 130, 700), (1, 399, 401)])
 def test_any_split_of_the_stream_gives_the_same_bounds(cuts):
     """Each look's is that of its own estimator after exactly so many trials, at its share."""
@@ -93,16 +79,9 @@ def test_growth_to_what_was_declared_stays_certified_and_never_lowers_a_bound(tm
     assert (stored["declared"], stored["up_to"]) == ([100, 250, 400, 800], 800)
     assert dpaudit("check", tmp_path / "longer").code == 0
 
-    audit = record.require(RunDirectory(str(tmp_path / "longer"))).audits[0]
-    scores = stored_scores(RunDirectory(str(tmp_path / "longer")), audit.id)
-    looked = by_hand("accuracy", {100: 0.75, 400: 0.125, 800: 0.125}, scores["score"].to_numpy(),
-                     scores["member"].to_numpy())  # fmt: skip
+    shares = {100: 0.75, 400: 0.125, 800: 0.125}
+    looked = by_hand("accuracy", shares, *scores_in(tmp_path))
     assert table.loc["accuracy", "epsilon_lower"] == pytest.approx(looked)
-
-
-def test_a_ceiling_below_the_trials_is_refused(tmp_path):
-    with pytest.raises(SpecError, match=r"audit.up_to: is 50, fewer than the 100 of audit.trials"):
-        da.run(sweep("accuracy", up_to=50), str(tmp_path), "inline")
 
 
 def test_a_ceiling_is_declared_before_the_first_trial(tmp_path):

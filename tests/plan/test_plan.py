@@ -1,6 +1,5 @@
 """From a sweep to packs, and back from a run directory to what remains."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.spec import Sweep
-from tests.command import changed
+from tests.command import changed, contents
 
 
 @pytest.fixture
@@ -40,19 +39,6 @@ def store(run: RunDirectory, plan: Plan, pack: Pack) -> None:
     members = seeds.bits(plan.seed, audit.fingerprint, pack.first, pack.last)
     scores = np.zeros((pack.size, len(audit.horizons)))
     run.write_scores(audit.id, PackScores(pack.first, members, audit.horizons, scores))
-
-
-def files(run: RunDirectory) -> dict[str, bytes]:
-    root = Path(run.location)
-    found = (file for file in root.rglob("*") if file.is_file())
-    return {str(file.relative_to(root)): file.read_bytes() for file in found}
-
-
-def tampered(run: RunDirectory, change: Callable[[dict[str, Any]], object]) -> None:
-    file = Path(run.location) / "plan.json"
-    raw = json.loads(file.read_text())
-    change(raw)
-    file.write_text(json.dumps(raw))
 
 
 @pytest.mark.parametrize("size", [1, 7, 10, 89, 90, 91, 1000, "auto"])
@@ -122,9 +108,9 @@ def test_opening_again_changes_no_file(tiny, run):
     for pack in plan.remaining(run):
         store(run, plan, pack)
     run.set_complete(True)
-    before = files(run)
+    before = contents(run.location)
     assert planning.open_run(spec.from_raw(tiny), run) == plan
-    assert files(run) == before
+    assert contents(run.location) == before
     assert run.complete
     assert planning.load(run) == planning.require(run) == plan
     assert planning.read(run) == (spec.from_raw(tiny), plan)
@@ -152,18 +138,16 @@ def test_preview_writes_nothing(tiny, run):
     plan = planning.preview(spec.from_raw(tiny), run)
     assert not Path(run.location).exists()
     assert planning.open_run(spec.from_raw(tiny), run) == plan
-    before = files(run)
+    before = contents(run.location)
     longer = planning.preview(with_trials(tiny, 120), run)
     assert longer.trials == 240
-    assert files(run) == before
+    assert contents(run.location) == before
 
 
-@pytest.mark.parametrize(
-    "model", ["convnet", "cnn4", {"name": "module", "path": "torch.nn:Identity"}], ids=str
-)
-def test_networks_that_may_pool_convolutions_are_computed_otherwise_than_before(model):
+def test_networks_that_may_pool_convolutions_are_computed_otherwise_than_before():
     """Their last bits changed: a run of before has another identity, and is refused."""
-    assert parse(Model, model, "model").identity()["revision"] == 3
+    for model in ("convnet", "cnn4", {"name": "module", "path": "torch.nn:Identity"}):
+        assert parse(Model, model, "model").identity()["revision"] == 3
     assert "revision" not in parse(Model, "fcnn", "model").identity()
 
 
@@ -172,7 +156,7 @@ def test_a_run_of_another_computation_is_refused_with_what_differs(tiny, run, mo
     with monkeypatch.context() as before:
         before.setattr(DpSgd, "revision", 1)
         planning.open_run(spec.from_raw(tiny), run)
-    kept = files(run)
+    kept = contents(run.location)
     for act in (planning.open_run, planning.preview):
         with pytest.raises(RunDirectoryError) as error:
             act(spec.from_raw(tiny), run)
@@ -181,7 +165,7 @@ def test_a_run_of_another_computation_is_refused_with_what_differs(tiny, run, mo
         assert "\n" not in said
     with pytest.raises(RunDirectoryError, match="is damaged"):
         planning.read(run)
-    assert files(run) == kept
+    assert contents(run.location) == kept
 
 
 @pytest.mark.parametrize("trials", [91, 95, 100, 130])
@@ -190,10 +174,10 @@ def test_raising_trials_keeps_old_packs_and_bits(trials, tiny, run):
     for pack in old.remaining(run):
         store(run, old, pack)
     run.set_complete(True)
-    scores = {name: data for name, data in files(run).items() if name.startswith("scores/")}
+    scores = contents(Path(run.location) / "scores")
     new = planning.open_run(with_trials(tiny, trials, 20), run)
     assert not run.complete
-    assert scores.items() <= files(run).items()
+    assert scores.items() <= contents(Path(run.location) / "scores").items()
     for before, after in zip(old.audits, new.audits, strict=True):
         assert after.packs[: len(before.packs)] == before.packs
         assert after.packs[len(before.packs)][0] == 90
@@ -262,14 +246,14 @@ def test_a_kill_between_the_two_files_of_an_extension_is_harmless(tiny, run, mon
 
 def refusal(sweep: Sweep, run: RunDirectory) -> str:
     """Both entrances refuse with the same words and change nothing."""
-    before = files(run)
+    before = contents(run.location)
     messages = []
     for entrance in (planning.open_run, planning.preview):
         with pytest.raises(RunDirectoryError) as error:
             entrance(sweep, run)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
-    assert files(run) == before
+    assert contents(run.location) == before
     return messages[0]
 
 
@@ -317,10 +301,7 @@ def claimed(**fields: Any) -> Callable[[dict[str, Any]], object]:
         (lambda p: p["audits"][0].update(fingerprint="abc"), "audits.0.fingerprint: String should"),
         (lambda p: p["audits"][0].update(id="000-../../x-28b2e936"), "is not the id of audit 0"),
         (lambda p: p["audits"][0].update(packs=[[0, -1], [0, 89]]), "do not make up its 90 trials"),
-        (
-            lambda p: p["audits"][0].update(trials=10**12, packs=[[0, 10**12 - 1]]),
-            "trials: Input should be less than",
-        ),
+        (lambda p: p["audits"][0].update(trials=10**12), "trials: Input should be less than"),
         (lambda p: p["audits"][0].update(claims={"gaussian": [1.0, 2.0]}), "after step 6 by gauss"),
         (lambda p: p.update(code=[{"modules": {"x": "0" * 64}}]), "code.0.versions: Field"),
         (lambda p: p["audits"][0]["packs"].append([85, 99]), "do not make up its 90 trials"),
@@ -339,7 +320,8 @@ def claimed(**fields: Any) -> Callable[[dict[str, Any]], object]:
 )
 def test_a_tampered_plan_is_refused(change, problem, tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
-    tampered(run, change)
+    change(raw := run.read_json("plan.json"))
+    run.write_json("plan.json", raw)
     message = refusal(spec.from_raw(tiny), run)
     assert message.startswith(f"{run.location}/plan.json ")
     assert problem in message
@@ -378,12 +360,12 @@ def test_an_edited_recording_is_refused(edit, tiny, run):
 def test_a_lost_recording_is_written_again(tiny, run):
     """plan.json says which sweep it was, so only that sweep can restore the file."""
     planning.open_run(spec.from_raw(tiny), run)
-    before = files(run)
+    before = contents(run.location)
     (Path(run.location) / "sweep.yaml").unlink()
     other = spec.from_raw(tiny, overrides={"mechanism.clip_norm": 2.0})
     assert "is the plan of another sweep" in refusal(other, run)
     planning.open_run(spec.from_raw(tiny), run)
-    assert files(run) == before
+    assert contents(run.location) == before
 
 
 def test_a_lost_plan_is_made_again_unless_there_are_scores(tiny, run):
@@ -409,31 +391,18 @@ def test_packs_are_limited_to_what_a_disk_can_hold(tiny):
         planning.make(with_trials(tiny, 90_000_000, 3))
 
 
-def automatic(tiny: dict[str, Any], trials: int, model: dict[str, Any]) -> Sweep:
-    changed(tiny, "audit.trials", trials)
-    changed(tiny, "mechanism.model", model)
-    return spec.from_raw(changed(tiny, "resources.pack_size", "auto"))
-
-
-def larger(monkeypatch: pytest.MonkeyPatch, models: int) -> None:
-    """As if `fcnn` were so large that a pack has room for so many."""
-    monkeypatch.setattr(Fcnn, "parameters", property(lambda _: (1 << 27) // models))
-
-
-@pytest.mark.parametrize(
-    ("model", "models"),
-    [({"name": "fcnn"}, 256), ({"name": "wrn16"}, 48), ({"name": "resnet18"}, 12)],
-)
+@pytest.mark.parametrize(("model", "models"), [("fcnn", 256), ("wrn16", 48), ("resnet18", 12)])
 def test_large_models_come_in_smaller_packs(model, models, tiny):
-    sweep = automatic(tiny, 600, model)
-    for audit in planning.make(sweep).audits:
+    changed(tiny, "mechanism.model", model)
+    for audit in planning.make(with_trials(tiny, 600, "auto")).audits:
         assert audit.packs[:2] == ((0, models - 1), (models, 2 * models - 1))
 
 
 def test_a_plan_of_before_keeps_its_packs(tiny, monkeypatch):
-    old = planning.make(automatic(tiny, 600, {"name": "fcnn"}))
-    larger(monkeypatch, 40)
-    more = planning.make(automatic(tiny, 700, {"name": "fcnn"}), old)
+    old = planning.make(with_trials(tiny, 600, "auto"))
+    # As if `fcnn` were so large that a pack has room for 40.
+    monkeypatch.setattr(Fcnn, "parameters", property(lambda _: (1 << 27) // 40))
+    more = planning.make(with_trials(tiny, 700, "auto"), old)
     assert [audit.packs[:3] for audit in more.audits] == [audit.packs for audit in old.audits]
     assert more.audits[0].packs[3:] == ((600, 639), (640, 679), (680, 699))
     assert [a.fingerprint for a in more.audits] == [a.fingerprint for a in old.audits]
