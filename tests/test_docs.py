@@ -5,7 +5,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import typer
@@ -15,8 +14,8 @@ from docs.hooks import reference, repository
 from dpaudit_ray.cli.main import app
 from dpaudit_ray.sweep import schema
 from dpaudit_ray.sweep.spec import _KEYS
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 VERBS = typer.main.get_command(app).commands
 
 
@@ -90,9 +89,7 @@ def test_links_of_the_repository_stay_links_on_the_site():
     assert repository.on_site(code, "docs/results.md", "results.md") == code
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebooks_are_stored_without_outputs(path):
     notebook = json.loads(path.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

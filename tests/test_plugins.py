@@ -10,7 +10,7 @@ from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.adversaries.loss import Loss
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.sweep import spec
-from tests.command import dpaudit, inline, refused, write_sweep
+from tests.command import completed, dpaudit, inline, refused, write_sweep
 
 MODULE = """
 from typing import Literal
@@ -85,13 +85,10 @@ def test_names_and_mappings_are_the_same():
 @pytest.mark.usefixtures("own")
 def test_an_adversary_of_ones_own_runs(tiny, tmp_path):
     sweep = alone(tiny, {"name": "own_attack:Louder", "gain": 2.0, "example": 5})
-    outcome = inline(write_sweep(tmp_path, sweep), tmp_path / "runs")
-    assert outcome.code == 0, outcome.err
+    outcome = completed(inline(write_sweep(tmp_path, sweep), tmp_path / "runs"))
     assert "louder" in outcome.out
-    status = dpaudit("status", tmp_path / "runs/tiny")
-    assert status.code == 0
-    again = inline(tmp_path / "runs/tiny/sweep.yaml", tmp_path / "runs")
-    assert again.code == 0, again.err
+    completed(dpaudit("status", tmp_path / "runs/tiny"))
+    completed(inline(tmp_path / "runs/tiny/sweep.yaml", tmp_path / "runs"))
 
 
 @pytest.mark.usefixtures("own")
@@ -161,8 +158,7 @@ def test_an_adversary_that_raises_fails_its_audit_only(name, message, tiny, tmp_
     assert message in failed
     assert "--retry-failed" in again
     assert "Traceback" not in outcome.out
-    status = dpaudit("status", tmp_path / "runs/tiny")
-    assert status.code == 0
+    status = completed(dpaudit("status", tmp_path / "runs/tiny"))
     assert message in status.out
     assert "not complete" in status.out
     done = [len(list(audit.iterdir())) for audit in (tmp_path / "runs/tiny/scores").iterdir()]
