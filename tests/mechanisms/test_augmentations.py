@@ -1,7 +1,6 @@
 """Augmentation multiplicity: views against loops, one gradient for all views of an example."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ from torch import nn
 import dpaudit_ray as da
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining, draw_views
-from tests.command import inline, refused, write_sweep
+from tests.command import completed, inline, refused, write_sweep
+from tests.engines.networks import Crowded, Made
 from tests.trainings import cell
 
 
@@ -64,7 +64,6 @@ def test_views_are_crops_and_mirror_images():
 
 @pytest.mark.parametrize("physical", [None, 3])
 def test_a_step_clips_the_mean_gradient_of_an_examples_views(images, physical):
-    """Against autograd on the network itself, example by example."""
     images["mechanism"]["physical_batch_size"] = physical
     options, _ = cell(images, images["adversary"])
     training = DpSgdTraining.prepare(options.recipe, 3, gpu=False)
@@ -83,8 +82,7 @@ def test_a_step_clips_the_mean_gradient_of_an_examples_views(images, physical):
 def test_an_audit_with_views_takes_the_others_away(images, tmp_path):
     """The likelihood ratio knows the views of the others: else scores would be anywhere."""
     images["mechanism"]["noise_multiplier"] = 0.05
-    done = inline(write_sweep(tmp_path, images), tmp_path)
-    assert done.code == 0, done.err
+    completed(inline(write_sweep(tmp_path, images), tmp_path))
     scores = da.Result(str(tmp_path / "tiny"), complete=True).scores
     values = scores["score"] / (3 / 2 / 0.05**2)  # ± 1 for three steps of distance C each
     assert np.abs(np.abs(values) - 1).max() < 0.2
@@ -102,30 +100,11 @@ def test_views_that_cannot_be_had(changes, words, images, tmp_path):
     assert words in refused("run", write_sweep(tmp_path, images), "--executor", "inline")
 
 
-class Own(torch.autograd.Function):
-    """As they are mostly written: `torch.func` does not take them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return gradients[0] * (x > 0)
-
-
-class Activation(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = Own.apply(x)
-        return found
-
-
 def test_what_cannot_be_mapped_is_taken_one_by_one():
+    """Nor does `torch.func` take functions with a gradient of their own."""
     torch.manual_seed(0)
-    layers = (nn.Flatten(), nn.Linear(12, 5), Activation(), nn.Linear(5, 3))
-    module = nn.Sequential(*layers).double()
+    layers = {"fc": nn.Linear(12, 5), "out": nn.Linear(5, 3)}
+    module = Made(lambda self, x: self.out(Crowded.apply(self.fc(x.flatten(1)))), **layers).double()
     x, y = torch.randn(4, 2, 3, 2, 2).double(), torch.tensor([0, 1, 2, 0])
     model = PackedModel(module)
     total = slow_sum(module, x, y, 0.5)

@@ -9,8 +9,7 @@ from dpaudit_ray.adversaries.watched_dimension import WatchedDimension
 from dpaudit_ray.mechanisms.base import Measured, PartSeeds, ResumableSession
 from dpaudit_ray.storage import arrays
 from dpaudit_ray.storage.arrays import Arrays
-from dpaudit_ray.sweep import spec
-from tests.command import changed
+from tests.trainings import cell
 
 STEPS, HORIZONS = 24, (6, 12, 18, 24)
 
@@ -36,13 +35,9 @@ class Cut:
             raise CutError
 
 
-def session(tiny: dict[str, Any], **changes: Any) -> Any:
+def session(tiny: dict[str, Any], adversary: Any = "biased-dimension", **changes: Any) -> Any:
     """DP-SGD as opened by a trainer of its own."""
-    raw = changed(tiny, "mechanism.steps", STEPS)
-    adversary = changes.pop("adversary", "biased-dimension")
-    raw["mechanism"] |= changes
-    cell = spec.from_raw(raw | {"grid": {"adversary": [adversary]}}).cells[0]
-    mechanism, against = cell.mechanism, cell.adversary
+    mechanism, against = cell(tiny, adversary, steps=STEPS, **changes)
     parts = range(0 if (made := mechanism.preparation(against)) is None else made.parts)
     given = tuple(mechanism.prepare_part(against, i, PartSeeds(3, i), False) for i in parts)
     return mechanism.open(against, 3, 4, False, given)
@@ -100,13 +95,7 @@ class Forgetful:
     """Watches, and cannot say what it has seen."""
 
     def __init__(self, observer: Any) -> None:
-        self._observer = observer
-
-    def see_update(self, *seen: Any) -> None:
-        self._observer.see_update(*seen)
-
-    def scores(self) -> Any:
-        return self._observer.scores()
+        self.see_update, self.scores = observer.see_update, observer.scores
 
 
 def test_an_observer_that_cannot_be_saved_is_named_once(tiny, caplog, monkeypatch):

@@ -27,7 +27,7 @@ from dpaudit_ray.mechanisms.label_gradient import (
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats import label as bounds
 from dpaudit_ray.sweep import spec
-from tests.command import dpaudit, inline, refused, write_sweep
+from tests.command import changed, completed, dpaudit, inline, refused, write_sweep
 
 EXACT = ("exact", "closed-form", "complement", "extrapolated")
 BATCH = 20
@@ -58,11 +58,7 @@ def sweep(**changes: Any) -> dict[str, Any]:
         },
     }  # fmt: skip
     for key, value in changes.items():
-        place = raw
-        *path, last = key.split("__")
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = value
+        changed(raw, key.replace("__", "."), value)
     return raw
 
 
@@ -170,8 +166,7 @@ def test_scores_order_worlds_as_far_as_they_are_apart():
 def test_exact_bounds_are_in_order_and_below_the_claim(tmp_path):
     """Where a small C clips everything, a turned label moves the sum by 2 C: the claim itself."""
     file = write_sweep(tmp_path, sweep(mechanism__training__clip_norm=0.25))
-    done = inline(file, tmp_path)
-    assert done.code == 0, done.err
+    completed(inline(file, tmp_path))
     found = pd.read_parquet(tmp_path / "labels/estimates.parquet")
     assert set(found["estimator"]) == {"accuracy", *EXACT}
     exact = found[found["estimator"].isin(EXACT)]
@@ -209,8 +204,7 @@ def test_one_target_serves_all_audits_and_is_made_again_when_lost(tmp_path):
     (run / "estimates.parquet").unlink()
     for file in (run / "scores").rglob("*.parquet"):
         file.unlink()
-    again = inline(tmp_path / "sweep.yaml", tmp_path)
-    assert again.code == 0, again.err
+    completed(inline(tmp_path / "sweep.yaml", tmp_path))
     assert (run / "preparations" / prepared.name).exists()
     for name, content in stored.items():
         assert (run / name).read_bytes() == content, name
@@ -298,13 +292,10 @@ def test_a_neuron_that_is_dead_everywhere_is_refused():
     ],
 )
 def test_bad_input_is_told_in_a_line(changes, words, tmp_path):
-    changed = {k: v for k, v in changes.items() if k != "adversary__name"}
-    raw = sweep(grid={}, **changed)
-    if "adversary__name" in changes:
-        raw["adversary"] = {"name": changes["adversary__name"]}
-    three = {"x": np.random.default_rng(0).normal(size=(60, 5)), "y": np.arange(60) % 3}
-    np.savez(tmp_path / "three.npz", **three)
-    assert words in refused("run", write_sweep(tmp_path, raw), "--executor", "inline")
+    x = np.random.default_rng(0).normal(size=(60, 5))
+    np.savez(tmp_path / "three.npz", x=x, y=np.arange(60) % 3)
+    file = write_sweep(tmp_path, sweep(grid={}, **changes))
+    assert words in refused("run", file, "--executor", "inline")
 
 
 @pytest.mark.parametrize("sigma", [0.03, 0.1215])
@@ -408,5 +399,4 @@ def test_a_sampler_of_ones_own_is_read_as_recorded(tmp_path):
     claim = found[found["step"] == 8]["epsilon_upper"].iloc[0]
     assert claim == pytest.approx(float(gdp.epsilon(2 * 8**0.5, 1e-5))), "in every batch, perhaps"
     for verb in ("status", "verify", "report"):
-        told = dpaudit(verb, tmp_path / "labels")
-        assert told.code == 0, told.err
+        completed(dpaudit(verb, tmp_path / "labels"))

@@ -2,8 +2,6 @@
 
 import json
 import math
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,14 @@ import pytest
 
 from dpaudit_ray.adversaries.landscape import LandscapeAdversary
 from dpaudit_ray.forecast import forecast
+from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.mechanisms.landscape import Landscape
 from dpaudit_ray.report import detection, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import EXACT_TOLERANCE, Verdict
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
-from tests.command import changed, dpaudit, inline, refused, write_sweep
+from tests.command import changed, completed, dpaudit, inline, refused, write_sweep
 
 
 def sweep(**mechanism: Any) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def landscape(**options: Any) -> Landscape:
     return Landscape(**{"steps": 6, "batch_size": 2, "noise_multiplier": 1.0, **options})
 
 
-def test_exact_rows_for_every_step_and_no_trial(tmp_path):
+def test_an_exact_run_has_rows_of_every_step_and_can_be_asked_again_and_looked_at(tmp_path):
     file = write_sweep(tmp_path, sweep(backend="exact"))
     assert inline(file, tmp_path).code == 0
     run = RunDirectory(str(tmp_path / "land"))
@@ -48,15 +47,9 @@ def test_exact_rows_for_every_step_and_no_trial(tmp_path):
     assert set(rows["trials"]) == {0}
     assert set(rows["epsilon_upper"].round(4)) == {4.3772}  # one release, however many steps
     assert rows[rows["estimator"] == "exact"]["mu_lower"].isna().all()
-
-
-def test_an_exact_run_can_be_asked_again_and_looked_at(tmp_path):
-    file = write_sweep(tmp_path, sweep(backend="exact"))
-    inline(file, tmp_path)
-    before = RunDirectory(str(tmp_path / "land")).estimates()
     for more in ((), ("--set", "audit.trials=500")):
         assert inline(file, tmp_path, *more).code == 0
-        assert RunDirectory(str(tmp_path / "land")).estimates().equals(before)
+        assert run.estimates().equals(rows)
     assert dpaudit("report", tmp_path / "land").code == 0
     status = dpaudit("status", tmp_path / "land").out
     assert status.startswith("land: eps at delta = 1e-05, claims by gaussian\n")
@@ -121,27 +114,13 @@ def test_searched_and_tuned_are_settled_before_any_trial():
     assert fixed.width == pytest.approx(3 * fixed.step_noise)
 
 
-# Audits without trials, as `plan` announces and `verify` judges them -----------------------------
-
-BOASTFUL = """
-from dpaudit_ray.mechanisms.base import Claimed
-from dpaudit_ray.mechanisms.landscape import Landscape
-
 class Boastful(Landscape):
-    '''Claims this many times its noise, here of a first step that nothing amplifies.'''
-    name: str = "boastful:Boastful"
-    boast: float = 1.0
+    """Claims a little more than its noise, here of a first step that nothing amplifies."""
+
+    name: str = f"{__name__}:Boastful"
+
     def claimed(self, adversary, horizon):
-        return Claimed(self.noise_multiplier * self.boast, 1)
-"""
-
-
-@pytest.fixture
-def boastful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "boastful.py").write_text(BOASTFUL)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("boastful", None)
+        return Claimed(self.noise_multiplier * (1 + 1e-5), 1)
 
 
 def exact(**mechanism: Any) -> dict[str, Any]:
@@ -163,8 +142,7 @@ def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path):
     assert audit.verdict is Verdict.CONSISTENT
     assert audit.step == 6
     assert 0.2 < audit.epsilon < audit.claim == pytest.approx(4.3772, abs=1e-4)
-    shown = dpaudit("verify", tmp_path / "land")
-    assert shown.code == 0
+    shown = completed(dpaudit("verify", tmp_path / "land"))
     assert shown.out.startswith("CONSISTENT: no violation found. Measured ε = 2.754 of the claimed")
     shown = dpaudit("verify", tmp_path / "land", "--details")
     assert " ".join(shown.out.split()).endswith(
@@ -175,10 +153,9 @@ def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path):
     assert printed["exact"][0]["epsilon"] == audit.epsilon
 
 
-@pytest.mark.usefixtures("boastful")
 def test_a_claim_of_slightly_more_noise_is_refuted_without_a_trial(tmp_path):
     """At the first step the claim is tight, so 1e-5 more noise is 5e-5 of ε too little."""
-    found = judged(exact(name="boastful:Boastful", boast=1.0 + 1e-5), tmp_path)
+    found = judged(exact(name=f"{__name__}:Boastful"), tmp_path)
     assert found.verdict is Verdict.VIOLATION
     (audit,) = found.exact
     assert audit.step == 1
@@ -207,7 +184,7 @@ def test_what_is_not_computed_yet_is_inconclusive(tmp_path):
 
 
 def test_both_kinds_in_one_run_and_the_error_is_for_trials_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(detection, "SIMULATIONS", 50)  # what it shows is asked here
+    monkeypatch.setattr(detection, "SIMULATIONS", 5)  # what it shows is asked here
     raw = exact() | {"grid": {"mechanism.backend": ["sampled", "exact"]}}
     found = judged(raw, tmp_path)
     assert [len(found.audits), len(found.exact)] == [1, 1]

@@ -4,10 +4,7 @@ And the sampled process: its law is that of the exact backend, and it runs away 
 """
 
 import dataclasses
-import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +23,8 @@ from dpaudit_ray.mechanisms.landscape.exact import (
 from dpaudit_ray.mechanisms.landscape.process import Process
 from dpaudit_ray.stats import gdp
 from tests.long import long
+from tests.stats import reference
 
-SHARED = Path(os.environ.get("DPAUDIT_SHARED", Path(__file__).resolve().parents[3] / "shared"))
-FILE = SHARED / "reference" / "oracles.json"
 DELTA = 1e-5
 
 
@@ -51,9 +47,9 @@ def powers(landscape: Process, *steps: int, refine: int = 1) -> list[Power]:
 
 
 def table(name: str) -> Any:
-    if not FILE.is_file():
-        pytest.skip(f"the reference values are not at {FILE}; set DPAUDIT_SHARED to their parent")
-    return json.loads(FILE.read_text())["tables"][name]["data"]
+    if reference.ORACLES is None:
+        pytest.skip(reference._ABSENT)
+    return reference.ORACLES["tables"][name]["data"]
 
 
 @pytest.mark.parametrize(
@@ -222,9 +218,6 @@ def test_a_tuned_width_leaks_more_than_a_threshold(sigma, first, threshold, shar
     assert plain / claim == pytest.approx(threshold, abs=1e-3)
     assert final_power(tuned, 25).epsilon / claim >= share
     assert sigma == 1 or tuned.width > landscape.first_noise
-
-
-# The sampled process ------------------------------------------------------------------------------
 
 
 def slow(landscape, member: bool, steps: int, normals: np.ndarray) -> float:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
-from dpaudit_ray.engines.rules.losses import output_gradients, squared_errors
+from dpaudit_ray.engines.rules.losses import losses, output_gradients, squared_errors
 from dpaudit_ray.errors import SpecError
 from tests.trainings import cell, opened, path
 
@@ -87,11 +87,15 @@ def test_both_engines_take_the_same_steps(way, loss, regression, tiny):
     assert not torch.allclose(ends[0], session.training.initial.expand_as(ends[0]), atol=1e-2)
 
 
-@pytest.mark.parametrize("loss", [squared_errors, huber])
-def test_gradients_by_outputs_are_those_of_autograd(loss):
-    outputs, y = torch.randn(3, 1, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-    expected = torch.func.grad(lambda o: sum(loss(row.t(), y).sum() for row in o))(outputs)
-    torch.testing.assert_close(output_gradients(outputs, y, loss), expected)
+@pytest.mark.parametrize(
+    ("loss", "outputs"), [(squared_errors, 1), (huber, 1), (losses, 1), (losses, 4)]
+)
+def test_gradients_by_outputs_are_those_of_autograd(loss, outputs):
+    """Of three models with so many outputs, on eight examples."""
+    given = torch.randn(3, outputs, 8, dtype=torch.float64)
+    y = torch.randint(max(outputs, 2), (8,)) if loss is losses else given[0, 0].sin()
+    expected = torch.func.grad(lambda o: sum(loss(row.t(), y).sum() for row in o))(given)
+    torch.testing.assert_close(output_gradients(given, y, loss), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

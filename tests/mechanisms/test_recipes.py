@@ -10,21 +10,17 @@ from torch import Tensor, nn
 from dpaudit_ray import accounting, plugins
 from dpaudit_ray.adversaries.base import SampleCanary
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.base import Mechanism
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.mechanisms.dp_sgd.recipe import Recipe
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.mechanisms.dp_sgd.updates import Schedule
 from dpaudit_ray.plan import claims
 from dpaudit_ray.sweep import spec
 from tests.command import changed, refused, write_sweep
-from tests.trainings import along, path
+from tests.trainings import along, cell, path
 
 
 def recipe(tiny: dict, **options: Any) -> Recipe:
-    mechanism = plugins.parse(Mechanism, tiny["mechanism"] | options, "mechanism")
-    assert isinstance(mechanism, DpSgd)
-    return mechanism.recipe
+    return cell(tiny, "loss", **options)[0].recipe
 
 
 def end(found: Recipe, kind: str = "gradient", seed: int = 2) -> Tensor:
@@ -37,11 +33,7 @@ def end(found: Recipe, kind: str = "gradient", seed: int = 2) -> Tensor:
 
 @pytest.mark.parametrize(
     ("sampling", "optimizer"),
-    [
-        ("fixed", "sgd"),
-        ("poisson", "momentum"),
-        ("shuffle", "adam"),
-    ],
+    [("fixed", "sgd"), ("poisson", "momentum"), ("shuffle", "adam")],
 )
 def test_engines_agree_over_twenty_steps(sampling, optimizer, tiny):
     """With hardly any noise, and torch's own optimizers on the one side."""
@@ -155,13 +147,12 @@ def in_place_of_noise(tiny: dict, epsilon: float, **options: Any) -> dict:
 def test_an_epsilon_finds_its_noise(accountant, options, tiny):
     raw = in_place_of_noise(tiny, **{"epsilon": 3.0} | options)
     raw["audit"]["accountants"] = [accountant]
-    (cell,) = spec.from_raw(raw).cells
+    (found,) = spec.from_raw(raw).cells
     asked = raw["mechanism"]["epsilon"]
-    claimed = claims.claimed_epsilons(cell)[accountant][-1]
+    claimed = claims.claimed_epsilons(found)[accountant][-1]
     assert asked - min(0.01, asked / 100) <= claimed <= asked
-    assert isinstance(cell.mechanism, DpSgd)
-    last = cell.mechanism.claimed(cell.adversary, 6)
-    assert cell.mechanism.recipe.noise_multiplier == last.noise_multiplier
+    last = found.mechanism.claimed(found.adversary, 6)
+    assert found.mechanism.recipe.noise_multiplier == last.noise_multiplier
     if accountant == "gaussian" and not options:
         exact = accounting.noise_multiplier(asked, 6, 1e-5)
         assert exact <= last.noise_multiplier <= exact * (1 + 1e-5)
@@ -240,8 +231,8 @@ def test_an_epsilon_out_of_reach_is_refused(options, accountant, expected, tiny)
 
 def test_a_rate_above_one_is_refused(tiny):
     raw = changed(changed(tiny, "mechanism.sampling", "poisson"), "mechanism.batch_size", 570)
-    cell = spec.from_raw(raw).cells[0]
-    for ask in (cell.mechanism.check_inputs, lambda: claims.claimed_epsilons(cell)):
+    found = spec.from_raw(raw).cells[0]
+    for ask in (found.mechanism.check_inputs, lambda: claims.claimed_epsilons(found)):
         with pytest.raises(SpecError, match=r"batch_size: is 570, but breast_cancer has 569 exam"):
             ask()
 

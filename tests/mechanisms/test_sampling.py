@@ -1,7 +1,6 @@
 """Who is in the batch: schemes, whose coins are whose, and what happens where trials share them."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +16,9 @@ from dpaudit_ray.mechanisms.dp_sgd.steps import Insertion
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.seeds import derive
 from dpaudit_ray.sweep import spec
-from dpaudit_ray.sweep.cell import Cell
-from tests.command import changed
-from tests.trainings import along, path
+from tests.trainings import along, cell, path
 
 SIZES = Sizes(examples=103, batch_size=10)
-SAMPLED = ("poisson", "shuffle", "balls-and-bins")
 
 
 def scheme(name: str) -> Sampler:
@@ -36,10 +32,6 @@ def coins(name: str, steps: int, trials: int, seed: int = 0) -> npt.NDArray[np.b
 
 def batches(name: str, steps: int) -> list[npt.NDArray[np.int64]]:
     return list(itertools.islice(scheme(name).batches(SIZES, np.random.default_rng(0)), steps))
-
-
-def cell(raw: dict[str, Any]) -> Cell:
-    return spec.from_raw({**raw, "grid": {}}).cells[0]
 
 
 def test_poisson_batches_vary_and_hold_every_record_at_the_rate():
@@ -70,7 +62,7 @@ def test_an_epoch_has_the_canary_once(name):
     assert (where[0] != where[1]).mean() > 0.7, "a new one in every epoch"
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", ["poisson", "shuffle", "balls-and-bins"])
 def test_coins_are_those_of_the_pack_and_not_of_its_bits(options, name):
     """A trial that has the canary differs from itself without one where its coins say so."""
     sampled = options.model_copy(update={"sampling": scheme(name), "noise_multiplier": 1e-9})
@@ -114,14 +106,11 @@ def test_who_is_not_sampled_takes_the_same_steps_bit_for_bit(options):
 )
 def test_what_is_claimed(name, rate, sampling, tiny):
     """569 records in batches of 64: eight batches an epoch, one of which has the canary."""
-    raw = changed(tiny, "mechanism.sampling", name) | {"adversary": "biased-dimension"}
-    found = cell(raw)
-    claimed = found.mechanism.claimed(found.adversary, 6)
-    assert claimed == Claimed(2.0, 6, pytest.approx(rate), sampling)
-    raw["adversary"] = {"name": "biased-dimension", "period": 3}
+    mechanism, adversary = cell(tiny, "biased-dimension", sampling=name)
+    assert mechanism.claimed(adversary, 6) == Claimed(2.0, 6, pytest.approx(rate), sampling)
     if name in ("fixed", "poisson"):
-        left = cell(raw)
-        assert left.mechanism.claimed(left.adversary, 6).releases == 2, "a period leaves steps out"
+        _, left = cell(tiny, {"name": "biased-dimension", "period": 3}, sampling=name)
+        assert mechanism.claimed(left, 6).releases == 2, "a period leaves steps out"
 
 
 def test_each_canary_of_a_model_has_coins_of_its_own():

@@ -1,21 +1,12 @@
 """What each mechanism knows of its trade-off curve, and whether that is so."""
 
-from typing import Any
-
 import pytest
 
 from dpaudit_ray.stats import TradeOff, gdp
 from dpaudit_ray.sweep import spec
-from dpaudit_ray.sweep.cell import Cell
-
-
-def cell(raw: dict[str, Any], adversary: Any = None) -> Cell:
-    (only,) = spec.from_raw({**raw, "grid": {}, "adversary": adversary or raw["adversary"]}).cells
-    return only
-
-
-def curve_of(found: Cell) -> TradeOff:
-    return found.mechanism.trade_off(found.adversary, found.horizons[-1])
+from tests.mechanisms.test_landscape import sweep
+from tests.plan.failing import of_function
+from tests.trainings import cell
 
 
 @pytest.mark.parametrize(
@@ -33,25 +24,14 @@ def curve_of(found: Cell) -> TradeOff:
 def test_dp_sgd_is_gaussian_for_a_fixed_gradient_in_every_step(adversary, options, curve, tiny):
     """Or of its claim's own curves, where steps are sampled and the others' batches are known."""
     tiny["audit"]["accountants"] = ["rdp"]
-    raw = {**tiny, "mechanism": tiny["mechanism"] | options}
-    assert curve_of(cell(raw, adversary)) is TradeOff(curve)
-
-
-LANDSCAPE: dict[str, Any] = {
-    "name": "land",
-    "mechanism": {
-        "name": "landscape", "steps": 4, "batch_size": 4, "noise_multiplier": 1.0,
-        "backend": "exact",
-    },
-    "adversary": "landscape",
-    "audit": {"trials": 10, "delta": 1e-5, "record_every": 1},
-}  # fmt: skip
+    mechanism, attack = cell(tiny, adversary, **options)
+    assert mechanism.trade_off(attack, 6) is TradeOff(curve)
 
 
 @pytest.mark.parametrize("gradient", ["threshold", "linear", "constant"])
 def test_a_landscape_is_gaussian_where_mu_gives_its_true_epsilon(gradient):
-    raw = {**LANDSCAPE, "mechanism": LANDSCAPE["mechanism"] | {"gradient": gradient}}
-    found = cell(raw)
+    raw = sweep(backend="exact", steps=4, batch_size=4, gradient=gradient)
+    (found,) = spec.from_raw(raw, overrides={"audit.record_every": 1}).cells
     exact = found.mechanism.exact(found.adversary, found.horizons, 1e-5)
     for step in found.horizons:
         converted, true = exact[step]
@@ -69,9 +49,6 @@ def test_a_landscape_is_gaussian_where_mu_gives_its_true_epsilon(gradient):
 
 
 def test_of_a_function_only_its_user_knows_the_curve():
-    mechanism = {"name": "function", "path": "a:b", "steps": 4, "noise_multiplier": 2.0}
-    audit = {"trials": 10, "delta": 1e-5}
-    raw = {"name": "own", "mechanism": mechanism, "adversary": "own", "audit": audit}
-    assert curve_of(cell(raw)) is TradeOff.UNKNOWN
-    stated = cell({**raw, "mechanism": mechanism | {"curve": "gaussian"}})
-    assert curve_of(stated) is TradeOff.GAUSSIAN
+    for stated, curve in (({}, TradeOff.UNKNOWN), ({"curve": "gaussian"}, TradeOff.GAUSSIAN)):
+        (found,) = spec.from_raw(of_function("own", {}, 10, path="a:b", **stated)).cells
+        assert found.mechanism.trade_off(found.adversary, 4) is curve

@@ -16,10 +16,6 @@ from tests.trainings import cell, opened
 HORIZONS = (2, 4)
 
 
-def session(tiny: dict[str, Any], **changes: Any) -> Any:
-    return opened(tiny, "biased-dimension", steps=4, **changes)
-
-
 def by_hand(training: Any, theta: torch.Tensor) -> list[list[float]]:
     """The twin: one model at a time, through the module itself, one example at a time."""
     found = []
@@ -39,7 +35,7 @@ def by_hand(training: Any, theta: torch.Tensor) -> list[list[float]]:
 
 @pytest.mark.parametrize(("model", "engine"), [("fcnn", "packed"), ("mlp3", "opacus")])
 def test_accuracy_and_loss_are_those_of_the_module(model, engine, tiny):
-    attack = session(tiny, model=model, engine=engine, held_out=0.5)
+    attack = opened(tiny, "biased-dimension", steps=4, model=model, engine=engine, held_out=0.5)
     training = attack.training
     members = np.arange(5) % 2 == 0
     outcome = attack.run(members, 7, HORIZONS)
@@ -65,7 +61,7 @@ def test_examples_that_are_held_out_are_not_trained_on(tiny):
 
 
 def test_a_model_that_diverged_has_no_accuracy(tiny):
-    training = session(tiny, held_out=0.5).training
+    training = opened(tiny, "biased-dimension", steps=4, held_out=0.5).training
     theta = torch.stack([training.initial, torch.full_like(training.initial, torch.nan)])
     found = training.measured(theta)
     assert np.isfinite(found[:, 0]).all()
@@ -78,8 +74,10 @@ def test_other_data_change_no_score(tiny, tmp_path):
     np.savez(tmp_path / "test.npz", x=data.x[:40], y=data.y[:40])
     other = {"name": "npz", "path": str(tmp_path / "test.npz")}
     members = np.arange(6) % 2 == 0
-    plain = session(tiny).run(members, 7, HORIZONS)
-    measured = session(tiny, held_out=other).run(members, 7, HORIZONS)
+    plain, measured = (
+        opened(tiny, "biased-dimension", steps=4, **held_out).run(members, 7, HORIZONS)
+        for held_out in ({}, {"held_out": other})
+    )
     assert plain.tobytes() == measured.scores.tobytes()
     assert measured.utility["accuracy"].shape == (6, 2)
 
