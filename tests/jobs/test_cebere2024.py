@@ -59,7 +59,11 @@ def with_steps(name: str, steps: int, every: int) -> list[str]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=LONG) if n in LARGE or n not in TRAINED else n for n in EVERY],
+    [
+        pytest.param(n, marks=LONG) if n in LARGE or n not in TRAINED else n
+        for n in EVERY
+        if n != "housing_repetitions"  # which is run below
+    ],
 )
 def test_every_sweep_file_runs(name, table, images, tmp_path):
     """On images one or two steps with small batches."""
@@ -86,6 +90,7 @@ def test_the_report_averages_repetitions(table, images, tmp_path):
     name = "housing_repetitions"
     short = ["audit.trials=30", "grid.mechanism.seed=[1, 2]", *with_steps(name, 4, 2)]
     run = run_small(FOLDER / f"{name}.yaml", tmp_path, *settings(name, table, images), *short)
+    assert run.sweep.name == "cebere2024-housing-repetitions"
     bounds = whole_run.bounds_table(run)
     assert set(bounds["panel"]) == {0}
     assert bounds.groupby("label", sort=False)["audit"].nunique().to_dict() == {

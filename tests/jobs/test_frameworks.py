@@ -34,8 +34,8 @@ HEALTHY = [
     ("plain_torch", "main", "torch", ()),
     ("tensorflow_loop", "main", "tensorflow", ()),
 ]
-# One of each way in which a framework differs; `make long` has all.
-QUICK = {"hugging_face", "jax_optax", "lightning_module", "plain_torch"}
+# One of torch and one of JAX, as each takes ten seconds; `make long` has all.
+QUICK = {"hugging_face", "jax_optax"}
 pytestmark = pytest.mark.slow
 
 
