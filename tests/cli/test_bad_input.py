@@ -19,7 +19,6 @@ TYPES: list[tuple[str, Any, str]] = [
     ("mechanism.noise_multiplier", True, "mechanism.noise_multiplier: must be a number, got True"),
     ("mechanism.data.path", 3, "mechanism.data.path: unknown key; known: name"),
     ("mechanism.data", {"name": "npz", "path": 3}, "mechanism.data.path: must be text, got 3"),
-    ("audit.trials", "ten", "audit.trials: must be a whole number, got 'ten'"),
     ("audit.estimators", "accuracy", "audit.estimators: must be a list, got 'accuracy'"),
     ("adversary", {"name": 3}, "adversary: must be a name or a mapping with a name"),
     ("resources", None, "resources: must be a mapping, got None"),
@@ -38,7 +37,6 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("resources.label_selector", {"kind": "a b"}, "resources.label_selector.kind: must be a label"),
     ("mechanism.noise_multiplier", -1.0, "mechanism.noise_multiplier: must be greater than 0, got"),
     ("mechanism.noise_multiplier", NAN, "mechanism.noise_multiplier: must be finite, got nan"),
-    ("mechanism.batch_size", 0, "mechanism.batch_size: must be at least 1, got 0"),
     ("mechanism.batch_size", 570, "mechanism.batch_size: is 570, but breast_cancer has 569"),
     ("adversary.period", 7, "adversary.period: is 7, which does not divide the 6 steps"),
     ("audit.delta", 1, "audit.delta: must be less than 1, got 1"),
@@ -47,20 +45,20 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("audit.record_every", 7, "audit.record_every: must be 1 to 6: of 6 steps"),
     ("mechanism.steps", 10**5, "audit.record_every: must be 10 to 100000: of 100000 steps"),
     ("audit.estimators", [], "audit.estimators: must not be empty"),
+    ("audit.estimators", ["rank"] * 2, "audit.estimators: lists rank twice; remove one of them"),
+    ("audit.accountants", ["rdp"] * 2, "audit.accountants: lists rdp twice; remove one of them"),
+    ("audit.stop_when", {}, "audit.stop_when: names no rule"),
+    ("audit.up_to", 50, "audit.up_to: is 50, fewer than the 90 of audit.trials"),
     ("resources.pack_size", 0, "resources.pack_size: must be at least 1, got 0"),
     ("resources.max_concurrent_trainers", 0, "resources.max_concurrent_trainers: must be at l"),
     ("resources.max_worker_losses", -1, "resources.max_worker_losses: must be at least 0, got -1"),
 ]
 NAMES: list[tuple[str, Any, str]] = [
     ("mechanism.name", "foo", "mechanism.name: unknown mechanism 'foo'; known: dp-sgd"),
-    ("mechanism.data.name", "foo", "mechanism.data.name: unknown data set 'foo'; known: bank"),
     ("mechanism.model", "foo", "mechanism.model.name: unknown model 'foo'; known: alexnet, cnn4"),
-    ("mechanism.engine", "foo", "mechanism.engine: must be 'packed'"),
     ("adversary.name", "foo", "adversary.name: unknown adversary 'foo'; known: adaptive-poison"),
-    ("audit.estimators", ["foo"], "audit.estimators.0.name: unknown estimator 'foo'; known: acc"),
     ("audit.accountants", ["rdp", "foo"], "audit.accountants.1: unknown accountant 'foo'; known: "),
     ("stepz", 1, "stepz: unknown key; known: name, seed, mechanism"),
-    ("mechanism.stepz", 1, "mechanism.stepz: unknown key; did you mean steps? known: name, data"),
     *(("name", name, "name: names a folder: up to 100 letters") for name in
       ("a/b", "../x", "..", "", "a b", "-x", "x" * 101)),
 ]  # fmt: skip
@@ -77,12 +75,9 @@ ESTIMATORS: list[tuple[Any, str]] = [
 GRIDS: list[tuple[Any, str]] = [
     ([1], "grid: must map dotted keys to lists of values, got [1]"),
     ({"adversary": []}, "grid.adversary: must be a list of at least one value, got []"),
-    ({"foo": [1]}, "grid.foo: must start with one of mechanism, adversary, audit"),
     ({"resources.num_cpus": [1]}, "grid.resources.num_cpus: must start with one of mechanism"),
     ({3: [4]}, "grid.3: must start with one of"),
-    ({"audit.": [1]}, "grid.audit.: has an empty part"),
     ({"mechanism.steps.x": [5]}, "grid.mechanism.steps.x: steps is 6, no mapping that could hold"),
-    ({"mechanism.steps": [5, "six"]}, "mechanism.steps: must be a whole number, got 'six'"),
     ({"adversary": ["loss", None]}, "adversary: is required"),
     ({"mechanism.steps": [5, 5]}, "grid: gives the same audit twice (steps=5; steps=5)"),
     ({"mechanism.clip_norm": [1, 1.0]}, "grid: gives the same audit twice (clip_norm=1; clip_no"),
@@ -110,13 +105,6 @@ def test_a_wrong_value(key, value, expected, tiny, tmp_path):
         del tiny["grid"]
     line = line_for(changed(tiny, key, value), tmp_path)
     assert line.startswith(expected), line
-
-
-@pytest.mark.parametrize("key", ["estimators", "accountants"])
-def test_a_repeated_entry(key, tiny, tmp_path):
-    name = {"estimators": "accuracy", "accountants": "gaussian"}[key]
-    line = line_for(changed(tiny, f"audit.{key}", [name, name]), tmp_path)
-    assert line.startswith(f"audit.{key}: lists {name} twice; remove one of them")
 
 
 def test_a_canary_example_beyond_the_data_is_told_by_plan(tiny, tmp_path):

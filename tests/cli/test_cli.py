@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -24,7 +23,17 @@ from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
-from tests.command import Outcome, changed, dpaudit, inline, refused, write_sweep
+from tests.command import (
+    changed,
+    completed,
+    contents,
+    dpaudit,
+    inline,
+    refused,
+    write_sweep,
+)
+from tests.orchestration.test_faults import assert_same
+from tests.plan.test_inputs import write_data
 
 FIRST, SECOND = "000-biased-dimension-", "001-loss-"
 HEADING = "tiny: eps at delta = 1e-05, 95 % confidence, claims by gaussian"
@@ -41,50 +50,42 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kept")
 
 
-def copy_of(kind: str, kept: Path, tmp_path: Path, make: Callable[[Path], Outcome]) -> Path:
+# What the fifth pack of the first audit raises, and how the run ends.
+ENDS: dict[str, tuple[BaseException | None, int]] = {
+    "finished": (None, 0),
+    "stopped": (KeyboardInterrupt(), 4),
+    "failed": (ValueError("boom\nand more"), 3),
+}
+
+
+def copy_of(kind: str, sweep: Path, kept: Path, tmp_path: Path) -> Path:
+    (error, code), train = ENDS[kind], PackTrainer.train
+
+    def breaking(self: PackTrainer, pack: Any, *how: Any) -> PackScores:
+        if error is not None and (pack.audit, pack.first) == (0, 40):
+            raise error
+        return train(self, pack, *how)
+
     if not (kept / kind).exists():
-        code = {"finished": 0, "stopped": 4, "failed": 3}[kind]
-        assert make(kept / kind).code == code
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PackTrainer, "train", breaking)
+            assert inline(sweep, kept / kind).code == code
     return Path(shutil.copytree(kept / kind / "tiny", tmp_path / kind / "tiny"))
 
 
 @pytest.fixture
 def finished(sweep: Path, kept: Path, tmp_path: Path) -> Path:
-    """The run directory of a complete run."""
-    return copy_of("finished", kept, tmp_path, lambda place: inline(sweep, place))
+    return copy_of("finished", sweep, kept, tmp_path)
 
 
 @pytest.fixture
 def stopped(sweep: Path, kept: Path, tmp_path: Path) -> Path:
-    """The run directory of a run that was stopped by Ctrl-C after four packs."""
-    error = KeyboardInterrupt()
-    return copy_of("stopped", kept, tmp_path, lambda place: broken_off(sweep, place, error))
+    return copy_of("stopped", sweep, kept, tmp_path)
 
 
 @pytest.fixture
 def failed(sweep: Path, kept: Path, tmp_path: Path) -> Path:
-    """The run directory of a run whose first audit failed in its fifth pack."""
-    error = ValueError("boom\nand more")
-    return copy_of("failed", kept, tmp_path, lambda place: broken_off(sweep, place, error))
-
-
-def broken_off(sweep: Path, storage: Path, error: BaseException) -> Outcome:
-    """`dpaudit run`, with an error in the fifth pack of the first audit."""
-    train = PackTrainer.train
-
-    def breaking(self: PackTrainer, pack: Any, *how: Any) -> PackScores:
-        if (pack.audit, pack.first) == (0, 40):
-            raise error
-        return train(self, pack, *how)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PackTrainer, "train", breaking)
-        return inline(sweep, storage)
-
-
-def audit_folder(run: Path, prefix: str) -> Path:
-    (folder,) = (run / "scores").glob(f"{prefix}*")
-    return folder
+    return copy_of("failed", sweep, kept, tmp_path)
 
 
 def table_of(out: str) -> list[str]:
@@ -98,22 +99,8 @@ def packs(run: Path, prefix: str) -> int:
     return len(list((run / "scores").glob(f"{prefix}*/*.parquet")))
 
 
-def score_files(run: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(run)): f.read_bytes() for f in (run / "scores").rglob("*.parquet")}
-
-
-def assert_same_results(left: Path, right: Path) -> None:
-    estimates = [pd.read_parquet(run / "estimates.parquet") for run in (left, right)]
-    pd.testing.assert_frame_equal(*estimates, check_exact=True)
-    assert score_files(left) == score_files(right)
-
-
-# run -----------------------------------------------------------------------------------------
-
-
 def test_run_prints_bounds_and_where_they_are(sweep, tmp_path):
-    outcome = inline(sweep, tmp_path / "runs")
-    assert outcome.code == 0
+    outcome = completed(inline(sweep, tmp_path / "runs"))
     assert outcome.err == ""
     *_, last = outcome.out.splitlines()
     assert "180/180 trials" in outcome.out
@@ -151,11 +138,11 @@ def test_what_nobody_certified_is_never_called_certified(finished):
 @pytest.mark.parametrize("kind", ["stopped", "failed"])
 def test_an_incomplete_run_is_resumed_to_the_same_result(kind, finished, sweep, request):
     run = request.getfixturevalue(kind)
-    before = score_files(run)
+    before = contents(run / "scores")
     assert len(before) == (17 if kind == "failed" else 4)
     assert inline(sweep, run.parent, "--retry-failed").code == 0
-    assert_same_results(run, finished)
-    assert before.items() <= score_files(run).items()
+    assert_same(run, finished)
+    assert before.items() <= contents(run / "scores").items()
     assert dpaudit("status", run).out.splitlines()[-1] == "complete"
 
 
@@ -201,10 +188,10 @@ def test_storage_that_fails_later_ends_in_exit_4(sweep, tmp_path, monkeypatch):
     assert inline(sweep, tmp_path).code == 0
 
 
-def test_the_file_of_an_extended_run_can_be_run_again(finished, sweep):
+def test_the_file_of_an_extended_run_can_be_run_again(finished, sweep, monkeypatch):
     """What is there stays, and is not run again; nor does `plan` refuse it."""
     assert inline(sweep, finished.parent, "--set", "audit.trials=115").code == 0
-    before = score_files(finished)
+    before = contents(finished / "scores")
     again = inline(sweep, finished.parent)
     told = (
         f"dpaudit: {finished} holds 115 trials of each audit, more than audit.trials = 90: they "
@@ -212,10 +199,13 @@ def test_the_file_of_an_extended_run_can_be_run_again(finished, sweep):
     )
     assert (again.code, again.err) == (0, told)
     assert "  115  " in table_of(again.out)[2]
-    assert score_files(finished) == before
-    planned = dpaudit("plan", sweep, "--storage-path", finished.parent)
+    assert contents(finished / "scores") == before
+    with monkeypatch.context() as patch:
+        patch.setattr(PackTrainer, "train", lambda *_: pytest.fail("trained"))
+        planned = dpaudit("plan", sweep, "--storage-path", finished.parent)
     assert (planned.code, planned.err) == (0, told)
     assert planned.out.startswith("tiny: 230 trials in 24 packs, 24 packs done\n")
+    assert "left to do: about 0s on this machine" in planned.out
 
 
 def test_an_extension_that_fails_is_not_complete(finished, sweep, monkeypatch):
@@ -238,34 +228,29 @@ def test_run_on_a_finished_run_makes_what_is_lacking_and_changes_nothing(
     damage, finished, sweep, kept
 ):
     if damage.startswith("a score"):
-        (audit_folder(finished, SECOND) / "20-29.parquet").unlink()
+        next(finished.glob(f"scores/{SECOND}*/20-29.parquet")).unlink()
     elif damage.startswith("estimates"):
         cut(finished / "estimates.parquet")
     assert inline(sweep, finished.parent).code == 0
-    assert_same_results(finished, kept / "finished/tiny")
+    assert_same(finished, kept / "finished/tiny")
 
 
 def test_a_recorded_sweep_can_be_run_again(tiny, tmp_path, monkeypatch):
     """Also from elsewhere, although the data path was relative to the sweep file."""
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / "data.npz", x=rng.normal(size=(80, 4)), y=np.arange(80) % 2)
+    write_data(tmp_path / "data.npz")
     changed(tiny, "mechanism.data", {"name": "npz", "path": "data.npz"})
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert inline(write_sweep(tmp_path, tiny), tmp_path / "one").code == 0
     assert inline(tmp_path / "one/tiny/sweep.yaml", tmp_path / "two").code == 0
-    assert_same_results(tmp_path / "one/tiny", tmp_path / "two/tiny")
+    assert_same(tmp_path / "one/tiny", tmp_path / "two/tiny")
     recordings = [(tmp_path / f"{name}/tiny/sweep.yaml").read_text() for name in ("one", "two")]
     assert recordings[0] == recordings[1]
 
 
-# plan ----------------------------------------------------------------------------------------
-
-
 def test_plan_counts_what_is_done_and_writes_nothing(stopped, sweep, tmp_path):
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
-    fresh = dpaudit("plan", sweep, "--storage-path", tmp_path / "nowhere")
-    assert fresh.code == 0
+    fresh = completed(dpaudit("plan", sweep, "--storage-path", tmp_path / "nowhere"))
     assert fresh.out.startswith("tiny: 180 trials in 18 packs, 0 packs done\n")
     partial = dpaudit("plan", sweep, "--storage-path", stopped.parent)
     assert partial.out.startswith("tiny: 180 trials in 18 packs, 4 packs done\n")
@@ -276,22 +261,11 @@ def test_plan_counts_what_is_done_and_writes_nothing(stopped, sweep, tmp_path):
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
 
 
-def test_plan_of_a_finished_run_trains_nothing(finished, sweep, monkeypatch):
-    monkeypatch.setattr(PackTrainer, "train", lambda *_: pytest.fail("trained"))
-    outcome = dpaudit("plan", sweep, "--storage-path", finished.parent)
-    assert outcome.code == 0
-    assert "left to do: about 0s on this machine" in outcome.out
-
-
-# status and report ---------------------------------------------------------------------------
-
-
 def test_a_run_without_any_finished_pack(sweep, tmp_path):
     """Killed right after it was planned."""
     directory = RunDirectory.under(str(tmp_path / "runs"), "tiny")
     planning.open_run(spec.load(sweep), directory)
-    status = dpaudit("status", directory.location)
-    assert status.code == 0
+    status = completed(dpaudit("status", directory.location))
     assert len(re.findall(" none  none yet ", status.out)) == 2
     for form in ("table", "csv", "json", "html"):
         report = dpaudit("report", directory.location, "--format", form)
@@ -316,8 +290,7 @@ def test_a_run_is_read_where_no_working_directory_is_left(finished, tmp_path, mo
 
 def test_status_and_reports_of_a_partial_run_are_marked_interim(stopped):
     Aggregation.rebuild(RunDirectory(str(stopped))).flush()
-    status = dpaudit("status", stopped)
-    assert status.code == 0
+    status = completed(dpaudit("status", stopped))
     _, _, first, second, *_ = table_of(status.out)
     assert re.fullmatch(r"biased-dimension +[A-Z]+ +40/90 .* not final .*", first)
     assert re.fullmatch(r"loss +[A-Z]+ +0/90 +none +none yet .*", second)
@@ -339,11 +312,8 @@ def test_status_and_reports_of_a_partial_run_are_marked_interim(stopped):
 
 
 def test_a_failed_pack_counts_as_misses_and_is_shown(failed, finished):
-    """One failed pack of nine: the estimates are of all 90 trials, and below those of a run that
-    has them all.
-    """
-    status = dpaudit("status", failed)
-    assert status.code == 0
+    """One pack of nine: estimates are of all 90 trials, and below those of a whole run."""
+    status = completed(dpaudit("status", failed))
     row = table_of(status.out)[2]
     assert re.fullmatch("biased-dimension +[A-Z]+ +80/90 .* Gaussian steps .*", row)
     assert "biased-dimension: trials 40-49 failed: ValueError: boom" in status.out
@@ -400,9 +370,6 @@ def test_a_folder_that_is_no_run_is_told(sweep, tmp_path):
         )
 
 
-# A damaged run directory ---------------------------------------------------------------------
-
-
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:150])
 
@@ -423,7 +390,7 @@ def test_a_damaged_file_is_told_and_nothing_else_is_touched(
 ):
     file = next(finished.glob(name))
     damage(file)
-    before = {f: f.read_bytes() for f in finished.rglob("*") if f.is_file()}
+    before = contents(finished)
     for verb in verbs:
         more = ["--executor", "inline"] if verb == "run" else []
         place = (
@@ -432,8 +399,7 @@ def test_a_damaged_file_is_told_and_nothing_else_is_touched(
         line = refused(verb, *place, *more)
         assert file.name in line
         assert line.endswith(remedy)
-    after = {f: f.read_bytes() for f in finished.rglob("*") if f.is_file()}
-    assert before.items() <= after.items()
+    assert before.items() <= contents(finished).items()
 
 
 def test_a_storage_path_that_cannot_be_written(sweep, tmp_path):
@@ -444,15 +410,8 @@ def test_a_storage_path_that_cannot_be_written(sweep, tmp_path):
         f"storage path {storage}/tiny cannot be written (Not a directory); choose another with "
         "--storage-path"
     )
-
-
-@pytest.mark.parametrize("storage", ["", "s3://", "floppy://a"])
-def test_a_storage_path_that_is_none(storage, sweep):
-    for verb in ("run", "plan"):
-        assert "storage path " in refused(verb, sweep, "--storage-path", storage)
-
-
-# The command line itself ---------------------------------------------------------------------
+    for verb, none in (("run", ""), ("plan", "s3://"), ("run", "floppy://a"), ("plan", "")):
+        assert "storage path " in refused(verb, sweep, "--storage-path", none)
 
 
 @pytest.mark.parametrize(

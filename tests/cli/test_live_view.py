@@ -32,24 +32,14 @@ def twenty_audits() -> Progress:
         for i, n in enumerate(done)
     ]
     audits[7] = dataclasses.replace(audits[7], epsilon_lower=13.487)
-    return Progress(
-        tuple(audits),
-        Activity(
-            trainers=3,
-            packs_in_flight=3,
-            pack_seconds=1.0,
-            failed={19: 60},
-            running=frozenset({12, 13, 14}),
-            over=frozenset({19}),
-        ),
-    )
+    at_work = {"trainers": 3, "packs_in_flight": 3, "pack_seconds": 1.0}
+    running, over = frozenset({12, 13, 14}), frozenset({19})
+    activity = Activity(failed={19: 60}, running=running, over=over, **at_work)
+    return Progress(tuple(audits), activity)
 
 
-def shown(progress: Progress, width: int, height: int) -> list[str]:
-    return drawn(View(progress, "", 0, 37.0, 95.0), width, height)
-
-
-def drawn(view: View, width: int, height: int) -> list[str]:
+def shown(progress: Progress, width: int, height: int, *pace: float) -> list[str]:
+    view = View(progress, "", 0, *(pace or (37.0, 95.0)))
     console = Console(width=width, height=height)
     with console.capture() as captured:
         console.print(view.picture(width, height))
@@ -93,8 +83,8 @@ def test_decided_audits_and_preparations_say_so():
 
 
 def test_nothing_is_said_of_the_pace_that_is_not_known():
+    assert "? trials/s, ETA ?" in shown(twenty_audits(), 80, 24, math.nan, math.nan)[0]
     view = View(twenty_audits(), "", 0, math.nan, math.nan)
-    assert "? trials/s, ETA ?" in drawn(view, 80, 24)[0]
     assert view.log_line.startswith("24920/40000 trials, ? trials/s, ETA ?; model=")
 
 

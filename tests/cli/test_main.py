@@ -33,12 +33,6 @@ def timed(*words: str, folder: Path, **variables: str) -> tuple[str, float, str]
     return done.stdout, float(seconds), heavy
 
 
-def words_of_bash(line: str) -> dict[str, str]:
-    """The variables by which bash asks for the last word of `line`."""
-    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
-    return asked | {"_DPAUDIT_COMPLETE": "complete_bash"}
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -49,7 +43,8 @@ def words_of_bash(line: str) -> dict[str, str]:
     ],
 )
 def test_the_shell_completes_and_waits_for_nothing_heavy(line, expected, tmp_path):
-    out, _, heavy = timed(folder=tmp_path, **words_of_bash(line))
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    out, _, heavy = timed(folder=tmp_path, _DPAUDIT_COMPLETE="complete_bash", **asked)
     assert (out.split(), heavy) == (expected, "")
 
 
@@ -76,13 +71,11 @@ def test_completion_is_shown_and_installed(tmp_path):
     assert (tmp_path / ".bash_completions/dpaudit.sh").read_text().strip() == shown.strip()
 
 
-TIME = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d "
-
-
 @pytest.mark.parametrize("job", [True, False])
 def test_lines_of_a_job_begin_with_the_time(job):
     environment = os.environ | ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"} if job else {})
     command = [sys.executable, "-m", "dpaudit_ray", "status", "nowhere"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert re.fullmatch(f"{TIME if job else ''}dpaudit: .*nowhere is .+\n", done.stderr)
+    time = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d " if job else ""
+    assert re.fullmatch(f"{time}dpaudit: .*nowhere is .+\n", done.stderr)

@@ -1,5 +1,6 @@
 """What every executor does, on a cluster or on none, and how a cluster is joined."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -29,26 +30,20 @@ from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from tests.command import refused, write_sweep
-from tests.head import Head, free_port, wait_for
+from tests.head import free_port, wait_for
 from tests.orchestration.test_faults import assert_same
 
 Start = Callable[[Work], Executor]
 
 
-@pytest.fixture
-def ray(shared_head: Head) -> Iterator[Any]:
-    """The module `ray`, connected to the head of the session."""
-    with ray_executor.connected(shared_head.gcs) as connected:
-        yield connected
-
-
 @pytest.fixture(params=["inline", "ray"])
-def start(request: pytest.FixtureRequest) -> Start:
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     """Starts an executor of each kind; another one is added here."""
     if request.param == "inline":
-        return InlineExecutor
-    ray, resources = request.getfixturevalue("ray"), ResourceRequest({"CPU": 1.0})
-    return lambda work: RayExecutor(ray, work, resources)
+        yield InlineExecutor
+        return
+    with ray_executor.connected(request.getfixturevalue("shared_head").gcs) as ray:
+        yield lambda work: RayExecutor(ray, work, ResourceRequest({"CPU": 1.0}))
 
 
 class Broken(Landscape):
@@ -76,7 +71,6 @@ class Running:
         self.trainer = self.executor.start("Trainer", "x-trainer-0")
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method of the aggregator returns."""
         return self.executor.call(self.aggregator, method, *arguments).result(300)
 
     def answer(self, method: str, *arguments: Any) -> Any:
@@ -87,7 +81,6 @@ class Running:
 
     @property
     def done(self) -> int:
-        """Trials that the aggregator has."""
         return int(self.ask("progress", Activity()).done)
 
     def __enter__(self) -> "Running":
@@ -98,7 +91,7 @@ class Running:
         self.executor.kill(self.aggregator)
 
 
-def test_a_pack_goes_from_a_trainer_to_the_aggregator(start, light, tmp_path):
+def test_packs_and_errors_go_through_trainer_and_aggregator(start, light, tmp_path):
     with Running(start, light, tmp_path) as opened:
         node, _, machine = opened.answer("ready", ())
         assert node in {known.id for known in opened.executor.nodes().nodes}
@@ -113,29 +106,20 @@ def test_a_pack_goes_from_a_trainer_to_the_aggregator(start, light, tmp_path):
         opened.ask("flush")
         assert set(opened.run.estimates()["trials"]) == {0, pack.size}
         assert opened.executor.wait(0.0) == []
-        an_error_of_ours_arrives_as_itself(opened)
+        scores = Path(opened.run.location) / "scores"
+        scores.rename(scores.with_name("moved"))
+        scores.write_text("no folder: nothing can be stored here")
+        with pytest.raises(StorageError):  # from the aggregator, through a trainer
+            opened.answer("run_pack", opened.packs[1])
+        scores.unlink()
+        scores.with_name("moved").rename(scores)
         if opened.executor.isolates:
-            a_worker_that_is_killed_answers_no_more(opened)
-
-
-def an_error_of_ours_arrives_as_itself(opened: Running) -> None:
-    """From the aggregator, through a trainer."""
-    scores = Path(opened.run.location) / "scores"
-    scores.rename(scores.with_name("moved"))
-    scores.write_text("no folder: nothing can be stored here")
-    with pytest.raises(StorageError):
-        opened.answer("run_pack", opened.packs[1])
-    scores.unlink()
-    scores.with_name("moved").rename(scores)
-
-
-def a_worker_that_is_killed_answers_no_more(opened: Running) -> None:
-    before = opened.done
-    opened.executor.kill(opened.trainer)
-    with pytest.raises(WorkerDiedError):
-        opened.answer("run_pack", opened.packs[0])
-    opened.executor.kill(opened.aggregator, restart=True)
-    assert opened.done == before, "it is started again"
+            before = opened.done
+            opened.executor.kill(opened.trainer)
+            with pytest.raises(WorkerDiedError):
+                opened.answer("run_pack", opened.packs[0])
+            opened.executor.kill(opened.aggregator, restart=True)
+            assert opened.done == before, "it is started again"
 
 
 def test_a_failure_of_the_users_code_is_an_answer(start, light, tmp_path):
@@ -180,16 +164,14 @@ def test_a_request_is_rays_options():
     }
 
 
-OLD = "0123456789abcdef"
-
-
-@pytest.mark.parametrize(("owner", "ended"), [(OLD, 3), ("", 0), ("0", 0), ("*" * 16, 0)])
+@pytest.mark.parametrize(
+    ("owner", "ended"), [("0123456789abcdef", 3), ("", 0), ("0", 0), ("*" * 16, 0)]
+)
 def test_only_actors_of_the_driver_that_had_the_run_are_ended(owner, ended, light, tmp_path):
     """What a run directory says of its driver may be anybody's writing."""
     killed: list[str] = []
     before = "dpaudit-01234567-89abcdef"
     counts = {before: 3, "dpaudit-fedcba98-89abcdef": 2, "dpaudit-0123456-789abcde": 1}
-
     actors = [
         {"name": f"x-trainer-{number}", "namespace": namespace}
         for namespace, count in counts.items()
@@ -221,11 +203,16 @@ def test_a_protected_cluster_keeps_out_who_has_another_token(light, tmp_path, sh
     assert "Traceback" not in done.stderr
 
 
-def test_nobody_listening_is_told_at_once(light, tmp_path):
-    started = time.monotonic()
-    file, address = write_sweep(tmp_path, light), f"127.0.0.1:{free_port()}"
-    told = refused("run", file, "--storage-path", tmp_path, "--address", address)
-    assert told.startswith("cannot reach a Ray cluster")
+@pytest.mark.parametrize("accepts", [False, True])
+def test_a_head_that_does_not_answer_is_told_at_once(accepts, light, tmp_path, monkeypatch):
+    """Also where the kernel accepts, as it does for a process that is stopped."""
+    if accepts:
+        monkeypatch.setattr(ray_executor, "ANSWER_SECONDS", 0.5)
+    started, file, port = time.monotonic(), write_sweep(tmp_path, light), free_port()
+    address = f"127.0.0.1:{port}"
+    with socket.create_server(("127.0.0.1", port)) if accepts else contextlib.nullcontext():
+        told = refused("run", file, "--storage-path", tmp_path, "--address", address)
+    assert told.startswith(f"cannot reach a Ray cluster at {address} (nothing answers there)")
     assert time.monotonic() - started < 60  # Ray itself would try for minutes
 
 
@@ -250,16 +237,6 @@ def test_a_trainer_that_ray_ended_for_memory_is_told_with_a_remedy():
     told = "Task was killed due to the node running low on memory.\nMemory on the node was 61 GB."
     assert "its node ran out of memory; with" in ray_executor.last_line(Exception(told))
     assert ray_executor.last_line(Exception("first\nlast\n\n")) == "last"
-
-
-def test_a_head_that_accepts_and_does_not_answer_is_told(light, tmp_path, monkeypatch):
-    """As the kernel does for a process that is stopped."""
-    monkeypatch.setattr(ray_executor, "ANSWER_SECONDS", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        file = write_sweep(tmp_path, light)
-        told = refused("run", file, "--storage-path", tmp_path, "--address", address)
-    assert told.startswith(f"cannot reach a Ray cluster at {address} (nothing answers there)")
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
@@ -293,13 +270,8 @@ def test_a_user_may_import_ray_first(light, tmp_path):
     subprocess.run([sys.executable, script], env=environment, check=True, timeout=400)
 
 
-@pytest.fixture
-def bare():
-    """A `ray` that has none of the private names."""
-    return types.SimpleNamespace(__name__="no_such_ray")
-
-
-def test_without_them_each_has_its_fallback(bare):
+def test_without_private_names_each_has_its_fallback():
+    bare = types.SimpleNamespace(__name__="no_such_ray")
     ray_internals.read_authentication_again(bare)
     ray_internals.leave_without_shutdown(bare)
     assert ray_internals.draining_nodes(bare) == frozenset()
@@ -307,19 +279,16 @@ def test_without_them_each_has_its_fallback(bare):
     assert ray_internals.object_store_socket(bare) == ""
     assert ray_internals.dashboard(bare) == ""
     assert ray_internals.channel(bare, "127.0.0.1:1") is None
-
-
-def test_a_server_that_cannot_be_asked_is_not_silent(bare):
     checks = HealthChecks(lambda address: ray_internals.channel(bare, address))
     checks.ask({"127.0.0.1:1"}, 0.1)
-    assert checks.silent == {}
+    assert checks.silent == {}, "a server that cannot be asked is not silent"
     liveness = HeadLiveness("", grpc.insecure_channel)
     liveness.guard("127.0.0.1:1", "")
     assert liveness.answers
     liveness.require()
 
 
-def test_this_ray_has_them():
+def test_this_ray_has_the_private_names():
     import ray
 
     assert ray_internals.channel(ray, "127.0.0.1:1") is not None

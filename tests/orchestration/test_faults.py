@@ -190,10 +190,7 @@ def stop(run: RunDirectory, *processes: psutil.Process) -> None:
 def test_a_paused_driver_that_was_overtaken_writes_nothing(
     light, pace, tmp_path, monkeypatch, shared_head
 ):
-    """Driver and aggregator stop in the midst of work; another driver completes the run.
-
-    The aggregator goes on first: its trainers have packs for it. Then the driver does.
-    """
+    """Driver and aggregator pause, another driver ends the run; the aggregator goes on first."""
     pace.of(changed(light, "audit.trials", 300))
     pace.slow(0.5)
     paused = start(light, tmp_path)
