@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import dpaudit_ray as da
 from dpaudit_ray.report import page
 from dpaudit_ray.report.tables import Run
-from tests.command import inline, write_sweep
 from tests.report.handed import DP_SGD, sweep
 
 
@@ -18,9 +18,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     audit = {"trials": 90, "delta": 1e-5, "record_every": 3}
     audit |= {"estimators": ["accuracy", "paper-gdp", "eps-delta", "anytime"]}
     grid = {"adversary": [{"name": "biased-dimension"}, {"name": "loss"}]}
-    assert inline(write_sweep(folder, sweep("tiny", mechanism=DP_SGD, adversary="loss", audit=audit,
-                                            grid=grid)), folder).code == 0  # fmt: skip
-    return Run.open(str(folder / "tiny"))
+    raw = sweep("tiny", mechanism=DP_SGD, adversary="loss", audit=audit, grid=grid)
+    return da.run(raw, str(folder), "inline").run
 
 
 @pytest.fixture(scope="session")

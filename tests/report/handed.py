@@ -42,10 +42,7 @@ def sweep(name: str = "handed", **changes: Any) -> dict[str, Any]:
 def played(
     raw: dict[str, Any], folder: Path, packs: int, missed: bool = False, mu: float = 2.0
 ) -> Path:
-    """A run of which so many packs were trained, with scores N(mu b, 1).
-
-    `missed`: the first two of them failed, and a trial of each of the others.
-    """
+    """A run of so many packs, scores N(mu b, 1); two failed, and trials of others, if `missed`."""
     parsed = spec.from_raw(raw)
     directory = RunDirectory.under(str(folder), parsed.name)
     plan = planning.open_run(parsed, directory)
@@ -61,6 +58,15 @@ def played(
         aggregation.fold(pack, dataclasses.replace(scores, utility=worth))
     aggregation.flush()
     return Path(directory.location)
+
+
+def several_canaries(folder: Path) -> Path:
+    """A run of twenty trainings, each with six canaries."""
+    mechanism = DP_SGD | {"steps": 4, "batch_size": 32, "held_out": 0.2}
+    audit = {"trials": 120, "delta": 1e-5, "estimators": ["several-canaries", "one-run"]}
+    adversary = {"name": "biased-dimension", "count": 6}
+    raw = sweep(mechanism=mechanism, adversary=adversary, audit=audit, grid={})
+    return played(raw | {"resources": {"pack_size": 60}}, folder, 2)
 
 
 def drawn(plan: Plan, pack: Pack, missed: bool, mu: float) -> PackScores:

@@ -4,12 +4,12 @@ import dataclasses
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbconvert.preprocessors import ExecutePreprocessor
 
 import dpaudit_ray as da
 from dpaudit_ray.errors import StorageError
@@ -86,7 +86,6 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
 
 def test_a_partial_run(sweep, tmp_path):
     run = run_of(sweep, tmp_path, CLAIMED)
-    assert verdict.current(run).verdict is Verdict.CONSISTENT
     (tmp_path / f"scores/{run.plan.audits[0].id}/200-299.parquet").unlink()
     found = verdict.current(rebuilt(run))
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -159,7 +158,8 @@ def test_it_is_computed_once_for_the_same_trials(sweep, tmp_path, monkeypatch):
     stored = tmp_path / verdict.FILE
     whole = json.loads(stored.read_text())
     edited = json.dumps(whole | {"verdict": "VIOLATION", "sentence": "VIOLATION: all is lost"})
-    for damaged in ("", "3", '"x"', "[]", "{}", '{"of": 1}', edited):
+    before = json.dumps(whole | {"of": "another version"})
+    for damaged in ("", "3", '"x"', "[]", "{}", before, edited):
         stored.write_text(damaged)
         assert verdict.kept(again) is None
         assert verdict.current(again) == found
@@ -266,24 +266,11 @@ def test_a_notebook_shows_progress_verdict_and_errors_in_a_line(light, tmp_path)
     shown = (
         f"import dpaudit_ray as da\nresult = da.run({light!r}, {str(tmp_path)!r}, 'inline')\nresult"
     )
-    cells = [shown, "da.run(5)", "result.plot()"]
-    cells += ["import matplotlib.pyplot as plt\nplt.plot([1, 2])"]
-    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
-    source = {
-        "cells": [cell | {"id": f"{i}", "source": text} for i, text in enumerate(cells)],
-        "metadata": {"kernelspec": {"name": "python3", "display_name": "", "language": "python"}},
-        "nbformat": 4, "nbformat_minor": 5,
-    }  # fmt: skip
-    book = tmp_path / "book.ipynb"
-    book.write_text(json.dumps(source))
-    subprocess.run(
-        [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--allow-errors",
-         "--inplace", str(book)],
-        check=True, capture_output=True, timeout=400,
-    )  # fmt: skip
-    first, second, third, fourth = (
-        cell["outputs"] for cell in json.loads(book.read_text())["cells"]
-    )
+    sources = [shown, "da.run(5)", "result.plot()"]
+    sources += ["import matplotlib.pyplot as plt\nplt.plot([1, 2])"]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in sources])
+    ExecutePreprocessor(allow_errors=True, timeout=400).preprocess(book)
+    first, second, third, fourth = (cell["outputs"] for cell in book["cells"])
     shown = ["".join(each["data"].get("text/html", "")) for each in first if "data" in each]
     assert "180 of 180 trials" in shown[0]
     assert "INCONCLUSIVE" in shown[1]

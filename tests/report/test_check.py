@@ -19,10 +19,11 @@ from dpaudit_ray.plan.model import PlannedAudit
 from dpaudit_ray.report import check
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
-from tests.command import dpaudit, inline, refused, write_sweep
+from tests.command import completed, contents, dpaudit, inline, refused, write_sweep
 from tests.head import free_port
 from tests.orchestration import shadows
-from tests.report.handed import DP_SGD, LANDSCAPE, played, sweep
+from tests.plan.test_inputs import write_data
+from tests.report.handed import DP_SGD, LANDSCAPE, played, several_canaries, sweep
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +37,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(original: Path, tmp_path: Path) -> Path:
     """The run, handed over: a copy at another place, under another name."""
     return Path(shutil.copytree(original, tmp_path / "somewhere" / "else"))
-
-
-def contents(run: Path) -> dict[str, bytes]:
-    files = (file for file in run.rglob("*") if file.is_file())
-    return {str(file.relative_to(run)): file.read_bytes() for file in files}
 
 
 def altered(table: pa.Table, column: str, row: int, value: Any) -> pa.Table:
@@ -73,14 +69,10 @@ def change_estimates(run: Path, column: str, row: int, value: Any) -> str:
     return "estimates.parquet"
 
 
-# In order ------------------------------------------------------------------------------------
-
-
 def test_a_run_that_was_handed_over_is_in_order_and_stays_as_it_is(run, tmp_path, monkeypatch):
     before = contents(run)
     monkeypatch.chdir(tmp_path)
-    outcome = dpaudit("check", run)
-    assert outcome.code == 0, outcome.out
+    outcome = completed(dpaudit("check", run))
     said = " ".join(outcome.out.split())
     assert said.startswith(
         "in order: 2 audits, 120 bits, 8 claims, 12 packs, 120 trials, 24 estimates, the verdict ("
@@ -99,8 +91,6 @@ def test_what_a_report_draws_is_not_checked_and_what_lies_beside_is_no_differenc
     assert (checked.in_order, checked.notes) == (True, [])
     assert [*checked.unchecked] == ["report.html and figures: `dpaudit report` draws them anew"]
 
-
-# One thing changed ---------------------------------------------------------------------------
 
 Change = Callable[[Path], str]  # changes a run; returns how a line of what is checked begins
 
@@ -269,9 +259,6 @@ def test_last_digits_are_no_difference(run):
     assert checked.in_order, checked.differences
 
 
-# Runs of all kinds ---------------------------------------------------------------------------
-
-
 def exact(folder: Path) -> Path:
     return finished(folder, sweep(mechanism=LANDSCAPE | {"backend": "exact"}))
 
@@ -299,17 +286,8 @@ def waiting_for_a_preparation(folder: Path) -> Path:
     return finished(folder, sweep(mechanism=mechanism, adversary="own", audit=audit, grid=grid))
 
 
-def several_canaries(folder: Path) -> Path:
-    mechanism = DP_SGD | {"steps": 4, "batch_size": 32, "held_out": 0.2}
-    audit = {"trials": 120, "delta": 1e-5, "estimators": ["several-canaries", "one-run"]}
-    adversary = {"name": "biased-dimension", "count": 6}
-    raw = sweep(mechanism=mechanism, adversary=adversary, audit=audit, grid={})
-    return played(raw | {"resources": {"pack_size": 60}}, folder, 2)
-
-
 def finished(folder: Path, raw: dict[str, Any], *more: str) -> Path:
-    outcome = inline(write_sweep(folder, raw), folder, *more)
-    assert outcome.code == 0, outcome.err
+    completed(inline(write_sweep(folder, raw), folder, *more))
     return folder / raw["name"]
 
 
@@ -320,15 +298,13 @@ def test_runs_of_all_kinds_are_in_order(made, tmp_path, monkeypatch):
     (tmp_path / "log").mkdir()
     monkeypatch.setenv(shadows.LOG, str(tmp_path / "log"))
     location = made(tmp_path)
-    outcome = dpaudit("check", location)
-    assert outcome.code == 0, outcome.out
+    outcome = completed(dpaudit("check", location))
     assert "\nin order: " in f"\n{outcome.out}"
     if made is waiting_for_a_preparation:  # what a stranger wrote is not run, and said
         unread = "not checked: the fingerprint of sweep.yaml: takes code of its author's"
         assert unread in outcome.out
         assert "not checked: what preparations hold: " in outcome.out
-        trusted = dpaudit("check", location, "--trust", "tests")
-        assert trusted.code == 0, trusted.out
+        trusted = completed(dpaudit("check", location, "--trust", "tests"))
         assert "fingerprint" not in trusted.out
     rows = len(pq.read_table(location / "estimates.parquet"))
     change_estimates(location, "epsilon_lower", rows - 1, 99.0)
@@ -338,16 +314,14 @@ def test_runs_of_all_kinds_are_in_order(made, tmp_path, monkeypatch):
 
 
 def test_data_that_is_not_here_is_said(tmp_path):
-    file, rng = tmp_path / "data.npz", np.random.default_rng(0)
-    np.savez(file, x=rng.normal(size=(60, 4)).astype(np.float32), y=rng.integers(0, 2, 60))
+    file = write_data(tmp_path / "data.npz")
     mechanism = DP_SGD | {"data": {"name": "npz", "path": str(file)}, "steps": 2, "batch_size": 10}
     raw = sweep(mechanism=mechanism | {"sampling": "shuffle"}, adversary="loss", grid={},
                 audit={"trials": 20, "delta": 1e-5})  # fmt: skip
     location = played(raw, tmp_path, 2)
     assert "not checked" not in dpaudit("check", location).out
     file.unlink()
-    outcome = dpaudit("check", location)
-    assert outcome.code == 0, outcome.out
+    outcome = completed(dpaudit("check", location))
     said = " ".join(outcome.out.split())
     assert "what accountants are asked: takes code or data that is not here" in said
     assert f"not checked: the data: {file} not here, or with another content" in said
@@ -355,8 +329,7 @@ def test_data_that_is_not_here_is_said(tmp_path):
 
 def test_a_partial_run_is_in_order_as_far_as_it_goes(tmp_path):
     location = played(sweep(), tmp_path, 8)
-    outcome = dpaudit("check", location)
-    assert outcome.code == 0, outcome.out
+    outcome = completed(dpaudit("check", location))
     assert "in order as far as it goes (partial, 80 of 120 trials): " in outcome.out
     (location / "_SUCCESS").touch()
     assert (
@@ -376,8 +349,7 @@ def test_a_run_that_has_not_trained_is_partial(tmp_path):
 
 def test_failed_packs_and_missed_trials_are_held_against_their_records(tmp_path):
     location = played(sweep(), tmp_path, 12, missed=True)
-    outcome = dpaudit("check", location)
-    assert outcome.code == 0, outcome.out
+    outcome = completed(dpaudit("check", location))
     assert "(partial, 100 of 120 trials)" in outcome.out
     assert "10 missed trials" in " ".join(outcome.out.split())
     (location / "outcomes.json").unlink()
@@ -417,8 +389,7 @@ def test_bounds_by_somebodys_own_estimator_are_said_not_to_be_checked(tmp_path):
     audit |= {"estimators": ["tests.report.test_check:Half", "accuracy"]}
     raw = sweep(mechanism=mechanism, audit=audit, grid={}, resources={"pack_size": 30})
     location = finished(tmp_path, raw)
-    outcome = dpaudit("check", location)
-    assert outcome.code == 0, outcome.out
+    outcome = completed(dpaudit("check", location))
     said = " ".join(outcome.out.split())
     assert "not checked: landscape: its estimates: tests.report.test_check:Half of its" in said
     assert "in order: " in said

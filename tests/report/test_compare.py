@@ -16,14 +16,13 @@ from dpaudit_ray.report import comparison
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import dpaudit, stored_scores
-from tests.report.handed import DP_SGD, LANDSCAPE, played, sweep
-
-AUDIT = {"trials": 120, "delta": 1e-5, "record_every": 6}
+from tests.report.handed import DP_SGD, LANDSCAPE, played, several_canaries, sweep
 
 
 def made(folder: Path, name: str, packs: int = 8, mu: float = 2.0, **changes: Any) -> Path:
     """120 trials of each of two audits, whose scores are `mu` deviations apart."""
-    raw = sweep(name, audit=AUDIT, resources={"pack_size": 30}, **changes)
+    audit = {"trials": 120, "delta": 1e-5, "record_every": 6}
+    raw = sweep(name, audit=audit, resources={"pack_size": 30}, **changes)
     return played(raw, folder, packs, mu=mu)
 
 
@@ -96,18 +95,14 @@ def test_what_needs_no_trials_is_compared_as_it_is(tmp_path):
 
 
 def test_scores_that_share_a_training_have_no_interval(strong, tmp_path):
-    mechanism = DP_SGD | {"steps": 4, "batch_size": 32, "held_out": 0.2}
-    audit = {"trials": 120, "delta": 1e-5, "estimators": ["several-canaries"]}
-    adversary = {"name": "biased-dimension", "count": 6}
-    raw = sweep("six", mechanism=mechanism, adversary=adversary, audit=audit, grid={})
-    run = played(raw | {"resources": {"pack_size": 60}}, tmp_path, 2)
+    run = several_canaries(tmp_path)
     (pair,) = compare(run, run).pairs
     assert np.isnan([pair.left.rate, pair.left.low, pair.left.high]).all()
     assert pair.differs is None
     assert (pair.left.entry["accuracy"], pair.right.entry["loss"]) == (0.75, 0.75)
     assert compare(run, strong).pairs == ()
     out = dpaudit("compare", run, strong).out
-    assert "only in six: biased-dimension" in out
+    assert "only in handed: biased-dimension" in out
     assert "only in strong: gradient=threshold, gradient=constant" in out
 
 

@@ -1,10 +1,8 @@
 """Figures of a whole run, curves of one audit, and how often its bits are guessed right."""
 
 import math
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import special
 
@@ -19,17 +17,12 @@ from dpaudit_ray.stats.guess_count_bound import GuessCounter
 from tests.report.handed import played
 
 
-def bounds_of(raw: dict, folder: Path) -> tuple[Run, pd.DataFrame]:
-    """A finished run whose scores are drawn (what is exact takes no pack), and its bounds."""
-    run = Run.open(str(played(raw, folder, 10_000)))
-    return run, whole_run.bounds_table(run)
-
-
 def test_repetitions_are_one_line_and_claims_one_panel(tiny, tmp_path):
     tiny["audit"]["trials"] = 200
     tiny["grid"]["mechanism.noise_multiplier"] = [2.0, 3.0]
     tiny["grid"]["mechanism.seed"] = [0, 4]
-    run, bounds = bounds_of(tiny, tmp_path)
+    run = Run.open(str(played(tiny, tmp_path, 10_000)))
+    bounds = whole_run.bounds_table(run)
     titles = ["noise_multiplier=2.0", "noise_multiplier=3.0"]
     assert bounds["title"].unique().tolist() == titles
     for _, panel in bounds.groupby("panel"):
@@ -47,7 +40,7 @@ def test_repetitions_are_one_line_and_claims_one_panel(tiny, tmp_path):
 
 def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
     tiny["audit"] |= {"trials": 10, "record_every": 6}
-    _, bounds = bounds_of(tiny, tmp_path)
+    bounds = whole_run.bounds_table(Run.open(str(played(tiny, tmp_path, 10_000))))
     assert whole_run.evolution_figure(bounds) is None
     assert whole_run.bars_figure(bounds).axes[0].get_xlabel() == "ε at δ = 1e-05"
 

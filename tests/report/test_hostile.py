@@ -17,8 +17,6 @@ from tests.command import dpaudit, refused, write_sweep
 from tests.report.handed import LANDSCAPE, played
 from tests.report.handed import sweep as whole_sweep
 
-LABELS = [r"$\frac$", r"$\alpha_1^{$", "<script>alert(1)</script>", "{{ 7 * 7 }}"]
-
 
 @pytest.fixture
 def sweep() -> dict[str, Any]:
@@ -31,12 +29,12 @@ def sweep() -> dict[str, Any]:
 
 @pytest.fixture
 def finished(sweep: dict[str, Any], tmp_path: Path) -> Path:
-    """The run directory of a sweep that is complete."""
     return played(sweep, tmp_path, 4)
 
 
 def test_labels_are_shown_as_they_are_written(sweep, tmp_path):
-    labels = [*LABELS, "\x1b[31mred\x1b[0m\nmore\u202e"]
+    labels = [r"$\frac$", r"$\alpha_1^{$", "<script>alert(1)</script>", "{{ 7 * 7 }}"]
+    labels.append("\x1b[31mred\x1b[0m\nmore\u202e")
     sweep["grid"] = {"mechanism.noise_multiplier": [2, 3, 4, 5, 6]}
     run = played(sweep, tmp_path, 10)
     plan = json.loads((run / "plan.json").read_text())
@@ -131,7 +129,7 @@ def test_a_pipe_or_a_device_in_place_of_a_record_is_not_opened(name, finished):
 
 def test_a_pipe_is_no_sweep_file(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
-    said = bounded("run", tmp_path / "pipe.yaml")
+    said = refused("run", tmp_path / "pipe.yaml")
     assert "it is a pipe, no regular file; give the path of a YAML file" in said
 
 
@@ -179,12 +177,12 @@ def test_what_is_not_derived_is_said_to_be(finished):
 
 def test_a_large_file_is_not_read(finished):
     os.truncate(finished / "plan.json", 2**40)  # of holes: it takes no disk
-    said = bounded("status", finished)
+    said = refused("status", finished)
     assert "it has 1,099,511,627,776 bytes, more than the 268,435,456 that it may have" in said
 
 
 def test_a_grid_of_too_many_audits_is_refused(sweep, tmp_path):
     keys = ("steps", "batch_size", "noise_multiplier", "clip_norm")
     sweep["grid"] = {f"mechanism.{key}": list(range(1, 101)) for key in keys}
-    said = bounded("run", write_sweep(tmp_path, sweep))
+    said = refused("run", write_sweep(tmp_path, sweep))
     assert "grid: gives 100,000,000 audits, more than 10,000; make several sweeps" in said

@@ -1,7 +1,5 @@
 """A run in Python: opened again, as tables with what the grid varies, and as figures."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib as mpl
@@ -11,9 +9,9 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.report.tables import Run
 from tests.report.handed import DP_SGD, played, sweep
+from tests.test_contract import modules_after
 
 mpl.use("agg")  # which draws into no window
 GRID = {
@@ -93,32 +91,9 @@ def test_plots_are_drawn_where_one_likes(result):
     plt.close("all")
 
 
-@pytest.mark.parametrize(
-    ("suffix", "magic"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")]
-)
-def test_a_plot_is_saved_as_what_its_name_says(result, tmp_path, suffix, magic):
-    result.plot().figure.savefig(tmp_path / f"x.{suffix}")
-    assert (tmp_path / f"x.{suffix}").read_bytes().startswith(magic)
-
-
-def test_labels_are_text_and_no_formulas(result):
-    """An unknown command of TeX ends a drawing, and a label may be a stranger's."""
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots()
-    bounds = whole_run.bounds_table(result.run).assign(label=r"$\no$")
-    whole_run.bars_figure(bounds, ax=axes)
-    figure.draw_without_rendering()
-    plt.close(figure)
-
-
 def test_pyplot_is_left_alone_until_something_is_drawn(location):
-    code = (
-        f"import sys, dpaudit_ray as da; result = da.open({str(location)!r}); result.overview; "
-        "result.estimates; print('matplotlib' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "False\n"
+    opened = f"import dpaudit_ray as da; run = da.open({str(location)!r})"
+    assert "matplotlib" not in modules_after(f"{opened}; run.overview; run.estimates")
 
 
 def test_one_step_alone_is_no_line(tmp_path):

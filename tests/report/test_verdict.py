@@ -4,7 +4,6 @@ import copy
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray.mechanisms.base import Claimed
+from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.plan import claims
 from dpaudit_ray.report import detection, verdict
 from dpaudit_ray.report.tables import Run
@@ -19,20 +19,18 @@ from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.stats import claim, curve
 from dpaudit_ray.stats.claim import Claim
 from dpaudit_ray.stats.claim_verdict import ClaimTest
-from tests.command import dpaudit
+from tests.command import completed, dpaudit
 from tests.long import LONG
 from tests.report.handed import DP_SGD, made_up_run
 
-QUIET = """
-from dpaudit_ray.mechanisms.base import Claimed
-from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 
 class Quiet(DpSgd):
-    '''A training with a bug: its noise is 0.7 of what it claims.'''
-    name: str = "quiet:Quiet"
+    """A training with a bug: its noise is 0.7 of what it claims."""
+
+    name: str = f"{__name__}:Quiet"
+
     def claimed(self, adversary, horizon):
         return Claimed(self.noise_multiplier / 0.7, horizon // adversary.period)
-"""
 
 
 STRONG = {  # real DP-SGD under an adversary that is nearly tight
@@ -58,8 +56,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judged(sweep: dict, folder: Path) -> verdict.RunVerdict:
-    result = da.run(sweep, storage_path=str(folder), executor="inline")
-    return verdict.judge(Run.open(result.location))
+    return verdict.judge(da.run(sweep, str(folder), "inline").run)
 
 
 def test_a_true_claim_is_consistent_and_ends_in_exit_0(healthy):
@@ -67,16 +64,12 @@ def test_a_true_claim_is_consistent_and_ends_in_exit_0(healthy):
     assert audit.power >= 0.8
     assert audit.refuted_after is None
     assert audit.effective_noise is None or audit.effective_noise > 4.0
-    outcome = dpaudit("verify", healthy)
-    assert outcome.code == 0
+    outcome = completed(dpaudit("verify", healthy))
     assert outcome.out.startswith("CONSISTENT: no violation found. Measured ε ≥ ")
 
 
-def test_too_little_noise_is_a_violation_and_ends_in_exit_1(strong, tmp_path, monkeypatch):
-    (tmp_path / "quiet.py").write_text(QUIET)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "quiet", raising=False)
-    strong["mechanism"]["name"] = "quiet:Quiet"
+def test_too_little_noise_is_a_violation_and_ends_in_exit_1(strong, tmp_path):
+    strong["mechanism"]["name"] = f"{__name__}:Quiet"
     (audit,) = judged(strong, tmp_path).audits
     assert audit.verdict is Verdict.VIOLATION
     assert audit.refuted_after is not None
