@@ -73,10 +73,7 @@ class Distant(Tensor):
 
 
 class StandIn(TorchDispatchMode):
-    """While it is on, tensors can be made on the stand-in.
-
-    `waits`: by operation, how often the host waits for it.
-    """
+    """While it is on, tensors can be made on the stand-in; `waits` counts them by operation."""
 
     def __init__(self) -> None:
         super().__init__()

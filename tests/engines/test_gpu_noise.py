@@ -74,31 +74,31 @@ def test_a_stream_is_that_of_a_slow_twin():
         assert torch.equal(out, expected)
 
 
+def filled(count: int, seed: int = 3, stream: GpuNoise | None = None) -> torch.Tensor:
+    """The next numbers of a stream, or the first ones of a seed's."""
+    out = torch.empty(count)
+    (stream or GpuNoise(seed, CPU)).fill(out)
+    return out
+
+
 def test_it_is_filled_in_any_portions(monkeypatch):
-    whole, again = torch.empty(1001), torch.empty(1001)
-    GpuNoise(3, CPU).fill(whole)
+    whole = filled(1001)
     monkeypatch.setattr("dpaudit_ray.engines.noise._BLOCKS_AT_ONCE", 64)
-    GpuNoise(3, CPU).fill(again)
-    assert torch.equal(whole, again)
+    assert torch.equal(whole, filled(1001))
 
 
 def test_a_stream_goes_on_from_its_state():
     first, second = GpuNoise(3, CPU), GpuNoise(3, CPU)
-    first.fill(torch.empty(999))
+    filled(999, stream=first)
     second.restore(first.state())
-    left, right = torch.empty(64), torch.empty(64)
-    first.fill(left)
-    second.fill(right)
-    assert torch.equal(left, right)
+    assert torch.equal(filled(64, stream=first), filled(64, stream=second))
     with pytest.raises(KeyError):
         second.restore({"sfc64": np.zeros(6, np.uint64)})
 
 
 @pytest.mark.parametrize("bit", [0, 31, 63, 64, 127])
 def test_every_bit_of_a_seed_counts(bit):
-    left, right = torch.empty(100), torch.empty(100)
-    GpuNoise(SEED, CPU).fill(left)
-    GpuNoise(SEED ^ 1 << bit, CPU).fill(right)
+    left, right = filled(100, SEED), filled(100, SEED ^ 1 << bit)
     assert float((left == right).double().mean()) < 0.05
 
 
@@ -125,9 +125,7 @@ def test_normals_are_quantiles_in_every_octave():
 
 def test_no_statistic_tells_them_from_normals():
     """A fixed seed: each of five p-values is below 1e-3 with that probability."""
-    out = torch.empty(2**20)
-    GpuNoise(11, CPU).fill(out)
-    values = out.double().numpy()
+    values = filled(2**20, seed=11).double().numpy()
     n = len(values)
     signs = int((values > 0).sum())
     assert stats.kstest(values, "norm").pvalue > 1e-3

@@ -121,10 +121,7 @@ def one_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks go by rules: to find that out takes as long as all the rest.
-
-    They are checked on a GPU where each of them takes a step.
-    """
+    """Networks go by rules, which are checked on a GPU where each of them takes a step."""
     monkeypatch.setattr(packed, "fastest_right_way", lambda *_: Way())
 
 
@@ -211,21 +208,12 @@ KINDS = ("random dimension", "records", "query", "watched")
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", KINDS)
-def test_nothing_waits_at_every_step_for_an_adversary(name):
+@pytest.mark.parametrize("name", [*KINDS, *TRAININGS])
+def test_nothing_waits_at_every_step(name):
     """As many waits in eight steps as in four: all are of the pack, none of a step."""
-    adversary = parse(Adversary, ADVERSARIES[name], "adversary")
-    few, more = (waits(mechanism(steps=n), adversary) for n in (STEPS, 2 * STEPS))
-    assert few == more
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", TRAININGS)
-def test_nothing_waits_at_every_step_of_a_training(name):
-    attack = parse(Adversary, "biased-dimension", "adversary")
-    few, more = (
-        waits(mechanism(**TRAININGS[name] | {"steps": n}), attack) for n in (STEPS, 2 * STEPS)
-    )
+    attack = parse(Adversary, ADVERSARIES.get(name, "biased-dimension"), "adversary")
+    options = TRAININGS.get(name, {})
+    few, more = (waits(mechanism(**options, steps=n), attack) for n in (STEPS, 2 * STEPS))
     assert few == more
 
 
@@ -263,10 +251,7 @@ def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.
     [*((name, "loss") for name in NETWORKS), ("mlp3", "cosine"), ("convnet", "cosine")],
 )
 def test_a_step_of_every_network_waits_for_nothing(name, kind, monkeypatch):
-    """By rules on the CPU as well: to compile loops takes longer than all the rest here.
-
-    Small networks are checked on the GPU, too.
-    """
+    """By rules on the CPU as well, without loops. Small networks are checked on the GPU, too."""
     if name in ("cnn4", "convnet"):
         monkeypatch.setattr(packed, "fastest_right_way", lambda *_: Way())
     monkeypatch.setattr(packed, "find_loops", lambda *_: (None, 0))

@@ -46,10 +46,6 @@ WRONG = {
 }
 
 
-def right(large: bool) -> nn.Module:
-    return net(activated, flat, large)
-
-
 def settled(module: nn.Module) -> tuple[PackedModel, Tensor, Tensor]:
     torch.manual_seed(0)
     x, y = torch.randn(6, 2, 6, 6), torch.arange(6) % 3
@@ -74,7 +70,7 @@ def test_what_fails_in_large_groups_only_is_computed_one_by_one(kind, large):
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_a_right_network_keeps_its_groups(large):
-    model, _, _ = settled(right(large))
+    model, _, _ = settled(net(activated, flat, large))
     assert (model._groups, model._alone) == (None, None)
 
 
@@ -93,7 +89,7 @@ def test_float64_decides_where_float32_rounds(monkeypatch):
         return samples(rule, theta, x, g if g.dtype == torch.float64 else 1.1 * g)
 
     monkeypatch.setattr(LinearRule, "samples", rounded)
-    model, _, _ = settled(right(large=True))
+    model, _, _ = settled(net(activated, flat, large=True))
     assert (model._groups, model._alone) == (None, None)
 
 

@@ -13,12 +13,14 @@ from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.engines.packing import conversion
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
+from dpaudit_ray.mechanisms.dp_sgd.network import network
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.models.base import Model
+from dpaudit_ray.seeds import derive
 from tests.engines.networks import BATCH, CASES, Kind, Outcome, slow_clipped_sum
 from tests.long import paired
 
-MODELS, STEPS = 5, 2
+STEPS = 2
 
 
 class Network(Model):
@@ -47,32 +49,19 @@ class Drawn(Data):
 
 
 def prepared(name: str) -> DpSgdTraining:
-    options = DpSgd(
-        data=Drawn(network=name),
-        model=Network(network=name),
-        steps=STEPS,
-        batch_size=BATCH,
-        learning_rate=0.5,
-        clip_norm=0.7,
-        noise_multiplier=0.5,
-    )
+    numbers = {"learning_rate": 0.5, "clip_norm": 0.7, "noise_multiplier": 0.5}
+    data, model = Drawn(network=name), Network(network=name)
+    options = DpSgd(data=data, model=model, steps=STEPS, batch_size=BATCH, **numbers)
     return DpSgdTraining.prepare(options.recipe, seed=1, gpu=False, dtype=torch.float64)
-
-
-def original(training: DpSgdTraining) -> nn.Module:
-    """The user's module, built again and touched by nobody."""
-    from dpaudit_ray.mechanisms.dp_sgd.network import network
-    from dpaudit_ray.seeds import derive
-
-    shape = tuple(training.x.shape[1:])
-    drawn = derive("initialization", 1, training.recipe.seed)
-    return network(training.recipe.model, shape, training.classes, drawn).double()
 
 
 def by_hand(
     training: DpSgdTraining, inside: Tensor, canary: GradientCanary | SampleCanary
 ) -> Tensor:
-    options, noise, module = training.recipe, CpuNoise(9), original(training)
+    options, noise, shape = training.recipe, CpuNoise(9), tuple(training.x.shape[1:])
+    drawn = derive("initialization", 1, options.seed)
+    # The user's module, built again and touched by nobody.
+    module = network(options.model, shape, training.classes, drawn).double()
     theta = training.initial.repeat(len(inside), 1)
     for batch in training.batches:
         z = torch.empty_like(theta)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from dpaudit_ray.engines.cpu import vector_code
 from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.engines.packing.packed import PackedModel
-from dpaudit_ray.engines.rules import losses
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.network import generator, seeded
 from tests.engines.networks import CASES, Made, loss_of, slow_clipped_sum
@@ -67,17 +66,6 @@ def test_compiled_loops_equal_the_layer_rules(seed):
         )
 
 
-@pytest.mark.parametrize("classes", [1, 4])
-def test_output_gradients_are_those_of_autograd(classes):
-    torch.manual_seed(classes)
-    outputs = torch.randn(3, classes, 7, dtype=torch.float64, requires_grad=True)
-    y = torch.randint(0, max(classes, 2), (7,))
-    flat = outputs.transpose(1, 2).reshape(21, classes)
-    (slow,) = torch.autograd.grad(losses.losses(flat, y.repeat(3)).sum(), outputs)
-    fast = losses.output_gradients(outputs.detach(), y)
-    torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_weights_multiply_clipped_gradients(seed):
     module, theta, x, y, clip = random_case(seed)
@@ -118,14 +106,12 @@ def test_a_diverged_model_does_not_touch_its_neighbours():
 
 def test_noise_is_standard_normal_and_keyed_by_the_whole_seed():
     """Fixed seed; both tests reject a right generator with probability below 1e-4 each."""
-    first, second = torch.empty(100_000), torch.empty(100_000)
-    CpuNoise(5).fill(first)
-    CpuNoise(5 + 2**32).fill(second)
+    first, second, again = (torch.empty(100_000) for _ in range(3))
+    for seed, out in ((5, first), (5 + 2**32, second), (5, again)):
+        CpuNoise(seed).fill(out)
     assert abs(float(first.mean())) < 4 / math.sqrt(1e5)
     assert abs(float(first.std()) - 1) < 4 / math.sqrt(2e5)
     assert abs(float((first * second).mean())) < 4 / math.sqrt(1e5)
-    again = torch.empty(100_000)
-    CpuNoise(5).fill(again)
     assert torch.equal(first, again)
 
 
@@ -152,10 +138,7 @@ print(*faults)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
 def test_memory_of_a_step_on_two_threads_is_kept_for_the_next():
-    """Other heaps than the first go back to the kernel: some 4000 fresh pages a step.
-
-    Beside other load, threads meet in a new way now and then, and need room that they keep.
-    """
+    """Other heaps than the first go back to the kernel: some 4000 fresh pages a step."""
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
     assert np.median([int(faults) for faults in done.stdout.split()[20:]]) < 1000
 
@@ -210,24 +193,21 @@ def test_numbers_kept_at_the_first_call_are_those_of_the_training(name):
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
 
 
+def drawn_of(seed: int, count: int) -> Tensor:
+    return torch.randn(count, generator=generator(seed, torch.device("cpu")))
+
+
 @pytest.mark.parametrize("bit", [32, 63, 64, 127])
 def test_every_bit_of_a_seed_counts(bit):
     """`manual_seed` keeps 32 of them on a CPU."""
-    drawn = []
-    for seed in (5, 5 + 2**bit):
-        with seeded(seed):
-            drawn.append(torch.randn(8))
-        again = torch.randn(8, generator=generator(seed, torch.device("cpu")))
-        assert torch.equal(drawn[-1], again)
-    assert not torch.equal(*drawn)
+    with seeded(5 + 2**bit):
+        assert torch.equal(torch.randn(8), drawn_of(5 + 2**bit, 8))
+    assert not torch.equal(drawn_of(5, 8), drawn_of(5 + 2**bit, 8))
 
 
 def test_seeds_draw_standard_normals():
     """The first of 4000 seeds each, and 40,000 of one; right ones are rejected in 1 of 1e4."""
-    firsts = torch.cat(
-        [torch.randn(1, generator=generator(s, torch.device("cpu"))) for s in range(4000)]
-    )
-    many = torch.randn(40_000, generator=generator(2**100, torch.device("cpu")))
+    firsts, many = torch.cat([drawn_of(seed, 1) for seed in range(4000)]), drawn_of(2**100, 40_000)
     for drawn in (firsts, many):
         assert abs(float(drawn.mean())) < 4 / math.sqrt(len(drawn))
         assert abs(float(drawn.std()) - 1) < 4 / math.sqrt(2 * len(drawn))
