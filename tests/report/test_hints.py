@@ -49,6 +49,13 @@ SWEEPS = {
     "one dimension that may grow": landscape(up_to=1600),
 }
 KINDS = ("a run of its own", "another threat model", "growth", "the same threat model")
+STRONGER = {  # the adversary that mechanism and sampling call for; none that is used or no stronger
+    "an example, fixed batches": "biased-dimension",
+    "poisson, last model": "watched-dimension",
+    "adam": "watched-dimension",
+    "poisson, every update": None,
+    "one dimension": None,
+}
 
 
 def opened(raw: dict[str, Any], folder: Path, changes: dict[str, Any]) -> Run:
@@ -60,13 +67,18 @@ def certified(run: Run) -> float:
     return 0.0 if row is None else row["epsilon_lower_together"]
 
 
-@pytest.mark.parametrize("raw", SWEEPS.values(), ids=list(SWEEPS))
-def test_a_hint_that_is_followed_lowers_nothing_and_keeps_its_promise(raw, tmp_path):
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_hint_that_is_followed_lowers_nothing_and_keeps_its_promise(name, tmp_path):
     """Seeds are fixed: of other seeds a promise of 80 % is missed by some, as it says."""
+    raw = SWEEPS[name]
     run = opened(raw, tmp_path, {})
     answer = verdict.current(run)
     assert answer.verdict is Verdict.INCONCLUSIVE
     assert answer.help
+    if name in STRONGER:
+        said = [line for line in answer.help if line.startswith("another threat model")]
+        assert len(said) == (STRONGER[name] is not None)
+        assert all(f"another threat model, {STRONGER[name]}:" in line for line in said)
     before = run.directory.location, run.estimates
     for line in answer.help:
         assert line.startswith(KINDS), line
@@ -87,19 +99,3 @@ def test_a_hint_that_is_followed_lowers_nothing_and_keeps_its_promise(raw, tmp_p
         if line.startswith("the same threat model"):
             shown = after.estimates["epsilon_lower"].iloc[0]
             assert shown >= run.estimates["epsilon_lower"].iloc[0]
-
-
-def test_the_hints_are_those_that_the_mechanism_and_its_sampling_call_for(tmp_path):
-    """Nothing is hinted at that is used, or that is not known to show more."""
-    expected = {
-        "an example, fixed batches": "biased-dimension",
-        "poisson, last model": "watched-dimension",
-        "adam": "watched-dimension",
-        "poisson, every update": None,
-        "one dimension": None,
-    }
-    for place, (key, adversary) in enumerate(expected.items()):
-        lines = verdict.current(opened(SWEEPS[key], tmp_path / str(place), {})).help
-        said = [line for line in lines if line.startswith("another threat model")]
-        assert len(said) == (adversary is not None), key
-        assert all(f"another threat model, {adversary}:" in line for line in said), key
