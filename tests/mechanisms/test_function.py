@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
 from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.isolation import Limits
@@ -26,8 +25,10 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
-from tests.command import dpaudit, inline, refused, write_sweep
+from tests.command import completed, dpaudit, inline, refused, write_sweep
 from tests.mechanisms import failing_trials, torch_trials
+from tests.plan.failing import of_function
+from tests.plan.test_failed_trials import opened
 
 TRAININGS = failing_trials.__name__
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
@@ -37,14 +38,8 @@ ESTIMATORS = ["accuracy", "gdp", "eps-delta", "anytime", "eps-delta-anytime"]
 def sweep(name: str, trials: int = 60, pack_size: int = 10, **mechanism: Any) -> dict[str, Any]:
     # Computed without torch, as no trainer of these need wait for it.
     stated = {"name": "tests.pace:WithoutTorch", "path": f"{TRAININGS}:{name}", "isolated": True}
-    return {
-        "name": "own",
-        "seed": 4,
-        "mechanism": stated | {"steps": 4, "noise_multiplier": 1.0} | mechanism,
-        "adversary": "own",
-        "audit": LEVEL | {"trials": trials, "estimators": ESTIMATORS, "accountants": ["gaussian"]},
-        "resources": {"pack_size": pack_size},
-    }
+    audit = {"trials": trials, "estimators": ESTIMATORS, "accountants": ["gaussian"]}
+    return of_function("own", audit, pack_size, **stated | mechanism) | {"seed": 4}
 
 
 def contents(location: Path) -> dict[str, bytes]:
@@ -61,11 +56,6 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = inline(write_sweep(folder, sweep("some_raise")), folder)
     assert done.code == 3, done.err
     return folder / "own"
-
-
-def opened(location: Path) -> tuple[Any, ...]:
-    run = RunDirectory(str(location))
-    return *planning.read(run), run
 
 
 def drawn(location: Path) -> Iterator[tuple[int, bool, int]]:
@@ -91,9 +81,6 @@ def ended(member: bool, seed: int) -> tuple[float, str]:
         return math.nan, f"{type(error).__name__}: {error}"
 
 
-# From the sweep file to the verdict ----------------------------------------------------------
-
-
 def together(name: str = "release", **mechanism: Any) -> dict[str, Any]:
     """2000 trials of microseconds in this process; their claim is μ = 1."""
     raw = sweep(name, 2000, 100, **{"isolated": False, "noise_multiplier": 2.0, **mechanism})
@@ -102,8 +89,7 @@ def together(name: str = "release", **mechanism: Any) -> dict[str, Any]:
 
 
 def test_a_true_claim_is_approached_and_not_refuted(tmp_path):
-    done = inline(write_sweep(tmp_path, together()), tmp_path / "runs")
-    assert done.code == 0, done.err
+    completed(inline(write_sweep(tmp_path, together()), tmp_path / "runs"))
     estimates = pd.read_parquet(tmp_path / "runs" / "own" / "estimates.parquet")
     (row,) = estimates.itertuples()
     claim = gdp.epsilon(1.0, 1e-5)
@@ -127,9 +113,6 @@ def test_what_is_no_score_fails_its_pack(tmp_path):
     done = inline(write_sweep(tmp_path, together("broken")), tmp_path / "runs")
     assert done.code == 3
     assert "'a score', no number" in done.err
-
-
-# One trial that fails ------------------------------------------------------------------------
 
 
 def test_a_trial_that_raises_is_a_miss_and_its_pack_goes_on(failed):
@@ -232,9 +215,6 @@ def test_gathered_files_keep_them(tmp_path):
     assert np.flatnonzero(trials.missed).tolist() == lost
 
 
-# Ways to fail --------------------------------------------------------------------------------
-
-
 def test_whatever_a_trial_does_it_does_to_itself(tmp_path):
     limits = {"trial_seconds": 3, "trial_gib": 0.5}
     file = write_sweep(tmp_path, sweep("all_kinds", trials=24, pack_size=8, **limits))
@@ -292,9 +272,6 @@ def test_too_many_of_them_stop_the_sweep_and_of_outputs_the_first_are_kept(tmp_p
     content = json.loads((tmp_path / "own/outcomes.json").read_text())
     assert sum(kind["trials"] for kind in content["missed"]) > 3
     assert len(list(tmp_path.glob("own/missed/*/*.txt"))) == 3
-
-
-# Sessions ------------------------------------------------------------------------------------
 
 
 def run(session: Any, trials: int = 4) -> np.ndarray:
@@ -356,9 +333,6 @@ def test_what_is_preloaded_is_installed():
     later = preloaded(torch_trials.__name__)
     assert "torch" in later, "it imports that later"
     assert not any(name.startswith("tests") for name in later)
-
-
-# Options -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
