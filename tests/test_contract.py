@@ -31,15 +31,15 @@ def imported_names(source: Path) -> set[str]:
 
 
 def test_import_takes_less_than_half_a_second():
-    """Best of five, so that a busy machine does not fail it."""
+    """One of up to five, so that a busy machine does not fail it."""
     code = (
         "import time; t = time.perf_counter(); import dpaudit_ray; print(time.perf_counter() - t)"
     )
-    runs = [
+    runs = (
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
         for _ in range(5)
-    ]
-    assert min(float(run.stdout) for run in runs) < 0.5
+    )
+    assert any(float(run.stdout) < 0.5 for run in runs)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,13 @@ def test_import_takes_less_than_half_a_second():
         "import dpaudit_ray.accounting",
         "import dpaudit_ray.cli.main",
         "from dpaudit_ray.sweep import spec; spec.load('jobs/quickstart.yaml')",
+        "from dpaudit_ray.sweep.schema import entries; "
+        "[*map(entries, ('data', 'models', 'adversaries', 'mechanisms', 'estimators'))]",
     ],
 )
 def test_what_needs_neither_torch_nor_ray_loads_neither(statement):
-    assert not {"torch", "ray", "opacus", "torchvision", "sklearn"} & modules_after(statement)
+    heavy = {"torch", "ray", "opacus", "torchvision", "sklearn", "pandas"}
+    assert not heavy & modules_after(statement)
 
 
 def test_status_loads_no_more_than_it_reads():
@@ -65,12 +68,6 @@ def test_status_loads_no_more_than_it_reads():
     assert "dpaudit_ray.adversaries.biased_dimension" in loaded
     assert not {"dpaudit_ray.adversaries.one_run", "dpaudit_ray.models.resnet"} & loaded
     assert not {"scipy.optimize", "scipy.linalg", "scipy.fft", "matplotlib", "scipy.stats"} & loaded
-
-
-def test_engines_do_not_need_ray():
-    loaded = modules_after("import dpaudit_ray.mechanisms.dp_sgd.training")
-    assert "torch" in loaded
-    assert "ray" not in loaded
 
 
 def test_ray_is_imported_in_orchestration_only_and_in_at_most_three_files():
