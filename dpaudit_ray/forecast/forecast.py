@@ -167,6 +167,8 @@ def _of_canaries(
 ) -> AuditOutlook:
     """By simulation of its own estimator, on canaries that do not interfere."""
     trials, several = outlook.trials, cell.canaries or outlook.trials
+    if spec.through_claim:  # as for independent trials: what is imagined is Gaussian
+        spec = spec.model_copy(update={"options": {**spec.options, "curve": "gaussian"}})
     curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
 
     def shown(number: int, mu: float) -> list[float]:

@@ -116,7 +116,7 @@ def _normal_score(scores: Scores, earlier: Floats) -> Floats:
 class Paired(SeveralCanaries):
     """Trainings in pairs that share their noise: one outcome for every pair.
 
-    `curve: gaussian` reads the mean accuracy as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve.
+    `curve` is that of `several-canaries`: through what the mean of the outcomes is read as ε.
     """
 
     name: ClassVar[str] = "paired"

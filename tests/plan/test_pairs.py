@@ -71,6 +71,8 @@ def test_what_is_stored_is_found_in_order_and_shown(finished):
     assert dpaudit("report", finished / "pairs").code == 0
     assert "paired" in dpaudit("status", finished / "pairs", "--details").out
     assert "400" in dpaudit("plan", finished / "sweep.yaml", "--storage-path", finished).out
+    claimed = "audit.estimators=[{name: paired, curve: claimed}]"
+    assert dpaudit("plan", finished / "sweep.yaml", "--set", claimed).code == 0
 
 
 def test_a_lost_pack_and_growth_give_the_same_bits(finished, tmp_path):
