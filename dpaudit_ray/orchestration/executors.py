@@ -46,7 +46,7 @@ class CallFailedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A node that is alive: what it has in all, and the address of its daemon."""
+    """A node that is alive: what it has in all, and the address of its daemon (port 0: none)."""
 
     id: str
     host: str
