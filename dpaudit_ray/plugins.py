@@ -30,6 +30,7 @@ class Strict(BaseModel):
 class Plugin(Strict):
     """Base of everything that a sweep file selects by name."""
 
+    model_config = ConfigDict(polymorphic_serialization=True)  # parts with options of their class
     name: str
 
     kind: ClassVar[str]  # what sweep files call this kind: "mechanism", "adversary", ...

@@ -156,7 +156,7 @@ def _refuse_twins(cells: tuple[Cell, ...]) -> None:
     """Raises SpecError for equal audits: all randomness is seeded, so the second shows nothing."""
     seen: dict[str, str] = {}
     for cell in cells:
-        data = cell.mechanism.model_dump(mode="json", serialize_as_any=True)  # with its paths
+        data = cell.mechanism.model_dump(mode="json")  # with its paths
         key = digest([cell.identity(), cell.audit.trials, data])
         if key in seen:
             raise SpecError(
