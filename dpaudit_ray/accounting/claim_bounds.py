@@ -196,6 +196,8 @@ def _answer(training: Training, accountant: Accountant, bounded: str, at: float)
         fallback = accountant.fallback(proven)
         notes.append(f"{reason}; {fallback} instead")
         accountant = find(fallback)
+        proven, note = _proven(accountant, training)
+        notes.append(note)
         upper = getattr(accountant, bounded)(proven, at)
     assumption = _assumption(accountant, proven)
     status = Status.IF_ASSUMED if assumption else Status.CERTIFIED

@@ -120,6 +120,7 @@ def test_optimizers_take_the_steps_of_their_papers(tiny):
 def test_schedules(raw, expected):
     schedule = plugins.parse(Schedule, raw, "schedule")
     schedule.check(schedule.warmup + schedule.length)  # which just fits
+    assert schedule.length == (getattr(schedule, "over", None) or 1)
     rates = [schedule.rate(2.0, step, 6) for step in range(1, 7)]
     assert rates == pytest.approx([2 * one for one in expected])
 
