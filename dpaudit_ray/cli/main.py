@@ -65,9 +65,18 @@ def main() -> Never:
     sys.exit(code)
 
 
+def _respelled(arguments: list[str]) -> list[str]:
+    """`verify` of a script, as it was spelled once, is `audit`."""
+    scripts = [word for word in arguments[1:] if re.search(r"\.py(:\w*)?$", word)]
+    if arguments[:1] != ["verify"] or not scripts:
+        return arguments
+    terminal.add(f"`dpaudit audit {scripts[0]}` is the new spelling")
+    return ["audit", *arguments[1:]]
+
+
 def _run_app(debug: bool) -> int | None:
     try:
-        code: int | None = app(sys.argv[1:], prog_name="dpaudit", standalone_mode=False)
+        code: int | None = app(_respelled(sys.argv[1:]), prog_name="dpaudit", standalone_mode=False)
         return code
     except (DpauditError, _UsageError) as error:
         if debug:

@@ -145,11 +145,12 @@ def test_scripts_that_cannot_be_audited(script, kind):
 
 
 def test_a_script_that_keeps_its_promise(script):
-    """One look decides; pages are written."""
+    """One look decides; pages are written; the old spelling says the new one."""
     script.write_text(HEAD + GOOD)
     options = ["--budget", "60s", "--layers", "0", "--junit", "out.xml"]
-    outcome = dpaudit("audit", "own_training.py:main", *options)
+    outcome = dpaudit("verify", "own_training.py:main", *options)
     assert outcome.code == 0, outcome
+    assert outcome.err.startswith("`dpaudit audit own_training.py:main` is the new spelling\n")
     for said in (
         "CONSISTENT: own_training.py:main keeps ε = ",
         "Every one of 40 steps looked into: 4% less noise in all of them would",
