@@ -22,7 +22,7 @@ ASSUMPTIONS = {
     "not final": "holds once all trials are done, not for looking until it suits",
     "extended": "trials were added after looking, for which it does not hold",
 }
-MU = "mu: certified for any mechanism; how far the worlds are apart, as Gaussian noise would be"
+MU = "mu: certified for any mechanism; by how many deviations of Gaussian noise the canary shows"
 AS_WRITTEN = (
     "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the scores"
 )

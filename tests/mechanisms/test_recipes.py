@@ -274,7 +274,7 @@ def one_of_two() -> nn.Module:
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        ("narrow", "module does not run on examples of shape (30,)"),
+        ("narrow", "and 31x2); its first layer must take these"),
         ("one_of_two", "module gives [2, 1, 1] for two examples of 2 classes"),
     ],
 )

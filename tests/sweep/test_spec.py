@@ -273,6 +273,12 @@ def test_what_is_not_yaml_is_told_with_place_and_reason(text, place, problem):
     ) as error:
         parse_yaml(text, "sweep.yaml")
     assert "\n" not in str(error.value)
+    assert str(error.value).endswith("; check brackets, quotes and indentation")
+
+
+def test_a_script_in_place_of_a_sweep_file_is_told_where_it_belongs():
+    with pytest.raises(SpecError, match=r"is a script: `dpaudit audit train\.py:FUNCTION` "):
+        parse_yaml("def main() -> None:", "train.py")
 
 
 @pytest.mark.parametrize("text", ["", "hello", "- a"])

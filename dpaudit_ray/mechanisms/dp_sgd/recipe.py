@@ -273,7 +273,8 @@ class Recipe(Strict):
             raise
         except Exception as error:  # a user's code may raise anything
             problem = f"does not run on examples of shape {data.x.shape[1:]}: {first_line(error)}"
-            raise SpecError("mechanism.model", f"{model.name} {problem}") from error
+            remedy = "its first layer must take these"
+            raise SpecError("mechanism.model", f"{model.name} {problem}; {remedy}") from error
         given = list(outputs.shape) if isinstance(outputs, torch.Tensor) else []
         needed = data.classes if self.loss == "cross-entropy" and data.classes > 2 else 1
         if len(given) != 2 or given[1] < needed:
