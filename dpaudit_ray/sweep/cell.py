@@ -17,7 +17,9 @@ from ..mechanisms.base import Mechanism
 from ..plugins import Plugin, Strict, Unread, is_users, parse, parts, validated
 from ..stats.budget import Budget
 from .audit import AuditSpec
+from .grid import LABEL_SEPARATOR
 
+CANARY = "canary "  # before the number of a drawn one, in labels
 MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit
 
 
@@ -121,9 +123,20 @@ class Cell(Strict):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of what determines bits and scores: mechanism and adversary."""
-        paired = ["paired"] if self.audit.paired else []
-        return digest([self.mechanism.identity(), self.adversary.identity(), *paired])
+        """Hex digest of what determines bits and scores: mechanism, adversary, canary, pairing."""
+        more: list[Any] = ["paired"] if self.audit.paired else []
+        more += [{"canary": self.audit.canary}] if self.audit.canary > 1 else []
+        return digest([self.mechanism.identity(), self.adversary.identity(), *more])
+
+    def canaries_apart(self) -> Iterator[Self]:
+        """This audit once for each canary that `canaries_drawn` asks for."""
+        if self.audit.canaries_drawn == 1:
+            yield self
+            return
+        for number in range(1, self.audit.canaries_drawn + 1):
+            audit = self.audit.model_copy(update={"canary": number})
+            label = f"{self.label}{LABEL_SEPARATOR}{CANARY}{number}"
+            yield self.model_copy(update={"audit": audit, "label": label})
 
     def identity(self) -> dict[str, Any]:
         """Options that change a result of this audit, as plain JSON; not the number of trials."""

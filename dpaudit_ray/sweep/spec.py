@@ -126,13 +126,13 @@ def from_raw(
 
 def _cells(tree: Mapping[str, Any]) -> tuple[Cell, ...]:
     """Every cell of the grid; where the grid is wrong, its sections are checked without it."""
-    cells, mistakes = [], Mistakes()
+    cells, mistakes = list[Cell](), Mistakes()
     with mistakes.noted():
         grid.checked(tree)
     spoiled = bool(mistakes.errors)
     for sections, label in grid.cells({**tree, "grid": None} if spoiled else tree):
         try:
-            cells.append(parse_cell(sections, label))
+            cells += parse_cell(sections, label).canaries_apart()
         except SpecError as error:
             problems = error.problems
             mistakes.errors += [p for p in problems if not (spoiled and p.problem == REQUIRED)]
