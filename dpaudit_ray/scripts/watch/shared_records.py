@@ -30,7 +30,8 @@ def install(run: WatchedRun) -> None:
                 passes[id(self)] += 1
                 with contextlib.suppress(RuntimeError):  # in torch.func, tensors have no numbers
                     row = digest(tensors[0][0])
-                    for p in self.parameters():
+                    private = {p for module in run.modules for p in module.parameters()}
+                    for p in set(self.parameters()) - private:
                         run.fed.setdefault(id(p), (p, type(self).__name__, set()))[2].add(row)
         return original(self, *args, **kwargs)
 
