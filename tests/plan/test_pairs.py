@@ -69,6 +69,8 @@ def test_what_is_stored_is_found_in_order_and_shown(finished):
     assert "CONSISTENT" in dpaudit("verify", finished / "pairs").out
     assert "in order" in dpaudit("check", finished / "pairs").out
     assert dpaudit("report", finished / "pairs").code == 0
+    page = (finished / "pairs" / "report.html").read_text()
+    assert "400, in pairs that share their noise" in page
     assert "paired" in dpaudit("status", finished / "pairs", "--details").out
     assert "400" in dpaudit("plan", finished / "sweep.yaml", "--storage-path", finished).out
     claimed = "audit.estimators=[{name: paired, curve: claimed}]"
