@@ -77,13 +77,13 @@ def _bounds() -> list[Panel | Table | Notes]:
               "Each as it is now, the one that is nearest to its claim first.", (
             Column("of the claim", f"{lower} / {claim}", "percentunit", RED_ABOVE_1),
             Column("verdict", per_audit(metrics.VERDICT, _AUDITS), "short", RED_FROM_1, VERDICTS),
-            Column("ε ≥ (any time)", lower),
+            Column("ε ≥ so far", lower),
             Column("claim", claim),
             Column("done", per_audit(metrics.TRIALS_DONE, _AUDITS)),
             Column("planned", per_audit(metrics.TRIALS_PLANNED, _AUDITS)),
             Column("failed", per_audit(metrics.TRIALS_FAILED, _AUDITS), "short", RED_FROM_1),
         ), 20),
-        Panel("Measured ε ≥ (any time) and claimed ε",
+        Panel("Measured ε ≥ so far, and claimed ε",
               "Each bound holds at every look and for all audits at once. `dpaudit status` says "
               "what it assumes, and which ε to quote once all trials are done.",
               {"{{audit}}: at least": lower, "{{audit}}: claim": claim}, width=12),

@@ -51,7 +51,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     Args:
         sweep: a sweep file's path, its content as a mapping, or a `Sweep`.
         storage_path: folder or `s3://`, `gs://` address; results go to storage_path/name.
-        executor: "ray", or "inline" for everything in this process.
+        executor: one of `orchestration.ExecutorName`; "inline" is everything in this process.
         address: a Ray cluster to join; by default one is started for this call.
         overrides: values by dotted key, applied to a sweep file before validation.
         show: called about twice a second with a snapshot; by default a notebook shows it.

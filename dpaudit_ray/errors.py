@@ -152,7 +152,7 @@ def together(errors: Iterable[SpecError]) -> SpecError:
     for error in sorted(errors, key=lambda error: error.meant is None):
         unique.setdefault((error.key, error.problem), error)
     meant = {error.meant for error in unique.values()}
-    left = [e for e in unique.values() if not (e.problem == REQUIRED and e.key in meant)]
+    left = [e for e in unique.values() if not (e.problem.startswith(REQUIRED) and e.key in meant)]
     return left[0] if len(left) == 1 else SweepError(tuple(left))
 
 

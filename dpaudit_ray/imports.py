@@ -114,7 +114,9 @@ def subclass(base: type[C], path: str, key: str) -> type[C]:
     """The class at `path`, of the kind `base`. Raises SpecError under `key` for another thing."""
     cls: Any = imported(path, key)
     if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise SpecError(key, f"{path!r} is not a subclass of {base.__module__}:{base.__name__}")
+        kind = f"{base.__module__}:{base.__name__}"
+        torchs = f"; a torch module is named {{name: module, path: {path}}}" * ("models" in kind)
+        raise SpecError(key, f"{path!r} is not a subclass of {kind}{torchs}")
     if inspect.isabstract(cls):
         lacking = ", ".join(sorted(vars(cls)["__abstractmethods__"]))
         raise SpecError(key, f"{path!r} does not define {lacking}")

@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
@@ -30,6 +30,7 @@ class Strict(BaseModel):
 class Plugin(Strict):
     """Base of everything that a sweep file selects by name."""
 
+    model_config = ConfigDict(polymorphic_serialization=True)  # parts with options of their class
     name: str
 
     kind: ClassVar[str]  # what sweep files call this kind: "mechanism", "adversary", ...
@@ -216,11 +217,14 @@ def _problems(
     if isinstance(inner := context.get("error"), _CarriedError):
         inside = inner.args[0]
         return list((inside.under(path[0]) if path[0] else inside).problems)
+    options = model.model_fields.items() if model and len(path) == 2 else ()
+    fields = {field.alias or name: field for name, field in options}
     if kind == "extra_forbidden":
-        fields = model.model_fields if model and len(path) == 2 else {}
-        return [unknown_key(key, [field.alias or name for name, field in fields.items()])]
+        return [unknown_key(key, list(fields))]
     if kind == "missing":
-        return [SpecError(key, REQUIRED)]
+        listed = get_args(fields[path[-1]].annotation) if path[-1] in fields else ()
+        words = " or ".join(word for word in listed if isinstance(word, str))
+        return [SpecError(key, f"{REQUIRED}: {words}" if words else REQUIRED)]
     template = _PROBLEMS.get(kind)
     plain = item["msg"].removeprefix("Value error, ")
     problem = (template.format(**context) if template else plain) + got(item["input"])

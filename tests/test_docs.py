@@ -60,6 +60,8 @@ def test_reference_has_every_verb_with_what_it_takes(pages, verb):
     assert len(section.split()) > 3
     for row in re.findall(r"^\| `.*$", section, re.MULTILINE):
         assert row.split(" | ")[-1].strip(" |"), row
+    if verb == "run":
+        assert "| `--executor ray|inline` | `ray` |" in section
 
 
 def test_an_option_without_a_meaning_is_found():

@@ -2,13 +2,16 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
-from dpaudit_ray import plugins
+from dpaudit_ray import api, plugins
 from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.adversaries.loss import Loss
-from dpaudit_ray.errors import SpecError
+from dpaudit_ray.data.base import Data
+from dpaudit_ray.errors import DataError, SpecError
+from dpaudit_ray.mechanisms.landscape import Landscape
 from dpaudit_ray.sweep import spec
 from tests.command import completed, dpaudit, inline, refused, write_sweep
 
@@ -98,6 +101,22 @@ def test_an_adversary_without_a_name_goes_by_its_import_path(tiny, tmp_path):
     assert "own_attack:Nameless" in outcome.out
     (scores,) = (tmp_path / "runs/tiny/scores").iterdir()
     assert scores.name.startswith("000-own-attack-Nameless-")
+
+
+class Reading(Landscape):
+    """A mechanism whose field for data says nothing of how it is written."""
+
+    data: Annotated[Data, plugins.nested(Data)]
+
+    def check_inputs(self) -> None:
+        self.data.load()
+
+
+def test_each_file_of_a_mechanism_of_ones_own_is_read_before_the_start(light):
+    light["mechanism"]["name"] = f"{__name__}:Reading"
+    light["grid"] = {"mechanism.data": [{"name": "csv", "path": path} for path in ("/no", "/nor")]}
+    with pytest.raises(DataError, match="no file at /no;"):  # the first, of two that look alike
+        api.check_inputs(spec.from_raw(light))
 
 
 @pytest.mark.usefixtures("own")

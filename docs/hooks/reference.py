@@ -14,7 +14,7 @@ import json
 import textwrap
 import tokenize
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
@@ -207,8 +207,12 @@ def cli_page() -> str:
 def _spelled(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return f"`{parameter.name.upper()}`"
-    value = "" if parameter.is_flag else f" {(parameter.metavar or 'VALUE').upper()}"
-    return ", ".join(f"`{name}{value}`" for name in parameter.opts)
+    kind = parameter.type_descriptor.annotation
+    choices = "|".join(get_args(kind)) if get_origin(kind) is Literal else ""
+    value = choices or (parameter.metavar or "VALUE").upper()
+    return ", ".join(
+        f"`{name}`" if parameter.is_flag else f"`{name} {value}`" for name in parameter.opts
+    )
 
 
 def _text_default(parameter: Any) -> str:

@@ -32,8 +32,8 @@ def epsilon(
 
     `noise_multiplier` is the noise's standard deviation over the clipping norm, `steps` the number
     of noisy sums, `sample_rate` the chance that a record takes part in one, 1 when batches are
-    known. `accountant` is `gaussian` (exact, sample_rate 1 only), `prv`, `pld`, `rdp`, or an import
-    path; `adjacency` is `add-remove` or `replace`; `sampling` is `poisson`, `shuffle` or
+    known. `accountant` is one of `accountants()` or an import path, and may refuse a `sample_rate`
+    below 1; `adjacency` is `add-remove` or `replace`; `sampling` is `poisson`, `shuffle` or
     `balls-and-bins`, of the last two what is proven.
     """
     training = Training(noise_multiplier, steps, sample_rate, adjacency, sampling)
@@ -87,8 +87,8 @@ def events_epsilon(
     """Upper bound on ε at δ of Poisson-sampled steps with different noise or rates.
 
     `events` are (noise multiplier, sample rate, steps) each, in any order, as in the `history` of
-    an Opacus accountant. `accountant` is `pld`, `prv` (the PLD where it fails), `rdp`, `gaussian`
-    where all rates are 1, or one of your own that defines `composed`.
+    an Opacus accountant. `accountant` is one of `accountants()` or an import path; ValueError where
+    it does not define `composed`, or not at these rates.
     """
     in_unit("delta", delta)
     counts = collections.Counter[Training]()
@@ -196,6 +196,8 @@ def _answer(training: Training, accountant: Accountant, bounded: str, at: float)
         fallback = accountant.fallback(proven)
         notes.append(f"{reason}; {fallback} instead")
         accountant = find(fallback)
+        proven, note = _proven(accountant, training)
+        notes.append(note)
         upper = getattr(accountant, bounded)(proven, at)
     assumption = _assumption(accountant, proven)
     status = Status.IF_ASSUMED if assumption else Status.CERTIFIED

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 
 from ..data.base import Data, Dataset
 from ..plugins import nested
@@ -42,7 +42,7 @@ class Poisoner(Adversary):
 
     shadows: int = Field(default=SHADOWS_PER_PART, ge=1, le=10_000)  # models to craft by
     # records to train shadows on; else half of the data, in reserve
-    shadow_data: Annotated[SerializeAsAny[Data] | None, nested(Data)] = None
+    shadow_data: Annotated[Data | None, nested(Data)] = None
     ascent: int = Field(default=50, ge=0, le=10_000)  # moves of the poison
     rate: float = Field(default=0.02, gt=0, le=1)  # of a move, in a feature's range
 

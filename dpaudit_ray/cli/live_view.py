@@ -78,15 +78,18 @@ class View:
 
     @property
     def log_line(self) -> str:
-        """A line for a log, with the first audit that is under way."""
+        """A line for a log, with the first audit that is under way; at the end, a table follows."""
         progress = self.progress
         if progress is None or not progress.audits:
             return self.pace
-        totals = f"{progress.done}/{progress.trials} trials"
-        audit = progress.audits[min(range(len(progress.audits)), key=lambda i: _order(progress, i))]
+        totals = f"{progress.done}/{progress.trials} trials, {self.pace}"
+        first = min(range(len(progress.audits)), key=lambda index: _order(progress, index))
+        if _state(progress, first) == "done":
+            return totals
+        audit = progress.audits[first]
         return (
-            f"{totals}, {self.pace}; {audit.label}: {audit.done}/{audit.trials}, eps >= "
-            f"{_bound(audit)} ({audit.assumes}, any time), claim {audit.claim:.2f}"
+            f"{totals}; {audit.label}: {audit.done}/{audit.trials}, eps >= {_bound(audit)} so far "
+            f"({audit.assumes}), claim {audit.claim:.2f}"
         )
 
 
@@ -134,7 +137,7 @@ def _bound(audit: AuditProgress) -> str:
 def _table(progress: Progress, labels: list[str], shown: list[int]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="underline")
     table.add_column("audit", min_width=12)
-    for head in ("trials", "ε ≥", "assumes", "claim"):
+    for head in ("trials", "ε ≥ so far", "assumes", "claim"):
         table.add_column(head, justify="left" if head == "assumes" else "right", no_wrap=True)
     for index in shown:
         audit, state = progress.audits[index], _state(progress, index)

@@ -53,7 +53,6 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
             "mu": column("mu_lower"),
             "eps alone": list(map(marked, map(number, lower), above)),
             "assumption-free eps": column("epsilon_lower_free"),
-            "ratio": column("ratio"),
             "note": notes if any(notes) else None,
         }
         assumed = {Status(row["status"]).assumes(row["mu_lower"]) for row in rows if row["status"]}
@@ -103,20 +102,17 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
     from ..report import verdict, words
     from ..report.quote import percent
 
-    sentences = list[str]()
+    quotes = [audit.quote for audit in answer.audits]
     terminal.explain(answer.sentence)
-    heading = words.heading([audit.quote for audit in answer.audits])
+    heading, sentences = words.heading(quotes), words.below(quotes)
     if audits := judged.audits:
         columns: Columns = {
             "audit": [a.label for a in audits],
             "verdict": [a.verdict for a in audits],
-            "claimed\neps": [a.claim for a in audits],
             "eps >=": [quoted(a.quote) for a in audits],
-            "claimed\nnoise": [a.noise_multiplier for a in audits],
+            "assumes": [a.quote.assumes or "none yet" for a in audits],
+            "claim": [a.claim for a in audits],
             "noise\nat most": [a.effective_noise or Figure("any") for a in audits],
-            f"chance\nto see {verdict.LESS_NOISE}".replace("% ", "%\n"): [
-                Figure(percent(round(a.power, 2))) for a in audits
-            ],
         }
         for audit in audits:
             if audit.lopsided:
@@ -127,7 +123,10 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
                 )
         if details:
             columns |= {
-                "accountant": [a.accountant for a in audits],
+                "claimed\nnoise": [a.noise_multiplier for a in audits],
+                f"chance\nto see {verdict.LESS_NOISE}".replace("% ", "%\n"): [
+                    Figure(percent(round(a.power, 2))) for a in audits
+                ],
                 "log10\ne-value": [a.evidence for a in audits],
                 "threshold": [a.needed for a in audits],
                 "trials": [a.trials for a in audits],
@@ -148,8 +147,8 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
         columns = {
             "audit": [a.label for a in exact],
             "verdict": [a.verdict for a in exact],
-            "claimed\neps": [a.claim for a in exact],
-            "exact\neps": [a.epsilon for a in exact],
+            "eps": [a.epsilon for a in exact],
+            "claim": [a.claim for a in exact],
             "step": [a.step for a in exact],
         }
         terminal.show_table("" if audits else heading, columns)
@@ -171,7 +170,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
     trials, packs = sum(a.trials for a in audits), sum(a.packs for a in audits)
     done = sum(a.packs_done for a in audits)
     terminal.show_table(
-        f"{name}: {trials:,} trials in {packs:,} packs, {done:,} packs done",
+        f"{name}: {plural(trials, 'trial')} in {plural(packs, 'pack')}, {done:,} packs done",
         {
             "audit": [a.label for a in audits],
             "trials": [a.trials for a in audits],

@@ -20,6 +20,7 @@ from ..orchestration.trainer import Brief, PackTrainer
 from ..plan import compaction, outcomes, preparing
 from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..stats import gdp, growth
+from ..stats.paired import Paired
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 from ..sweep.audit import EstimatorSpec
@@ -118,7 +119,7 @@ def _outlook(
 ) -> AuditOutlook:
     """One audit of which `done` packs are done and those in `left` remain, at `seconds` a trial."""
     # Canaries of one training may say the same, so a training counts as one trial.
-    trainings = audit.trials // max(audit.in_a_training, 1)
+    trainings = audit.trials // max(audit.together, 1)
     outlook = AuditOutlook(
         label=audit.label,
         trials=audit.trials,
@@ -133,7 +134,7 @@ def _outlook(
     levels = [(cell.audit.delta, 1 - share * alpha) for share in split]
     level = levels[len(audit.looks) - 1]
     holding = [spec for spec in cell.audit.estimators if spec.method.status.holds]
-    if not audit.independent and holding and holding[0].method.one_run:
+    if not audit.independent and holding and (audit.paired or holding[0].method.one_run):
         return _of_canaries(outlook, cell, holding[0], level)
     likely, needed, foreseen = math.nan, 0, dict[int, float]()
     if 0 < audit.claim < math.inf:
@@ -166,6 +167,8 @@ def _of_canaries(
 ) -> AuditOutlook:
     """By simulation of its own estimator, on canaries that do not interfere."""
     trials, several = outlook.trials, cell.canaries or outlook.trials
+    if spec.through_claim:  # as for independent trials: what is imagined is Gaussian
+        spec = spec.model_copy(update={"options": {**spec.options, "curve": "gaussian"}})
     curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
 
     def shown(number: int, mu: float) -> list[float]:
@@ -193,7 +196,12 @@ def simulated(
     for _ in range(_DRAWS):
         made = make()
         bits = rng.random(made.planned) < 0.5
-        made.fold(mu * bits + rng.standard_normal(made.planned), bits)
+        noise = rng.standard_normal(made.planned)
+        if isinstance(made, Paired):  # at best, both trainings share all of it
+            for values, second in ((bits, np.logical_not), (noise, np.positive)):
+                halves = values.reshape(-1, 2, made.canaries // 2)
+                halves[:, 1] = second(halves[:, 0])
+        made.fold(mu * bits + noise, bits)
         shown.append(made.bound(*level).epsilon_lower)
     return sorted(shown)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
@@ -102,6 +102,28 @@ class Measured:
     scores: Scores
     utility: Mapping[str, Scores] = dataclasses.field(default_factory=dict)
     missed: Mapping[int, Missed] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, scored: Scores | Measured) -> Measured:
+        """What a session gave, as this class."""
+        return scored if isinstance(scored, Measured) else cls(scored)
+
+    @classmethod
+    def alternating(cls, runs: Sequence[Scores | Measured], each: int) -> Measured:
+        """Runs of as many trials: `each` of the first, as many of the second, and so on."""
+        sides = [cls.of(run) for run in runs]
+
+        def woven(parts: list[Scores]) -> Scores:
+            apart = [part.reshape(-1, each, part.shape[1]) for part in parts]
+            return np.stack(apart, axis=1).reshape(-1, parts[0].shape[1])
+
+        utility = {name: woven([side.utility[name] for side in sides]) for name in sides[0].utility}
+        missed = {
+            (row // each * len(sides) + number) * each + row % each: miss
+            for number, side in enumerate(sides)
+            for row, miss in side.missed.items()
+        }
+        return cls(woven([np.asarray(side.scores) for side in sides]), utility, missed)
 
 
 class Session(Protocol):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 from scipy import special
 
 from ..accounting import Adjacency
@@ -78,7 +78,7 @@ class LabelGradient(Mechanism):
     attacked_as: ClassVar[str] = "label-gradient"
 
     name: Literal["label-gradient"] = "label-gradient"
-    training: Annotated[SerializeAsAny[Mechanism], nested(Mechanism)]  # the target, `dp-sgd`
+    training: Annotated[Mechanism, nested(Mechanism)]  # the target, `dp-sgd`
     batches: int | None = Field(default=None, ge=1)  # steps that are attacked; null: all
     clipping: Literal["all", "attacked"] = "all"  # what is clipped and released
     backend: Literal["sampled", "exact"] = "sampled"  # run trials, or closed forms

@@ -372,8 +372,8 @@ class AuditState:
 
 def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
     """A bound that may be looked at after every pack. Of one training alone, it shows nothing."""
-    method = methods_after_a_look(by_run=not audit.independent)[0]
-    return EstimatorSpec(name=method, options=options).make(audit.declared[0], audit.in_a_training)
+    method = methods_after_a_look(not audit.independent, audit.paired)[0]
+    return EstimatorSpec(name=method, options=options).make(audit.declared[0], audit.together)
 
 
 class StopRule:
@@ -518,7 +518,7 @@ class Estimates:
         uniform = any(spec.method.time_uniform() for spec in declared)
         if not self._looked or uniform or self._audit.canaries == 0:
             return declared
-        added = methods_after_a_look(by_run=not self._audit.independent)
+        added = methods_after_a_look(not self._audit.independent, self._audit.paired)
         return [*declared, *(EstimatorSpec(name=name) for name in added)]
 
     def _curve_free(self, listed: list[EstimatorSpec]) -> State | None:
@@ -526,8 +526,10 @@ class Estimates:
 
         None holds where trials of canaries that share a training are looked at early.
         """
-        independent = self._audit.independent
-        if self._looked and not independent:
+        if self._audit.paired:
+            spec = EstimatorSpec(name="paired", options={"curve": "any"})
+            return self._made(spec, self._audit.horizons[-1])
+        if self._looked and not self._audit.independent:
             return None
         method = curve_free_method(time_uniform=self._looked)
         if not self._cell.mechanism.sampled or any(spec.name == method for spec in listed):
@@ -541,7 +543,7 @@ class Estimates:
             family = Family(mechanism.claimed(adversary, step).training)
         audit, method = self._audit, spec.method
         planned = audit.declared[0] if method.time_uniform() else audit.trials
-        state = spec.make(planned, audit.in_a_training, family)
+        state = spec.make(planned, audit.together, family)
         grows = len(audit.foreseen) > 1 and not audit.extended
         if method.time_uniform() or method.status in _CLAIM_NO_LEVEL or not grows:
             return state

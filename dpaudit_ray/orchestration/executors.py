@@ -1,7 +1,7 @@
 """What an executor is: five methods by which workers run somewhere, and how packs end in them.
 
-`inline_executor` and `ray_executor` have them, and nothing above these knows of Ray. Another is a
-file `<name>_executor` with a function `dispatcher(work)`, and its name in `ExecutorName`.
+Each is a file `<name>_executor` beside this one with a function `dispatcher(work)`, and its name in
+`ExecutorName`. Nothing above them knows of Ray.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CallFailedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A node that is alive: what it has in all, and the address of its daemon."""
+    """A node that is alive: what it has in all, and the address of its daemon (port 0: none)."""
 
     id: str
     host: str

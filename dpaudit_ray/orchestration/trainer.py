@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from .. import seeds
 from ..errors import DpauditError, first_line, lines, out_of_memory, printable
-from ..mechanisms.base import Measured, Mechanism, Missed, PartSeeds, ResumableSession, Session
+from ..mechanisms.base import (
+    Measured,
+    Mechanism,
+    Missed,
+    PartSeeds,
+    ResumableSession,
+    Scores,
+    Session,
+)
 from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..plan.outcomes import Failure
 from ..storage import arrays
@@ -91,13 +99,20 @@ class PackTrainer:
         self.resumed = False
         minutes = self._sweep.resources.checkpoint_minutes
         call = None if afresh else self._call
-        if call is not None and minutes and isinstance(session, ResumableSession):
+        scored: Scores | Measured
+        if audit.paired:  # one seed for both trainings of each pair
+            halves = members.reshape(-1, 2, audit.in_a_training)
+            runs = (halves[:, side].ravel() for side in (0, 1))
+            scored = Measured.alternating(
+                [session.run(run, noise, audit.horizons) for run in runs], audit.in_a_training
+            )
+        elif call is not None and minutes and isinstance(session, ResumableSession):
             checkpoints = PackCheckpoints(call, pack, minutes)
             scored = session.run(members, noise, audit.horizons, checkpoints)
             self.resumed = checkpoints.resumed
         else:
             scored = session.run(members, noise, audit.horizons)
-        outcome = scored if isinstance(scored, Measured) else Measured(scored)
+        outcome = Measured.of(scored)
         mechanism = self._mechanism(pack.audit)
         shapes = {name: values.shape for name, values in outcome.utility.items()}
         if shapes != dict.fromkeys(mechanism.measured, outcome.scores.shape):
@@ -159,9 +174,9 @@ class PackTrainer:
         return took
 
     def _drawn(self, pack: Pack) -> tuple[npt.NDArray[np.bool_], int]:
-        audit = self._brief.audits[pack.audit].fingerprint
-        bits = seeds.bits(self._brief.seed, audit, pack.first, pack.last)
-        return bits, seeds.noise_seed(self._brief.seed, audit, pack.first)
+        audit, seed = self._brief.audits[pack.audit], self._brief.seed
+        noise = seeds.noise_seed(seed, audit.fingerprint, pack.first)
+        return audit.bits(seed, pack.first, pack.last), noise
 
     def _fetch(self, index: int) -> tuple[Arrays, ...]:
         if self._brief.audits[index].preparation is None:

@@ -130,6 +130,8 @@ class Places:
             return False
         for there in self._executor.nodes().nodes:
             if there.id == node:
+                if not there.port:
+                    return True
                 with contextlib.suppress(OSError):
                     socket.create_connection((there.host, there.port), ANSWER_SECONDS).close()
                     return True

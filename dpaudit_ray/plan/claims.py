@@ -109,7 +109,7 @@ def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
     first, *later = audit.foreseen
     if audit.independent:
         return ClaimTest(curve, first, later=tuple(later))
-    return RunTest(curve, audit.looks[-1] if later else first, audit.in_a_training)
+    return RunTest(curve, audit.looks[-1] if later else first, audit.together, audit.paired)
 
 
 def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from .. import seeds
@@ -73,8 +74,9 @@ class PlannedAudit:
     `declared` are the numbers of trials that were declared in turn, the last one `trials`; growth
     was planned with the first of them, `up_to` that many (None: it was not). `claimed` is what
     accountants were asked at each horizon, where it takes code of somebody's own to tell. So many
-    trials in a row as it has `canaries` are of one training, and a pack holds whole trainings; 0
-    stands for all trials, in however many packs. Its packs wait for `preparation`.
+    trials in a row as it has `canaries` are of one training, or of a pair of them where they are
+    `paired`, and a pack holds whole ones; 0 stands for all trials, in however many packs. Its packs
+    wait for `preparation`.
     """
 
     id: str
@@ -89,6 +91,7 @@ class PlannedAudit:
     canaries: Count = 1
     preparation: PlannedPreparation | None = None
     up_to: Count | None = None
+    paired: bool = False
 
     @property
     def extended(self) -> bool:
@@ -111,9 +114,14 @@ class PlannedAudit:
         return self.canaries == 1
 
     @property
+    def together(self) -> int:
+        """How many trials in a row are judged as one: those of a training, or of a pair."""
+        return self.canaries or self.trials
+
+    @property
     def in_a_training(self) -> int:
         """How many trials in a row are canaries of one training."""
-        return self.canaries or self.trials
+        return self.together // 2 if self.paired else self.together
 
     @property
     def claim(self) -> float:
@@ -122,8 +130,18 @@ class PlannedAudit:
 
     def commitment(self, seed: int) -> str:
         """SHA-256 of all secret bits: fixed before training, checkable after it."""
-        bits = seeds.bits(seed, self.fingerprint, 0, self.trials - 1)
-        return hashlib.sha256(np.packbits(bits).tobytes()).hexdigest()
+        packed = np.packbits(self.bits(seed, 0, self.trials - 1))
+        return hashlib.sha256(packed.tobytes()).hexdigest()
+
+    def bits(self, seed: int, first: int, last: int) -> npt.NDArray[np.bool_]:
+        """Secret bits of trials first..last; of a pair, the second training has the opposite."""
+        if not self.paired:
+            return seeds.bits(seed, self.fingerprint, first, last)
+        each = self.in_a_training
+        pair, place = np.divmod(np.arange(first, last + 1), 2 * each)
+        low, high = first // (2 * each) * each, (last // (2 * each) + 1) * each - 1
+        drawn = seeds.bits(seed, self.fingerprint, low, high)
+        return np.asarray(drawn[pair * each + place % each - low] ^ (place >= each))
 
 
 @dataclasses.dataclass(frozen=True)

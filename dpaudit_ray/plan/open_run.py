@@ -77,8 +77,10 @@ def preview(sweep: Sweep, run: RunDirectory, tell: Tell = lambda line: None) -> 
                 f"{cell.audit.trials}; trials can be raised, not lowered: go on with "
                 f"{audit.trials}, or use a new name and a new seed"
             )
-    seen = _trials_seen(previous, run)
-    plan = make(sweep, previous, extends=seen and _raised(sweep, previous))
+    seen, raised = _trials_seen(previous, run), _raised(sweep, previous)
+    plan = make(sweep, previous, extends=seen and raised)
+    if seen and raised and any(audit.extended for audit in plan.audits):
+        tell("trials raised after a look: ε allows for it, and may fall; `up_to` plans growth")
     if difference := provenance.other_files(previous.data, plan.data):
         raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
     plan = dataclasses.replace(plan, data=previous.data)
@@ -125,6 +127,7 @@ def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, A
 
 
 def _shown(value: Any) -> str:
+    value = value["name"] if isinstance(value, dict) and "name" in value else value
     if value is None or isinstance(value, dict):
         return "set" if value else "not set"
     return repr(value)

@@ -62,6 +62,7 @@ def _plan_audit(
         claimed=claims.asked(cell) if cell.foreign or cell.mechanism.claim_reads_data else None,
         canaries=cell.canaries if cell.mechanism.sampled else 1,
         up_to=cell.audit.up_to if cell.mechanism.sampled else None,
+        paired=cell.audit.paired,
     )
 
 
@@ -84,13 +85,13 @@ def _declared(trials: int, before: tuple[int, ...], extends: bool) -> tuple[int,
 
 def pack_size(cell: Cell, sweep: Sweep) -> int:
     """Trials of a pack: whole trainings. Raises SpecError where they do not fit into one."""
-    size, canaries = sweep.resources.pack_size, cell.adversary.canaries
+    size, together = sweep.resources.pack_size, cell.together
     if size == "auto":
-        return max(cell.mechanism.auto_pack_size // canaries, 1) * canaries
-    if size % canaries and cell.mechanism.sampled:
+        return max(cell.mechanism.auto_pack_size // together, 1) * together
+    if size % together and cell.mechanism.sampled:
         raise SpecError(
             "resources.pack_size",
-            f"is {size}, but each training has {canaries} canaries, a trial each, and a pack holds "
-            f"whole trainings; use {-(-size // canaries) * canaries}",
+            f"is {size}, but {cell.unit}, and a pack holds whole ones; "
+            f"use {-(-size // together) * together}",
         )
     return size

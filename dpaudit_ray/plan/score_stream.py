@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from .. import seeds
 from ..errors import RunDirectoryError
 from ..stats.base import Estimator, alike_in_a_row
 from ..stats.claim_verdict import ClaimTest, RunTest
@@ -73,7 +72,7 @@ def read_stretch(run: RunDirectory, plan: Plan, index: int, packs: Stretch) -> C
     """Packs that follow each other, whose bits are those that the plan commits to."""
     audit = plan.audits[index]
     first, last = compaction.span(audit, [packs])
-    bits = seeds.bits(plan.seed, audit.fingerprint, first, last)
+    bits = audit.bits(plan.seed, first, last)
     if packs.file is None:
         return MissedPack(first, bits)
     try:

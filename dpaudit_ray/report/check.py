@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from .. import seeds
 from ..errors import DpauditError, RunDirectoryError, first_line, printable
 from ..imports import is_data
 from ..mechanisms.base import Recorded
@@ -259,6 +258,7 @@ def _check_planned(index: int, cell: Cell, given: _Given) -> None:
                 "id": planner.identifier(index, cell),
                 "horizons": cell.horizons,
                 "canaries": cell.canaries if sampled else 1,
+                "paired": cell.audit.paired,
                 "preparation": preparing.planned(cell, sweep.seed, given.plan.data),
             }
         if not cell.unimported or sweep.resources.pack_size != "auto":
@@ -359,7 +359,7 @@ def _check_file(
     scores = run.read_scores(audit.id, *file, steps)
     if scores.steps != audit.horizons:
         differs("steps", scores.steps, audit.horizons)
-    bits = seeds.bits(given.plan.seed, audit.fingerprint, *file)
+    bits = audit.bits(given.plan.seed, *file)
     if len(wrong := np.flatnonzero(scores.members != bits)):
         place = f"trial {file[0] + int(wrong[0])}"
         differs(place, f"the first of {len(wrong)} other bits", f"{bits[wrong[0]]}")

@@ -109,8 +109,11 @@ def _share_found(
 
 def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
     """Hints for audit number `index`, the nearest to the power that it lacks; the surest first."""
+    if not run.done(run.plan.audits[index]):
+        return  # all have failed
     if not isinstance(test, ClaimTest):
-        return  # several canaries of a training: how they hang together is not known beforehand
+        yield "more canaries, more noise or fewer steps: `dpaudit plan` forecasts what they show"
+        return  # how several canaries of a training hang together is not known beforehand
     chance = f"a chance of {percent(REQUIRED_POWER)} or more"
     effect = f"trials would notice {percent(round(1 - ALTERNATIVE, 6))} less noise with {chance}"
     rate = clopper_pearson_lower(test.hits.hits, test.hits.guesses, _LUCK)
@@ -134,6 +137,8 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
             "the same threat model, read through the claimed mechanism with `curve: claimed`, may "
             f"show a larger ε: {fresh[1]}"
         )
+    if not enough and not _finds(test, None, min(sizes[-1], _MOST), alpha):
+        yield f"more noise or fewer steps: so large a claim takes more than {sizes[-1]:,} trials"
 
 
 def options_of_its_own(

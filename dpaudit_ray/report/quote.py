@@ -74,7 +74,7 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     row, sampled, level = rows.get(first), cell.mechanism.sampled, cell.audit
     none = Quote(audit.label, None, level.delta, level.confidence, "", audit.claim, accountant,
                  first, step, False)  # fmt: skip
-    if row is None or (sampled and row["trials"] == 0):
+    if row is None or (sampled and run.done(audit) == 0):
         return dataclasses.replace(none, reason="nothing is measured yet")
     if not sampled:
         epsilon = float(row["epsilon_lower"])

@@ -45,6 +45,7 @@ def _audit(run: Run, index: int) -> Content:
         "claims": {name: values[-1] for name, values in audit.claims.items()},
         "sampled": cell.mechanism.sampled,
         "canaries": audit.in_a_training,
+        "paired": audit.paired,
         "utility": list(utilities(audit, trials)),
         **dict.fromkeys(("counts", "figure", "curves", "hits")),
     }
@@ -96,12 +97,13 @@ def _audited(run: Run) -> Content:
     """What was audited: the options that were asked for, by key, and what each adversary does."""
     stated = dict[str, dict[str, None]]()
     for cell, audit in zip(run.sweep.cells, run.plan.audits, strict=True):
-        trials = f"{audit.trials:,}" if cell.mechanism.sampled else "none: ε is computed"
+        pairs = ", in pairs that share their noise" * audit.paired
+        trials = f"{audit.trials:,}{pairs}" if cell.mechanism.sampled else "none: ε is computed"
         facts = {"mechanism": cell.mechanism.identity(), "adversary": cell.adversary.identity()}
         (options,) = pd.json_normalize(facts | {"trials": trials}).to_dict("records")
         if not cell.unimported:
             does = (inspect.getdoc(type(cell.adversary)) or "").partition("\n")[0]
-            options["adversary.name"] = f"{cell.adversary.name}: {does}"
+            options["adversary.name"] = f"{cell.adversary.name}: {does.replace('`', '')}"
         for key, value in options.items():
             stated.setdefault(str(key), {})[f"{value}"] = None
     stated.pop("mechanism.revision", None)

@@ -128,7 +128,7 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     """
     cells = run.sweep.cells
     stated = pd.json_normalize([cell.identity() for cell in cells])  # but for defaults
-    dumped = [cell.model_dump(mode="json", serialize_as_any=True) for cell in cells]
+    dumped = [cell.model_dump(mode="json") for cell in cells]
     options = stated.combine_first(pd.json_normalize(dumped))
     options = options.map(lambda value: str(value) if isinstance(value, list) else value)
     varied = {*stated, *options.columns[options.nunique() > 1]}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import collections
+import statistics
 from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from scipy import special
 
 from .. import accounting, imports
 from ..stats.budget import SweepBudget
-from ..sweep.cell import Cell
+from ..sweep.cell import CANARY, Cell
+from ..sweep.grid import LABEL_SEPARATOR
 from .quote import Quote, percent
 
 OWN = "own assumption"
@@ -22,7 +27,7 @@ ASSUMPTIONS = {
     "not final": "holds once all trials are done, not for looking until it suits",
     "extended": "trials were added after looking, for which it does not hold",
 }
-MU = "mu: certified for any mechanism; how far the worlds are apart, as Gaussian noise would be"
+MU = "mu: certified for any mechanism; by how many deviations of Gaussian noise the canary shows"
 AS_WRITTEN = (
     "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the scores"
 )
@@ -55,7 +60,23 @@ def below(quotes: Sequence[Quote]) -> list[str]:
     if missing := [quote for quote in quotes if quote.epsilon is None and quote.assumes]:
         more = f" (and {len(missing) - 1} more)" * (len(missing) > 1)
         lines.append(f"none, {missing[0].label}{more}: {missing[0].reason}")
-    return [line for line in lines if line]
+    return [line for line in lines if line] + list(over_canaries(quotes))
+
+
+def over_canaries(quotes: Sequence[Quote]) -> Iterator[str]:
+    """How ε varies over the canaries that were drawn for an audit: range, mean and its interval."""
+    groups = collections.defaultdict[str, list[float]](list)
+    for quote in quotes:
+        audit, _, drawn = quote.label.rpartition(LABEL_SEPARATOR)
+        if drawn.startswith(CANARY) and quote.epsilon is not None:
+            groups[audit].append(quote.epsilon)
+    for audit, bounds in groups.items():
+        if (n := len(bounds)) > 1:
+            error = statistics.stdev(bounds) / n**0.5 * float(special.stdtrit(n - 1, 0.975))
+            yield (
+                f"{audit}: of {n} canaries drawn, ε ≥ {min(bounds):.3f} to {max(bounds):.3f}; the "
+                f"mean of such bounds is {statistics.mean(bounds):.3f} ± {error:.3f} (95 %)"
+            )
 
 
 def conditions(assumed: Collection[str], cells: Collection[Cell]) -> list[str]:

@@ -23,11 +23,12 @@ from ..report.verdict import Verdict
 from . import canary_trials, script_runs, single_run
 from .canary_trials import CanaryTrials
 from .script_findings import Judgement, ScriptVerdict, Weight
-from .script_runs import EndedRun, Runner, Target
+from .script_runs import EndedRun, Result, Runner, Target
 from .watch.run_state import RunRequest, entries_of
 
 _FOR_RUNS = 0.9  # of the budget; the rest is for judging them
 _LOOKING = 0.85  # of that, after which the run that is looked into ends with its step
+_HELD = 0.15  # of what is left, for each run whose releases are held
 _GRACE = 0.05  # of the budget, that a run may take on top of its time: it ends after a step
 _FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials to begin
 _FAILED = 3  # runs with canaries that raise, before no more are tried
@@ -113,6 +114,10 @@ class Audit:
             (second,) = self._run(iter([self._request("seeds", most_steps=1)]))
             if second.result is not None:
                 self._judged.add(single_run.same_seeds(result, second.result))
+        if result["made"] and not self._decided:
+            self._judged.add(held := self._compare_held())
+            missed = [look for look in held.looks if not held.complete]
+            self._help += [f"L0 did not see {look.name}: {look.said}" for look in missed]
         if math.isnan(self._claim) and judged.complete:
             self._help.append("no accountant tells ε; give it by @audited(delta, epsilon=...)")
 
@@ -167,6 +172,23 @@ class Audit:
         requests = (self._request("size", n, most_steps=1, one_more=bool(n)) for n in (0, 1))
         records = [run.record for run in self._run(requests)]
         self._judged.add(single_run.judge_size(records))
+
+    def _compare_held(self) -> Judgement:
+        """Runs whose releases are held: with another record, and where that shows, other noise."""
+        self._progress("L0: runs with all releases held")
+        results: dict[str, Result] = {}
+        for kind in ("alone", "exchanged", "noised", "shaken"):
+            record = results["alone"]["chosen"] if results else None
+            request = self._request("held", share=_HELD, held=kind, record=record)
+            (run,) = self._run(iter([request]))
+            if run.result is None or run.result["chosen"] is record is None:
+                why = "the same run failed, or no draw of four records or more was seen"
+                return Judgement().look("releases held", why, done=False, complete=True)
+            held, was_cut = entries_of(run.record, "held"), single_run.cut(run.record)
+            results[kind] = run.result | {"held": held, "cut": was_cut}
+            if kind == "exchanged" and not single_run.differences(**results):
+                break
+        return single_run.judge_held(**results)
 
     def _try_steps(self) -> None:
         """L1: every step a trial."""

@@ -22,10 +22,10 @@ from ..version import __version__
 ALPHA = {0: 0.01, 1: 0.02, 2: 0.02}
 LAYERS = {0: "one run looked into", 1: "canaries in steps", 2: "canaries in whole runs"}
 BLIND_SPOTS = (
-    "records mixed before they reach the network or in the loss, records that are in the data "
-    "twice, decisions taken on losses that were never released (learning rates, early stopping, "
-    "which batches are passed over), what was computed from the data outside this function, holes "
-    "of floating-point arithmetic, weak random generators"
+    "records that are in the data twice, decisions of the script's own code on losses that were "
+    "never released (early stopping), constants that were computed from the data beforehand, what "
+    "is printed or logged, what a loop of one's own does beside its releases, holes of "
+    "floating-point arithmetic, weak random generators"
 )
 
 
@@ -258,11 +258,12 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
     "short noise": (
         "noise", _V, "a noise multiplier of {noise:.3g}, as accounted",
         "{effective:.3g} or less, by {what}",
-        "noise needs a standard deviation of noise multiplier times clipping bound on the sum"),
-    "kept": (
-        "state", _W, "nothing to be kept of a step but what was released",
-        "{names} in the optimizer, which a record moves and noise does not",
-        "momentum and averages of gradients must be of noisy ones: keep them after add_noise"),
+        "noise is its multiplier times what a record moves the sum by: add up squared bounds"),
+    "counted": (
+        "noise", _V, "a noise multiplier of {noise:.3g}, as accounted",
+        "{effective:.3g} or less: {share:.0%} of it by the clipping bound, which a count moves",
+        "the count needs noise too: Opacus takes a record for half of what it counts, so "
+        "unclipped_num_std must be twice as large"),
     "not finite": (
         "noise", _W, "numbers", "a release with inf or NaN in it, at {count} of {steps} steps",
         "what makes training diverge may depend on a record"),
@@ -297,8 +298,12 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
         "accounting", _V, "{taken} steps, which were taken", "{counted} in its history",
         "every release must be accounted: attach_step_hook replaces the engine's own hook"),
     "told less": (
-        "accounting", _W, "ε = {claimed:.4g}, of all engines together",
-        "{epsilon:.4g}, which the script was told", "quote the sum"),
+        "accounting", _V, "ε = {claimed:.4g}, of all {engines} engines on these records together",
+        "{epsilon:.4g}, of {count} of them; another was never asked", "quote the sum"),
+    "told apart": (
+        "accounting", _W, "ε = {claimed:.4g}, of all {engines} engines together",
+        "{epsilon:.4g} at the end, of {count} of them",
+        "quote the sum, by one accountant for all, and promise it by @audited(epsilon=...)"),
     "carried sum": (
         "accumulation", _V, "a release of one draw of records",
         "a draw that was left, and the next on top: a record of both counts twice under one noise",
@@ -311,6 +316,31 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
         "updates", _V, "no training on these records without noise",
         "{names} trained on the data set that make_private was given later",
         "warm up on public data only, or in the private loop"),
+    "beside": (
+        "records elsewhere", _W, "no training on these records without noise",
+        "{value}, trained on them by an optimizer that no engine wraps",
+        "what private steps learn from it has no noise: train it privately, or on public data"),
+    "standardised": (
+        "records elsewhere", _W, "data scaled by constants, or by what is public",
+        "mean 0 and deviation 1 of {value} columns: the records were scaled by themselves",
+        "scale by constants, or by means that have noise and are accounted"),
+    "moves others": (
+        "records apart", _V, "a record to be in one gradient of its batch",
+        "another record in its place changed {count} of {rows} gradients, of {drawn} records",
+        "one row a record; what is weighted, scaled or averaged must not know the batch"),
+    "goes on": (
+        "state", _V, "steps that know of earlier records by earlier releases alone",
+        "{count} of {others} without the record that released something else with another in its "
+        "place, while releases were held the same; step {had} had it first",
+        "keep nothing of a batch for later but what was released"),
+    "decided": (
+        "updates", _V, "choices by what was released, or by public records",
+        "{names}, which another record changed while releases were held the same",
+        "plan rates and epochs ahead, or choose by public records"),
+    "let out": (
+        "release", _V, "nothing but what was released",
+        "{names}, which another record changed while releases were held the same",
+        "leave it out, or add noise to it and account for that"),
     "moved": (
         "updates", _W, "parameters that private steps alone change", "changes by other code",
         _PUBLIC),
@@ -324,6 +354,18 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
         "release", _W, "private parameters, and what was there before training became private",
         "{names}, which is neither",
         "return it without, or name it to @audited(public=[...]) if noise hides its records"),
+    "saved": (
+        "release", _V, "parameters only",
+        "gradients of single records in a file, as grad_sample of {names}",
+        "save its state_dict(), after optimizer.zero_grad()"),
+    "statistics": (
+        "release", _V, "nothing of the records without noise",
+        "{names}, which are means or deviations of the records",
+        "use constants, or add noise to it and account for that"),
+    "earlier": (
+        "release", _W, "what the last step left", "{names}",
+        "if a loss on records chose it, no noise hides that; choose by public records and name it "
+        "to @audited(public=[...]), or return the last"),
     "examples": (
         "release", _N, "parameters only", "gradients of single records in grad_sample",
         "save its state_dict(): a pickled model has them"),
@@ -346,6 +388,10 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
         "sampling", _W, "every record that was drawn to be in its step",
         "{used} of {drawn}, and fewer at {count} steps in all",
         "which records of a batch are passed over must not depend on the others: no top-k"),
+    "more rows": (
+        "sampling", _W, "one gradient for each record that was drawn",
+        "{used} for {drawn}, and more at {count} steps in all",
+        "the noise is for one clipped gradient of a record: average its copies before clipping"),
     "empty passed over": (
         "sampling", _V, "a step for every draw, empty ones too",
         "{count} empty draws that were passed over",

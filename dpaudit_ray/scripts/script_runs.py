@@ -220,7 +220,7 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> Result:
     elif outside:
         why = (
             f"never calls make_private, and takes {outside[0]['steps']} steps without privacy; "
-            "nothing to audit"
+            "call make_private on its optimizer, or audited_step where steps are your own"
         )
     raise ScriptError(f"{target} {why}")
 

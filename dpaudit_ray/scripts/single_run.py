@@ -23,6 +23,7 @@ _TESTS = 5  # noise, correlation, shape, rate of sampling, spread of sampling
 SHARE = ALPHA[0] / _TESTS  # chance of a false alarm, of each
 _MISSED = 0.05  # chance that noise is not found which is said to be
 _SLACK = 1.01  # noise that is short by less than a hundredth is not told
+_MOVED = 1e-3  # relative: more than arithmetic in another order moves a gradient's length
 _EMPTY = "a record without a gradient"
 _FAR = 20.0  # times the promised distance: no clipping at all
 _FEW = 10  # draws from which their spread says something
@@ -115,10 +116,6 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         sharp = max(powers) >= canary_trials.ALTERNATIVE
         judged.enough = whole and len(distances) == len(steps) and sharp
     judged.look(name, said)
-    for entry in entries_of(record, "kept")[:1]:
-        listed = _listed(entry["names"])
-        judged.find("kept", _at(entry), names=listed)
-        judged.look("state", f"whether {listed} goes into later releases", done=False)
     if not ghosts and any(step["ghost"] for step in steps):
         judged.look("clipping", "ghost clipping: its backward pass was not seen", done=False)
     if entries_of(record, "summed"):
@@ -166,7 +163,7 @@ def _compare_distance(
     # Where the variance is as seen, its bound is below this with a chance of 19 in 20.
     missed = _MISSED / max(1, int(np.count_nonzero(spread)))
     below = above * 2 * special.gammaincinv(freedom / 2, 1 - missed) / freedom
-    moves = [(0.0, 0.0, 0.0, "")]
+    moves: list[tuple[float, float, float, str, float, float]] = [(0.0, 0.0, 0.0, "", 0.0, 0.0)]
     shifts = [*step["shifts"], {"what": _EMPTY, "squares": step.get("empty") or 0 * sizes}]
     for shift in shifts:
         moved = np.array(shift["squares"])
@@ -176,22 +173,30 @@ def _compare_distance(
         lengths = (
             float(np.sum(moved[spread > 0] / scale[spread > 0])) for scale in (above, spread, below)
         )
-        moves.append((*lengths, shift["what"]))
+        share = moved[-1] / above[-1] if spread[-1] else 0.0
+        moves.append((*lengths, shift["what"], math.sqrt(sum(moved[:-1])), share))
     if step.get("bare"):
         bare = "parts of " + _listed(names[i] for i in step["bare"])
         return None, finding("bare", where, bare=bare)
     if noise is None:
         return None, None
-    worst, likely, sharp, what = max(moves, key=lambda move: move[0])
+    worst, likely, sharp, what, length, share = max(moves, key=lambda move: move[0])
     ratio, estimate = math.sqrt(worst) * noise, math.sqrt(likely) * noise
     distance = estimate, math.sqrt(sharp) * noise / _SLACK / max(1.0, estimate)
     effective = noise / max(ratio, 1e-300)
     if ratio <= _SLACK:
         return distance, None
-    if moves[-1][0] > worst / 4:  # of the empty record
+    empty = moves[-1]
+    counted = max(share, empty[-1])
+    if counted > worst / 4:
+        values: dict[str, Any] = {"effective": effective, "share": min(1.0, counted / worst)}
+        return distance, finding("counted", where, noise=noise, **values)
+    if empty[0] > worst / 4:
         return distance, finding("scale", where, effective=effective, noise=noise)
     if ratio > _FAR:
         return distance, finding("unclipped", where, what=what, ratio=ratio, noise=noise)
+    if (bound := step.get("bound")) and length > _SLACK * bound:
+        what += f", which moves the sum by {length / bound:.3g} clipping bounds"
     return distance, finding("short noise", where, noise=noise, effective=effective, what=what)
 
 
@@ -250,13 +255,26 @@ def _judge_accounting(record: Entries, result: Result, judged: Judgement, delta:
     if taken > counted and not (fixed or was_cut):
         judged.find("not accounted", "the accountant", taken=taken, counted=counted)
     claimed = claimed_epsilon(result, delta)
-    for said_delta, epsilon, steps in result.get("reported", ())[-1:]:
-        if said_delta == delta and steps == taken and epsilon < claimed * (1 - 1e-3):
-            judged.find("told less", "get_epsilon", claimed=claimed, epsilon=epsilon)
+    _judge_reports(result, judged, delta, claimed)
     for entry in entries_of(record, "carried")[:1]:
         judged.find("carried sum", _at(entry))
     said = f", and no more seen: {was_cut}" if was_cut else ""
     judged.look("accounting", f"{counted} of {taken} steps accounted{said}", done=not was_cut)
+
+
+def _judge_reports(result: Result, judged: Judgement, delta: float, claimed: float) -> None:
+    """Whether the script asks all engines that stepped for ε, once it has ended."""
+    engines = {n for n, claim in enumerate(result["claims"]) if claim["history"]}
+    last = {n: (e, steps) for d, e, steps, n in result.get("reported", ()) if d == delta}
+    final = [e for n, (e, at) in last.items() if at == sum(result["steps"]) and n in engines]
+    if not final or sum(final) >= claimed * (1 - 1e-3):
+        return
+    code = "told less" if result.get("shared") and engines - last.keys() else "told apart"
+    values = {"count": len(final), "engines": len(engines), "epsilon": sum(final)}
+    judged.find(code, "get_epsilon", claimed=claimed, **values)
+    if code == "told apart":
+        said = f"whether the script adds up the ε of {len(engines)} engines"
+        judged.look("sum of engines", said, done=bool(result.get("marks", {}).get("epsilon")))
 
 
 def _judge_updates(result: Result, judged: Judgement) -> None:
@@ -289,13 +307,85 @@ def _judge_release(record: Entries, result: Result, judged: Judgement) -> None:
     if cut(record):
         judged.look("release", "the run was ended before it returned a model", done=False)
         return
-    for kind in ("gradients", "others", "examples", "tensors"):
+    for kind in ("gradients", "others", "examples", "saved", "statistics", "earlier", "tensors"):
         if names := result["left"].get(kind):
-            judged.find(kind, "the returned model", names=_listed(names))
+            judged.find(kind, "what is returned or saved", names=_listed(names))
     said = "the returned model was looked at"
     if names:  # tensors
         said = f"whether records went into {_listed(names)} without noise"
+    elif names := result["left"].get("earlier"):
+        said = f"whether records chose {_listed(names)}"
     judged.look("release", said, done=not names)
+    _judge_elsewhere(result, judged)
+
+
+def _judge_elsewhere(result: Result, judged: Judgement) -> None:
+    """What the private records went into beside private steps."""
+    for code, where in (("beside", "an optimizer without noise"), ("standardised", "the data set")):
+        if value := result.get(code):
+            judged.find(code, where, value=_listed(value) if code == "beside" else value)
+            said = "what these records told without noise went into training"
+            judged.look("records elsewhere", said, done=False)
+
+
+def differences(alone: Result, exchanged: Result | None) -> set[tuple[str, Any]]:
+    """What differs between two runs whose releases were held.
+
+    ("step", n): the release of step n, which had not the record that was exchanged; ("row",
+    (n, i)): the length of gradient i of a step that had it, where that is not one alone;
+    and ("what", name) of what is published, where neither run was cut.
+    """
+    different: set[tuple[str, Any]] = set()
+    if exchanged is None:
+        return different
+    for n, (a, b) in enumerate(zip(alone["held"], exchanged["held"], strict=False)):
+        if not a["member"] and a["release"] != b["release"]:
+            different.add(("step", n))
+        alike = a["generators"] == b["generators"] and len(a["rows"]) == len(b["rows"])
+        if a["member"] and a["rows"] and alike:
+            x, y = np.array(a["rows"]), np.array(b["rows"])
+            moved = np.abs(x - y) > _MOVED * np.maximum(x, y).clip(1e-6 * x.max())
+            if np.count_nonzero(moved) > 1:
+                different |= {("row", (n, int(row))) for row in np.flatnonzero(moved)}
+    if alone["cut"] or exchanged["cut"]:
+        return different
+    texts = zip(alone["published"], exchanged["published"], strict=False)
+    return different | {("what", a[0]) for a, b in texts if a[0] == b[0] and a[1] != b[1]}
+
+
+def judge_held(
+    alone: Result, exchanged: Result, noised: Result | None = None, shaken: Result | None = None
+) -> Judgement:
+    """What another record moves in runs whose releases are held.
+
+    What noise of the record's steps moves as well is hidden by it. What moves with random numbers
+    outside of steps may be hidden.
+    """
+    judged = Judgement()
+    moved = differences(alone, exchanged) - differences(alone, noised)
+    unsure = moved & differences(alone, shaken)
+    where: dict[str, list[Any]] = {kind: [] for kind in ("step", "row", "what")}
+    for kind, value in sorted(moved - unsure):
+        where[kind].append(value)
+    had = [n for n, step in enumerate(alone["held"]) if step["member"]] or [0]
+    if rows := where["row"]:
+        first = alone["held"][rows[0][0]]
+        counts = {"count": sum(n == rows[0][0] for n, _ in rows), "rows": len(first["rows"])}
+        judged.find("moves others", f"step {rows[0][0] + 1}", drawn=first["drawn"], **counts)
+    if steps := where["step"]:
+        counts = {"count": len(steps), "others": len(alone["held"]) - len(had), "had": had[0] + 1}
+        judged.find("goes on", f"step {steps[0] + 1}", **counts)
+    for code, start in (("decided", "what "), ("let out", "")):
+        if names := [name for name in where["what"] if name.startswith(start)]:
+            judged.find(code, "what is chosen, returned or saved", names=_listed(names))
+            where["what"] = [name for name in where["what"] if name not in names]
+    said = f"{len(alone['held'])} steps twice, with another record in the place of one"
+    if alone["cut"] or exchanged["cut"]:
+        said += "; what is returned was not compared: a longer --budget pays for whole runs"
+    hidden = {"later steps" if kind == "step" else v for kind, v in unsure if kind != "row"}
+    if hidden:
+        said = f"whether noise outside of steps hides a record in {_listed(sorted(hidden))}"
+    return judged.look("releases held", said, done=not hidden)
 
 
 def same_seeds(first: Result, second: Result) -> Judgement:
@@ -345,12 +435,14 @@ def judge_sampling(result: dict[str, Any], level: float, delta: float) -> Judgem
         judged.find("draws lost", "the loop", count=lost)
     if empty := result["unused"].count(0):
         judged.find("empty passed over", "the sampler", count=empty)
-    if fewer := result.get("fewer"):
-        step, used, drawn = fewer[0]
-        where, count = f"step {step + 1}", len(fewer)
-        judged.find("records passed over", where, count=count, used=used, drawn=drawn)
-        said += "; how records were chosen from what was drawn was not seen"
-    return judged.look(name, said, done=not fewer)
+    uneven = result.get("uneven", ())
+    for code, sign in (("records passed over", 1), ("more rows", -1)):
+        steps = [step for step in uneven if sign * (step[2] - step[1]) > 0]
+        for step, used, drawn in steps[:1]:
+            where = f"step {step + 1}"
+            judged.find(code, where, count=len(steps), used=used, drawn=drawn)
+            said += "; how a batch was made of the records that were drawn was not seen"
+    return judged.look(name, said, done=not uneven)
 
 
 def _judge_poisson(

@@ -50,6 +50,7 @@ class Estimator(ABC):
     # Which scores it takes.
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
     by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
+    by_pair: ClassVar[bool] = False  # ... or pairs of trainings that share their noise
 
     # Whether trials are guessed by the bits of earlier ones: then their order matters.
     learns = True
@@ -142,7 +143,7 @@ def make(
     if cls.one_run:
         options["independent"] = independent
     if cls.by_run:
-        options["canaries"] = canaries
+        options["canaries"] = max(canaries, 2) if cls.by_pair else canaries
     return cls(planned=planned, **options)
 
 
@@ -311,8 +312,10 @@ def curve_free_method(time_uniform: bool = False) -> str:
     return "eps-delta-anytime" if time_uniform else "one-run"
 
 
-def methods_after_a_look(by_run: bool) -> list[str]:
+def methods_after_a_look(by_run: bool, by_pair: bool) -> list[str]:
     """Names of time-uniform methods: the first bounds μ, the second assumes no curve."""
+    if by_pair:
+        return ["paired"]
     return ["several-canaries"] if by_run else ["anytime", "eps-delta-anytime"]
 
 

@@ -36,6 +36,7 @@ from .error_rates import Counts, Floats, clopper_pearson_lower
 from .growth import shares
 from .guess_count_bound import GuessCounter
 from .multi_canary import RunAccuracies
+from .paired import PairOutcomes
 from .ranking import Costs, Weights, distribution, ranked_mistakes, two_means
 from .trial_log import Diverged, TrialLog
 
@@ -276,9 +277,10 @@ class RunTest(_Test):
     """Fold scores in order, run after run; refutes at the e-process's share of the error."""
 
     canaries: int
+    in_pairs: bool = False
 
     def __post_init__(self) -> None:
-        self._runs = RunAccuracies(self.canaries)
+        self._runs = (PairOutcomes if self.in_pairs else RunAccuracies)(self.canaries)
         self.hits = self._runs.counter
 
     @property

@@ -104,8 +104,7 @@ class Guesses(Estimator):
     def __post_init__(self) -> None:
         if self.warmup < 0:
             raise ValueError(f"warmup must be at least 0, got {self.warmup}")
-        if self.curve not in get_args(ThroughCurve):
-            raise ValueError(f"curve must be gaussian, any or claimed, got {self.curve!r}")
+        check_curve(self.curve)
         self._counter = GuessCounter(self.warmup)
 
     def _fold(self, scores: Scores, members: Members) -> None:
@@ -124,13 +123,7 @@ class Guesses(Estimator):
         return self._estimate(*shown, level, counter.trials, counter.threshold)
 
     def _worded(self, mu: float) -> Status:
-        """By the curve through which ε was read."""
-        if self.curve == "any":
-            return Status.CERTIFIED
-        through = self.family if self.curve == "claimed" else None
-        if through is None or through.trade_off is TradeOff.GAUSSIAN:
-            return Status.IF_GAUSSIAN
-        return Status.IF_CLAIMED
+        return status_through(self.curve, self.family)
 
 
 @dataclasses.dataclass
@@ -181,6 +174,12 @@ class Anytime(Guesses):
         return max(anytime_lower(*look, alpha) for look in looks)
 
 
+def check_curve(curve: str) -> None:
+    """Raises ValueError for what is none of them."""
+    if curve not in get_args(ThroughCurve):
+        raise ValueError(f"curve must be gaussian, any or claimed, got {curve!r}")
+
+
 def read_rate(
     rate: float, delta: float, curve: ThroughCurve, family: Family | None = None
 ) -> tuple[float, float]:
@@ -198,6 +197,16 @@ def read_rate(
 @functools.lru_cache  # counts of hits, and so μ, come again and again
 def _gaussian_epsilon(mu: float, delta: float) -> float:
     return float(gdp.epsilon(mu, delta))
+
+
+def status_through(curve: ThroughCurve, family: Family | None) -> Status:
+    """What an ε rests on that was read through this curve."""
+    if curve == "any":
+        return Status.CERTIFIED
+    through = family if curve == "claimed" else None
+    if through is None or through.trade_off is TradeOff.GAUSSIAN:
+        return Status.IF_GAUSSIAN
+    return Status.IF_CLAIMED
 
 
 def mu_from_accuracy(rate: float) -> float:

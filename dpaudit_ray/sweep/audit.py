@@ -104,6 +104,9 @@ class AuditSpec(Strict):
     accountants: list[str] = Field(default_factory=lambda: ["gaussian"], min_length=1)  # for claims
     stop_when: StopWhen | None = None  # what may end an audit early
     up_to: int | None = Field(default=None, ge=1, le=100_000_000)  # trials it may grow to
+    canaries_drawn: int = Field(default=1, ge=1, le=1000)  # as many audits, a canary drawn for each
+    canary: int = Field(default=1, ge=1, le=1000)  # which canary of those that may be drawn
+    paired: bool = False  # two trainings in a row share their noise; one has the canary
 
     @field_validator("estimators", mode="before")
     @classmethod

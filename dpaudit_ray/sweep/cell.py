@@ -17,7 +17,9 @@ from ..mechanisms.base import Mechanism
 from ..plugins import Plugin, Strict, Unread, is_users, parse, parts, validated
 from ..stats.budget import Budget
 from .audit import AuditSpec
+from .grid import LABEL_SEPARATOR
 
+CANARY = "canary "  # before the number of a drawn one, in labels
 MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit
 
 
@@ -37,8 +39,11 @@ class Cell(Strict):
 
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
-        if self.independent:
-            return self
+        if self.audit.paired and (self.adversary.one_run or not self.mechanism.sampled):
+            has = "one training" if self.adversary.one_run else "no trainings"
+            raise SpecError(
+                "audit.paired", f"takes pairs of trainings, got {has} ({self.label}); leave it out"
+            )
         for index, estimator in enumerate(self.audit.estimators):
             if not estimator.unimported and not self._can_judge(estimator.method):
                 names = sorted(
@@ -46,24 +51,32 @@ class Cell(Strict):
                     for name, method in stats.estimators().items()
                     if method.status.holds and self._can_judge(method)
                 )
+                needs = (
+                    "takes pairs of trainings; set audit.paired: true, or"
+                    if estimator.method.by_pair
+                    else "takes scores of many training runs, one of each, which "
+                    f"{'pairs do' if self.audit.paired else f'{self.adversary.name} does'} not "
+                    "give;"
+                )
                 raise SpecError(
                     f"audit.estimators.{index}",
-                    f"{estimator.name} takes scores of many training runs, one of each, which "
-                    f"{self.adversary.name} does not give; choose another estimator: "
-                    f"{', '.join(names)}",
+                    f"{estimator.name} {needs} choose another estimator: {', '.join(names)}",
                 )
-        canaries = self.adversary.canaries
+        n = self.together
         for key, trials in (("trials", self.audit.trials), ("up_to", self.audit.up_to or 0)):
-            if rest := trials % canaries:
-                more = trials - rest + canaries
+            if rest := trials % n:
                 raise SpecError(
                     f"audit.{key}",
-                    f"is {trials}, but each training has {canaries} canaries, a trial each; "
-                    f"use {max(more - canaries, canaries)} or {max(more, 2 * canaries)}",
+                    f"is {trials}, but {self.unit}; "
+                    f"use {max(trials - rest, n)} or {max(trials - rest + n, 2 * n)}",
                 )
         return self
 
     def _can_judge(self, method: type[stats.Estimator]) -> bool:
+        if self.audit.paired or method.by_pair:
+            return self.audit.paired and method.by_run
+        if self.independent:
+            return True
         return method.one_run or (method.by_run and not self.adversary.one_run)
 
     @property
@@ -72,8 +85,20 @@ class Cell(Strict):
 
     @property
     def canaries(self) -> int:
-        """Number of trials in a row that are canaries of one training; 0: all of them."""
-        return 0 if self.adversary.one_run else self.adversary.canaries
+        """Number of trials in a row that are of one training, or of one pair; 0: all of them."""
+        return 0 if self.adversary.one_run else self.together
+
+    @property
+    def together(self) -> int:
+        """Number of trials in a row of which a pack holds all or none."""
+        return self.adversary.canaries * (2 if self.audit.paired else 1)
+
+    @property
+    def unit(self) -> str:
+        """What trials in a row make up, in words."""
+        if self.audit.paired:
+            return f"each pair of trainings has {self.together} trials"
+        return f"each training has {self.together} canaries, a trial each"
 
     @property
     def parts(self) -> Iterator[Plugin]:
@@ -98,8 +123,20 @@ class Cell(Strict):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of what determines bits and scores: mechanism and adversary."""
-        return digest([self.mechanism.identity(), self.adversary.identity()])
+        """Hex digest of what determines bits and scores: mechanism, adversary, canary, pairing."""
+        more: list[Any] = ["paired"] if self.audit.paired else []
+        more += [{"canary": self.audit.canary}] if self.audit.canary > 1 else []
+        return digest([self.mechanism.identity(), self.adversary.identity(), *more])
+
+    def canaries_apart(self) -> Iterator[Self]:
+        """This audit once for each canary that `canaries_drawn` asks for."""
+        if self.audit.canaries_drawn == 1:
+            yield self
+            return
+        for number in range(1, self.audit.canaries_drawn + 1):
+            audit = self.audit.model_copy(update={"canary": number})
+            label = f"{self.label}{LABEL_SEPARATOR}{CANARY}{number}"
+            yield self.model_copy(update={"audit": audit, "label": label})
 
     def identity(self) -> dict[str, Any]:
         """Options that change a result of this audit, as plain JSON; not the number of trials."""

@@ -126,13 +126,13 @@ def from_raw(
 
 def _cells(tree: Mapping[str, Any]) -> tuple[Cell, ...]:
     """Every cell of the grid; where the grid is wrong, its sections are checked without it."""
-    cells, mistakes = [], Mistakes()
+    cells, mistakes = list[Cell](), Mistakes()
     with mistakes.noted():
         grid.checked(tree)
     spoiled = bool(mistakes.errors)
     for sections, label in grid.cells({**tree, "grid": None} if spoiled else tree):
         try:
-            cells.append(parse_cell(sections, label))
+            cells += parse_cell(sections, label).canaries_apart()
         except SpecError as error:
             problems = error.problems
             mistakes.errors += [p for p in problems if not (spoiled and p.problem == REQUIRED)]
@@ -156,7 +156,7 @@ def _refuse_twins(cells: tuple[Cell, ...]) -> None:
     """Raises SpecError for equal audits: all randomness is seeded, so the second shows nothing."""
     seen: dict[str, str] = {}
     for cell in cells:
-        data = cell.mechanism.model_dump(mode="json", serialize_as_any=True)  # with its paths
+        data = cell.mechanism.model_dump(mode="json")  # with its paths
         key = digest([cell.identity(), cell.audit.trials, data])
         if key in seen:
             raise SpecError(

@@ -98,6 +98,8 @@ def read_text(path: Path) -> str:
 
 def parse_yaml(text: str, source: str) -> dict[str, Any]:
     """The mapping in YAML `text` of `source`. Raises SpecError for others, or a key twice."""
+    if source.endswith(".py"):
+        raise SpecError("", f"{source} is a script: `dpaudit audit {source}:FUNCTION` audits it")
     try:
         strangers.require(len(text), strangers.SWEEP)
         raw = _load(text, source)
@@ -148,4 +150,5 @@ def _load(text: str, source: str) -> Any:
 
 def _problem(error: Exception) -> str:
     parts = [getattr(error, part, None) for part in ("context", "problem")]
-    return ", ".join(part for part in parts if part) or str(error).partition("\n")[0]
+    problem = ", ".join(part for part in parts if part) or str(error).partition("\n")[0]
+    return f"{problem}; check brackets, quotes and indentation"

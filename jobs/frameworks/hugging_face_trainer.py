@@ -41,8 +41,7 @@ class PrivateTrainer(Trainer):
         return super().training_step(*args, **kwargs)
 
 
-@audited(delta=DELTA)
-def main() -> nn.Module:
+def fit(kind: type[PrivateTrainer]) -> nn.Module:
     config = BertConfig(
         vocab_size=TOKENS, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=32, num_labels=CLASSES,
@@ -65,13 +64,16 @@ def main() -> nn.Module:
             folder, num_train_epochs=2, save_strategy="no", report_to=[], disable_tqdm=True,
             max_grad_norm=0.0, use_cpu=True, logging_steps=40,
         )  # fmt: skip
-        trainer = PrivateTrainer(
-            model, arguments, train_dataset=sentences, optimizers=(optimizer, None)
-        )
+        trainer = kind(model, arguments, train_dataset=sentences, optimizers=(optimizer, None))
         trainer.private_loader = loader
         trainer.train()
     print(f"epsilon {engine.get_epsilon(DELTA):.2f}")
     return model
+
+
+@audited(delta=DELTA)
+def main() -> nn.Module:
+    return fit(PrivateTrainer)
 
 
 if __name__ == "__main__":

@@ -137,6 +137,30 @@ def train(
     return model
 
 
+def private(
+    model: nn.Module, optimizer: optim.Optimizer | None = None, data: Any = None, **options: Any
+) -> tuple[Any, ...]:
+    """An engine, and what its `make_private` gives: a network, its optimizer and its loader.
+
+    Poisson batches of 64 records, a noise multiplier and a clipping bound of 1, if not otherwise.
+    """
+    engine = PrivacyEngine()
+    settings = {"noise_multiplier": 1.0, "max_grad_norm": 1.0} | options
+    made = engine.make_private(
+        module=model,
+        optimizer=optimizer or optim.SGD(model.parameters(), lr=0.5),
+        data_loader=DataLoader(data or vectors(), batch_size=64, shuffle=True),
+        **settings,
+    )
+    return engine, *made
+
+
+def say(*engines: PrivacyEngine) -> None:
+    """The line that users print at the end: the sum of what the engines say."""
+    epsilon = sum(engine.get_epsilon(DELTA) for engine in engines)
+    print(f"epsilon {epsilon:.2f} at delta {DELTA}")
+
+
 def own_optimizer(optimizer: DPOptimizer, kind: type[DPOptimizer], **settings: Any) -> DPOptimizer:
     """The optimizer that `make_private` returned, as a class of one's own; accounting goes on."""
     own = kind(

@@ -20,10 +20,11 @@ from dpaudit_ray.scripts.script_runs import LocalRunner, Target
 
 HERE = Path(__file__).parent
 NO_BUG = frozenset({"too_much_noise"})
+UNFOUND = frozenset({"same_records:early"})  # what no audit sees
 # What a user may mean, or what was not seen: no more than a warning.
 WARNED = frozenset({
-    "constant_seed:global_seed", "hard_examples", "raw_momentum", "returned_beside",
-    "returned_beside:prototypes",
+    "batches:outliers", "constant_seed:global_seed", "hard_examples", "returned:loop",
+    "same_records:best_epoch", "same_records:scaled", "several_engines:anew", "trainers:jax_means",
 })  # fmt: skip
 
 
@@ -48,7 +49,7 @@ class Bug:
     @property
     def weight(self) -> Weight | None:
         """What an audit has to say of it."""
-        if self.script in NO_BUG:
+        if self.name in NO_BUG | UNFOUND:
             return None
         return Weight.WARNING if self.name in WARNED else Weight.VIOLATION
 
@@ -59,7 +60,18 @@ class Bug:
 
 BUGS = (
     Bug("adaclip_batch"),
+    Bug("batches", "augmented", "augmented_once"),
+    Bug("batches", "mixed", "jittered"),
+    Bug("batches", "outliers", "as_drawn"),
+    Bug("batches", "replayed", "as_drawn"),
+    Bug("batches", "standardised", "by_constants"),
+    Bug("batches", "weighted", "weighted_by_constants"),
     Bug("batchnorm"),
+    Bug("bounds", "adaptive", "adaptive_centred"),
+    Bug("bounds", "clamped", "fixed"),
+    Bug("bounds", "each_layer", "each_layer_of_all"),
+    Bug("bounds", "largest", "fixed"),
+    Bug("bounds", "median", "fixed"),
     Bug("clip_after_mean"),
     Bug("closure_recomputes"),
     Bug("constant_seed"),
@@ -85,13 +97,38 @@ BUGS = (
     Bug("raw_gradients_left"),
     Bug("raw_gradients_left", "left_behind", "cleaned"),
     Bug("raw_momentum"),
+    Bug("returned", "calibrated", "by_one_temperature"),
+    Bug("returned", "checkpoint", "saved_state"),
+    Bug("returned", "loop", "loop_alone"),
+    Bug("returned", "raw_average", "noisy_average"),
+    Bug("returned", "saved", "saved_state"),
+    Bug("returned", "standardised", "by_constants"),
+    Bug("returned", "thresholds", "fixed_thresholds"),
     Bug("returned_beside"),
     Bug("returned_beside", "prototypes"),
+    Bug("same_records", "best_epoch", "last_epoch"),
+    Bug("same_records", "class_weights", "public_weights"),
+    Bug("same_records", "copied", "copied_public"),
+    Bug("same_records", "distilled", "distilled_public"),
+    Bug("same_records", "early", "last_epoch"),
+    Bug("same_records", "scaled", "by_constants"),
+    Bug("same_records", "whole_batch", "whole_public_batch"),
     Bug("secret_size"),
+    Bug("several_engines", "anew", "one_engine"),
+    Bug("several_engines", "history", "one_engine"),
+    Bug("several_engines", "one_of_two", "both"),
     Bug("shuffled"),
     Bug("skips_empty"),
+    Bug("state", "hidden", "fresh"),
+    Bug("state", "plateau", "step_by_step"),
+    Bug("state", "residual", "no_residual"),
+    Bug("state", "samples", "samples_alone"),
+    Bug("state", "second_moment", "second_moment_of_noisy"),
     Bug("step_hook"),
     Bug("too_much_noise"),
+    Bug("trainers", "jax_means", "jax_alone"),
+    Bug("trainers", "lightning_best", "lightning_last"),
+    Bug("trainers", "trainer_weights", "trainer_alone"),
     Bug("true_batch_size"),
     Bug("warm_up"),
     Bug("wrong_rate"),

@@ -108,7 +108,8 @@ def test_a_log_has_a_line_at_first_now_and_then_and_at_the_end(monkeypatch, caps
         assert said() == "starting Ray, 12s\n"
         display(Progress((audit("one", 0, assumes="if"),)))
         start = (
-            "0/2000 trials, trainers start and import what they run, 0s; one: 0/2000, eps >= – (if"
+            "0/2000 trials, trainers start and import what they run, 0s; one: 0/2000, eps >= – so "
+            "far (if), claim"
         )
         assert said().startswith(start)
         for now, done in ((113.0, 10), (115.0, 30), (118.0, 60)):
@@ -117,12 +118,12 @@ def test_a_log_has_a_line_at_first_now_and_then_and_at_the_end(monkeypatch, caps
         now = 119.0
         display(trained(100, 7.0))
         last = "2000/2000 trials, the last estimates are computed"
-        assert said().startswith(f"{last}, 0s; one: 2000/2000")
+        assert said() == f"{last}, 0s\n", "the table has the one ε to quote"
         now = 125.0
-        assert said().startswith(f"{last}, 6s; one")
+        assert said() == f"{last}, 6s\n"
         display.phase("ending Ray")
         now = 132.0
-        assert said().startswith("2000/2000 trials, ending Ray, 7s; one")
+        assert said() == "2000/2000 trials, ending Ray, 7s\n"
 
 
 PLAYED = Path(__file__).with_name("played.py")
@@ -173,7 +174,7 @@ def test_twenty_audits_fit_any_terminal_and_a_stopped_run_goes_on(twenty, pace):
     totals, legend, heads, first, *_, rest = shown
     assert len(shown) < 24
     assert totals.split()[1:4] == ["/", "2,000", "trials"]
-    assert heads.split() == ["audit", "trials", "ε", "≥", "assumes", "claim"]
+    assert heads.split() == ["audit", "trials", "ε", "≥", "so", "far", "assumes", "claim"]
     assert legend == "audit: gradient, noise_multiplier, clip_norm"
     assert first.startswith("threshold, 1, 1 ")
     assert first.split()[-1] == "4.38", "the claim is not cut off"

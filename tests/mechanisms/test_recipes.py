@@ -112,6 +112,7 @@ def test_optimizers_take_the_steps_of_their_papers(tiny):
 def test_schedules(raw, expected):
     schedule = plugins.parse(Schedule, raw, "schedule")
     schedule.check(schedule.warmup + schedule.length)  # which just fits
+    assert schedule.length == (getattr(schedule, "over", None) or 1)
     rates = [schedule.rate(2.0, step, 6) for step in range(1, 7)]
     assert rates == pytest.approx([2 * one for one in expected])
 
@@ -264,7 +265,7 @@ def one_of_two() -> nn.Module:
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        ("narrow", "module does not run on examples of shape (30,)"),
+        ("narrow", "and 31x2); its first layer must take these"),
         ("one_of_two", "module gives [2, 1, 1] for two examples of 2 classes"),
     ],
 )

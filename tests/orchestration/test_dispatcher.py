@@ -532,6 +532,7 @@ def test_a_node_that_nobody_answers_for_is_gone():
         assert counted.alive("a")
         assert not counted.alive("b")
     assert not counted.alive("a")
+    assert places(nodes(port=0, a={"CPU": 2})).alive("a"), "it has no daemon that could answer"
 
 
 PACK = Pack(1, 0, 0)

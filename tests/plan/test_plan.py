@@ -175,7 +175,11 @@ def test_raising_trials_keeps_old_packs_and_bits(trials, tiny, run):
         store(run, old, pack)
     run.set_complete(True)
     scores = contents(Path(run.location) / "scores")
-    new = planning.open_run(with_trials(tiny, trials, 20), run)
+    told: list[str] = []
+    new = planning.open_run(with_trials(tiny, trials, 20), run, told.append)
+    assert told == [
+        "trials raised after a look: ε allows for it, and may fall; `up_to` plans growth"
+    ]
     assert not run.complete
     assert scores.items() <= contents(Path(run.location) / "scores").items()
     for before, after in zip(old.audits, new.audits, strict=True):
@@ -269,6 +273,7 @@ def test_lowered_trials_are_refused(tiny, run):
     ("key", "value", "difference"),
     [
         ("mechanism.clip_norm", 2.0, "audits.000.mechanism.clip_norm: 1.0 there, 2.0 here; audi"),
+        ("mechanism.sampling", "poisson", "mechanism.sampling: not set there, 'poisson' here"),
         ("mechanism.seed", 1, "audits.000.mechanism.seed: not set there, 1 here"),
         ("seed", 4, "seed: 3 there, 4 here)"),
         ("resources.pack_size", 20, "pack_size: 10 there, 20 here)"),
@@ -283,7 +288,7 @@ def test_another_sweep_is_refused_with_the_difference(key, value, difference, ti
     assert message.startswith(f"{run.location} holds another sweep (")
     assert difference in message
     # Bits depend on seed, mechanism and adversary: where these stay, a new name repeats the trials.
-    repeats = key not in ("seed", "mechanism.clip_norm", "mechanism.seed")
+    repeats = key not in ("seed", "mechanism.clip_norm", "mechanism.sampling", "mechanism.seed")
     seed = " and a new seed" if repeats else ""
     assert message.endswith(f"use a new name{seed}, or the old settings to resume")
 

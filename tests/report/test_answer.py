@@ -82,6 +82,11 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
     blind = verdict.current(run_of(sweep, tmp_path / "blind", 0.0))
     assert "with a chance of 0 %" in blind.sentence
     assert blind.help == ()
+    sweep["mechanism"]["noise_multiplier"] = 0.05
+    found = verdict.current(run_of(sweep, tmp_path / "huge", 10.0))
+    assert (
+        "more noise or fewer steps: so large a claim takes more than 9,600 trials" in found.help[0]
+    )
 
 
 def test_a_partial_run(sweep, tmp_path):
@@ -110,7 +115,9 @@ def test_a_failed_run(sweep, tmp_path):
     found = verdict.current(failed := rebuilt(run))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "600 of 600 trials failed: ValueError: no <b>" in found.sentence
-    assert "dpaudit run --retry-failed" in found.help[0]
+    assert found.sentence.endswith("There is no ε to quote: nothing is measured yet.")
+    (help_line,) = found.help
+    assert "dpaudit run --retry-failed" in help_line
     html = Path(page.write(failed)).read_text()
     section = html.partition('id="failed"')[2].partition('id="audits"')[0]
     assert "ValueError: no &lt;b&gt;" in section

@@ -120,7 +120,7 @@ UNUSABLE = {
         "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "    for _ in range(3):\n        model(torch.ones(2)).backward()\n"
         "        optimizer.step()",
-        "own_training.py:main never calls make_private, and takes 3 steps without privacy",
+        "own_training.py:main never calls make_private, and takes 3 steps without privacy; call m",
     ),
     "trained by its import": (
         IMPORTED,

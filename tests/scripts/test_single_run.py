@@ -101,10 +101,55 @@ def test_sums_that_were_given_and_loops_of_ones_own():
 
 
 def test_an_epsilon_that_the_script_was_told_of_one_engine():
-    told = {"claims": [CLAIM, CLAIM], "reported": [(1e-5, 1.0, 100)]}
+    told = {"claims": [CLAIM, CLAIM], "reported": [(1e-5, 1.0, 100, 0)]}
+    (one,) = found(entry(), shared=True, **told)
+    assert (one.weight, one.look) == (Weight.VIOLATION, "accounting")
+    assert one.seen == "1, of 1 of them; another was never asked"
+    # Other data, or an engine that was asked before: who adds up was not seen.
+    asked = [(1e-5, 1.0, 50, 1), (1e-5, 1.0, 100, 0)]
+    for more in ({}, {"shared": True, "reported": asked}):
+        (one,) = found(entry(), **told | more)
+        assert one.weight is Weight.WARNING
+        assert "2 engines" in unseen(entry(), APART, **told | more)["sum of engines"]
+    assert "sum of engines" not in unseen(entry(), APART, marks={"epsilon": 9.0}, **told)
+    both = [(1e-5, 1.0, 100, 0), (1e-5, 1.0, 100, 1)]
+    assert not found(entry(), claims=[CLAIM, CLAIM], reported=both)
+    assert not found(entry(), claims=[CLAIM], reported=[(1e-5, 0.9, 50, 0)])  # of fewer steps
+
+
+def test_steps_with_other_rows_than_records_were_drawn():
+    draws = [{"records": 10, "rate": 1.0, "sizes": [10], "most": 1}]
+    for rows, words in ((5, "5 of 10"), (20, "20 for 10")):
+        told = {"draws": draws, "uneven": [(3, rows, 10)]}
+        (one,) = found(entry(), **told)
+        assert (one.weight, one.look, one.where) == (Weight.WARNING, "sampling", "step 4")
+        assert words in one.seen
+        assert "how a batch was made" in unseen(entry(), APART, **told)["sampling"]
+
+
+@pytest.mark.parametrize(
+    ("told", "look", "words"),
+    [
+        ({"beside": ["Teacher"]}, "records elsewhere", "Teacher, trained on them"),
+        ({"standardised": 32}, "records elsewhere", "of 32 columns"),
+        ({"left": LEFT | {"earlier": ["w of step 3 of 9"]}}, "release", "w of step 3 of 9"),
+        ({"left": LEFT | {"tensors": ["file 1: mean"]}}, "release", "file 1: mean"),
+    ],
+)
+def test_what_records_may_have_gone_into(told, look, words):
     (one,) = found(entry(), **told)
-    assert (one.weight, one.seen) == (Weight.WARNING, "1, which the script was told")
-    assert not found(entry(), claims=[CLAIM], reported=[(1e-5, 0.9, 50)])  # before the last steps
+    assert (one.weight, one.look) == (Weight.WARNING, look)
+    assert words in one.seen
+    assert look in unseen(entry(), APART, **told)
+
+
+def test_a_count_that_moves_the_clipping_bound():
+    """And how far a record moves the sum, where that is more than one bound."""
+    counts = entry(squares=[3e5, 3.0], shifts=[{"what": "a record", "squares": [0.5, 9.0]}])
+    (one,) = found(counts | {"draws": 64, "squares": [63e5, 63.0]})
+    assert "by the clipping bound, which a count moves" in one.seen
+    (one,) = found(entry(bound=1.0, shifts=[{"what": "a record", "squares": [6.0, 0.0]}]))
+    assert "by a record, which moves the sum by 2.45 clipping bounds" in one.seen
 
 
 FORWARD = {"kind": "forward", "by": 0.1}
@@ -131,6 +176,8 @@ CASES: dict[str, tuple[list[dict], dict, set[str]]] = {
     "a sum that was left": ([entry(), {"kind": "carried", "step": 3}], {}, {"accumulation"}),
     "private parameters": ([entry()], stepped("after", "private"), {"updates"}),
     "other parameters": ([entry()], stepped("after", "other"), set()),
+    "gradients in a file": ([entry()], {"left": LEFT | {"saved": ["file 1: w"]}}, {"release"}),
+    "means of the records": ([entry()], {"left": LEFT | {"statistics": ["mean"]}}, {"release"}),
     "a gradient in the model": ([entry()], {"left": LEFT | {"gradients": ["w"]}}, {"release"}),
     # Massart's bound: 10,000 numbers are 0.02 away once in 1,500 (levels: 0.002 per run).
     "another law": ([entry(shape={"n": 10_000, "distance": 0.05})], {}, {"law of the noise"}),

@@ -17,6 +17,8 @@ from dpaudit_ray.stats.ranking import Weights
 SHARED = Path(os.environ.get("DPAUDIT_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 FILE = SHARED / "reference" / "oracles.json"
 ORACLES = json.loads(FILE.read_text()) if FILE.is_file() else None
+# Estimators of independent trials, or of trainings of several canaries: not of pairs.
+SINGLE = {name: cls for name, cls in stats.estimators().items() if not cls.by_pair}
 _ABSENT = "the reference values are not at hand; set DPAUDIT_SHARED to their parent folder"
 
 

@@ -8,10 +8,10 @@ from dpaudit_ray.stats import guess_count_bound
 from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
 from dpaudit_ray.stats.trial_log import Diverged, settled
-from tests.stats.reference import gaussian_trials, several_canaries
+from tests.stats.reference import SINGLE, gaussian_trials, several_canaries
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
-MANY = sorted({name for name, cls in stats.estimators().items() if not cls.one_run})
+MANY = sorted({name for name, cls in SINGLE.items() if not cls.one_run})
 MANY += ["one-run", "one-run-fdp"]  # of independent trainings
 CERTIFIED = [name for name in MANY if stats.estimators()[name].status.holds]
 

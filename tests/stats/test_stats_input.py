@@ -27,6 +27,7 @@ from dpaudit_ray.stats import (
 from dpaudit_ray.stats.lower_bound import Estimate
 from dpaudit_ray.stats.threshold_rates import EpsDelta
 from tests.stats.reference import (
+    SINGLE,
     gaussian_trials,
     laplace_trials,
     mu_of_counts,
@@ -35,7 +36,7 @@ from tests.stats.reference import (
     two_worlds,
 )
 
-EVERY = sorted(stats.estimators())
+EVERY = sorted(SINGLE)
 COINS = np.random.default_rng(1).integers(0, 2, 100).tolist()
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 
@@ -196,7 +197,7 @@ def test_an_order_that_gives_the_bits_away_is_refused(method, members):
         stats.estimate(scores, members, **LEVEL, method="one-run", runs=np.arange(1000))
 
 
-FAIR = sorted(name for name, cls in stats.estimators().items() if cls.fair)
+FAIR = sorted(name for name, cls in SINGLE.items() if cls.fair)
 
 
 @pytest.mark.parametrize("method", EVERY)
@@ -269,7 +270,7 @@ def test_coins_are_not_refused():
             base.check_coins(rng.random(n) < 0.5, judge)
 
 
-METHODS = stats.estimators()
+METHODS = SINGLE
 BY_MU = tuple(name for name, cls in METHODS.items() if cls.status is Status.IF_GAUSSIAN)
 WITH_CURVE = ("accuracy", "anytime", "group-sequential")
 
@@ -403,7 +404,7 @@ def test_11_maximum_over_thresholds_is_labelled():
 
 def test_12_one_training_is_refused_by_methods_for_many():
     scores, members = gaussian_trials(np.random.default_rng(12), 100, 1.0)
-    for method in stats.estimators():
+    for method in SINGLE:
         ask = {**LEVEL, "method": method}
         stats.estimate(scores, members, **ask, runs=np.arange(100))
         if method in MANY_RUN:

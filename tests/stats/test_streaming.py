@@ -11,9 +11,9 @@ import pytest
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import e_process, guess_count_bound, one_run
-from tests.stats.reference import gaussian_trials
+from tests.stats.reference import SINGLE, gaussian_trials
 
-EVERY = sorted(stats.estimators())
+EVERY = sorted(SINGLE)
 OPTIONS = {
     "eps-delta": [{}, {"threshold": "holdout"}, {"threshold": "fixed", "value": 0.5}],
     "gdp": [{}, {"threshold": "holdout"}],
@@ -95,7 +95,7 @@ def guesses_after_each(scores, members):
         yield counter.hits, counter.guesses
 
 
-MANY_RUN = sorted(name for name, cls in stats.estimators().items() if not cls.one_run)
+MANY_RUN = sorted(name for name, cls in SINGLE.items() if not cls.one_run)
 
 
 def best_of(repeats: int, call: Callable[[], object]) -> float:

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+import dpaudit_ray as da
 from dpaudit_ray import stats
 from dpaudit_ray.errors import SpecError
+from dpaudit_ray.report import verdict
 from dpaudit_ray.stats.threshold_rates import EpsDelta
 from dpaudit_ray.sweep import spec, yamlfile
 from dpaudit_ray.sweep.yamlfile import dump_yaml, parse_value, parse_yaml
-from tests.command import changed, refused, write_sweep
+from tests.command import changed, inline, refused, write_sweep
 from tests.conftest import ROOT
 
 JOBS = sorted((ROOT / "jobs").rglob("*.yaml"))
@@ -273,9 +275,39 @@ def test_what_is_not_yaml_is_told_with_place_and_reason(text, place, problem):
     ) as error:
         parse_yaml(text, "sweep.yaml")
     assert "\n" not in str(error.value)
+    assert str(error.value).endswith("; check brackets, quotes and indentation")
+
+
+def test_a_script_in_place_of_a_sweep_file_is_told_where_it_belongs():
+    with pytest.raises(SpecError, match=r"is a script: `dpaudit audit train\.py:FUNCTION` "):
+        parse_yaml("def main() -> None:", "train.py")
 
 
 @pytest.mark.parametrize("text", ["", "hello", "- a"])
 def test_what_is_no_mapping_is_refused(text):
     with pytest.raises(SpecError, match=r"sweep\.yaml must hold a mapping"):
         parse_yaml(text, "sweep.yaml")
+
+
+def test_canaries_drawn_are_audits_of_their_own(tmp_path):
+    """Other bits, another canary and label; the first is that of an audit without the option."""
+    raw = {
+        "name": "drawn",
+        "seed": 1,
+        "mechanism": {"name": "jobs.scale.empty:Empty"},
+        "adversary": "jobs.scale.empty:Nobody",
+        "audit": {"trials": 400, "delta": 1e-5, "canaries_drawn": 3},
+    }
+    cells = spec.from_raw(raw).cells
+    labels = [cell.label.rpartition(", ")[2] for cell in cells]
+    assert labels == ["canary 1", "canary 2", "canary 3"]
+    assert len({cell.fingerprint for cell in cells}) == 3
+    (alone,) = spec.from_raw(changed(raw, "audit.canaries_drawn", 1)).cells
+    assert alone.fingerprint == cells[0].fingerprint
+    done = inline(write_sweep(tmp_path, changed(raw, "audit.canaries_drawn", 3)), tmp_path)
+    quotes = verdict.quotes(da.open(tmp_path / "drawn", trust="jobs.scale.empty").run, None)
+    bounds = [quote.epsilon for quote in quotes]
+    said = f"of 3 canaries drawn, ε ≥ {min(bounds):.3f} to {max(bounds):.3f}; the mean"
+    assert said in " ".join(done.out.split())
+    mean, error = np.mean(bounds), np.std(bounds, ddof=1) / 3**0.5 * 4.302653  # Student's, 2 df
+    assert f"{mean:.3f} ± {error:.3f} (95 %)" in " ".join(done.out.split())

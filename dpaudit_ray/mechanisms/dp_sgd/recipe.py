@@ -14,14 +14,7 @@ import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    SerializeAsAny,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from ... import accounting, imports
 from ...accounting import Sampling
@@ -62,8 +55,8 @@ def _loss_name(name: str) -> str:
 class Recipe(Strict):
     """A training by DP-SGD, and nothing of an audit; `DpSgd` says what each option means."""
 
-    data: Annotated[SerializeAsAny[Data], nested(Data)]  # what is trained on
-    model: Annotated[SerializeAsAny[Model], nested(Model)]  # what is trained
+    data: Annotated[Data, nested(Data)]  # what is trained on
+    model: Annotated[Model, nested(Model)]  # what is trained
     loss: Annotated[str, AfterValidator(_loss_name)] = "cross-entropy"  # or `mse`, or yours
     steps: int = Field(ge=1, le=10**7)  # of a training
     batch_size: int = Field(ge=1)  # expected, where batches vary
@@ -73,14 +66,14 @@ class Recipe(Strict):
     epsilon: float | None = Field(default=None, gt=0)  # in place of σ: the claim at `delta`
     delta: float | None = Field(default=None, gt=0, lt=1)  # of `epsilon`; else the audit's
     accountant: str | None = None  # of `epsilon`; else the audit's first
-    sampling: Annotated[SerializeAsAny[Sampler], nested(Sampler)] = Fixed()  # how batches are drawn
+    sampling: Annotated[Sampler, nested(Sampler)] = Fixed()  # how batches are drawn
     batches: Literal["known"] = "known"  # the others', to the adversary
-    optimizer: Annotated[SerializeAsAny[Optimizer], nested(Optimizer)] = Sgd()  # how θ moves
-    schedule: Annotated[SerializeAsAny[Schedule], nested(Schedule)] = Constant()  # of the rate
+    optimizer: Annotated[Optimizer, nested(Optimizer)] = Sgd()  # how θ moves
+    schedule: Annotated[Schedule, nested(Schedule)] = Constant()  # of the rate
     physical_batch_size: int | None = Field(default=None, ge=1)  # larger ones go in parts
     augmentations: int = Field(default=1, ge=1)  # random views of an image in each step
     # data, or a share of the data, that accuracy and loss are measured on
-    held_out: Annotated[SerializeAsAny[Data] | float | None, BeforeValidator(_share_or_data)] = None
+    held_out: Annotated[Data | float | None, BeforeValidator(_share_or_data)] = None
     reserved: float | None = Field(default=None, gt=0, lt=1)  # share that adversaries have
     engine: Literal["packed", "opacus"] = "packed"  # `opacus`: model by model
     precision: Literal["float32", "tf32"] = "float32"  # of matrix products
@@ -280,7 +273,8 @@ class Recipe(Strict):
             raise
         except Exception as error:  # a user's code may raise anything
             problem = f"does not run on examples of shape {data.x.shape[1:]}: {first_line(error)}"
-            raise SpecError("mechanism.model", f"{model.name} {problem}") from error
+            remedy = "its first layer must take these"
+            raise SpecError("mechanism.model", f"{model.name} {problem}; {remedy}") from error
         given = list(outputs.shape) if isinstance(outputs, torch.Tensor) else []
         needed = data.classes if self.loss == "cross-entropy" and data.classes > 2 else 1
         if len(given) != 2 or given[1] < needed:

@@ -47,7 +47,8 @@ def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
     claims = claims.assign(series="claim: " + claims["accountant"], y=claims["epsilon_upper"])
     dashes = dict(zip(claims["series"].unique(), itertools.cycle(DASHES), strict=False))
     lines(axes, claims, {name: {"ls": dash} for name, dash in dashes.items()}, color="black")
-    bounds = estimates.drop_duplicates(["estimator", "x"]).assign(y=lambda e: e["epsilon_lower"])
+    bounds = estimates.drop_duplicates(["estimator", "x"])
+    bounds["y"] = bounds["epsilon_lower_together"].fillna(bounds["epsilon_lower"])
     first = bounds.groupby("estimator", sort=False)[["status", "mu_lower"]].first().itertuples()
     names = {name: f"{name} ({Status(status).assumes(mu)})" for name, status, mu in first}
     lines(axes, bounds.assign(series=bounds["estimator"].map(names)), marker="o", ms=3, lw=1.5)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset
@@ -38,7 +39,10 @@ def install(run: WatchedRun) -> None:
         run.data.append(loader.dataset)
         run.modules.append(kwargs["module"])
         if run.request.looks:
-            run.before |= _digests_of_all_networks()
+            run.before |= digests_of_all_networks()
+            trained = {digest(p): key for key, p in run.outside_params.items()}
+            digests = {id(p): digest(p) for p in kwargs["module"].parameters()}
+            run.copies |= {key: trained[d] for key, d in digests.items() if d in trained}
         run.rate = 1 / max(1, len(loader))
         private = original(self, **kwargs)
         optimizer = private[1]
@@ -62,7 +66,8 @@ def install(run: WatchedRun) -> None:
     @around(PrivacyEngine, "get_epsilon")
     def get_epsilon(original: Any, self: Any, delta: float) -> Any:
         epsilon = original(self, delta)
-        run.reported.append((delta, float(epsilon), run.steps))
+        engine = [a is self.accountant for a in run.engine_accountants].index(True)
+        run.reported.append((delta, float(epsilon), run.steps, engine))
         return epsilon
 
     @around(torch.nn.Module, "__call__")
@@ -86,7 +91,7 @@ def install(run: WatchedRun) -> None:
         around(kind, "__init__")(register)
 
 
-def _digests_of_all_networks() -> set[bytes]:
+def digests_of_all_networks() -> set[bytes]:
     """What is in any network of this process now; what is returned may be one of them."""
     # By `type`: isinstance asks some objects for their class, and they warn or fail.
     networks = [
@@ -102,13 +107,17 @@ def _digests_of_all_networks() -> set[bytes]:
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.Tensor]]:
     """Name, class of its network, and value of each tensor of numbers that is saved with `value`.
 
-    Of networks it is all that `state_dict` has. Containers are walked through.
+    Of networks it is all that `state_dict` has. Containers are walked through; arrays of numpy and
+    JAX come as tensors.
     """
+    if type(value).__module__.partition(".")[0] in ("numpy", "jax", "jaxlib"):
+        array = np.array(value)
+        value = torch.from_numpy(array) if array.dtype.kind == "f" else None
     prefix = f"{name}." * bool(name)
     if isinstance(value, torch.nn.Module):
         network = getattr(value, "_module", value)  # Opacus wraps the user's
         for key, tensor in network.state_dict(keep_vars=True).items():
-            if has_numbers(tensor):
+            if has_numbers(tensor, least=0):
                 yield prefix + key, type(network).__name__, tensor
     elif has_numbers(value):
         yield name or "a tensor", "", value

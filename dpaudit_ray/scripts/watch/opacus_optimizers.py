@@ -25,20 +25,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
-from . import step_probe
+from . import held_runs, step_probe
 from .run_state import Iteration, WatchedRun, around
 from .step_probe import LOOKED_AT, Release, StepWatch
 
 _GHOST = "DPOptimizerFastGradientClipping"
 _GHOST_ROWS = 4  # records whose loss is made larger
 _GHOST_FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must be clipped
-# What Opacus keeps for one step, or hands through: no state of the user's.
-_OPACUS = {
-    "grad_sample", "summed_grad", "_norm_sample", "original_optimizer", "param_groups", "state",
-    "defaults",
-}  # fmt: skip
 
 Change = Callable[[Any], None] | None  # alters the copies that a step is about to work on
 
@@ -79,11 +74,15 @@ def install(run: WatchedRun) -> None:
         for watched in stepping[:1]:
             watched.handed_on = False
             watched.last = step_probe.gradients(watched.optimizer.params)
+            if run.request.held:
+                held_runs.hold(watched)
 
     def after_step(optimizer: Any, *_: Any) -> None:
         for watched in wrappers(optimizer):
             if run.request.looks and not run.replaying:
                 watched.after_step = [p.data.clone() for p in watched.optimizer.params]
+                for p in watched.optimizer.params:
+                    run.versions[step_probe.sample_digest(p)] = watched, watched.steps + 1
 
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
@@ -102,6 +101,7 @@ class OptimizerWatch(StepWatch):
         self.handed_on = False  # the script calls `pre_step` itself, so what is wrapped may step
         self.last: Release | None = None  # gradients that the last step released
         self.after_step: list[torch.Tensor] | None = None  # parameters as it left them
+        self.batch: dict[str, Any] = {}  # of a run that holds: what its next entry says of it
         self._call: Callable[[], Any] = lambda: None  # takes the step as the script would
         self._closure = False  # the step has a closure, which makes its gradients
         self._armed: Change = None
@@ -173,23 +173,26 @@ class OptimizerWatch(StepWatch):
         kept = [s if isinstance(s, list) else [s] for s in samples if s is not None and not closure]
         drawn = run.loaders.at_step(max(map(len, kept), default=1), release)
         self.rows = max((sum(map(len, passes)) for passes in kept), default=drawn)
-        if kept and self.rows < drawn:
-            run.fewer.append((self.steps, self.rows, drawn))
+        if kept and drawn and self.rows != drawn:
+            run.uneven.append((self.steps, self.rows, drawn))
         if self.after_step is not None:
             now = (p.data for p in optimizer.params)
             run.moved += not all(map(torch.equal, now, self.after_step))
             self.after_step = None
         self.shapes = [tuple(p.shape) for p in optimizer.params]
         self.bound, self.unit = clipping_bound(optimizer), self._unit_gradient()
-        if self.look() and not self.ghost and (names := self._carried()):
-            run.put("kept", step=self.steps, names=names)
+        self.length = self.bound * self.unit
+        self.look()
         history = run.history()
         # The rate at which the last step was accounted to sample a record.
         change = self.begin_trial(history[-1][1] if history else run.rate)
+        if run.request.held:
+            generators = step_probe.digest(torch.get_rng_state()).hex()
+            self.batch = {"rows": _row_lengths(kept), "generators": generators}
         run.spent += time.monotonic() - began
         self.inside = True
         try:
-            with self._arm(change):
+            with self._arm(change), self._held_noise():
                 result = call()
         finally:
             self.inside = False
@@ -197,6 +200,21 @@ class OptimizerWatch(StepWatch):
         noise, rate = history[-1][:2] if history else (None, None)
         self.end_step(self.last or step_probe.gradients(optimizer.params), noise, rate)
         return result
+
+    @contextlib.contextmanager
+    def _held_noise(self) -> Iterator[None]:
+        """In a run that holds, noise is of a seed, and so is what random numbers come after it."""
+        request, at = self.run.request, (self.number, self.steps)
+        if not request.held:
+            yield
+            return
+        held = [v for v in vars(self.optimizer).values() if isinstance(v, torch.Generator)]
+        member = held_runs.has_record(self.run, at)
+        noised = request.held == "noised" and member
+        self.run.shaken |= request.held == "shaken" and member
+        step_probe.seed_generators(request.derived("noise", noised, *at), held)
+        yield
+        step_probe.seed_generators(request.derived("after", self.run.shaken, *at), held)
 
     def _unit_gradient(self) -> float:
         """What a clipped gradient of length one is in the gradient that is released."""
@@ -247,10 +265,8 @@ class OptimizerWatch(StepWatch):
         else:
             yield from super().changes()
 
-    def released(
-        self, change: Change, seed: int | None, state: dict[str, bytes] | None = None
-    ) -> Release:
-        """What the step would release after a change, flat; `state` gets digests of what is kept.
+    def released(self, change: Change, seed: int | None) -> Release:
+        """What the step would release after a change, flat.
 
         The last part is one number: the logarithm of what the step multiplies its clipping bound
         by, which adaptive clipping publishes.
@@ -277,8 +293,6 @@ class OptimizerWatch(StepWatch):
                 moved = [a + b for a, b in zip(moved, caught[-1], strict=True)]
             elif not any(part.any() for part in moved):
                 moved = step_probe.gradients(params)
-            if state is not None:
-                state |= self._digests()
             bound = clipping_bound(optimizer)
             published = np.log(bound / self.bound) if self.bound > 0 else 0.0
             return [*moved, np.array([published])]
@@ -296,6 +310,10 @@ class OptimizerWatch(StepWatch):
                     vars(optimizer)[name] = _copy_tensors(value)
             optimizer.step_hook = None
             inner.state = copy.copy(inner.state)
+            if not type(optimizer).__module__.startswith(
+                "opacus."
+            ):  # the user's keeps what it likes
+                inner.state.update({p: _copy_tensors(dict(s)) for p, s in inner.state.items()})
             try:
                 yield before
             finally:
@@ -304,34 +322,13 @@ class OptimizerWatch(StepWatch):
                 for accountant, history in zip(accountants, histories, strict=True):
                     accountant.history = history
 
-    def _carried(self) -> list[str]:
-        """What an optimizer of the user's own keeps for later that only a record moves.
 
-        That is arrays among the attributes of the optimizer and of parameters that a gradient far
-        too long moves and other noise does not, so that no noise hides the record in them.
-        """
-        if type(self.optimizer).__module__.startswith("opacus."):
-            return []
-        states: list[dict[str, bytes]] = [{}, {}, {}]
-        tries = (self.nothing, 1), (self.nothing, 2), (self.far(), 1)
-        with self.run.replay():
-            for (change, seed), state in zip(tries, states, strict=True):
-                self.released(change, seed, state)
-        first, other_noise, changed = states
-        same = (name for name in first if first[name] == other_noise.get(name))
-        return sorted(name for name in same if first[name] != changed.get(name))
-
-    def _digests(self) -> dict[str, bytes]:
-        """Digests of arrays that the optimizer and parameters have, by attribute."""
-        held = [(name, v) for name, v in vars(self.optimizer).items() if name not in _OPACUS]
-        for i, p in enumerate(self.optimizer.params):
-            held += [(f"{name} of {i}", v) for name, v in vars(p).items() if name not in _OPACUS]
-        return {
-            f"{name} ({number})" if number else name: step_probe.digest(tensor)
-            for name, value in held
-            for number, tensor in enumerate(tree_flatten(value)[0])
-            if step_probe.has_numbers(tensor)
-        }
+def _row_lengths(samples: list[list[torch.Tensor]]) -> list[float]:
+    """The length of each example's gradient, over all parameters; of each pass after the other."""
+    squares = [torch.cat([g.flatten(1).square().sum(1) for g in passes]) for passes in samples]
+    if len(set(map(len, squares))) != 1:  # none, or a parameter that is in one pass only
+        return []
+    return list(map(float, torch.stack(squares).sum(0).sqrt()))
 
 
 def clipping_bound(optimizer: Any) -> float:

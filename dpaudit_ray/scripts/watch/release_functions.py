@@ -16,7 +16,7 @@ import torch
 
 from ... import accounting
 from ...accounting import Training
-from . import step_probe
+from . import opacus_engine, step_probe
 from .run_state import WatchedRun
 from .step_probe import Change, Release, StepWatch
 
@@ -53,6 +53,7 @@ class Stream(StepWatch):
         self.sizes: list[int] = []  # examples of each step
         self._counts: collections.Counter[Any] = collections.Counter()
         self._redraws: bool | None = None
+        self.released_shapes: list[tuple[int, ...]] = []  # of the last step
 
     # What accountants of Opacus have, too.
 
@@ -91,6 +92,8 @@ class Stream(StepWatch):
             self.sizes.append(rows)
         run = self.run
         run.settle((self.number, self.steps))
+        if run.request.looks and not self.steps:
+            run.before |= opacus_engine.digests_of_all_networks()
         began = time.monotonic()
         if run.request.looks and not clips:
             run.put("summed", step=self.steps)
@@ -105,6 +108,7 @@ class Stream(StepWatch):
         change = self.begin_trial(self.rate)
         run.spent += time.monotonic() - began
         arrays = call(change, None)
+        self.released_shapes = [tuple(array.shape) for array in arrays]
         self._counts[self.noise, self.rate] += 1
         self.end_step(_flat(arrays), self.noise, self.rate)
         return arrays

@@ -48,6 +48,8 @@ class RunRequest:
     most_steps: int | None = None
     seconds: float | None = None
     one_more: bool = False  # a record, in the data set
+    held: str = ""  # releases are, as `held_runs` says: "alone", "exchanged", "noised", "shaken"
+    record: int | None = None  # that such runs are about
 
     def derived(self, *label: Any) -> int:
         return int(seeds.derive("script", self.seed, *label)) % 2**63
@@ -208,8 +210,10 @@ class WatchedRun:
     data: list[Any] = dataclasses.field(default_factory=list)
     batch_first: bool = True
     accounted: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
-    reported: list[tuple[float, float, int]] = dataclasses.field(default_factory=list)  # δ, ε, step
-    fewer: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # step, used, drawn
+    # δ, ε, steps so far, and the number of the engine that was asked.
+    reported: list[tuple[float, float, int, int]] = dataclasses.field(default_factory=list)
+    # Step, rows and draws, where a step had more rows than records were drawn, or fewer.
+    uneven: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     outside: dict[tuple[str, ...], int] = dataclasses.field(default_factory=dict)
     steps: int = 0  # releases so far
     cut: bool = False  # ended by its time
@@ -222,8 +226,23 @@ class WatchedRun:
     stepped: set[int] = dataclasses.field(default_factory=set)  # parameters, outside, once private
     # Parameters, by identity, that stepped before any was private; and the data set then read.
     warmed: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    # Parameters, by identity, that no private optimizer stepped; and of which of them private ones
+    # were copies. What networks of a parameter were given: their class, digests of first rows.
+    outside_params: dict[int, Any] = dataclasses.field(default_factory=dict)
+    copies: dict[int, int] = dataclasses.field(default_factory=dict)
+    fed: dict[int, tuple[Any, str, set[bytes]]] = dataclasses.field(default_factory=dict)
+    # By the first numbers of a parameter: whose it is, and the step that it had them after.
+    versions: dict[bytes, tuple[Any, int]] = dataclasses.field(default_factory=dict)
+    saved: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # as `left` of a result
+    public: tuple[str, ...] = ()
     # Digests of what networks held when training became private.
     before: set[bytes] = dataclasses.field(default_factory=set)
+    # Of runs that hold: names, and texts, of what is returned, saved or decided by; the record that
+    # is exchanged; whether random numbers are others since a step had it.
+    published: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    chosen: int | None = None
+    shaken: bool = False
+    files: int = 0  # that were saved
     _counts: collections.Counter[tuple[int, float, float]] = dataclasses.field(
         default_factory=collections.Counter
     )
@@ -288,6 +307,10 @@ class WatchedRun:
             return self.engine_accountants  # others were asked for a noise multiplier or a plan
         return [accountant for accountant in self.accountants if accountant.history]
 
+    def is_public(self, name: str, kind: str = "") -> bool:
+        """Whether what has this name, or is of a network of this class, is marked as public."""
+        return any(entry == kind or f"{name}.".startswith(f"{entry}.") for entry in self.public)
+
     def history(self) -> list[list[float]]:
         """(σ, q, steps) of the claiming accountants, as they have it now."""
         return [
@@ -315,14 +338,8 @@ class WatchedRun:
         names = self.parameter_names(inside)[:4]
         key = (when, "private" if inside else "other", type(optimizer).__name__, *names)
         self.outside[key] = self.outside.get(key, 0) + 1
+        self.outside_params |= {id(p): p for p in params}
         if when == "after":
             self.stepped |= {id(p) for p in params}
         elif self.loaders.current is not None:
             self.warmed |= {id(p): (p, self.loaders.current.data) for p in params}
-
-    def warmed_up(self) -> list[str]:
-        """Private parameters that were trained on a private data set before they were private."""
-        private = [p for module in self.modules for p in module.parameters()]
-        trained_on = {id(p): data for p, data in self.warmed.values()}
-        datas = set(map(id, self.data))
-        return self.parameter_names([p for p in private if id(trained_on.get(id(p))) in datas])

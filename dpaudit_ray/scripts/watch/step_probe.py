@@ -47,14 +47,14 @@ def gradients(params: Iterable[torch.Tensor]) -> Release:
     return flat_vectors(torch.zeros_like(p) if p.grad is None else p.grad for p in params)
 
 
-def has_numbers(value: Any) -> bool:
-    """Whether it is an array of floating-point numbers that are there: not lazy, meta or sparse."""
+def has_numbers(value: Any, least: int = 1) -> bool:
+    """Whether it is an array of floats, not lazy, meta or sparse, of `least` dimensions or more."""
     return (
         isinstance(value, torch.Tensor)
         and not (torch.nn.parameter.is_lazy(value) or value.is_meta)
         and value.layout is torch.strided
         and value.is_floating_point()
-        and value.dim() > 0
+        and value.dim() >= least
     )
 
 
@@ -62,6 +62,11 @@ def digest(tensor: torch.Tensor) -> bytes:
     """The same for tensors of the same values, wherever they are."""
     values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.blake2b(values.numpy().data, digest_size=16).digest()
+
+
+def sample_digest(tensor: torch.Tensor) -> bytes:
+    """A digest of the first numbers of a tensor."""
+    return digest(tensor.detach().reshape(-1)[:_COMPARED])
 
 
 def difference(first: Release, second: Release) -> Release:
@@ -154,6 +159,7 @@ class StepWatch:
         self.noise: float | None = None  # multiplier of the step, where its call says it
         self.bound = 1.0  # of clipping, as the code says
         self.unit = 1.0  # what a clipped gradient of length one is in what is released
+        self.length: float | None = None  # of a clipped gradient in what is released, where known
         self.rows = 0  # examples of the step that can be left out
         self.shapes: list[tuple[int, ...]] | None = None
         self._noise: list[tuple[int, Vector]] = []  # of steps that were examined
@@ -202,15 +208,15 @@ class StepWatch:
         near = self.appended([NEAR * self.bound * w for w in v])
         yield "a gradient just within the clipping bound", near
 
-    def look(self) -> bool:
-        """Looks into the step that is about to be taken; whether it was examined.
+    def look(self) -> None:
+        """Looks into the step that is about to be taken.
 
         All draws of noise and all changes are tried where it is examined. At other steps it is one
         other draw, and a few changes, while there is time.
         """
         whole = self.steps in LOOKED_AT
         if not (self.run.request.looks and (whole or self.run.has_time)):
-            return False
+            return
         with self.run.replay():
             actual = self.released(self.nothing, None)
             # Bit for bit, but for signs of zero; NaN equals NaN.
@@ -223,9 +229,8 @@ class StepWatch:
         self.run.put(
             "look", step=self.steps, optimizer=self.number, noise=self.noise, sizes=sizes,
             ghost=self.ghost, names=self.names(len(sizes)), norms=squared_lengths(actual),
-            replays=replays, **entry,
+            bound=self.length, replays=replays, **entry,
         )  # fmt: skip
-        return whole
 
     def _try_changes(self, actual: Release, whole: bool) -> dict[str, Any]:
         """What other draws of the step's noise and changes of its examples show."""

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 from ...errors import SpecError
 from ...opacus import marks_of
-from . import opacus_engine, opacus_optimizers, release_functions
+from . import held_runs, opacus_engine, opacus_optimizers, release_functions, shared_records
 from .run_state import EnoughSeen, RunRequest, WatchedRun, around, draw_counts
-from .step_probe import digest, seed_generators
+from .step_probe import digest, has_numbers, sample_digest, seed_generators
 
+_SAVING = (("torch", "save"), ("numpy", "save"), ("numpy", "savez"), ("pickle", "dump"))
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is asked for, beside its own
 
 
@@ -44,6 +46,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     if delta is None:
         why = f"is missing, and {name} in {script.name} is not marked with @audited(delta=...)"
         raise SpecError("--delta", f"{why}; give one of them")
+    state.public = marks.public
     state.phase, state.began = "main", time.monotonic()
     returned = None
     try:
@@ -56,8 +59,12 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         if error.code not in (None, 0):
             raise
     state.settle(None)
+    if state.request.held and not state.cut:
+        held_runs.publish_all(state, returned)
     state.phase, seconds = "after", time.monotonic() - state.began
-    result = _result(state, delta) | {"left": _left(state, returned, marks.public)}
+    result = _result(state, delta) | {"left": _left(state, returned)}
+    for kind, names in state.saved.items():
+        result["left"][kind] = [*result["left"].get(kind, ()), *names]
     return result | {"seconds": seconds, "marks": dataclasses.asdict(marks)}
 
 
@@ -65,12 +72,30 @@ def _install(state: WatchedRun) -> None:
     state.loaders.install()
     opacus_engine.install(state)
     opacus_optimizers.install(state)
+    if state.request.looks:
+        shared_records.install(state)
+    if state.request.held:
+        held_runs.install(state)
 
     def manual_seed(original: Any, seed: Any) -> Any:
         state.seeded.append(("torch.manual_seed", int(seed)))
         reseeds = state.request.reseeds
         return original(state.request.derived("constant", int(seed)) if reseeds else seed)
 
+    def save(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if state.phase == "main" and not state.replaying:
+            state.files += 1
+            file = f"file {state.files}: "
+            value = next((a for a in args if any(opacus_engine.named_tensors(a))), kwargs)
+            if state.request.held:
+                held_runs.publish_all(state, value, file)
+            for kind, names in _left(state, value, file).items():
+                state.saved.setdefault(kind, []).extend(names)
+        return original(*args, **kwargs)
+
+    for owner, name in _SAVING:
+        if owner in sys.modules:
+            around(sys.modules[owner], name)(save)
     for module in (torch, torch.random):
         around(module, "manual_seed")(manual_seed)
 
@@ -122,11 +147,13 @@ def _result(state: WatchedRun, delta: float) -> dict[str, Any]:
             *({"records": s.records, "sizes": s.sizes} for s in streams if s.records),
         ],
         "unused": state.loaders.skipped,
-        "fewer": state.fewer,
-        "warmed": state.warmed_up(),
+        "uneven": state.uneven,
+        **shared_records.elsewhere(state),
         "outside": [{"key": list(key), "steps": n} for key, n in state.outside.items()],
         "seeded": sorted(set(state.seeded)),
         "generators": state.noise_seeds,
+        "published": state.published,
+        "chosen": state.chosen,
         "final": hashlib.blake2b(final, digest_size=16).hexdigest(),
         "watching": state.spent,
     }
@@ -149,13 +176,14 @@ def _draws(state: WatchedRun) -> list[dict[str, Any]]:
     ]
 
 
-def _left(state: WatchedRun, returned: Any, public: tuple[str, ...]) -> dict[str, list[str]]:
-    """Names of tensors of the returned networks that carry more than what was released.
+def _left(state: WatchedRun, value: Any, file: str = "") -> dict[str, list[str]]:
+    """Names of tensors of what is returned, or saved in a file, that carry more than releases.
 
     `gradients`: a gradient that was never released, `others`: one of a parameter of no private
-    network, `examples`: gradients of single records; `outside`: another optimizer updated it once
-    there was a private one; `tensors`: it is neither a private parameter nor what some network had
-    before. The last two leave out what is `public`.
+    network, `examples`: gradients of single records, `saved` in a file; `outside`: another
+    optimizer updated it once there was a private one; `earlier`: it was private after an earlier
+    step; `statistics`: of the records; `tensors`: it is neither a private parameter nor what some
+    network had before. The last four leave out what is `public`.
     """
     left = collections.defaultdict[str, list[str]](list)
     if not state.request.looks:
@@ -167,19 +195,37 @@ def _left(state: WatchedRun, returned: Any, public: tuple[str, ...]) -> dict[str
     trained = [p for module in state.modules for p in module.parameters() if p.requires_grad]
     trained += [p for watched in state.optimizers for p in watched.optimizer.params]
     private = {id(p) for p in trained}
+    inner = [list(w.optimizer.original_optimizer.state.values()) for w in state.optimizers]
+    trained += filter(has_numbers, tree_flatten(inner)[0])  # of private gradients, as parameters
     explained = state.before | {digest(p) for p in trained}
-    for name, kind, p in opacus_engine.named_tensors(returned):
-        if p.grad is not None and bool(p.grad.any()):
+    streams = state.streams.values()
+    shapes = collections.Counter(shape for s in streams for shape in s.released_shapes)
+    spare = shapes.copy()
+    for key, kind, p in opacus_engine.named_tensors(value):
+        name = file + key
+        if not file and p.grad is not None and bool(p.grad.any()):
             values = released.get(id(p))
             gradient = p.grad.detach().cpu().double().reshape(-1)
             if values is None or not torch.equal(gradient.nan_to_num(), values.nan_to_num()):
                 left["gradients" if id(p) in private else "others"].append(name)
         if getattr(p, "grad_sample", None) is not None:
-            left["examples"].append(name)
-        if any(kind == entry or f"{name}.".startswith(f"{entry}.") for entry in public):
+            left["saved" if file else "examples"].append(name)
+        if state.is_public(key, kind):
             continue
+        watched, step = state.versions.get(sample_digest(p), (None, 0))
         if id(p) in state.stepped:
             left["outside"].append(name)
+        elif watched is not None and step < watched.steps:
+            left["earlier"].append(f"{name} of step {step} of {watched.steps}")
+        elif id(p) not in private and shared_records.is_statistic(p, state.data):
+            left["statistics"].append(name)
         elif state.modules and digest(p) not in explained:
             left["tensors"].append(name)
+        elif not state.modules and digest(p) not in state.before:
+            if spare[tuple(p.shape)] > 0:
+                spare[tuple(p.shape)] -= 1
+            else:
+                left["tensors"].append(name)
+    if state.streams and spare == shapes:
+        left["tensors"].clear()  # releases are of other shapes than what is returned
     return left

@@ -1,0 +1,58 @@
+"""Balls and bins: each record joins one batch of an epoch, drawn for it alone, by PLD_accounting.
+
+Such an epoch is dominated by a pair of distributions that can be computed to any accuracy (Feldman
+and Shenfeld 2026, "Efficient Privacy Loss Accounting for Subsampling and Random Allocation"), and
+epochs compose. Losses are rounded up to a grid, so what comes out is an upper bound.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any, ClassVar
+
+from .accountant import Accountant, UnansweredError
+from .training import Adjacency, Sampling, Training
+
+GRID = 0.01  # width, in ε of an epoch: a finer one takes proportionally longer
+TAIL = 1e-12  # of δ, which is cut off and counted
+LARGEST = 1_000  # batches times epochs: beyond, the library may take minutes
+
+
+class Allocation(Accountant):
+    """Amplification by random allocation, for balls and bins; other trainings go elsewhere."""
+
+    name = "allocation"
+    samplings: ClassVar[frozenset[Sampling]] = frozenset({Sampling.BALLS_AND_BINS})
+
+    def epsilon(self, training: Training, delta: float) -> float:
+        return max(float(_losses_of(training).get_epsilon_for_delta(delta)), 0.0)
+
+    def delta(self, training: Training, epsilon: float) -> float:
+        return min(float(_losses_of(training).get_delta_for_epsilon(epsilon)), 1.0)
+
+    def fallback(self, training: Training) -> str:
+        """What an adversary knows who sees all batches, by the exact formula; else the PLD."""
+        return "gaussian" if training.unamplified.sample_rate == 1 else "pld"
+
+
+def _losses_of(training: Training) -> Any:
+    if training.sampling is not Sampling.BALLS_AND_BINS:
+        raise UnansweredError("allocation answers for balls-and-bins")
+    if training.adjacency is Adjacency.REPLACE:
+        raise UnansweredError("allocation takes one record more or less")
+    if training.batches * training.epochs > LARGEST:
+        raise UnansweredError(f"allocation takes {LARGEST:,} steps at most")
+    return _losses(training.noise_multiplier, training.batches, training.epochs)
+
+
+@functools.lru_cache(maxsize=64)
+def _losses(noise_multiplier: float, batches: int, epochs: int) -> Any:
+    """The library's privacy loss distribution of whole epochs."""
+    from PLD_accounting import AllocationSchemeConfig, PrivacyParams, gaussian_allocation_pld
+
+    config = AllocationSchemeConfig(loss_discretization=GRID, tail_truncation=TAIL)
+    params = PrivacyParams(sigma=noise_multiplier, num_steps=batches, num_epochs=epochs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return gaussian_allocation_pld(params=params, config=config)

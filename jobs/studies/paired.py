@@ -1,0 +1,102 @@
+"""How often the bound of pairs is wrong, on mechanisms whose privacy loss is known exactly.
+
+`python -m jobs.studies.paired [AUDITS [PAIRS]]` prints a table: a row for what is done to scores, a
+column for each true ε at δ = 1e-5, and in each cell the share of audits whose bound lies above the
+truth (nominal: 5 %) and the median bound. Seeds are fixed: the row's and column's numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from dpaudit_ray import stats
+from dpaudit_ray.stats import gdp
+
+DELTA, CONFIDENCE = 1e-5, 0.95
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+LOOKS = 10
+Floats = npt.NDArray[np.float64]
+Bits = npt.NDArray[np.bool_]
+
+
+def gaussian(shared: float) -> Callable[[np.random.Generator, Bits, float], Floats]:
+    """Gaussian steps; the two of a pair share so much of the noise's variance."""
+
+    def scores(rng: np.random.Generator, bits: Bits, epsilon: float) -> Floats:
+        common = math.sqrt(shared) * rng.normal(size=(len(bits), 1))
+        noise = common + math.sqrt(1 - shared) * rng.normal(size=bits.shape)
+        return np.asarray(noise + float(gdp.mu(epsilon, DELTA)) * bits)
+
+    return scores
+
+
+def responses(rng: np.random.Generator, bits: Bits, epsilon: float) -> Floats:
+    """Randomised response, by one coin for both, times a cubed Cauchy variable of each."""
+    wrong = rng.random((len(bits), 1)) > 1 / (1 + math.exp(-epsilon))
+    return np.asarray(
+        np.where(bits ^ wrong, 1.0, -1.0) * np.abs(rng.standard_cauchy(bits.shape)) ** 3
+    )
+
+
+def diverging(rng: np.random.Generator, bits: Bits, epsilon: float) -> Floats:
+    """Half of the variance is shared, and one training in twenty diverges."""
+    scores = gaussian(0.5)(rng, bits, epsilon)
+    return np.where(rng.random(bits.shape) < 0.05, math.nan, scores)
+
+
+KINDS: dict[str, Callable[[np.random.Generator, Bits, float], Floats]] = {
+    "all noise shared": gaussian(1.0),
+    "all shared, the best of 10 looks": gaussian(1.0),
+    ".9 of the variance shared": gaussian(0.9),
+    "nothing shared": gaussian(0.0),
+    "tied: rounded to halves": lambda *of: np.round(2 * gaussian(0.9)(*of)) / 2,
+    "reversed": lambda *of: -gaussian(0.9)(*of),
+    "5 % diverge": diverging,
+    "randomised response × Cauchy³": responses,
+}
+
+
+def cell(row: int, column: int, audits: int, pairs: int) -> tuple[float, float]:
+    """The share of audits that are wrong, and their median ε."""
+    kind, epsilon = list(KINDS)[row], EPSILONS[column]
+    rng, wrong, shown = np.random.default_rng([row, column]), 0, []
+    curve = "any" if KINDS[kind] is responses else "gaussian"
+    looks = LOOKS if "looks" in kind else 1
+    for _ in range(audits):
+        first = rng.random(pairs) < 0.5
+        bits = np.stack([first, ~first], axis=1)
+        scores = KINDS[kind](rng, bits, epsilon)
+        state, best = stats.make("paired", 2 * pairs, curve=curve), 0.0
+        for part in np.array_split(np.arange(pairs), looks):
+            state.fold(scores[part].ravel(), bits[part].ravel())
+            best = max(best, state.bound(DELTA, CONFIDENCE).epsilon_lower)
+        wrong += best > epsilon
+        shown.append(best)
+    return wrong / audits, float(np.median(shown))
+
+
+def main(audits: int = 10_000, pairs: int = 100) -> None:
+    """All cells, two at a time."""
+    places = [(row, column) for row in range(len(KINDS)) for column in range(len(EPSILONS))]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, context) as pool:
+        cells = [pool.submit(cell, *place, audits, pairs) for place in places]
+        found = [done.result() for done in cells]
+    columns = " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS)
+    lines = [f"| {audits:,} audits of {pairs} pairs | {columns} |", "| --- |" + " --- |" * 5]
+    for row, kind in enumerate(KINDS):
+        of_kind = found[len(EPSILONS) * row : len(EPSILONS) * (row + 1)]
+        shares = " | ".join(f"{100 * share:.2f} %, {median:.2f}" for share, median in of_kind)
+        lines.append(f"| {kind} | {shares} |")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
