@@ -26,12 +26,13 @@ BY_LOOK = {
     ),
     "correlation of tensors": "one_key_for_all",
     "noise": (
-        "bounds:adaptive bounds:each_layer bounds:largest bounds:median closure_recomputes "
-        "half_noise microbatch_mean no_noise no_noise:forgotten noise_after_lr noise_clip_squared "
-        "noise_reused noise_without_clip raw_gradients_left"
+        "adaclip_batch bounds:adaptive bounds:each_layer bounds:largest bounds:median "
+        "closure_recomputes half_noise microbatch_mean no_noise no_noise:forgotten noise_after_lr "
+        "noise_clip_squared noise_reused noise_without_clip raw_gradients_left"
     ),
     "records apart": (
         "batches:augmented batches:mixed batches:standardised batches:weighted batchnorm "
+        "hard_examples "
         "same_records:class_weights same_records:distilled trainers:trainer_weights"
     ),
     "records elsewhere": "same_records:scaled",
@@ -40,14 +41,11 @@ BY_LOOK = {
         "returned:raw_average returned:saved returned:standardised returned:thresholds "
         "returned_beside returned_beside:prototypes same_records:best_epoch trainers:jax_means"
     ),
-    "sampling": "batches:outliers fixed_size hard_examples shuffled skips_empty wrong_rate",
-    "scale": "adaclip_batch true_batch_size",
+    "sampling": "batches:outliers batches:replayed fixed_size shuffled skips_empty wrong_rate",
+    "scale": "true_batch_size",
     "secret size": "secret_size",
     "seeds": "constant_seed constant_seed:global_seed",
-    "state": (
-        "batches:replayed raw_momentum state:hidden state:residual state:samples "
-        "state:second_moment"
-    ),
+    "state": ("raw_momentum state:hidden state:residual state:samples state:second_moment"),
     "updates": (
         "nonprivate_model_trained own_head_optimizer same_records:copied same_records:whole_batch "
         "state:plateau trainers:lightning_best warm_up"
@@ -57,7 +55,7 @@ FOUND_BY = {name: look for look, names in BY_LOOK.items() for name in names.spli
 # What may be private, but was not seen: the look that says so, and its words.
 UNSEEN = {
     "batches:outliers": ("sampling", "how a batch was made"),
-    "hard_examples": ("sampling", "how a batch was made"),
+    "batches:replayed": ("sampling", "how a batch was made"),
     "returned:loop": ("release", "records went into prototypes"),
     "same_records:best_epoch": ("release", "whether records chose"),
     "same_records:scaled": ("records elsewhere", "what these records told"),
