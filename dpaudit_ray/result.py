@@ -99,6 +99,18 @@ class Result:
             return tables.with_options(self.run, table)
 
     @property
+    def membership(self) -> pd.DataFrame:
+        """What scores tell of membership: a row for each audit and false-positive rate `fpr`.
+
+        `tpr` with `tpr_low` and `tpr_high`, and the `claim`: the most that it allows there. `auc`
+        and `balanced_accuracy` with intervals likewise, which count `trainings`.
+        """
+        from .report import membership_rates
+
+        with self._reading:
+            return membership_rates.table(self.run)
+
+    @property
     def scores(self) -> pd.DataFrame:
         """All scores: columns audit, trial, member, step, score; accuracy, loss where measured.
 

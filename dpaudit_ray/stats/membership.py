@@ -1,0 +1,296 @@
+"""What a membership attack finds: ROC curve, TPR at low FPR, AUC, balanced accuracy, records' risk.
+
+Scores of one training share its model, so they are dependent, and every interval counts trainings.
+One score from each: counts are binomial, and bounds exact (Clopper, Pearson 1934). Several: the
+variance is that between trainings, and a binomial of the effective size that has it takes the place
+of the counts (Korn, Graubard 1998), with Student's t for the number of trainings.
+
+The TPR at a given FPR is bounded at two thresholds (Woodruff 1952): at one the FPR is surely below,
+at the other surely above. Four bounds share the error. The trainings must be independent, with bits
+that no threshold was picked by; records are those at hand, no sample of others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from .base import Members, Scores
+from .curve import Curve
+from .error_rates import clopper_pearson_lower, clopper_pearson_upper, first_where, in_unit
+
+Floats = npt.NDArray[np.float64]
+RATES = (0.1, 0.01, 0.001)  # FPRs that are told, where they are resolved
+_FEWEST = 10  # false positives that an FPR must have, of as many scores as there are: 10 / R
+_BAND = 12  # FPRs that share the error of the simultaneous band
+_BLOCK = 2**21  # scores whose ranks are computed at once: 16 MiB
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A number in [0, 1], with a two-sided interval `low` to `high`."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Risks:
+    """How exposed each record is, float64 [m]: the AUC of the attack on that record alone, and
+    lower bounds that hold for all records together."""
+
+    auc: Floats
+    low: Floats
+
+    @property
+    def ranked(self) -> npt.NDArray[np.int64]:
+        """The records' numbers [m], the most exposed first."""
+        return np.lexsort((-self.auc, -self.low))
+
+    @property
+    def exposed(self) -> npt.NDArray[np.int64]:
+        """Those whose membership shows for sure, in that order: their bound is above 1/2."""
+        return self.ranked[self.low[self.ranked] > 0.5]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Membership:
+    """Scores of an attack, [trainings, records] or one a training [n], and what they show.
+
+    `scores` are higher for "in"; NaN counts as the lowest of all. `members`, bool of their shape,
+    are the secret bits. Raises ValueError for other shapes, or where one world has no score.
+    """
+
+    scores: Scores
+    members: Members
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        in_unit("confidence", self.confidence)
+        scores, bits = np.asarray(self.scores, np.float64), np.asarray(self.members)
+        if scores.ndim not in (1, 2) or bits.shape != scores.shape:
+            shapes = f"{scores.shape} and {bits.shape}"
+            raise ValueError(
+                f"scores and members must be [trainings, records], or [trainings], got {shapes}"
+            )
+        if bits.dtype != np.bool_ and not np.all((bits == 0) | (bits == 1)):
+            raise ValueError("members must be 0 or 1 (or booleans)")
+        bits = bits.astype(np.bool_, copy=False)
+        if bits.all() or not bits.any():
+            raise ValueError(f"members must be of both worlds, got {bits.sum()} of {bits.size} in")
+        shape = (len(scores), -1)
+        object.__setattr__(self, "scores", scores.reshape(shape))
+        object.__setattr__(self, "members", bits.reshape(shape))
+
+    @property
+    def trainings(self) -> int:
+        """Number of trainings, which is what intervals count."""
+        return len(self.scores)
+
+    @property
+    def least_fpr(self) -> float:
+        """The least FPR that so many scores resolve: 10 / R."""
+        return _FEWEST / self.scores.size
+
+    @functools.cached_property
+    def _worlds(self) -> tuple[_World, _World]:
+        return _World.of_bits(self.scores, ~self.members), _World.of_bits(self.scores, self.members)
+
+    def true_positive_rate(self, fpr: float, confidence: float | None = None) -> Interval:
+        """The TPR at an FPR in (0, 1), with its interval, at the confidence or another one."""
+        in_unit("fpr", fpr)
+        alpha = (1 - (self.confidence if confidence is None else confidence)) / 4
+        outside, inside = self._worlds
+        allowed = math.floor(fpr * outside.n * (1 + 1e-12))
+        value = inside.above(outside.falling[allowed], "left") / inside.n
+        below = first_where(lambda k: outside.upper(k, alpha) > fpr, outside.n) - 1
+        beyond = first_where(lambda k: outside.lower(k, alpha) >= fpr, outside.n + 1)
+        low, high = 0.0, 1.0
+        if below >= 0:
+            low = inside.lower(inside.above(outside.falling[below], "left"), alpha)
+        if beyond <= outside.n:
+            high = inside.upper(inside.above(outside.falling[beyond - 1], "right"), alpha)
+        return Interval(value, min(low, value), max(high, value))
+
+    @functools.cached_property
+    def points(self) -> dict[float, Interval]:
+        """The TPR at 10 %, 1 % and .1 % FPR, by FPR; without those below `least_fpr`."""
+        told = [rate for rate in RATES if rate >= self.least_fpr * (1 - 1e-9)]
+        return {rate: self.true_positive_rate(rate) for rate in told}
+
+    @functools.cached_property
+    def roc(self) -> dict[float, Interval]:
+        """The ROC curve by rising FPR, from `least_fpr` on, with a simultaneous band.
+
+        A TPR never falls: from one FPR to the next it is at least the `low` of the first and at
+        most the `high` of the second (1 beyond the last), at all FPRs together at the confidence.
+        """
+        rates = np.geomspace(min(self.least_fpr, 0.5), 1.0, _BAND + 1)[:-1].tolist()
+        each = 1 - (1 - self.confidence) / _BAND
+        return {rate: self.true_positive_rate(rate, each) for rate in rates}
+
+    @functools.cached_property
+    def auc(self) -> Interval:
+        """The chance that a member scores above another record, ties by half.
+
+        Its variance is that between trainings (Obuchowski 1997; DeLong et al. 1988 for one score
+        each).
+        """
+        outside, inside = self._worlds
+        beaten = 1 - inside.placements(outside)  # of each member's score: the share of others below
+        beating = outside.placements(inside)
+        value = float(beaten.mean())
+        moved = inside.sums(beaten - value) / inside.n + outside.sums(beating - value) / outside.n
+        return self._interval(value, moved)
+
+    @functools.cached_property
+    def balanced_accuracy(self) -> Interval:
+        """(TPR + 1 - FPR) / 2 at the best threshold, which is learnt from other trainings.
+
+        Trainings with even numbers are judged by the best threshold of the odd ones, and vice
+        versa: the best threshold of the scores that it judges would promise too much.
+        """
+        half, thresholds = np.arange(self.trainings) % 2 == 0, np.empty((self.trainings, 1))
+        for judged in (half, ~half):
+            thresholds[judged] = self._best_threshold(~judged)
+        above = self.scores > thresholds
+        value, moved = 0.0, np.zeros(self.trainings)
+        for world, right in zip(
+            self._worlds, (~above & ~self.members, above & self.members), strict=True
+        ):
+            hits = right.sum(axis=1)
+            rate = float(hits.sum()) / world.n
+            value += rate / 2
+            moved += (hits - rate * world.sizes) / world.n / 2
+        return self._interval(value, moved)
+
+    @functools.cached_property
+    def risks(self) -> Risks:
+        """The AUC of each record over its trainings; NaN, above 0, where it is always in or out.
+
+        Trainings are independent, so its variance is at most A (1 - A) / min(in, out) (Birnbaum,
+        Klose 1957), which is taken.
+        """
+        from scipy import stats  # takes half a second to load
+
+        n, m = self.scores.shape
+        auc, fewer = np.full(m, np.nan), np.minimum(self.members.sum(0), (~self.members).sum(0))
+        for start in range(0, m, size := max(_BLOCK // n, 1)):
+            part = slice(start, start + size)
+            bits = self.members[:, part]
+            ranks, inside = stats.rankdata(_ordered(self.scores[:, part]), axis=0), bits.sum(0)
+            sums = np.where(bits, ranks, 0.0).sum(0)
+            with np.errstate(invalid="ignore"):
+                auc[part] = (sums - inside * (inside + 1) / 2) / (inside * (n - inside))
+        filled = np.clip(np.nan_to_num(auc), 0.0, 1.0)
+        low = clopper_pearson_lower(filled * fewer, fewer, (1 - self.confidence) / m)
+        return Risks(auc, np.asarray(low))
+
+    def _best_threshold(self, rows: Members) -> float:
+        """That of the largest TPR - FPR among these trainings; of one world alone: the middle."""
+        scores, bits = _ordered(self.scores[rows]).ravel(), self.members[rows].ravel()
+        order = np.argsort(-scores, kind="stable")
+        ranked, bits = scores[order], bits[order]
+        gain = np.cumsum(bits) / max(bits.sum(), 1) - np.cumsum(~bits) / max((~bits).sum(), 1)
+        last = np.append(ranked[1:] < ranked[:-1], True)  # of equal scores: all or none are above
+        best = int(np.argmax(np.where(last, gain, -np.inf)))
+        following = ranked[min(best + 1, len(ranked) - 1)]
+        middle = (ranked[best] + following) / 2
+        return float(middle if math.isfinite(middle) else following)
+
+    def _interval(self, value: float, moved: Floats) -> Interval:
+        """Of a mean, from what each training moves it by, float64 [trainings]."""
+        alpha = (1 - self.confidence) / 2
+        size = _effective(value, moved, self.scores.size, alpha)
+        low = float(clopper_pearson_lower(value * size, size, alpha))
+        return Interval(value, low, float(clopper_pearson_upper(value * size, size, alpha)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _World:
+    """Its n scores from the highest on, their trainings, and how many each has, [trainings]."""
+
+    falling: Floats
+    rows: npt.NDArray[np.int32]
+    sizes: Floats
+
+    @classmethod
+    def of_bits(cls, scores: Scores, chosen: Members) -> _World:
+        values, sizes = _ordered(scores[chosen]), chosen.sum(axis=1)
+        rows = np.repeat(np.arange(len(scores), dtype=np.int32), sizes)
+        order = np.argsort(-values, kind="stable")
+        return cls(values[order], rows[order], sizes.astype(np.float64))
+
+    @property
+    def n(self) -> int:
+        return len(self.falling)
+
+    def above(self, threshold: float, side: str) -> int:
+        """Scores above a threshold (`left`), or from there on (`right`)."""
+        return int(np.searchsorted(-self.falling, -threshold, side))  # type: ignore[call-overload]
+
+    def sums(self, values: Floats) -> Floats:
+        """By training, float64 [trainings], of a value for each score."""
+        return np.asarray(np.bincount(self.rows, values, len(self.sizes)), np.float64)
+
+    def placements(self, other: _World) -> Floats:
+        """The share of the other world's scores that are above each score, ties by half, [n]."""
+        ends = (np.searchsorted(-other.falling, -self.falling, side) for side in ("left", "right"))
+        return np.asarray(sum(ends) / (2 * other.n))
+
+    def upper(self, k: int, alpha: float) -> float:
+        """Bound on the chance of a score as high as the k highest ones; exceeded with `alpha`."""
+        size = self._size(k, alpha)
+        return float(clopper_pearson_upper(k / self.n * size, size, alpha))
+
+    def lower(self, k: int, alpha: float) -> float:
+        size = self._size(k, alpha)
+        return float(clopper_pearson_lower(k / self.n * size, size, alpha))
+
+    def _size(self, k: int, alpha: float) -> float:
+        if self.sizes.max() <= 1:  # independent
+            return self.n
+        counts = np.bincount(self.rows[:k], minlength=len(self.sizes))
+        rate = k / self.n
+        return _effective(rate, (counts - rate * self.sizes) / self.n, self.n, alpha)
+
+
+def _effective(value: float, moved: Floats, most: int, alpha: float) -> float:
+    """Independent scores whose mean would vary as `value` does between trainings, at most `most`.
+
+    Where nothing varies, each training counts as one.
+    """
+    n = len(moved)
+    if n < 2:
+        return 0.0
+    variance, spread = n / (n - 1) * float(moved @ moved), value * (1 - value)
+    size = min(spread / variance, most) if variance > 0 < spread else min(n, most)
+    return size * float(special.ndtri(1 - alpha) / special.stdtrit(n - 1, 1 - alpha)) ** 2
+
+
+def _ordered(scores: Scores) -> Scores:
+    """NaN as the lowest score."""
+    return np.where(np.isnan(scores), -np.inf, scores)
+
+
+def sentence(fpr: float, rate: Interval, confidence: float, claim: Curve | None = None) -> str:
+    """A TPR in words, of 1,000 members; beside what the claim allows any attack, where it is given.
+
+    Numbers of people are rounded up, so that "at most" holds.
+    """
+    shown = f"{1000 * rate.value:.0f}", f"{math.floor(1000 * rate.low)}"
+    text = (
+        f"of 1,000 members, an attacker who accuses {1000 * fpr:g} of 1,000 strangers wrongly "
+        f"finds {shown[0]} by these scores ({100 * confidence:g} %: {shown[1]} to "
+        f"{math.ceil(1000 * rate.high)})"
+    )
+    if claim is None:
+        return text
+    most = float(claim.true_positive_rate(fpr)[0])
+    return f"{text}; by the claim any attacker finds at most {math.ceil(1000 * most)}"
