@@ -15,6 +15,7 @@ from ..stats import Status
 from ..storage.scores import UTILITY
 from . import verdict, words
 from .figures import one_audit, whole_run
+from .figures.primitives import COLOURS
 from .measures import HitRate, Profile, utilities
 from .membership_rates import Reading
 from .tables import Run, overview
@@ -26,9 +27,8 @@ _LISTED = 6  # values of an option that varies
 def all_sections(run: Run) -> Content:
     """Everything that the page says; writes the figures of the run beside it."""
     audits = [_audit(run, index) for index in range(len(run.plan.audits))]  # trials of one at once
-    return (
-        _answer(run, audits) | _audited(run) | _figures(run, audits) | _reading(run) | _failed(run)
-    )
+    content = _answer(run, audits) | _audited(run) | _figures(run, audits)
+    return content | _reading(run) | _failed(run)
 
 
 def _audit(run: Run, index: int) -> Content:
@@ -120,7 +120,8 @@ def _audited(run: Run) -> Content:
 def _figures(run: Run, audits: list[Content]) -> Content:
     pictures = []
     curves = [audit["roc"] for audit in audits if audit["roc"] is not None]
-    roc = one_audit.roc_figure(curves) if curves else ()
+    text = f"Members that the scores of at most {len(COLOURS)} audits find, with bands and claims"
+    roc = [("membership", text, whole_run.roc_figure(curves))] if curves else []
     for name, text, figure in (*whole_run.all_figures(run), *roc):
         run.directory.write_figure(f"{name}.png", figure)
         pictures.append({"text": text, "figure": figure})

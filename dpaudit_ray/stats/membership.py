@@ -1,13 +1,9 @@
 """What a membership attack finds: ROC curve, TPR at low FPR, AUC, balanced accuracy, records' risk.
 
-Scores of one training share its model, so they are dependent, and every interval counts trainings.
-One score from each: counts are binomial, and bounds exact (Clopper, Pearson 1934). Several: the
-variance is that between trainings, and a binomial of the effective size that has it takes the place
-of the counts (Korn, Graubard 1998), with Student's t for the number of trainings.
-
-The TPR at a given FPR is bounded at two thresholds (Woodruff 1952): at one the FPR is surely below,
-at the other surely above. Four bounds share the error. The trainings must be independent, with bits
-that no threshold was picked by; records are those at hand, no sample of others.
+Scores of one training share its model, so they are dependent, and every interval counts trainings,
+which are independent. One score from each: bounds are exact (Clopper, Pearson 1934). Several: they
+are of a binomial that varies as trainings do (Korn, Graubard 1998). The TPR at a given FPR is
+bounded at two thresholds (Woodruff 1952): at one the FPR is surely below, at the other above.
 """
 
 from __future__ import annotations
@@ -22,13 +18,12 @@ from scipy import special
 
 from .base import Members, Scores
 from .curve import Curve
-from .error_rates import clopper_pearson_lower, clopper_pearson_upper, first_where, in_unit
+from .error_rates import Floats, clopper_pearson_lower, clopper_pearson_upper, first_where, in_unit
 
-Floats = npt.NDArray[np.float64]
 RATES = (0.1, 0.01, 0.001)  # FPRs that are told, where they are resolved
 _FEWEST = 10  # false positives that an FPR must have, of as many scores as there are: 10 / R
 _BAND = 12  # FPRs that share the error of the simultaneous band
-_BLOCK = 2**21  # scores whose ranks are computed at once: 16 MiB
+_CUTS, _BLOCK = 1001, 2**21  # thresholds that are tried; scores that are ranked at once, 16 MiB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,25 +33,6 @@ class Interval:
     value: float
     low: float
     high: float
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Risks:
-    """How exposed each record is, float64 [m]: the AUC of the attack on that record alone, and
-    lower bounds that hold for all records together."""
-
-    auc: Floats
-    low: Floats
-
-    @property
-    def ranked(self) -> npt.NDArray[np.int64]:
-        """The records' numbers [m], the most exposed first."""
-        return np.lexsort((-self.auc, -self.low))
-
-    @property
-    def exposed(self) -> npt.NDArray[np.int64]:
-        """Those whose membership shows for sure, in that order: their bound is above 1/2."""
-        return self.ranked[self.low[self.ranked] > 0.5]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,22 +52,13 @@ class Membership:
         scores, bits = np.asarray(self.scores, np.float64), np.asarray(self.members)
         if scores.ndim not in (1, 2) or bits.shape != scores.shape:
             shapes = f"{scores.shape} and {bits.shape}"
-            raise ValueError(
-                f"scores and members must be [trainings, records], or [trainings], got {shapes}"
-            )
-        if bits.dtype != np.bool_ and not np.all((bits == 0) | (bits == 1)):
-            raise ValueError("members must be 0 or 1 (or booleans)")
-        bits = bits.astype(np.bool_, copy=False)
-        if bits.all() or not bits.any():
-            raise ValueError(f"members must be of both worlds, got {bits.sum()} of {bits.size} in")
+            raise ValueError(f"scores and members must be [trainings, records], got {shapes}")
+        inside = bits.astype(np.bool_, copy=False)
+        if not 0 < inside.sum() < inside.size or not np.array_equal(inside, bits):
+            raise ValueError("members must be 0 or 1 (or booleans), and some of each")
         shape = (len(scores), -1)
         object.__setattr__(self, "scores", scores.reshape(shape))
-        object.__setattr__(self, "members", bits.reshape(shape))
-
-    @property
-    def trainings(self) -> int:
-        """Number of trainings, which is what intervals count."""
-        return len(self.scores)
+        object.__setattr__(self, "members", inside.reshape(shape))
 
     @property
     def least_fpr(self) -> float:
@@ -128,8 +95,7 @@ class Membership:
     def roc(self) -> dict[float, Interval]:
         """The ROC curve by rising FPR, from `least_fpr` on, with a simultaneous band.
 
-        A TPR never falls: from one FPR to the next it is at least the `low` of the first and at
-        most the `high` of the second (1 beyond the last), at all FPRs together at the confidence.
+        From one FPR to the next the TPR is from the `low` of the first to the `high` of the second.
         """
         rates = np.geomspace(min(self.least_fpr, 0.5), 1.0, _BAND + 1)[:-1].tolist()
         each = 1 - (1 - self.confidence) / _BAND
@@ -137,11 +103,7 @@ class Membership:
 
     @functools.cached_property
     def auc(self) -> Interval:
-        """The chance that a member scores above another record, ties by half.
-
-        Its variance is that between trainings (Obuchowski 1997; DeLong et al. 1988 for one score
-        each).
-        """
+        """The chance that a member scores above another, ties by half (Obuchowski 1997)."""
         outside, inside = self._worlds
         beaten = 1 - inside.placements(outside)  # of each member's score: the share of others below
         beating = outside.placements(inside)
@@ -151,31 +113,28 @@ class Membership:
 
     @functools.cached_property
     def balanced_accuracy(self) -> Interval:
-        """(TPR + 1 - FPR) / 2 at the best threshold, which is learnt from other trainings.
+        """(TPR + 1 - FPR) / 2, of even trainings at the best threshold of odd ones, and vice versa.
 
-        Trainings with even numbers are judged by the best threshold of the odd ones, and vice
-        versa: the best threshold of the scores that it judges would promise too much.
+        The best threshold of the very scores that it judges would promise too much.
         """
-        half, thresholds = np.arange(self.trainings) % 2 == 0, np.empty((self.trainings, 1))
+        half, thresholds = np.arange(len(self.scores)) % 2 == 0, np.empty((len(self.scores), 1))
         for judged in (half, ~half):
             thresholds[judged] = self._best_threshold(~judged)
         above = self.scores > thresholds
-        value, moved = 0.0, np.zeros(self.trainings)
-        for world, right in zip(
-            self._worlds, (~above & ~self.members, above & self.members), strict=True
-        ):
-            hits = right.sum(axis=1)
-            rate = float(hits.sum()) / world.n
+        value, moved = 0.0, np.zeros(len(self.scores))
+        for world, right in enumerate((~above & ~self.members, above & self.members)):
+            of_world, hits = self._worlds[world], right.sum(axis=1)
+            rate = float(hits.sum()) / of_world.n
             value += rate / 2
-            moved += (hits - rate * world.sizes) / world.n / 2
+            moved += (hits - rate * of_world.sizes) / of_world.n / 2
         return self._interval(value, moved)
 
     @functools.cached_property
-    def risks(self) -> Risks:
-        """The AUC of each record over its trainings; NaN, above 0, where it is always in or out.
+    def risks(self) -> tuple[Floats, Floats]:
+        """Each record's AUC over its trainings [m], and lower bounds of all records together [m].
 
-        Trainings are independent, so its variance is at most A (1 - A) / min(in, out) (Birnbaum,
-        Klose 1957), which is taken.
+        NaN and 0 for a record that is always in or out. Trainings are independent, so a variance is
+        at most A (1 - A) / min(in, out) (Birnbaum, Klose 1957), which is taken.
         """
         from scipy import stats  # takes half a second to load
 
@@ -190,31 +149,36 @@ class Membership:
                 auc[part] = (sums - inside * (inside + 1) / 2) / (inside * (n - inside))
         filled = np.clip(np.nan_to_num(auc), 0.0, 1.0)
         low = clopper_pearson_lower(filled * fewer, fewer, (1 - self.confidence) / m)
-        return Risks(auc, np.asarray(low))
+        return auc, np.asarray(low)
+
+    @property
+    def exposed(self) -> npt.NDArray[np.int64]:
+        """Numbers of the records whose bound is above 1/2, the most exposed first, [k]."""
+        auc, low = self.risks
+        ranked = np.lexsort((-auc, -low))
+        return ranked[low[ranked] > 0.5]
 
     def _best_threshold(self, rows: Members) -> float:
-        """That of the largest TPR - FPR among these trainings; of one world alone: the middle."""
-        scores, bits = _ordered(self.scores[rows]).ravel(), self.members[rows].ravel()
-        order = np.argsort(-scores, kind="stable")
-        ranked, bits = scores[order], bits[order]
-        gain = np.cumsum(bits) / max(bits.sum(), 1) - np.cumsum(~bits) / max((~bits).sum(), 1)
-        last = np.append(ranked[1:] < ranked[:-1], True)  # of equal scores: all or none are above
-        best = int(np.argmax(np.where(last, gain, -np.inf)))
-        following = ranked[min(best + 1, len(ranked) - 1)]
-        middle = (ranked[best] + following) / 2
-        return float(middle if math.isfinite(middle) else following)
+        """Of 1,000 quantiles of these trainings' scores that of the largest TPR - FPR."""
+        scores, bits = _ordered(self.scores[rows]), self.members[rows]
+        cuts = np.sort(scores, axis=None)[np.linspace(0, scores.size - 1, _CUTS).astype(int)]
+        below = [
+            np.searchsorted(np.sort(scores[world]), cuts, "right") / max(int(world.sum()), 1)
+            for world in (~bits, bits)
+        ]
+        return float(cuts[np.argmax(below[0] - below[1])])
 
     def _interval(self, value: float, moved: Floats) -> Interval:
         """Of a mean, from what each training moves it by, float64 [trainings]."""
         alpha = (1 - self.confidence) / 2
         size = _effective(value, moved, self.scores.size, alpha)
-        low = float(clopper_pearson_lower(value * size, size, alpha))
-        return Interval(value, low, float(clopper_pearson_upper(value * size, size, alpha)))
+        how = value * size, size, alpha
+        return Interval(value, clopper_pearson_lower(*how), clopper_pearson_upper(*how))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _World:
-    """Its n scores from the highest on, their trainings, and how many each has, [trainings]."""
+    """Its n scores from the highest on, negated, their trainings, and how many each has."""
 
     falling: Floats
     rows: npt.NDArray[np.int32]
@@ -225,15 +189,15 @@ class _World:
         values, sizes = _ordered(scores[chosen]), chosen.sum(axis=1)
         rows = np.repeat(np.arange(len(scores), dtype=np.int32), sizes)
         order = np.argsort(-values, kind="stable")
-        return cls(values[order], rows[order], sizes.astype(np.float64))
+        return cls(-values[order], rows[order], sizes.astype(np.float64))
 
     @property
     def n(self) -> int:
         return len(self.falling)
 
-    def above(self, threshold: float, side: str) -> int:
-        """Scores above a threshold (`left`), or from there on (`right`)."""
-        return int(np.searchsorted(-self.falling, -threshold, side))  # type: ignore[call-overload]
+    def above(self, falling: float, side: str) -> int:
+        """Scores above another (`left`), or from there on (`right`)."""
+        return int(np.searchsorted(self.falling, falling, side))  # type: ignore[call-overload]
 
     def sums(self, values: Floats) -> Floats:
         """By training, float64 [trainings], of a value for each score."""
@@ -241,31 +205,26 @@ class _World:
 
     def placements(self, other: _World) -> Floats:
         """The share of the other world's scores that are above each score, ties by half, [n]."""
-        ends = (np.searchsorted(-other.falling, -self.falling, side) for side in ("left", "right"))
+        ends = (np.searchsorted(other.falling, self.falling, side) for side in ("left", "right"))
         return np.asarray(sum(ends) / (2 * other.n))
 
     def upper(self, k: int, alpha: float) -> float:
         """Bound on the chance of a score as high as the k highest ones; exceeded with `alpha`."""
-        size = self._size(k, alpha)
-        return float(clopper_pearson_upper(k / self.n * size, size, alpha))
+        return float(clopper_pearson_upper(*self._counts(k, alpha), alpha))
 
     def lower(self, k: int, alpha: float) -> float:
-        size = self._size(k, alpha)
-        return float(clopper_pearson_lower(k / self.n * size, size, alpha))
+        return float(clopper_pearson_lower(*self._counts(k, alpha), alpha))
 
-    def _size(self, k: int, alpha: float) -> float:
+    def _counts(self, k: int, alpha: float) -> tuple[float, float]:
         if self.sizes.max() <= 1:  # independent
-            return self.n
-        counts = np.bincount(self.rows[:k], minlength=len(self.sizes))
-        rate = k / self.n
-        return _effective(rate, (counts - rate * self.sizes) / self.n, self.n, alpha)
+            return k, self.n
+        counts, rate = np.bincount(self.rows[:k], minlength=len(self.sizes)), k / self.n
+        size = _effective(rate, (counts - rate * self.sizes) / self.n, self.n, alpha)
+        return rate * size, size
 
 
 def _effective(value: float, moved: Floats, most: int, alpha: float) -> float:
-    """Independent scores whose mean would vary as `value` does between trainings, at most `most`.
-
-    Where nothing varies, each training counts as one.
-    """
+    """Independent scores whose mean varies as much; where nothing varies, one for each training."""
     n = len(moved)
     if n < 2:
         return 0.0
@@ -280,17 +239,13 @@ def _ordered(scores: Scores) -> Scores:
 
 
 def sentence(fpr: float, rate: Interval, confidence: float, claim: Curve | None = None) -> str:
-    """A TPR in words, of 1,000 members; beside what the claim allows any attack, where it is given.
-
-    Numbers of people are rounded up, so that "at most" holds.
-    """
-    shown = f"{1000 * rate.value:.0f}", f"{math.floor(1000 * rate.low)}"
+    """A TPR in words, of 1,000 members, beside the most that a `claim` allows any attack."""
+    low, high = math.floor(1000 * rate.low), math.ceil(1000 * rate.high)
     text = (
         f"of 1,000 members, an attacker who accuses {1000 * fpr:g} of 1,000 strangers wrongly "
-        f"finds {shown[0]} by these scores ({100 * confidence:g} %: {shown[1]} to "
-        f"{math.ceil(1000 * rate.high)})"
+        f"finds {1000 * rate.value:.0f} by these scores ({100 * confidence:g} %: {low} to {high})"
     )
     if claim is None:
         return text
-    most = float(claim.true_positive_rate(fpr)[0])
-    return f"{text}; by the claim any attacker finds at most {math.ceil(1000 * most)}"
+    most = math.ceil(1000 * float(claim.true_positive_rate(fpr)[0]))
+    return f"{text}; by the claim any attacker finds at most {most}"

@@ -1,9 +1,8 @@
 """Membership attacks by reference models: scores of records, from what other trainings gave them.
 
 A matrix [trainings, records] has the logit s = log(p / (1 - p)) of each record's label, of chance
-p, in each model: p = 1 / (1 + e^-s), and the loss is -log p. Each record is in or out of each
-training. The first trainings calibrate an attack, and the others are judged by it: so these are
-independent given the calibration, and intervals may count them.
+p, in each model. The first trainings calibrate an attack, and the others are judged by it: so these
+are independent given the calibration, and intervals may count them.
 
 Sources: `loss` Yeom et al. 2018; `calibrated` Watson et al. 2022, by the mean of models without the
 record; `lira` Carlini et al. 2022, Algorithm 1; `rmia` Zarifzadeh et al. 2024, its likelihood ratio
@@ -45,18 +44,13 @@ def membership(  # noqa: PLR0913 (options of attacks go by name)
 ) -> Membership:
     """What an attack by reference models finds in the trainings that did not calibrate it.
 
-    Args:
-        logits: float [trainings, records], log(p / (1 - p)) of each record's label.
-        members: bool, likewise: whether the training had the record, by a fair coin of each.
-        attack: `loss`, log p; `calibrated`, log p above its mean without the record; `lira`, log
-            N(s; in) - log N(s; out), offline (s - μ_out) / σ_out, of which Φ is the paper's test;
-            `rmia`, the share of records whose ratio p / p̄ is exceeded γ times.
-        online: whether `lira` and `rmia` have models with the record.
-        variance: of `lira`, of each "record", or "global": one for all, for few models.
-        gamma: of `rmia`, above 0.
-        slope: of `rmia` offline: models with a record are said to give slope * p + 1 - slope.
-        calibrating: the trainings, from the first on, that calibrate; half of them by default.
-        confidence: of the intervals, in (0, 1).
+    `logits`, float [trainings, records], are log(p / (1 - p)) of each record's label; `members`,
+    bool likewise, whether the training had the record, by a fair coin of each. The first half of
+    the trainings calibrates, or `calibrating` of them. The `attack` is `loss`, log p; `calibrated`,
+    log p above its mean without the record; `lira`, log N(s; in) - log N(s; out), offline (s - μ) /
+    σ of those without, of which Φ is the paper's test; or `rmia`, the share of records whose ratio
+    p / p̄ is exceeded `gamma` times. `online`: whether there are models with the record; else `rmia`
+    gives these slope * p + 1 - slope. `variance`: of each "record", or "global" for few models.
 
     Returns the judged trainings' attack scores with their bits. Raises ValueError for other values,
     NaN, or a record that is in, or out, of too few calibrating trainings.
@@ -64,12 +58,12 @@ def membership(  # noqa: PLR0913 (options of attacks go by name)
     values, bits = np.asarray(logits), np.asarray(members)
     if values.ndim != 2 or bits.shape != values.shape:
         shapes = f"{values.shape} and {bits.shape}"
-        raise ValueError(
-            f"logits and members must be [trainings, records], both alike, got shapes {shapes}"
-        )
+        raise ValueError(f"logits and members must be [trainings, records], got shapes {shapes}")
     for name, value, kinds in (("attack", attack, Attack), ("variance", variance, Variance)):
         if value not in (choices := get_args(kinds)):
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    if np.isnan(values).any():
+        raise ValueError("logits must be numbers, got NaN; leave that training out")
     if not gamma > 0:
         raise ValueError(f"gamma must be above 0, got {gamma}")
     first = len(values) // 2 if calibrating is None else calibrating
@@ -82,24 +76,20 @@ def membership(  # noqa: PLR0913 (options of attacks go by name)
         sides.append(_Side.calibrated(values[:first], bits[:first], inside, read, least))
     scores = np.empty((len(values) - first, values.shape[1]))
     for row, judged in zip(scores, values[first:], strict=True):
-        shown = read(_numbers(judged))
-        if attack == "calibrated":
-            row[:] = shown - sides[0].mean
-        elif attack == "lira":
+        logit = judged.astype(np.float64)
+        shown = read(logit)
+        if attack == "lira":
             row[:] = _lira(shown, sides, variance)
         elif attack == "rmia":
-            row[:] = _rmia(_numbers(judged), sides, gamma, slope)
+            row[:] = _rmia(logit, sides, gamma, slope)
         else:
-            row[:] = shown
+            row[:] = shown - (sides[0].mean if sides else 0)
     return Membership(scores, bits[first:], confidence)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """What calibrating models with each record, or without, gave of it, [m] each.
-
-    `count` of models, their `mean`, and the sum of `squares` around it.
-    """
+    """Of calibrating models with a record, or without: count, mean, squares around it, [m]."""
 
     count: npt.NDArray[np.int64]
     mean: Floats
@@ -114,14 +104,13 @@ class _Side:
         parts, size = list[Floats](), max(_BLOCK // n, 1)
         for start in range(0, m, size):
             part = slice(start, start + size)
-            values = read(_numbers(logits[:, part]))
+            values = read(np.asarray(logits[:, part], np.float64))
             chosen: Members = members[:, part].astype(np.bool_) == inside
             count = chosen.sum(axis=0)
             if (few := int(count.min())) < least:
                 raise ValueError(
-                    f"each record must be {'in' if inside else 'out'} of {least} or more of the "
-                    f"calibrating trainings, got {few} of {n}; calibrate with more, or take "
-                    "online=False where records are never in, variance='global' where few are"
+                    f"each record must be {'in' if inside else 'out'} of {least} or more "
+                    f"calibrating trainings, got {few} of {n}; take more, or online=False"
                 )
             mean = np.where(chosen, values, 0.0).sum(axis=0) / count
             squares = (np.where(chosen, values - mean, 0.0) ** 2).sum(axis=0)
@@ -147,18 +136,9 @@ def _lira(logits: Floats, sides: list[_Side], variance: Variance) -> Scores:
 def _rmia(logits: Floats, sides: list[_Side], gamma: float, slope: float) -> Scores:
     without = sides[0].mean
     given = sides[1].mean if len(sides) > 1 else slope * without + 1 - slope
-    usual = np.maximum((given + without) / 2, np.finfo(np.float64).tiny)
-    ratios = special.log_expit(logits) - np.log(usual)
+    ratios = special.log_expit(logits) - np.log(np.maximum((given + without) / 2, 1e-300))
     below = np.searchsorted(np.sort(ratios), ratios - math.log(gamma), "right")
     return np.asarray(below / len(ratios))
-
-
-def _numbers(logits: npt.NDArray[Any]) -> Floats:
-    """As float64; ValueError for NaN."""
-    values = np.asarray(logits, np.float64)
-    if np.isnan(values).any():
-        raise ValueError("logits must be numbers, got NaN; leave that training out")
-    return values
 
 
 _READ: dict[str, Callable[[Floats], Floats]] = {  # what is calibrated

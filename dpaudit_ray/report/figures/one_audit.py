@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,7 @@ from scipy import special
 from ...plan.score_stream import Trials
 from ...stats import Status
 from ..measures import Profile, gaussian_trade_off
-from .primitives import (
-    ALARM,
-    COLOURS,
-    DASHES,
-    canvas,
-    epsilon_at,
-    legend,
-    lines,
-    logarithmic,
-    png,
-)
+from .primitives import ALARM, COLOURS, DASHES, canvas, epsilon_at, legend, lines, png
 
 _WORLDS = {False: "canary out", True: "canary in"}
 
@@ -49,27 +39,6 @@ def audit_figure(
         for axes, draw in zip(row, panels, strict=True):
             draw(axes)
         return png(figure)
-
-
-def roc_figure(curves: list[pd.DataFrame]) -> Iterator[tuple[str, str, bytes]]:
-    """Name, caption and PNG of the ROC curves of the first audits, with bands and claims."""
-    shown = curves[: len(COLOURS)]
-    with canvas(7, 5) as (figure, (axes,)):
-        for colour, table in zip(COLOURS, shown, strict=False):
-            claim = table["series"].str.startswith("claim: ")
-            band, plain = table[~claim], table[["series", "x", "y"]]
-            lines(axes, plain[~claim], color=colour, ls="-", marker=".")
-            lines(axes, plain[claim], color=colour, ls="--")
-            ends = band["x"], band["low"], band["high"]
-            axes.fill_between(*ends, step="post", color=colour, alpha=0.15, lw=0)
-        least = min(float(table["x"].min()) for table in shown)
-        axes.plot([least, 1], [least, 1], color="grey", lw=0.8, ls=":", label="by chance")
-        logarithmic(axes, "x")
-        logarithmic(axes, "y")
-        axes.set(xlabel="false-positive rate", ylabel="true-positive rate", ylim=(least / 3, 1.1))
-        legend(axes)
-        more = f" (the first {len(shown)} of {len(curves)})" if len(curves) > len(shown) else ""
-        yield "membership", f"Members found, with simultaneous bands and claims{more}", png(figure)
 
 
 def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
