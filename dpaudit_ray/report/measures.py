@@ -4,6 +4,7 @@ models are worth, and the trade-off curve, with whether it is Gaussian."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from scipy import special
 
 from .. import imports
+from ..accounting import Training
 from ..plan import claims
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import Trials
@@ -146,10 +148,15 @@ class Profile:
         return cls(observed, along.gaussian, claimed_curve(cell, audit))
 
 
-def claimed_curve(cell: Cell, audit: PlannedAudit) -> Curve:
-    """What the first accountant claims at the last step, at 60 ε."""
+def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
+    """What the first accountant claims at the last step, at so many ε."""
     accountant = next(iter(audit.claims))
     if ":" in accountant and imports.is_data(accountant):  # its one recorded point
         return Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
     training = cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).training
-    return claims.at_points(training, np.linspace(0.0, 2 * audit.claim, 60), accountant)
+    return _curve(training, 2 * audit.claim, points, accountant)
+
+
+@functools.lru_cache  # audits share claims, and some accountants take seconds
+def _curve(training: Training, top: float, points: int, accountant: str) -> Curve:
+    return claims.at_points(training, np.linspace(0.0, top, points), accountant)

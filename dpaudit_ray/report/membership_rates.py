@@ -44,7 +44,8 @@ class Reading:
         level, matrices = cell.audit.confidence, matrix(audit, trials)
         known = cell.adversary.private_records and len(matrices[0]) >= _MODELS
         shown = lira(*matrices, confidence=level) if known else Membership(*matrices, level)
-        return cls(audit.id, audit.label, shown, claimed_curve(cell, audit))
+        points = 60 if next(iter(audit.claims)) in ("gaussian", "rdp") else 12  # who answer at once
+        return cls(audit.id, audit.label, shown, claimed_curve(cell, audit, points))
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -82,10 +83,7 @@ class Reading:
 
 
 def matrix(audit: PlannedAudit, trials: Trials) -> tuple[Scores, Members]:
-    """Scores at the last step and bits, [trainings, records]; of pairs, which share noise, a row.
-
-    A trial that failed errs. NaN, of a training that diverged, is the lowest finite score, as -inf.
-    """
+    """Last scores and bits, [trainings or pairs, records]; NaN and ±inf are as the last finite."""
     scores, shape = trials.with_errors(), (max(len(trials.members) // audit.together, 1), -1)
     finite = scores[np.isfinite(scores)] if np.isfinite(scores).any() else np.zeros(1)
     scores = np.clip(np.nan_to_num(scores, nan=-np.inf), finite.min(), finite.max())

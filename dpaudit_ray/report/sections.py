@@ -15,7 +15,6 @@ from ..stats import Status
 from ..storage.scores import UTILITY
 from . import verdict, words
 from .figures import one_audit, whole_run
-from .figures.primitives import COLOURS
 from .measures import HitRate, Profile, utilities
 from .membership_rates import Reading
 from .tables import Run, overview
@@ -120,7 +119,7 @@ def _audited(run: Run) -> Content:
 def _figures(run: Run, audits: list[Content]) -> Content:
     pictures = []
     curves = [audit["roc"] for audit in audits if audit["roc"] is not None]
-    text = f"Members that the scores of at most {len(COLOURS)} audits find, with bands and claims"
+    text = "Members that the scores of the first six audits find, with bands and claims"
     roc = [("membership", text, whole_run.roc_figure(curves))] if curves else []
     for name, text, figure in (*whole_run.all_figures(run), *roc):
         run.directory.write_figure(f"{name}.png", figure)

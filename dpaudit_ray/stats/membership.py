@@ -88,8 +88,7 @@ class Membership:
     @functools.cached_property
     def points(self) -> dict[float, Interval]:
         """The TPR at 10 %, 1 % and .1 % FPR, by FPR; without those below `least_fpr`."""
-        told = [rate for rate in RATES if rate >= self.least_fpr * (1 - 1e-9)]
-        return {rate: self.true_positive_rate(rate) for rate in told}
+        return {x: self.true_positive_rate(x) for x in RATES if x >= self.least_fpr * (1 - 1e-9)}
 
     @functools.cached_property
     def roc(self) -> dict[float, Interval]:
@@ -245,7 +244,5 @@ def sentence(fpr: float, rate: Interval, confidence: float, claim: Curve | None 
         f"of 1,000 members, an attacker who accuses {1000 * fpr:g} of 1,000 strangers wrongly "
         f"finds {1000 * rate.value:.0f} by these scores ({100 * confidence:g} %: {low} to {high})"
     )
-    if claim is None:
-        return text
-    most = math.ceil(1000 * float(claim.true_positive_rate(fpr)[0]))
-    return f"{text}; by the claim any attacker finds at most {most}"
+    most = 0 if claim is None else math.ceil(1000 * float(claim.true_positive_rate(fpr)[0]))
+    return f"{text}; by the claim any attacker finds at most {most}" if claim else text

@@ -27,7 +27,6 @@ from .membership import Membership
 Attack = Literal["loss", "calibrated", "lira", "rmia"]
 Variance = Literal["record", "global"]
 _BLOCK = 2**21  # logits that are calibrated on at once: 16 MiB
-_LEAST = 1e-6  # of the deviation that all records share: no record's is less
 
 
 def membership(  # noqa: PLR0913 (options of attacks go by name)
@@ -119,10 +118,9 @@ class _Side:
 
     def deviation(self, variance: Variance) -> Floats:
         """Of each record, [m], or the one that all share; never 0."""
-        freedom = max(self.count.sum() - len(self.count), 1)
-        shared = math.sqrt(self.squares.sum() / freedom)
+        shared = math.sqrt(self.squares.sum() / max(self.count.sum() - len(self.count), 1))
         each = np.sqrt(self.squares / self.count)
-        return np.maximum(each if variance == "record" else shared, _LEAST * shared + 1e-12)
+        return np.maximum(each if variance == "record" else shared, 1e-6 * shared + 1e-12)
 
 
 def _lira(logits: Floats, sides: list[_Side], variance: Variance) -> Scores:

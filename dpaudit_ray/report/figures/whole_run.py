@@ -73,8 +73,8 @@ def roc_figure(curves: list[pd.DataFrame]) -> bytes:
             axes.fill_between(*ends, step="post", color=colour, alpha=0.15, lw=0)
         least = min(float(table["x"].min()) for table in shown)
         axes.plot([least, 1], [least, 1], color="grey", lw=0.8, ls=":", label="by chance")
-        for which in ("x", "y"):
-            logarithmic(axes, which)
+        logarithmic(axes, "x")
+        logarithmic(axes, "y")
         axes.set(xlabel="false-positive rate", ylabel="true-positive rate", ylim=(least / 3, 1.1))
         legend(axes)
         return png(figure)
