@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from .api import run
     from .errors import DpauditError
     from .result import Result
+    from .stats.reference_attacks import membership
 
     open = Result.open
 
-__all__ = ["DpauditError", "Result", "__version__", "accounting", "open", "run", "stats"]
+__all__ = ["DpauditError", "Result", "__version__", "accounting", "membership", "open", "run",
+           "stats"]  # fmt: skip
 
 _HOMES = {"Result": "result", "run": "api", "DpauditError": "errors"}
+_HOMES["membership"] = "stats.reference_attacks"
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from .imports import Trust, trusting
 from .orchestration.progress import Progress
 from .plan import outcomes, score_stream
 from .plan.outcomes import Failure
+from .plan.score_stream import Trials
 from .storage.scores import MISSED
 
 if TYPE_CHECKING:
@@ -97,6 +98,21 @@ class Result:
             table.insert(2, "quote", [quote.epsilon for quote in quotes])
             table.insert(3, "assumes", [quote.assumes for quote in quotes])
             return tables.with_options(self.run, table)
+
+    @property
+    def membership(self) -> pd.DataFrame:
+        """What scores tell of membership: a row for each audit and `fpr`, and the claim there."""
+        from .report import membership_rates
+
+        with self._reading:
+            return membership_rates.table(self.run)
+
+    def matrix(self, audit: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Last scores and bits of audit number `audit`, [trainings, records], for `membership`."""
+        from .report import membership_rates
+
+        there = self.run.plan.audits[audit]
+        return membership_rates.matrix(there, Trials.joined(there, self.run.prefix(there)))
 
     @property
     def scores(self) -> pd.DataFrame:

@@ -48,6 +48,13 @@ class SampleCanary:
     y: Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class RecordCanary(SampleCanary):
+    """Private records themselves, at `places` int64 [m]: in or out of all batches with them."""
+
+    places: Tensor
+
+
 class ChangingCanary(ABC):
     """A canary that is crafted anew at every insertion, from the models as they are then.
 
@@ -190,6 +197,8 @@ class Adversary(Plugin):
     one_run: ClassVar[bool] = False  # True: a trial is a canary, and all are in one training
     # True: every trial of an audit inserts one and the same `GradientCanary`, whatever the model.
     fixed_gradient: ClassVar[bool] = False
+    # True: its canaries are private records, a `RecordCanary`, and `period` batches are an epoch.
+    private_records: ClassVar[bool] = False
     # True: it has the training stand still, with a learning rate of zero: a `FrozenAdversary`.
     frozen: ClassVar[bool] = False
 

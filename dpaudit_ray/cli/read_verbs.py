@@ -92,6 +92,7 @@ def failure_lines(run: Run) -> list[str]:
 
 def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
     from ..plan import outcomes, preparing
+    from ..report import membership_rates
     from ..report.tables import best, overview
     from ..storage import lease
 
@@ -108,6 +109,7 @@ def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
         ],
         "preparations": preparing.entries(*where),
         "audits": overview(run),
+        "membership": membership_rates.entries(run) if summary else {},  # of few enough trials
         "best_certified": best(run),
         "decided": {run.plan.audits[index].id: trials for index, trials in run.decided.items()},
         "failures": [dataclasses.asdict(failure) for failure in outcomes.failed(*where)],

@@ -4,6 +4,7 @@ models are worth, and the trade-off curve, with whether it is Gaussian."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from scipy import special
 
 from .. import imports
+from ..accounting import Training
 from ..plan import claims
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import Trials
@@ -141,11 +143,20 @@ class Profile:
         # No world of so many trials is larger, but by a chance of 1 in 16,000: one calibration
         # does for all audits of that many, and a larger world has its own (`stats.error_rates`).
         size = math.ceil(len(scores) / 2 + 2 * math.sqrt(len(scores)))
-        accountant = next(iter(audit.claims))
-        if ":" in accountant and imports.is_data(accountant):  # its one recorded point
-            claim = Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
-        else:
-            training = cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).training
-            claim = claims.at_points(training, np.linspace(0.0, 2 * audit.claim, 60), accountant)
         along = profile.mu_profile(scores, members, cell.audit.confidence, size=size)
-        return cls(ObservedTradeOff.from_scores(scores, members), along.gaussian, claim)
+        observed = ObservedTradeOff.from_scores(scores, members)
+        return cls(observed, along.gaussian, claimed_curve(cell, audit))
+
+
+def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
+    """What the first accountant claims at the last step, at so many ε."""
+    accountant = next(iter(audit.claims))
+    if ":" in accountant and imports.is_data(accountant):  # its one recorded point
+        return Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
+    training = cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).training
+    return _curve(training, 2 * audit.claim, points, accountant)
+
+
+@functools.lru_cache  # audits share claims, and some accountants take seconds
+def _curve(training: Training, top: float, points: int, accountant: str) -> Curve:
+    return claims.at_points(training, np.linspace(0.0, top, points), accountant)

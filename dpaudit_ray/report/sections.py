@@ -16,6 +16,7 @@ from ..storage.scores import UTILITY
 from . import verdict, words
 from .figures import one_audit, whole_run
 from .measures import HitRate, Profile, utilities
+from .membership_rates import Reading
 from .tables import Run, overview
 
 Content = dict[str, Any]  # by the names that the template has for it
@@ -25,7 +26,8 @@ _LISTED = 6  # values of an option that varies
 def all_sections(run: Run) -> Content:
     """Everything that the page says; writes the figures of the run beside it."""
     audits = [_audit(run, index) for index in range(len(run.plan.audits))]  # trials of one at once
-    return _answer(run, audits) | _audited(run) | _figures(run) | _reading(run) | _failed(run)
+    content = _answer(run, audits) | _audited(run) | _figures(run, audits)
+    return content | _reading(run) | _failed(run)
 
 
 def _audit(run: Run, index: int) -> Content:
@@ -47,7 +49,7 @@ def _audit(run: Run, index: int) -> Content:
         "canaries": audit.in_a_training,
         "paired": audit.paired,
         "utility": list(utilities(audit, trials)),
-        **dict.fromkeys(("counts", "figure", "curves", "hits")),
+        **dict.fromkeys(("counts", "figure", "curves", "hits", "membership", "roc")),
     }
     curves, sampled = None, bool(len(shown.members))
     if not len(estimates) or (cell.mechanism.sampled and not sampled):
@@ -61,6 +63,8 @@ def _audit(run: Run, index: int) -> Content:
             "diverged_outside": int((diverged & ~shown.members).sum()),
             "missed": int(trials.missed.sum()),
         }
+    if sampled and (reading := Reading.of_audit(run, index, trials)) is not None:
+        content["membership"], content["roc"] = list(reading.sentences), reading.curves
     if sampled and audit.independent:
         content["curves"] = curves = Profile.from_trials(cell, audit, trials)
         content["hits"] = HitRate.from_trials(trials, cell.audit.confidence)
@@ -114,9 +118,12 @@ def _audited(run: Run) -> Content:
     return {"audited": audited}
 
 
-def _figures(run: Run) -> Content:
+def _figures(run: Run, audits: list[Content]) -> Content:
     pictures = []
-    for name, text, figure in whole_run.all_figures(run):
+    curves = [audit["roc"] for audit in audits if audit["roc"] is not None]
+    text = "Members that the scores of the first six audits find, with bands and claims"
+    roc = [("membership", text, whole_run.roc_figure(curves))] if curves else []
+    for name, text, figure in (*whole_run.all_figures(run), *roc):
         run.directory.write_figure(f"{name}.png", figure)
         pictures.append({"text": text, "figure": figure})
     return {"pictures": pictures}

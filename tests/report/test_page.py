@@ -41,7 +41,7 @@ def test_page_holds_every_audit_with_its_bound_without_assumption(trained, html)
         (free,) = (r["epsilon_lower_free"] for r in overview(trained) if r["audit"] == audit.id)
         assert f"Assumption-free, alone: ε ≥ {free:.4f} (one-run)" in html
         assert (Path(trained.directory.location) / f"figures/{audit.id}.png").stat().st_size > 5000
-    assert html.count("data:image/png") == 2 + len(trained.plan.audits)
+    assert html.count("data:image/png") == 3 + len(trained.plan.audits)
     assert html.count("<img") == html.count("alt=")
 
 
@@ -109,7 +109,7 @@ def test_missed_trials_are_errors_of_the_profile(trained):
 def test_a_real_browser_draws_every_figure_without_complaint(html, tmp_path):
     watched = html.replace("</body>", PROBE + "</body>")
     seen = rendered(POLICY.sub("", watched), tmp_path)
-    assert 'data-probe="4 of 4"' in seen.stdout, seen.stderr[-2000:]
+    assert 'data-probe="5 of 5"' in seen.stdout, seen.stderr[-2000:]
     assert 'data-largest="biased-dimension"' in seen.stdout
     assert "CONSOLE" not in seen.stderr
     # With its policy, no script runs but its own.

@@ -123,11 +123,15 @@ class DpSgd(Recipe, Mechanism):
             adversary.check_reserve(reserved)
         if (plan := adversary.shadow_plan) is not None:
             self.check_shadow_records(plan, data, reserved)
+        if adversary.private_records:
+            self.check_private_records(adversary)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
         """Counts the steps that may have the canary; the others are post-processing."""
         kind = Adjacency.REPLACE if adversary.replaces else Adjacency.ADD_REMOVE
-        return Claimed(self.noise, horizon // adversary.period, *self.sampled_at, kind)
+        epochs = adversary.private_records  # one release in each, also in one that is not whole
+        releases = -(-horizon // adversary.period) if epochs else horizon // adversary.period
+        return Claimed(self.noise, releases, *self.sampled_at, kind)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Gaussian for a gradient canary of one direction in every step, which is proved here.

@@ -244,6 +244,19 @@ class Recipe(Strict):
             few = f"gives shadow models {records} records, fewer than a batch of {self.batch_size}"
             raise SpecError(key, f"{few}; give more, or lower mechanism.batch_size")
 
+    def check_private_records(self, adversary: Adversary) -> None:
+        """Raises SpecError unless all models may share batches, of which a record is in one."""
+        records, batches = self.sizes.examples, self.sizes.per_epoch
+        for key, value, wrong, remedy in (
+            ("mechanism.sampling", self.sampling.name, not self.sampling.in_known_steps, "fixed"),
+            ("mechanism.augmentations", self.augmentations, self.augmentations > 1, "1"),
+            ("adversary.period", adversary.period, adversary.period != batches, f"{batches}"),
+            ("adversary.records", adversary.canaries, adversary.canaries > records, f"{records}"),
+        ):
+            if wrong:
+                problem = f"is {value}; of {records} records in {batches} batches an epoch"
+                raise SpecError(key, f"{problem}, {adversary.name} takes {remedy}")
+
     def check_model(self, data: Dataset) -> int:
         """Builds the model and finds how it can be packed; returns how many parameters it has.
 

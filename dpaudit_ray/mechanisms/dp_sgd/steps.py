@@ -49,6 +49,7 @@ class Inserted:
 
     canary: GradientCanary | SampleCanary
     inside: Tensor
+    weights: Tensor | None = None  # [n, B]: 0 where private records themselves are out
 
     @functools.cached_property
     def rows(self) -> tuple[Tensor, ...]:
@@ -195,11 +196,12 @@ class PackedSteps:
         worth = update.device.type == "cpu" and update.numel() >= _LARGE
         drawn = beside(functools.partial(self._draw, update), worth)
         viewed = recipe.augmentations > 1
-        for sums in sums_of_parts(self._model, recipe, theta, x, y, recipe.clip_norm, viewed):
+        how = recipe.clip_norm, viewed, None if inserted is None else inserted.weights
+        for sums in sums_of_parts(self._model, recipe, theta, x, y, *how):
             drawn()
             update += sums
         drawn()
-        if inserted is not None:
+        if inserted is not None and inserted.weights is None:
             self._insert(update, theta, inserted)
         self._taken += 1
         noisy = Noisy(update, recipe.batch_size, recipe.rate(self._taken), self._taken)
@@ -280,7 +282,9 @@ class OpacusSteps:
     ) -> Tensor:
         """The step of one model, row `model` of `theta`; returns its noisy sum, float [p]."""
         x, self._direction = x.clone(), None  # a copy: a module may change its input in place
-        if inserted is not None and isinstance(canary := inserted.canary, SampleCanary):
+        if inserted is not None and inserted.weights is not None:
+            x, y = x[inserted.weights[model] > 0], y[inserted.weights[model] > 0]
+        elif inserted is not None and isinstance(canary := inserted.canary, SampleCanary):
             joining = inserted.examples[model]
             x, y = torch.cat([x, canary.x[joining]]), torch.cat([y, canary.y[joining]])
         elif inserted is not None and isinstance(canary, GradientCanary):
@@ -346,14 +350,15 @@ def tensor(array: Array, device: torch.device) -> Tensor:
     return torch.tensor(np.array(array), device=device)
 
 
-def sums_of_parts(
+def sums_of_parts(  # noqa: PLR0913 (what a step knows)
     model: PackedModel, recipe: Recipe, theta: Tensor, x: Tensor, y: Tensor,
-    clip_norm: float, viewed: bool,
+    clip_norm: float, viewed: bool, weights: Tensor | None = None,
 ) -> Iterator[Tensor]:  # fmt: skip
     """Clipped sums [n, p] of each part of a batch: of x [B, ...], or of views, [B, K, ...]."""
     sums = model.viewed_sums if viewed else model.clipped_sums
     for part in parts(len(y), recipe):
-        yield sums(theta, x[part], y[part], clip_norm)
+        share = [] if weights is None else [weights[:, part]]
+        yield sums(theta, x[part], y[part], clip_norm, *share)
 
 
 def parts(examples: int, recipe: Recipe) -> list[slice]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from ...adversaries.base import Canary, SampleCanary
+from ...adversaries.base import Canary, RecordCanary, SampleCanary
 from ...data.base import Data, Dataset
 from ...engines import gpu_settings
 from ...engines.cpu.threads import ours
@@ -28,7 +28,7 @@ from .checkpointing import PackCheckpoints
 from .network import loss_of, network, seeded
 from .recipe import Recipe, check_like
 from .sampling import Sizes
-from .steps import Insertion, OpacusSteps, PackedSteps, Steps, check_claim, sums_of_parts
+from .steps import Inserted, Insertion, OpacusSteps, PackedSteps, Steps, check_claim, sums_of_parts
 from .updates import Noisy, State
 
 _BODY_BATCH = 256  # examples that go through a frozen body together
@@ -248,8 +248,11 @@ class DpSgdTraining:
         if checkpoints is not None:
             theta, done = checkpoints.begin(steps, theta), checkpoints.step
         yield theta
-        insertion = None
-        if canary is not None:
+        insertion, weights = None, None
+        if isinstance(canary, RecordCanary):
+            weights = inside.new_ones(len(inside), self.examples)
+            weights[:, canary.places] = inside
+        elif canary is not None:
             # The coins depend on the pack alone: neither on a bit, nor on what other packs toss.
             rng = np.random.default_rng(derive("coins", seed))
             tossed = recipe.sampling.coins(self.sizes, tuple(inside.shape), rng)
@@ -257,6 +260,8 @@ class DpSgdTraining:
             insertion = Insertion(canary, inside.cpu(), period, coins, recipe.clip_norm)
         for step in range(done + 1, len(self.batches) + 1):
             inserted = None if insertion is None else insertion.at(step, theta)
+            if isinstance(canary, RecordCanary) and weights is not None:
+                inserted = Inserted(canary, inside, weights[:, self.batches[step - 1]])
             before = None if watch is None else theta.clone()
             sums = steps.step(theta, *self.batch(step), inserted)
             if watch is not None and before is not None:

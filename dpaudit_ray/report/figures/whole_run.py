@@ -60,6 +60,26 @@ def all_figures(run: Run) -> Iterator[tuple[str, str, bytes]]:
     yield from _distributions(run)
 
 
+def roc_figure(curves: list[pd.DataFrame]) -> bytes:
+    """A PNG of the first audits' ROC curves, `Reading.curves`, with bands and claims."""
+    shown = curves[: len(COLOURS)]
+    with canvas(7, 5) as (figure, (axes,)):
+        for colour, table in zip(COLOURS, shown, strict=False):
+            claim = table["series"].str.startswith("claim: ")
+            band, plain = table[~claim], table[["series", "x", "y"]]
+            lines(axes, plain[~claim], color=colour, ls="-", marker=".")
+            lines(axes, plain[claim], color=colour, ls="--")
+            ends = band["x"], band["low"], band["high"]
+            axes.fill_between(*ends, step="post", color=colour, alpha=0.15, lw=0)
+        least = min(float(table["x"].min()) for table in shown)
+        axes.plot([least, 1], [least, 1], color="grey", lw=0.8, ls=":", label="by chance")
+        logarithmic(axes, "x")
+        logarithmic(axes, "y")
+        axes.set(xlabel="false-positive rate", ylabel="true-positive rate", ylim=(least / 3, 1.1))
+        legend(axes)
+        return png(figure)
+
+
 # Which audits stand together ---------------------------------------------------------------------
 
 
