@@ -1,10 +1,10 @@
 """Questions to accountants about a training by its numbers, as short as tests want them."""
 
 from dpaudit_ray import accounting
-from dpaudit_ray.accounting import Training, UpperBound
+from dpaudit_ray.accounting import Sampling, Training, UpperBound
 
 EVERY = list(accounting.accountants())
-SAMPLED = [name for name, cls in accounting.accountants().items() if cls.samplings]
+SAMPLED = [n for n, cls in accounting.accountants().items() if Sampling.POISSON in cls.samplings]
 
 
 def bound(
