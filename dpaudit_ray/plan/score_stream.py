@@ -222,6 +222,10 @@ class Trials:
         """Without those that were missed."""
         return self._of(~self.missed) if self.missed.any() else self
 
+    def first(self, number: int) -> Trials:
+        """The first so many."""
+        return self._of(slice(number))
+
     def _of(self, rows: slice | npt.NDArray[np.bool_]) -> Trials:
         utility = {name: values[rows] for name, values in self.utility.items()}
         members, scores = self.members[rows], self.scores[rows]

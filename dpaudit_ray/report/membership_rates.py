@@ -22,6 +22,7 @@ from .tables import Run
 
 _MODELS = 100  # from which on LiRA is read: each record is in some of a half, and out of some
 _POINT = ("fpr", "tpr", "tpr_low", "tpr_high", "claim")
+_MOST = 1_000_000  # trials that are read
 _FEWEST = 20  # trials: below, no FPR up to 1/2 is resolved
 
 
@@ -41,6 +42,8 @@ class Reading:
         trials = Trials.joined(audit, run.prefix(audit)) if trials is None else trials
         if len(trials.members) < _FEWEST or trials.members.all() or not trials.members.any():
             return None
+        if not cell.adversary.private_records:  # more would resolve nothing that is told
+            trials = trials.first(max(_MOST // audit.together, 1) * audit.together)
         level, matrices = cell.audit.confidence, matrix(audit, trials)
         known = cell.adversary.private_records and len(matrices[0]) >= _MODELS
         shown = lira(*matrices, confidence=level) if known else Membership(*matrices, level)
