@@ -155,7 +155,9 @@ def test_what_cannot_be_used_is_one_line_with_its_key():
     )
     assert "family: unknown key" in refused(estimators=[{"name": "accuracy", "family": 1}])
     assert refused(accountants=["no_such:Thing"]).startswith("audit.accountants.0: cannot import")
-    assert "unknown accountant 'moments'; known: gaussian" in refused(accountants=["moments"])
+    assert "unknown accountant 'moments'; known: allocation, gaussian" in refused(
+        accountants=["moments"]
+    )
     assert "not a subclass of dpaudit_ray.accounting.accountant:Accountant" in refused(
         accountants=[f"{HERE}:train"]
     )
