@@ -154,7 +154,7 @@ def test_a_script_that_keeps_its_promise(script):
     for said in (
         "CONSISTENT: own_training.py:main keeps ε = ",
         "Every one of 40 steps looked into: 4% less noise in all of them would",
-        "no audit of this kind sees: records mixed",
+        "no audit of this kind sees: records that are in the data twice",
     ):
         assert said in " ".join(outcome.out.split())
     assert (script.parent / "own_training-main-audit.html").exists()
