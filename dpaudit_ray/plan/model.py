@@ -137,11 +137,11 @@ class PlannedAudit:
         """Secret bits of trials first..last; of a pair, the second training has the opposite."""
         if not self.paired:
             return seeds.bits(seed, self.fingerprint, first, last)
-        each = self.in_a_training
-        pair, place = np.divmod(np.arange(first, last + 1), 2 * each)
-        low, high = first // (2 * each) * each, (last // (2 * each) + 1) * each - 1
+        canaries = self.in_a_training
+        pair, place = np.divmod(np.arange(first, last + 1), 2 * canaries)
+        low, high = first // (2 * canaries) * canaries, (last // (2 * canaries) + 1) * canaries - 1
         drawn = seeds.bits(seed, self.fingerprint, low, high)
-        return np.asarray(drawn[pair * each + place % each - low] ^ (place >= each))
+        return np.asarray(drawn[pair * canaries + place % canaries - low] ^ (place >= canaries))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,8 +87,10 @@ def pack_size(cell: Cell, sweep: Sweep) -> int:
     """Trials of a pack: whole trainings. Raises SpecError where they do not fit into one."""
     size, together = sweep.resources.pack_size, cell.together
     if size == "auto":
-        each = 1 if cell.adversary.private_records else together  # which cost no step of their own
-        return max(cell.mechanism.auto_pack_size // each, 1) * together
+        step_trials = (
+            1 if cell.adversary.private_records else together
+        )  # which cost no step of their own
+        return max(cell.mechanism.auto_pack_size // step_trials, 1) * together
     if size % together and cell.mechanism.sampled:
         raise SpecError(
             "resources.pack_size",

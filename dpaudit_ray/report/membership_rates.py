@@ -45,8 +45,8 @@ class Reading:
         if not cell.adversary.private_records:  # more would resolve nothing that is told
             trials = trials.first(max(_MOST // audit.together, 1) * audit.together)
         level, matrices = cell.audit.confidence, matrix(audit, trials)
-        known = cell.adversary.private_records and len(matrices[0]) >= _MODELS
-        shown = lira(*matrices, confidence=level) if known else Membership(*matrices, level)
+        calibrated = cell.adversary.private_records and len(matrices[0]) >= _MODELS
+        shown = lira(*matrices, confidence=level) if calibrated else Membership(*matrices, level)
         points = 60 if next(iter(audit.claims)) in ("gaussian", "rdp") else 12  # who answer at once
         return cls(audit.id, audit.label, shown, claimed_curve(cell, audit, points))
 

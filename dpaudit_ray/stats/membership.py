@@ -97,8 +97,8 @@ class Membership:
         From one FPR to the next the TPR is from the `low` of the first to the `high` of the second.
         """
         rates = np.geomspace(min(self.least_fpr, 0.5), 1.0, _BAND + 1)[:-1].tolist()
-        each = 1 - (1 - self.confidence) / _BAND
-        return {rate: self.true_positive_rate(rate, each) for rate in rates}
+        confidence = 1 - (1 - self.confidence) / _BAND
+        return {rate: self.true_positive_rate(rate, confidence) for rate in rates}
 
     @functools.cached_property
     def auc(self) -> Interval:

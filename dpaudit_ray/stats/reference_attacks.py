@@ -119,8 +119,8 @@ class _Side:
     def deviation(self, variance: Variance) -> Floats:
         """Of each record, [m], or the one that all share; never 0."""
         shared = math.sqrt(self.squares.sum() / max(self.count.sum() - len(self.count), 1))
-        each = np.sqrt(self.squares / self.count)
-        return np.maximum(each if variance == "record" else shared, 1e-6 * shared + 1e-12)
+        records = np.sqrt(self.squares / self.count)
+        return np.maximum(records if variance == "record" else shared, 1e-6 * shared + 1e-12)
 
 
 def _lira(logits: Floats, sides: list[_Side], variance: Variance) -> Scores:
