@@ -31,7 +31,7 @@ from scipy import special
 from ..stats.error_rates import Floats, root
 from .accountant import Accountant
 from .gaussian import Gaussian
-from .rdp import Rdp
+from .rdp import quick_epsilon
 from .training import Adjacency, Training
 
 _FAR = 13.5  # standard deviations of a step's noise: 1e-41 lies beyond
@@ -47,7 +47,7 @@ _LARGEST_GRID = 1e6  # cells over the losses that matter
 _LARGEST_STEP = 1e6  # cells of one step, where a finer width is taken for it
 _FEWEST_CELLS = 16  # that the standard deviation of a step's loss goes over
 _FINER = 4  # from below, where the error of a cell is one of rounding down
-_EXACT, _LOOSE = Gaussian(), Rdp()
+_EXACT = Gaussian()
 
 
 class Pld(Accountant):
@@ -109,7 +109,7 @@ def _composed(events: tuple[Training, ...], width: float, pessimistic: bool) -> 
 def _width(training: Training, delta: float) -> float:
     """Grid width for the losses that matter at δ (by RDP): the finest one, doubled or halved."""
     noise, rate = training.unit_noise, training.sample_rate
-    reach = _LOOSE.epsilon(Training(noise, training.steps, rate), delta / 1000)
+    reach = quick_epsilon(noise, training.steps, rate, delta / 1000)
     spread = rate * math.sqrt(math.expm1(min(1 / noise**2, 700.0)))
     finer = max(spread / _FEWEST_CELLS, (14 + 1 / noise) / noise / _LARGEST_STEP)
     return _doubled(reach / _LARGEST_GRID, min(finer, FINEST))

@@ -64,6 +64,19 @@ def to_epsilon(rdp: npt.ArrayLike, orders: npt.ArrayLike, delta: float) -> tuple
     return max(float(bounds[best]), 0.0), float(alphas[best])
 
 
+def quick_epsilon(noise_multiplier: float, steps: int, sample_rate: float, delta: float) -> float:
+    """ε of `Rdp` by the whole orders and those beside their best: a tenth of the time.
+
+    Over its orders the bound has a single valley.
+    """
+
+    def best(orders: list[float]) -> tuple[float, float]:
+        return to_epsilon(divergences(noise_multiplier, steps, sample_rate, orders), orders, delta)
+
+    _, whole = best([order for order in ORDERS if order % 1 == 0])
+    return best([order for order in ORDERS if abs(order - whole) < 1.15])[0]
+
+
 def _training_divergences(training: Training) -> Floats:
     if training.sample_rate < 1 and training.adjacency is Adjacency.REPLACE:
         raise ValueError(

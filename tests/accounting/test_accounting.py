@@ -338,6 +338,12 @@ def test_rdp_twin_by_quadrature(order, noise, rate):
     assert rdp.divergences(noise, 1, rate, [order])[0] == approx(twin, rel=1e-6)
 
 
+def test_the_orders_beside_the_best_whole_one_are_enough():
+    for noise, rate, delta in ((0.4, 0.01, 1e-8), (1.0, 0.9, 1e-2), (8.0, 0.2, 1e-5)):
+        every = rdp.Rdp().epsilon(Training(noise, 300, rate), delta)
+        assert rdp.quick_epsilon(noise, 300, rate, delta) == every
+
+
 def test_importing_loads_no_accounting_library():
     code = "import sys; import dpaudit_ray.accounting; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
