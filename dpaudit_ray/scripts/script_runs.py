@@ -99,11 +99,12 @@ def _in_order(
 
 
 class LocalRunner:
-    """Child processes of this machine, `width` at a time, which share its cores."""
+    """Child processes of this machine, `width` at a time, which share its cores, or so many."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, cores: int | None = None) -> None:
         self._target, self._sandboxes = target, contextlib.ExitStack()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        if cores is None:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.width = min(4, cores)
         self._threads = cores // self.width
         # Last in, first out: a sandbox that was used has its server already.

@@ -15,6 +15,18 @@ from jobs.zoo import common
 SIGMA = 1.0
 CLIP = 1.0
 BATCH = 64
+SCRIPTS = (
+    "mlp",
+    "cnn",
+    "transformer",
+    "ghost",
+    "memory_manager",
+    "adam_schedule",
+    "fixed_sampling",
+    "several_epochs",
+    "frozen_body",
+    "own_loop",
+)
 
 
 @audited(delta=common.DELTA)
@@ -188,20 +200,9 @@ def run_unwatched(name: str) -> None:
 
 
 def main() -> None:
-    for script in (
-        mlp,
-        cnn,
-        transformer,
-        ghost,
-        memory_manager,
-        adam_schedule,
-        fixed_sampling,
-        several_epochs,
-        frozen_body,
-        own_loop,
-    ):
-        print(script.__name__)
-        script()
+    for name in SCRIPTS:
+        print(name)
+        globals()[name]()
 
 
 if __name__ == "__main__":

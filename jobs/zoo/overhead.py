@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from pathlib import Path
 from typing import Any
 
 from dpaudit_ray.isolation import Limits
-from jobs.zoo.alarms import SCRIPTS, Script
+from dpaudit_ray.scripts import script_runs
+from dpaudit_ray.scripts.script_runs import Target
+from dpaudit_ray.scripts.watch.run_state import RunRequest
+from jobs.zoo.healthy import SCRIPTS
 
 WAYS: dict[str, dict[str, Any]] = {"canaries": {"canary": "steps"}, "looked into": {"looks": True}}
+LIMITS = Limits(600.0)
 
 
 def seconds(name: str, repeats: int) -> dict[str, float]:
     """Medians of the same number of runs of each kind, taken in turn."""
-    script = Script(name)
-    script.run(0)  # the process that all others are forked from is there now
+    target = Target(Path(__file__).parent / "healthy.py", name)
     taken: dict[str, list[float]] = {"by itself": [], **{way: [] for way in WAYS}}
-    try:
+    with script_runs.sandbox_for(target) as sandbox:
+        # The process that all others are forked from is there after the first.
+        script_runs.run_once(sandbox, target, RunRequest(0), LIMITS, 1)
         for number in range(repeats):
-            ended = script.alone("jobs.zoo.healthy:run_unwatched", name, Limits(600.0))
+            ended = sandbox.call("jobs.zoo.healthy:run_unwatched", name, LIMITS)
             taken["by itself"].append(ended.seconds)
             for way, asked in WAYS.items():
-                taken[way].append(script.run(number, **asked).ended.seconds)
-    finally:
-        script.close()
+                seen = script_runs.run_once(sandbox, target, RunRequest(number, **asked), LIMITS, 1)
+                taken[way].append(seen.ended.seconds)
     return {way: statistics.median(each) for way, each in taken.items()}
 
 

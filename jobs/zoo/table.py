@@ -81,6 +81,8 @@ BUGS = (
     Bug("ghost_without_clip"),
     Bug("ghost_without_clip", "scheduled", "scheduled_both"),
     Bug("half_noise"),
+    Bug("half_noise", "at_80"),
+    Bug("half_noise", "loop_80", "loop_healthy"),
     Bug("hard_examples"),
     Bug("memory_manager_break"),
     Bug("microbatch_mean"),

@@ -1,18 +1,19 @@
 """Healthy scripts under watch: no alarm, the parameters they would have had, little time more."""
 
-import contextlib
 import functools
+import os
 from collections.abc import Iterable
 
 import pytest
 
 from dpaudit_ray.isolation import Limits, Sandbox
 from dpaudit_ray.scripts import script_runs, single_run
+from dpaudit_ray.scripts.script_audit import Options
 from dpaudit_ray.scripts.script_findings import Weight
 from dpaudit_ray.scripts.script_runs import EndedRun, Target
 from dpaudit_ray.scripts.watch.run_state import RunRequest, entries_of
-from jobs.zoo import common
-from jobs.zoo.alarms import LAYERS, SCRIPTS, Script, row
+from jobs.zoo import alarms, common
+from jobs.zoo.healthy import SCRIPTS
 from tests.long import long
 from tests.scripts.conftest import ZOO
 
@@ -80,13 +81,27 @@ def test_an_accountant_that_computes_with_others_is_one(warm):
     assert (claim["name"], sum(steps for _, _, steps in claim["history"])) == ("prv", 100)
 
 
-@long("the layers have tests of their own")
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_alarms_are_counted(layer):
-    with contextlib.closing(Script("mlp")) as script:
-        judged = LAYERS[layer](script, 3, 30)
-    assert not [finding for finding in judged.findings if finding.weight is Weight.VIOLATION]
+def test_a_study_goes_on_where_it_was_cut(tmp_path, monkeypatch):
+    made = []
+
+    def audit(target, options):
+        made.append((str(target), options.seed))
+        return {"script": str(target), "seed": options.seed, "verdict": "CONSISTENT"}
+
+    monkeypatch.setattr(alarms, "audit", audit)
+    file, target = tmp_path / "lines", Target(ZOO / "healthy.py", "mlp")
+    audits = [(target, Options(seed=seed)) for seed in range(2)]
+    alarms.work(file, audits[:1], os.getppid())
+    with file.open("a") as out:
+        out.write('\n{"script": "hea')
+    alarms.work(file, audits[1:], os.getppid())
+    alarms.work(file, audits, 0)  # whoever started it is gone
+    assert made == [("healthy.py:mlp", 0), ("healthy.py:mlp", 1)]
+    assert [line["seed"] for line in alarms.read(file)] == [0, 1]
 
 
-def test_a_row_of_alarms():
-    assert row("mlp", 20, 1) == "| mlp | 20 | 1 | 0.001 to 0.249 |"
+def test_a_row_of_the_study():
+    kept = {"verdict": "CONSISTENT", "processor": 20.0}
+    broken = {"verdict": "VIOLATION", "violations": [[1, "steps", "guessed"]], "processor": 30.0}
+    expected = "| mlp | 20 | 1 | 0.001 to 0.249 | L1: 1 | 0 | 20 (20 to 30) |"
+    assert alarms.row("mlp", [kept] * 19 + [broken]) == expected
