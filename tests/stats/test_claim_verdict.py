@@ -1,14 +1,12 @@
 """What it takes to refute a false claim, and how rarely a true one is."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from scipy import special
 
-from dpaudit_ray import stats
-from dpaudit_ray.stats import gdp, growth
+from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.claim import (
     LOSSES,
     OUTCOMES,
@@ -37,10 +35,10 @@ def refuted(
 
 
 @pytest.mark.parametrize(
-    ("claimed", "trials", "audits"), [(3.952847, 1600, 200), (EPSILON_1, 60_000, 40)]
+    ("claimed", "trials", "audits"), [(3.952847, 1600, 100), (EPSILON_1, 60_000, 40)]
 )
 def test_a_tenth_less_noise_is_found(claimed, trials, audits):
-    """Measured power .90 and .95; at these, below .8 has probability 1e-5 and 1e-3."""
+    """Measured power .90 and .95; at these, below .8 has probability 8e-4 and 1e-4."""
     rng = np.random.default_rng(1)
     found = sum(refuted(claimed, claimed / 0.9, trials, rng) for _ in range(audits))
     assert found >= 0.8 * audits
@@ -73,9 +71,9 @@ def test_true_claims_stand(mu):
 
 
 def test_every_part_of_the_evidence_is_fair():
-    """The mean wealth under a true, tight claim is at most 1: 1500 audits, four standard errors."""
+    """The mean wealth under a true, tight claim is at most 1: 700 audits, four standard errors."""
     rng, curve, wealth = np.random.default_rng(5), gaussian(1.0), []
-    for _ in range(1500):
+    for _ in range(700):
         state = Claim(planned=300)
         state.fold(*gaussian_trials(rng, 300, 1.0))
         learnt = Portfolio(curve).log_wealth(state._wagers.epochs)
@@ -163,12 +161,12 @@ def test_trials_beyond_the_declared_ones_are_for_the_e_process():
 
 
 def test_numbers_that_were_declared_together_share_the_error():
-    """Of 300 true claims at most 5 % are refuted at any number: 29 or more come once in 1000 seeds.
+    """Of 150 true claims at most 5 % are refuted at any number: 17 or more come once in 700 seeds.
 
     One with 0.8 of the noise is found by the last test, where the first number alone does not do.
     """
     rng, wrong, found = np.random.default_rng(16), 0, []
-    for audit in range(300):
+    for audit in range(150):
         test = ClaimTest(gaussian(1.0), 100, later=(400, 1000))
         test.fold(*gaussian_trials(rng, 1000, 1.0))
         wrong += test.refuted_after(0.05) is not None
@@ -176,34 +174,9 @@ def test_numbers_that_were_declared_together_share_the_error():
             weak = ClaimTest(gaussian(1.0), 100, later=(2000,))
             weak.fold(*gaussian_trials(rng, 2000, 1.25))
             found.append(weak.refuted_after(0.05))
-    assert wrong <= 28
+    assert wrong <= 16
     assert sum(trials is not None for trials in found) >= 15
     assert sum(trials is not None and trials <= 100 for trials in found) <= 5
-
-
-def test_bounds_of_numbers_that_were_declared_together_are_those_of_each():
-    """At its share of the error, on as many trials, those without output among them."""
-    assert [growth.looks(100, n) for n in (100, 799, 5000)] == [
-        (100,), (100, 799), (100, 400, 1600, 5000),
-    ]  # fmt: skip
-    assert growth.shares(4) == (0.75, 0.125, 0.0625, 0.0625)
-    scores, members = gaussian_trials(np.random.default_rng(17), 900, 2.0)
-
-    def folded(state: Any, end: int) -> Any:
-        state.fold(scores[: min(150, end)], members[: min(150, end)])
-        state.miss(members[150 : min(260, end)])
-        state.fold(scores[260:end], members[260:end])
-        return state
-
-    for end, bounds in ((100, [(200, 0.75)]), (900, [(200, 0.75), (800, 0.25)])):
-        states = [stats.make("accuracy", number) for number in (200, 800)]
-        found = folded(growth.Growing(states, growth.shares(2)), end).bound(1e-5, 0.95)
-        each = [
-            folded(stats.make("accuracy", n), min(n, end)).bound(1e-5, 1 - share * (1 - 0.95))
-            for n, share in bounds
-        ]
-        assert found.epsilon_lower == max(bound.epsilon_lower for bound in each) > 0
-        assert (found.confidence, found.trials) == (0.95, each[-1].trials)
 
 
 def test_misses_are_never_evidence():

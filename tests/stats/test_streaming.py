@@ -37,7 +37,7 @@ def trials() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("name", "options"), SETTINGS)
-@pytest.mark.parametrize("size", [1, 37, 333])
+@pytest.mark.parametrize("size", [1, 37])
 def test_any_split_gives_the_same_bound(name, options, size):
     scores, members = trials()
     whole, split = (stats.make(name, 1000, **options) for _ in range(2))
@@ -53,22 +53,14 @@ def test_any_split_gives_the_same_bound(name, options, size):
 
 
 @pytest.mark.parametrize(("name", "options"), SETTINGS)
-def test_nothing_folded_shows_nothing(name, options):
-    state = stats.make(name, 100, **options)
-    assert state.bound(1e-5, 0.95).epsilon_lower == 0
-    state.fold(np.empty(0), np.empty(0, dtype=bool))
-    found = state.bound(1e-5, 0.95)
-    assert (found.epsilon_lower, found.trials) == (0, 0)
-
-
-@pytest.mark.parametrize(("name", "options"), SETTINGS)
 def test_every_prefix_has_an_estimate(name, options):
     scores, members = trials()
     state = stats.make(name, 1000, **options)
-    for first, end in itertools.pairwise((0, 1, 2, 3, 20, 41, 200)):
+    for first, end in itertools.pairwise((0, 0, 1, 2, 3, 20, 41, 200)):
         state.fold(scores[first:end], members[first:end])
         found = state.bound(1e-5, 0.95)
         assert 0 <= found.epsilon_lower < math.inf
+        assert end or found.epsilon_lower == 0
         assert found.trials == end
 
 

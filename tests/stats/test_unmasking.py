@@ -220,7 +220,10 @@ MECHANISMS: dict[str, tuple[Draw, float, float]] = {  # draw, δ, true ε at δ
 }
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+AGAIN = ("nothing", "response")  # as "corner-0" and "corner"
+
+
+@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if LONG or m not in AGAIN])
 def test_error_is_at_most_its_level(mechanism):
     # The longest form (2000 audits, R = 100 to 5000) is jobs/studies/coverage.yaml.
     draw, delta, truth = MECHANISMS[mechanism]
@@ -232,10 +235,10 @@ def test_error_is_at_most_its_level(mechanism):
 
 def test_error_on_the_mean_of_gaussian_trainings():
     rng, wrong, options = np.random.default_rng(6), 0, LEVEL | {"method": "one-run-fdp"}
-    for _ in range(250):
+    for _ in range(100):
         found = stats.estimate(*gaussian_trials(rng, 300, 1.0), **options, runs=np.arange(300))
         wrong += found.mu_lower > 1.0
-    assert wrong <= allowed(250)
+    assert wrong <= allowed(100)
 
 
 def test_a_few_trainings_that_diverge_in_one_world_are_a_leak():
