@@ -1,7 +1,6 @@
 """Promises about the package as a whole: what it imports, how fast, and what it exports."""
 
 import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,9 +108,3 @@ def test_every_public_definition_has_a_docstring():
             if public and not node.name.startswith("_") and not ast.get_docstring(node):
                 bare.append(f"{source.name}: {node.name}")
     assert not bare
-
-
-def test_nothing_prints_outside_the_renderer():
-    for source in SOURCES:
-        if source.name != "terminal.py":
-            assert not re.search(r"^\s*print\(", source.read_text(), re.MULTILINE), source

@@ -47,11 +47,9 @@ def test_memory_that_ran_out_is_known_by_class_or_words(error, ran_out):
     ("written", "meant"),
     [
         ("stepz", "steps"),
-        ("Steps", "steps"),
         ("batch-size", "batch_size"),
         ("noise", "noise_multiplier"),
         ("rate", "rates"),
-        ("clip", "clip_norm"),
         ("lr", ""),
         ("", ""),
         ("x" * 1000, ""),

@@ -50,31 +50,14 @@ part = functools.partial(train, noise=1.0)
 """
 
 WALK = """
-from typing import Literal
-import numpy as np
-from dpaudit_ray.mechanisms.base import Claimed, Mechanism
+from dpaudit_ray.mechanisms.base import Claimed
+from dpaudit_ray.mechanisms.landscape import Landscape
 
-class Walk(Mechanism):
-    name: Literal["walk"] = "walk"
-
-    def horizons(self, record_every):
-        return (1, 3)
-
-    def check(self, adversary):
-        pass
-
-    def check_inputs(self):
-        pass
+class Walk(Landscape):
+    name: str = "own_walk:Walk"
 
     def claimed(self, adversary, horizon):
         return Claimed(3.0, horizon)
-
-    def open(self, adversary, seed, craft_seed, gpu):
-        return self
-
-    def run(self, members, seed, horizons):
-        drawn = np.random.default_rng(seed).normal(size=(len(members), 2))
-        return drawn + members[:, None] / 3
 """
 
 
@@ -103,13 +86,11 @@ def function(path: str, **more: Any) -> dict[str, Any]:
     ("path", "problem"),
     [
         ("subprocess:Popen", "is of Python's own library"),
-        ("importlib.metadata:version", "is of Python's own library"),
         ("antigravity:fly", "is of Python's own library"),
         ("own_names:system", "is no function or class of that module, but of posix"),
         ("own_names:subprocess.Popen", "is no function or class of that module, but of subprocess"),
         ("own_names:load_state_dict_from_url", "no function or class of that module, but of torch"),
         ("own_names:part", "is no function or class of that module, but of functools"),
-        ("own_names:Path", "is no function or class of that module, but of pathlib"),
         ("own_names:Plain", "own_names:Plain gives a Plain, no torch.nn.Module"),
         ("own_names:numbers", "own_names:numbers gives a int, no torch.nn.Module"),
         ("torch.hub:load", "is installed code; call it from a function of your own"),
@@ -254,10 +235,10 @@ def test_a_network_that_is_not_imported_tells_nothing_of_the_claim(tiny, folder)
     assert "own_names" not in sys.modules
 
 
-def test_a_mechanism_of_ones_own_is_read_from_its_record(folder):
+def test_a_mechanism_of_ones_own_is_read_from_its_record(light, folder):
     (folder / "own_walk.py").write_text(WALK)
-    adversary, audit = {"name": "own"}, {"trials": 20, "delta": 1e-5}
-    raw = {"name": "walk", "mechanism": "own_walk:Walk", "adversary": adversary, "audit": audit}
+    light["mechanism"]["name"] = "own_walk:Walk"
+    raw = changed(light, "audit.trials", 20) | {"name": "walk"}
     assert inline(write_sweep(folder, raw), folder / "runs").code == 0
     del sys.modules["own_walk"]
     plain = dpaudit("verify", folder / "runs/walk", "--json")

@@ -144,10 +144,10 @@ def test_label_example_runs(workplace):
 
 
 def test_own_training_example_runs(workplace):
-    """With 500 trials, as each is a process."""
+    """With 300 trials, as each is a process."""
     sweep = block("yaml", "my_training:train")
-    estimates = ran(workplace, sweep, "my_training.py", trials=500).estimates
-    assert estimates["epsilon_lower"].between(2, 4).any()  # of a claim of 4.377
+    estimates = ran(workplace, sweep, "my_training.py", trials=300).estimates
+    assert estimates["epsilon_lower"].between(1, 4).any()  # of a claim of 4.377
 
 
 def test_script_example_is_audited(workplace):

@@ -42,13 +42,6 @@ def test_bits_of_different_audits_and_seeds_are_independent():
         assert abs(z_score(int((left == right).sum()), N)) < 4.5
 
 
-def test_bytes_of_bits_are_uniform():
-    """Chi-square with 255 degrees of freedom: above 355 with probability 3e-5."""
-    counts = np.bincount(np.packbits(seeds.bits(0, "audit", 0, N - 1)), minlength=256)
-    expected = N / 8 / 256
-    assert ((counts - expected) ** 2 / expected).sum() < 355
-
-
 def test_bits_do_not_depend_on_how_trials_are_cut_into_packs():
     whole = seeds.bits(7, "audit", 0, 2999)
     rng = np.random.default_rng(0)

@@ -16,7 +16,6 @@ NAN, INF = float("nan"), float("inf")
 TYPES: list[tuple[str, Any, str]] = [
     ("mechanism.steps", "6", "mechanism.steps: must be a whole number, got '6'"),
     ("mechanism.steps", True, "mechanism.steps: must be a whole number, got True"),
-    ("mechanism.noise_multiplier", True, "mechanism.noise_multiplier: must be a number, got True"),
     ("mechanism.data.path", 3, "mechanism.data.path: unknown key; known: name"),
     ("mechanism.data", {"name": "npz", "path": 3}, "mechanism.data.path: must be text, got 3"),
     ("audit.estimators", "accuracy", "audit.estimators: must be a list, got 'accuracy'"),
@@ -30,7 +29,6 @@ TYPES: list[tuple[str, Any, str]] = [
 ]
 BOUNDS: list[tuple[str, Any, str]] = [
     ("resources.num_gpus", 1.5, "resources.num_gpus: is above 1, so it must be a whole number"),
-    ("resources.num_gpus", 2, "resources.num_gpus: is 2, but a trainer of dp-sgd computes on one"),
     ("resources.num_gpus", 0.00001, "resources.num_gpus: must be a multiple of 0.0001"),
     ("resources.custom_resources", {"a": 0}, "resources.custom_resources.a: must be greater than"),
     ("resources.custom_resources", {"GPU": 1}, "resources.custom_resources: names GPU; use num_"),
@@ -39,7 +37,6 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("mechanism.noise_multiplier", NAN, "mechanism.noise_multiplier: must be finite, got nan"),
     ("mechanism.batch_size", 570, "mechanism.batch_size: is 570, but breast_cancer has 569"),
     ("adversary.period", 7, "adversary.period: is 7, which does not divide the 6 steps"),
-    ("audit.delta", 1, "audit.delta: must be less than 1, got 1"),
     ("audit.trials", 0, "audit.trials: must be at least 1, got 0"),
     ("audit.trials", 10**30, "audit.trials: must be at most 1e+08"),
     ("audit.record_every", 7, "audit.record_every: must be 1 to 6: of 6 steps"),
@@ -49,26 +46,18 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("audit.accountants", ["rdp"] * 2, "audit.accountants: lists rdp twice; remove one of them"),
     ("audit.stop_when", {}, "audit.stop_when: names no rule"),
     ("audit.up_to", 50, "audit.up_to: is 50, fewer than the 90 of audit.trials"),
-    ("resources.pack_size", 0, "resources.pack_size: must be at least 1, got 0"),
-    ("resources.max_concurrent_trainers", 0, "resources.max_concurrent_trainers: must be at l"),
-    ("resources.max_worker_losses", -1, "resources.max_worker_losses: must be at least 0, got -1"),
 ]
 NAMES: list[tuple[str, Any, str]] = [
     ("mechanism.name", "foo", "mechanism.name: unknown mechanism 'foo'; known: dp-sgd"),
-    ("mechanism.model", "foo", "mechanism.model.name: unknown model 'foo'; known: alexnet, cnn4"),
-    ("adversary.name", "foo", "adversary.name: unknown adversary 'foo'; known: adaptive-poison"),
     ("audit.accountants", ["rdp", "foo"], "audit.accountants.1: unknown accountant 'foo'; known: "),
-    ("stepz", 1, "stepz: unknown key; known: name, seed, mechanism"),
     *(("name", name, "name: names a folder: up to 100 letters") for name in
       ("a/b", "../x", "..", "", "a b", "-x", "x" * 101)),
 ]  # fmt: skip
 ESTIMATORS: list[tuple[Any, str]] = [
     (3, "audit.estimators.0: must be a name or a mapping with a name, got 3"),
-    ({"foo": 3}, "audit.estimators.0: must be a name or a mapping with a name"),
     ({"name": "accuracy", "foo": 1}, "audit.estimators.0.foo: unknown key; known: warmup, curve"),
     ({"name": "paper-gdp", "x": 1}, "audit.estimators.0.x: unknown key"),
     ({"name": "eps-delta", "threshold": "x"}, "audit.estimators.0.threshold: must be 'past'"),
-    ({"name": "eps-delta", "value": "x"}, "audit.estimators.0.value: must be a number"),
     ({"name": "eps-delta", "threshold": "fixed"}, "audit.estimators.0: eps-delta: threshold: fix"),
     ({"name": "accuracy", "warmup": 1.5}, "audit.estimators.0.warmup: must be a whole number"),
 ]
@@ -76,7 +65,6 @@ GRIDS: list[tuple[Any, str]] = [
     ([1], "grid: must map dotted keys to lists of values, got [1]"),
     ({"adversary": []}, "grid.adversary: must be a list of at least one value, got []"),
     ({"resources.num_cpus": [1]}, "grid.resources.num_cpus: must start with one of mechanism"),
-    ({3: [4]}, "grid.3: must start with one of"),
     ({"mechanism.steps.x": [5]}, "grid.mechanism.steps.x: steps is 6, no mapping that could hold"),
     ({"adversary": ["loss", None]}, "adversary: is required"),
     ({"mechanism.steps": [5, 5]}, "grid: gives the same audit twice (steps=5; steps=5)"),

@@ -209,21 +209,6 @@ def test_the_file_of_an_extended_run_can_be_run_again(finished, sweep, monkeypat
     assert "left to do: about 0s on this machine" in planned.out
 
 
-def test_an_extension_that_fails_is_not_complete(finished, sweep, monkeypatch):
-    def fails(*_: Any) -> None:
-        raise ValueError("boom")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PackTrainer, "train", fails)
-        assert inline(sweep, finished.parent, "--set", "audit.trials=100").code == 3
-    assert not (finished / "_SUCCESS").exists()
-    status = dpaudit("status", finished)
-    assert "  90/100  " in status.out
-    assert "anytime" in dpaudit("status", finished, "--details").out
-    assert "extended" in dpaudit("report", finished, "--format", "csv").out
-    assert "not complete" in status.out
-
-
 @pytest.mark.parametrize("damage", ["none", "a score file is gone", "estimates are cut"])
 def test_run_on_a_finished_run_makes_what_is_lacking_and_changes_nothing(
     damage, finished, sweep, kept

@@ -17,7 +17,7 @@ from tests.long import LONG
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 RANDOM = settings(
-    max_examples=2400 if LONG else 75,
+    max_examples=2400 if LONG else 50,
     derandomize=not LONG,
     database=None,
     deadline=None,

@@ -457,10 +457,8 @@ def places(cluster: Any, told: list[str] | None = None, **resources: Any) -> Pla
     ("resources", "room"),
     [
         ({}, 4),
-        ({"num_cpus": 2}, 2),
         ({"num_cpus": 0.1}, 40),
         ({"num_gpus": 0.25}, 2),
-        ({"num_gpus": 1}, 1),
         ({"memory": 3 * GIB}, 3),
         ({"custom_resources": {"tape": 0.5}}, 1),
         ({"label_selector": {"kind": "old"}}, 2),

@@ -189,6 +189,7 @@ def test_only_actors_of_the_driver_that_had_the_run_are_ended(owner, ended, ligh
     assert killed == [before] * ended
 
 
+@pytest.mark.cluster  # Ray tries for 20 seconds
 def test_a_protected_cluster_keeps_out_who_has_another_token(light, tmp_path, shared_head):
     """A process: Ray keeps the token that it has read."""
     file = write_sweep(tmp_path, light)

@@ -237,8 +237,8 @@ def test_patience_backs_off_and_ends_and_does_not_wait_for_what_lasts(number):
         assert pauses == []
 
 
-def test_storage_that_fails_one_write_in_five_changes_nothing(tiny, tmp_path, monkeypatch):
-    da.run(tiny, storage_path=str(tmp_path / "quiet"), executor="inline")
+def test_storage_that_fails_one_write_in_five_changes_nothing(light, tmp_path, monkeypatch):
+    da.run(light, storage_path=str(tmp_path / "quiet"), executor="inline")
     write, dice, failed = files._write, random.Random(1), []
 
     def flaky(path: Path, *how: Any) -> None:
@@ -248,32 +248,32 @@ def test_storage_that_fails_one_write_in_five_changes_nothing(tiny, tmp_path, mo
         write(path, *how)
 
     monkeypatch.setattr(files, "_write", flaky)
-    assert da.run(tiny, storage_path=str(tmp_path / "flaky"), executor="inline").complete
+    assert da.run(light, storage_path=str(tmp_path / "flaky"), executor="inline").complete
     assert failed
     assert_same(tmp_path / "flaky/tiny", tmp_path / "quiet/tiny")
 
 
-def test_stop_when_ends_an_audit_after_the_same_trial_in_any_order(tiny, tmp_path):
+def test_stop_when_ends_an_audit_after_the_same_trial_in_any_order(light, tmp_path):
     """The bound reaches a tenth of the claim; packs stored beyond the decision change nothing."""
-    tiny["audit"] |= {"trials": 600, "record_every": 6}
-    full = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    light["audit"] |= {"trials": 600, "record_every": 6}
+    full = da.run(light, storage_path=str(tmp_path), executor="inline")
     whole = full.estimates
     assert set(whole["trials"]) == {600}
-    tiny["audit"]["stop_when"] = {"within": 0.9}
-    early = da.run(tiny, storage_path=str(tmp_path / "early"), executor="inline")
+    light["audit"]["stop_when"] = {"within": 0.9}
+    early = da.run(light, storage_path=str(tmp_path / "early"), executor="inline")
     assert early.complete
     ended = early.estimates.groupby("audit")["trials"].max()
     assert ended.min() < 600
-    again = da.run(tiny, storage_path=str(tmp_path), executor="inline")  # all packs are there
+    again = da.run(light, storage_path=str(tmp_path), executor="inline")  # all packs are there
     pd.testing.assert_frame_equal(again.estimates, early.estimates, check_exact=True)
-    assert da.run(tiny, storage_path=str(tmp_path / "early"), executor="inline").complete
-    del tiny["audit"]["stop_when"]  # lifting the rule extends the run
-    lifted = da.run(tiny, storage_path=str(tmp_path / "early"), executor="inline")
+    assert da.run(light, storage_path=str(tmp_path / "early"), executor="inline").complete
+    del light["audit"]["stop_when"]  # lifting the rule extends the run
+    lifted = da.run(light, storage_path=str(tmp_path / "early"), executor="inline")
     pd.testing.assert_frame_equal(lifted.estimates, whole, check_exact=True)
 
 
-def test_members_that_are_not_the_plans_are_told(tiny, tmp_path):
-    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+def test_members_that_are_not_the_plans_are_told(light, tmp_path):
+    result = da.run(light, storage_path=str(tmp_path), executor="inline")
     file = next((tmp_path / "tiny/scores").glob("000-*/0-9.parquet"))
     run = RunDirectory(result.location)
     pack = run.read_scores(file.parent.name, 0, 9)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import dpaudit_ray as da
+import tests.long
 from dpaudit_ray import plan as planning
 from dpaudit_ray.adversaries.biased_dimension import BiasedDimension
 from dpaudit_ray.data import base
@@ -77,19 +78,6 @@ def test_memory_that_runs_out_is_told_with_a_smaller_pack(error, count, message,
         assert failure.message.startswith(f"out of memory; {remedy}")
         assert failure.kind == "OutOfMemory"
         assert "in score" in failure.traceback
-
-
-def test_other_audits_go_on_and_the_run_is_not_complete(tiny, tmp_path):
-    error = "ZeroDivisionError('scores went wrong')"
-    tiny["grid"]["adversary"] = [{"name": "test_trainer:Failing", "error": error}, "loss"]
-    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
-    assert not result.complete
-    assert [failure.kind for failure in result.failures] == ["ZeroDivisionError"] * 3
-    assert result.failures[0].message == "ZeroDivisionError: scores went wrong"
-    assert "in score" in result.failures[0].traceback
-    done = result.estimates.groupby("audit")["trials"].max()
-    assert sorted(done) == [30, 90], "three packs of misses, then the audit is stopped"
-    assert result.estimates.loc[result.estimates["trials"] == 0, "epsilon_lower"].eq(0).all()
 
 
 def test_diverged_trials_are_kept_and_count_against_the_adversary(tiny, tmp_path):
@@ -280,7 +268,10 @@ for kill in range(kills):
 """
 
 
-@pytest.mark.parametrize(("adversary", "kills"), [("watched-dimension", 2), (MANY, 1)])
+AGAIN = pytest.param(MANY, 1, marks=tests.long.long("as a canary alone, in seven seconds"))
+
+
+@pytest.mark.parametrize(("adversary", "kills"), [("watched-dimension", 2), AGAIN])
 def test_killed_again_and_again_a_training_of_2000_steps_is_the_same(
     adversary, kills, tiny, tmp_path
 ):

@@ -95,14 +95,6 @@ def test_after_an_extension_time_uniform_bounds_take_over(tmp_path):
     assert {row["estimator"]: row["status"] for row in rows} == table["status"].to_dict()
 
 
-def test_raising_what_nobody_has_seen_is_no_extension(tmp_path):
-    raw = sweep("accuracy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpaudit_ray.orchestration.driver.PackQueue.next", lambda _: None)
-        assert not da.run(raw, str(tmp_path), "inline").complete
-    assert grown(raw, tmp_path, 200)["status"].to_dict() == {"accuracy": "certified"}
-
-
 def test_every_recorded_step_has_them(tiny, tmp_path):
     tiny["audit"]["estimators"] = ["accuracy"]
     grown(tiny, tmp_path, 20, 30)

@@ -10,28 +10,17 @@ from dpaudit_ray.plan import record
 from dpaudit_ray.sweep import spec
 from jobs.scale.empty import Empty
 from tests.command import dpaudit, inline, refused, stored_scores, write_sweep
+from tests.report import handed
+from tests.report.handed import DP_SGD
 
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
 
 
-def sweep(**audit):
-    return {
-        "name": "pairs",
-        "seed": 3,
-        "mechanism": {
-            "name": "dp-sgd",
-            "data": {"name": "breast_cancer"},
-            "model": "fcnn",
-            "steps": 12,
-            "batch_size": 100,
-            "learning_rate": 0.1,
-            "clip_norm": 1.0,
-            "noise_multiplier": 3.0,
-        },
-        "adversary": "gradient",
-        "audit": {"trials": 400, "delta": 1e-5, "paired": True, "estimators": ["paired"], **audit},
-        "resources": {"pack_size": 100},
-    }
+def sweep(**changes):
+    mechanism = DP_SGD | {"steps": 12, "batch_size": 100, "noise_multiplier": 3.0}
+    audit = {"trials": 400, "delta": 1e-5, "paired": True, "estimators": ["paired"], **changes}
+    raw = handed.sweep("pairs", mechanism=mechanism, adversary="gradient", audit=audit, grid={})
+    return raw | {"resources": {"pack_size": 100}}
 
 
 @pytest.fixture(scope="module")

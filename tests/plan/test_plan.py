@@ -92,17 +92,6 @@ def test_an_accountant_without_an_answer_is_told(error, tiny, monkeypatch):
     )
 
 
-def test_what_is_stored_is_not_run_again(tiny, run):
-    plan = planning.open_run(spec.from_raw(tiny), run)
-    assert len(list(plan.remaining(run))) == 18
-    for pack in (Pack(0, 20, 29), Pack(1, 0, 9)):
-        store(run, plan, pack)
-    left = list(plan.remaining(run))
-    assert len(left) == 16
-    assert Pack(0, 20, 29) not in left
-    assert left == sorted(left, key=lambda pack: (pack.audit, pack.first))
-
-
 def test_opening_again_changes_no_file(tiny, run):
     plan = planning.open_run(spec.from_raw(tiny), run)
     for pack in plan.remaining(run):
@@ -132,16 +121,6 @@ def test_success_is_withdrawn_while_a_pack_is_missing(tiny, run):
     run.set_complete(True)
     planning.open_run(spec.from_raw(tiny), run)
     assert not run.complete
-
-
-def test_preview_writes_nothing(tiny, run):
-    plan = planning.preview(spec.from_raw(tiny), run)
-    assert not Path(run.location).exists()
-    assert planning.open_run(spec.from_raw(tiny), run) == plan
-    before = contents(run.location)
-    longer = planning.preview(with_trials(tiny, 120), run)
-    assert longer.trials == 240
-    assert contents(run.location) == before
 
 
 def test_networks_that_may_pool_convolutions_are_computed_otherwise_than_before():
@@ -311,12 +290,8 @@ def claimed(**fields: Any) -> Callable[[dict[str, Any]], object]:
         (lambda p: p.update(code=[{"modules": {"x": "0" * 64}}]), "code.0.versions: Field"),
         (lambda p: p["audits"][0]["packs"].append([85, 99]), "do not make up its 90 trials"),
         (lambda p: p["audits"][0].update(claims={}), "do not fit its 2 steps"),
-        (lambda p: p.update(audits=None), "audits: Input should be a valid tuple"),
         (claimed(noise_multiplier=float("nan")), "noise_multiplier: Input should be"),
-        (claimed(noise_multiplier=-1.0), "noise_multiplier: Input should be greater than 0"),
         (claimed(sample_rate=2.0), "sample_rate: Input should be less than or equal to 1"),
-        (claimed(releases=-1), "releases: Input should be greater"),
-        (claimed(sampling="sorted"), "audits.0.claimed.0.sampling: Input should be"),
         (lambda p: p["audits"][0].update(horizons=[2, 6]), "is the plan of another sweep"),
         (lambda p: p["audits"][0].update(declared=[100, 90]), "which do not rise to its trials"),
         (lambda p: p["audits"].pop(), "is the plan of another sweep"),
@@ -335,10 +310,10 @@ def test_a_tampered_plan_is_refused(change, problem, tiny, run):
         planning.read(run)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "3", "null!", '{"audits": {}}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null!", b"\xff\xfe", b'{"audits": {}}'])
 def test_a_plan_that_is_none_is_refused(content, tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
-    (Path(run.location) / "plan.json").write_text(content)
+    (Path(run.location) / "plan.json").write_bytes(content)
     assert "plan.json is " in refusal(spec.from_raw(tiny), run)
 
 

@@ -1,7 +1,6 @@
 """Score files that are damaged, foreign, or cannot be read at the moment."""
 
 import errno
-import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -15,8 +14,7 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import StorageError
-from dpaudit_ray.orchestration.trainer import PackTrainer
-from dpaudit_ray.plan import outcomes, quarantine
+from dpaudit_ray.plan import quarantine
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.storage.files import Folder
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -199,23 +197,3 @@ def test_the_same_scores_in_other_bytes_are_the_same(tmp_path):
     (tmp_path / "scores/a").mkdir(parents=True)
     pq.write_table(pack().table("a"), tmp_path / "scores/a/10-15.parquet", compression="none")
     run.write_scores("a", pack())
-
-
-def test_failures_are_on_record_before_the_driver_ends(tmp_path, monkeypatch):
-    """The third pack raises; the driver dies in the fifth."""
-    train, count = PackTrainer.train, itertools.count(1)
-
-    def fails(self: PackTrainer, *arguments: Any) -> Any:
-        error = {3: ValueError("boom"), 5: KeyboardInterrupt()}.get(next(count))
-        if error is not None:
-            raise error
-        return train(self, *arguments)
-
-    monkeypatch.setattr(PackTrainer, "train", fails)
-    with pytest.raises(KeyboardInterrupt):
-        da.run(sweep("dies", audit=AUDIT), storage_path=str(tmp_path), executor="inline")
-    run = RunDirectory(str(tmp_path / "dies"))
-    (failure,) = outcomes.recorded(run, planning.require(run))
-    assert (failure.pack.first, failure.message) == (20, "ValueError: boom")
-    assert "boom" in dpaudit("status", run.location).out
-    assert da.Result(run.location, False).scores["score"].notna().all()

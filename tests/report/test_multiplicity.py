@@ -105,16 +105,17 @@ def test_marks_over_ten_recorded_steps_are_wrong_in_at_most_5_percent_of_sweeps(
 
 
 def test_the_best_of_ten_audits_exceeds_the_truth_in_at_most_5_percent_of_sweeps(tmp_path):
+    sweeps, most = (120, 12) if LONG else (30, 4)  # Bin(30, .05) is above with a chance of 1.6 %
     wrong = unsplit = 0
-    for seed in range(SWEEPS):
+    for seed in range(sweeps):
         grid = {"mechanism.seed": list(range(10))}
         run = swept(tmp_path, seed, {}, audit=LEVEL, grid=grid)
         claim = run.plan.audits[0].claim
         largest = best(run)
         wrong += largest is not None and largest["epsilon_lower_together"] > claim
         unsplit += bool(run.estimates["epsilon_lower"].max() > claim)
-    assert wrong <= MOST
-    assert unsplit > SWEEPS * 0.25
+    assert wrong <= most
+    assert unsplit > sweeps / 6  # about two fifths; of 30, fewer than 6 come once in 180 seeds
 
 
 def test_a_violation_is_marked_and_the_best_is_what_is_certified(tmp_path):

@@ -17,13 +17,14 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import Verdict
 from tests.command import dpaudit
 from tests.conftest import ROOT
+from tests.long import LONG
 from tests.report.handed import played
 from tests.report.test_multiplicity import LEVEL, SWEEPS, swept
 
 
 @pytest.mark.parametrize(
     ("curve", "first"),
-    [("unknown", "accuracy"), ("gaussian", "paper-gdp"), ("unknown", "anytime")],
+    [("unknown", "accuracy"), ("gaussian", "paper-gdp")] + [("unknown", "anytime")] * LONG,
 )
 def test_no_quote_is_above_its_claim_beside_consistent(curve, first, tmp_path, monkeypatch):
     """Of true claims, three audits of two steps; bounds alone are above them in many sweeps.
@@ -44,7 +45,7 @@ def test_no_quote_is_above_its_claim_beside_consistent(curve, first, tmp_path, m
             assert not any(audit.quote.above for audit in answer.audits)
         assert answer.quote in [audit.quote for audit in answer.audits]
     assert consistent > SWEEPS / 4
-    assert unsplit > SWEEPS / 12, "else nothing is shown"
+    assert unsplit >= 2, "else nothing is shown"
 
 
 @pytest.fixture

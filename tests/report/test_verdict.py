@@ -1,9 +1,7 @@
 """The verdict: right about real training, silent when the claim is true, honest about power."""
 
 import copy
-import json
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +68,7 @@ def test_a_true_claim_is_consistent_and_ends_in_exit_0(healthy):
 
 def test_too_little_noise_is_a_violation_and_ends_in_exit_1(strong, tmp_path):
     strong["mechanism"]["name"] = f"{__name__}:Quiet"
+    strong["audit"]["trials"] = 700
     (audit,) = judged(strong, tmp_path).audits
     assert audit.verdict is Verdict.VIOLATION
     assert audit.refuted_after is not None
@@ -77,15 +76,6 @@ def test_too_little_noise_is_a_violation_and_ends_in_exit_1(strong, tmp_path):
     assert audit.effective_noise is not None
     assert 4.0 < audit.effective_noise < audit.noise_multiplier == pytest.approx(4.0 / 0.7)
     assert dpaudit("verify", tmp_path / "tiny").code == 1
-
-
-def test_a_partial_run_is_never_consistent_and_ends_in_exit_5(healthy, tmp_path):
-    run = Path(shutil.copytree(healthy, tmp_path / "partial"))
-    (last,) = run.glob("scores/*/1400-1499.parquet")
-    last.unlink()
-    outcome = dpaudit("verify", run, "--json")
-    assert outcome.code == 5
-    assert json.loads(outcome.out)["verdict"] == "INCONCLUSIVE"
 
 
 def test_few_trials_are_inconclusive_and_audits_share_the_budget(tiny, tmp_path):

@@ -156,14 +156,6 @@ def test_a_clock_that_jumps_takes_nothing_over(local, monkeypatch):
                 pass
 
 
-def test_a_slash_at_the_end_is_no_other_run(monkeypatch):
-    memory(monkeypatch)
-    location = "s3://bucket/runs/tiny"
-    assert RunDirectory.under("s3://bucket/runs/", "tiny").location == location
-    for place in (location, f"{location}//"):
-        assert RunDirectory(place).location == location
-
-
 WRITES: dict[str, Callable[[RunDirectory], object]] = {
     "scores": lambda run: run.write_scores("a", pack(16)),
     "the same scores": lambda run: run.write_scores("a", pack()),

@@ -11,9 +11,9 @@ from dpaudit_ray.plan import score_stream
 from dpaudit_ray.plan.score_stream import MissedPack
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores, encoded, score_frame
+from tests.storage.test_storage import SCORE_COLUMNS as COLUMNS
 from tests.storage.test_storage import altered
 
-COLUMNS = ["audit", "trial", "member", "step", "score"]
 WHY = {12: "ValueError: boom", 13: "took more than 5 s"}
 
 

@@ -65,7 +65,7 @@ class Unfinished(accounting.Accountant):
 
 
 def sampled(**audit: Any) -> dict[str, Any]:
-    how = {"path": f"{HERE}:train", "steps": 10, "sample_rate": 0.2}
+    how = {"path": f"{HERE}:train", "steps": 10, "sample_rate": 0.2, "isolated": False}
     return of_function("sampled", {"trials": 400, "accountants": ["pld"]} | audit, 20, **how) | {
         "seed": 0
     }
