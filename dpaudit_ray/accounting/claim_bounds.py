@@ -73,6 +73,8 @@ def curve(
 
 def remark(training: Training, accountant: str) -> str:
     """Note on what an accountant's answer will take for granted; mostly ""."""
+    if training.known == math.inf:
+        return "without noise nothing is claimed"
     named = find(accountant)
     proven, note = _proven(named, training)
     return "; ".join(filter(None, [note, _assumption(named, proven)]))

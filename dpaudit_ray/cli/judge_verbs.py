@@ -117,6 +117,7 @@ def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
 
 def _show_pairs(comparison: Comparison) -> None:
     from ..report import words
+    from ..report.quote import claimed
 
     sides = [side for pair in comparison.pairs for side in pair.sides]
     quotes = [side.quote for side in sides]
@@ -127,7 +128,7 @@ def _show_pairs(comparison: Comparison) -> None:
         "trials": [tables.progress_figure(side.entry) for side in sides],
         "eps >=": list(map(tables.quoted, quotes)),
         "assumes": [quote.assumes or "none yet" for quote in quotes],
-        "claim": [quote.claim for quote in quotes],
+        "claim": [Figure(claimed(quote.claim)) for quote in quotes],
         "right guesses": list(map(Figure, rates)),
     }
     terminal.show_table(words.heading(quotes), columns)

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from ..errors import printable
 from ..orchestration.progress import AuditProgress, Progress, Speed
+from ..report.quote import claimed
 from ..sweep.grid import shorten_labels
 from . import terminal
 from .terminal import ALARM, duration, marked, plural, speed
@@ -89,7 +90,7 @@ class View:
         audit = progress.audits[first]
         return (
             f"{totals}; {audit.label}: {audit.done}/{audit.trials}, eps >= {_bound(audit)} so far "
-            f"({audit.assumes}), claim {audit.claim:.2f}"
+            f"({audit.assumes}), claim {claimed(audit.claim, 2)}"
         )
 
 
@@ -147,7 +148,7 @@ def _table(progress: Progress, labels: list[str], shown: list[int]) -> Table:
         elif audit.decided is not None:
             done = f"{audit.done:,} enough"
         bound = _bound(audit)
-        cells = (done, bound, state if bound == "–" else audit.assumes, f"{audit.claim:.2f}")
+        cells = (done, bound, state if bound == "–" else audit.assumes, claimed(audit.claim, 2))
         style = ALARM if audit.above else "dim" * (state in ("waiting", "done"))
         table.add_row(_one_line(labels[index]), *map(Text, cells), style=style)
     return table

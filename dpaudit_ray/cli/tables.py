@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def show_overview(run: Run, answer: Answer | None, details: bool = False) -> None:
     """Prints a line per audit with the ε to quote; with `details` all that is known of it."""
     from ..report import verdict, words
+    from ..report.quote import claimed
     from ..report.tables import overview
     from ..stats import Status
     from ..storage.scores import UTILITY
@@ -38,7 +39,7 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
         "trials": [progress_figure(row) for row in rows],
         "eps >=": [quoted(quote) for quote in quotes],
         "assumes": [quote.assumes or "none yet" for quote in quotes],
-        "claim": column("epsilon_upper"),
+        "claim": [Figure(claimed(value)) for value in column("epsilon_upper")],
     }
     columns |= {name: None if all(map(math.isnan, column(name))) else column(name)
                 for name in UTILITY}  # fmt: skip
@@ -100,7 +101,7 @@ def quoted(quote: Quote) -> Figure:
 def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> None:
     """Prints the verdict in a sentence, a line per audit, and with `details` on what it rests."""
     from ..report import verdict, words
-    from ..report.quote import percent
+    from ..report.quote import claimed, percent
 
     quotes = [audit.quote for audit in answer.audits]
     terminal.explain(answer.sentence)
@@ -111,7 +112,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
             "verdict": [a.verdict for a in audits],
             "eps >=": [quoted(a.quote) for a in audits],
             "assumes": [a.quote.assumes or "none yet" for a in audits],
-            "claim": [a.claim for a in audits],
+            "claim": [Figure(claimed(a.claim)) for a in audits],
             "noise\nat most": [a.effective_noise or Figure("any") for a in audits],
         }
         for audit in audits:
@@ -148,7 +149,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
             "audit": [a.label for a in exact],
             "verdict": [a.verdict for a in exact],
             "eps": [a.epsilon for a in exact],
-            "claim": [a.claim for a in exact],
+            "claim": [Figure(claimed(a.claim)) for a in exact],
             "step": [a.step for a in exact],
         }
         terminal.show_table("" if audits else heading, columns)
@@ -166,6 +167,8 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
 
 def show_plan(name: str, outlook: Outlook) -> None:
     """Prints a line per audit, what the columns mean, and the time that is left."""
+    from ..report.quote import claimed
+
     audits = outlook.audits
     trials, packs = sum(a.trials for a in audits), sum(a.packs for a in audits)
     done = sum(a.packs_done for a in audits)
@@ -176,7 +179,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
             "trials": [a.trials for a in audits],
             "packs": [a.packs for a in audits],
             "done": [a.packs_done for a in audits],
-            "eps claim": [a.claim for a in audits],
+            "eps claim": [Figure(claimed(a.claim)) for a in audits],
             "max eps": [a.largest_certifiable for a in audits],
             "power": [None if a.power is None else Figure(f"{a.power:.0%}") for a in audits],
             "needed": [a.trials_needed for a in audits],
@@ -241,7 +244,7 @@ def _advice(audit: AuditOutlook) -> Iterator[str]:
         yield "nothing is claimed to leak, so no bound comes near; `verify` tests the claim"
         return
     if not audit.claim < math.inf:
-        yield "the claim is infinite, so no bound comes near; more noise, or another accountant"
+        yield "nothing is claimed, so no bound comes near; more noise, or another accountant"
         return
     shown = f"{audit.likely:.2f} of the {audit.claim:.2f}" if audit.likely else "nothing"
     yield f"{audit.trials:,} trials show {shown}, 4 times in 5"

@@ -40,7 +40,7 @@ class Claimed:
     `sample_rate` the chance that a release contains it.
     """
 
-    noise_multiplier: Annotated[float, Field(gt=0, lt=math.inf)]
+    noise_multiplier: Annotated[float, Field(ge=0, lt=math.inf)]
     releases: NonNegativeInt
     sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     sampling: Sampling = Sampling.POISSON

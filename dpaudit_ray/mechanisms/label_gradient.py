@@ -135,6 +135,7 @@ class LabelGradient(Mechanism):
         target = self.target
         required = {
             "sampling": (isinstance(target.sampling, Fixed | Shuffle), "fixed or shuffle"),
+            "noise_multiplier": (target.noise_multiplier != 0, "above 0"),
             "loss": (target.loss == "cross-entropy", "cross-entropy: labels are classes"),
             "augmentations": (target.augmentations == 1, "1: a release is of records, not views"),
             "held_out": (target.held_out is None, "nothing: the target has no models to compare"),

@@ -82,7 +82,7 @@ def _range(claimed: tuple[Claimed, ...], delta: float, name: str) -> tuple[Float
 def _mu(training: Training) -> float:
     """Of what is claimed without amplification."""
     fixed = training.unamplified
-    return math.sqrt(fixed.steps) / fixed.unit_noise
+    return math.sqrt(fixed.steps) / fixed.unit_noise if fixed.unit_noise else math.inf
 
 
 @functools.lru_cache(maxsize=1024)
@@ -118,7 +118,7 @@ def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float],
     @functools.cache
     def at_noise(noise: float) -> Curve:
         training = claimed.at_noise(noise)
-        if claimed.gaussian and accountant == "gaussian":
+        if claimed.gaussian and (accountant == "gaussian" or not noise):
             return curve.gaussian(_mu(training))
         # The points that matter are those of the Gaussian claim with the same ε at δ.
         epsilon = accounting.epsilon_of(training, delta, accountant).upper

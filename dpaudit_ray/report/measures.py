@@ -21,7 +21,7 @@ from ..plan.model import PlannedAudit
 from ..plan.score_stream import Trials
 from ..stats import clopper_pearson_lower, clopper_pearson_upper, gdp, profile
 from ..stats.base import alike_in_a_row, checked
-from ..stats.curve import Curve
+from ..stats.curve import Curve, gaussian
 from ..stats.guess_count_bound import GuessCounter
 from ..stats.threshold_rates import Worlds
 from ..sweep.cell import Cell
@@ -151,6 +151,8 @@ class Profile:
 def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
     """What the first accountant claims at the last step, at so many ε."""
     accountant = next(iter(audit.claims))
+    if audit.claim == math.inf:
+        return gaussian(math.inf)
     if ":" in accountant and imports.is_data(accountant):  # its one recorded point
         return Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
     training = cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).training

@@ -13,6 +13,7 @@ import markupsafe
 from ..errors import lines
 from ..version import __version__
 from . import words
+from .quote import claimed
 from .tables import Run, overview
 from .verdict import Answer
 
@@ -62,6 +63,7 @@ def environment(**options: Any) -> jinja2.Environment:
         finalize=_shown,
         **options,
     )
+    templates.filters["claimed"] = claimed
     templates.filters["embedded"] = lambda png: (
         f"data:image/png;base64,{base64.b64encode(png).decode()}"
     )

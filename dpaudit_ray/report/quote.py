@@ -66,6 +66,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.6g} %"
 
 
+def claimed(epsilon: float, digits: int = 3) -> str:
+    """The ε of a claim as it is shown; `nothing` where all may leak."""
+    return "nothing" if epsilon == math.inf else f"{epsilon:,.{digits}f}"
+
+
 def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     """The quote of an audit by its number; `refuted`: trials refute its claim."""
     audit, cell = run.plan.audits[index], run.sweep.cells[index]

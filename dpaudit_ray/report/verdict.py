@@ -125,19 +125,21 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
     """
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
     sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.mechanism.sampled]
-    alpha = (1 - confidence) / max(len(sampled), 1)
+    claiming = [index for index in sampled if run.plan.audits[index].claim < math.inf]
+    alpha = (1 - confidence) / max(len(claiming), 1)
     tests, audits = dict[int, Test](), dict[int, AuditVerdict]()
     for index in sampled:
         tests[index], audits[index] = _judge_audit(run, index, alpha, thorough)
     exact = {i: _judge_exact(run, i) for i in range(len(run.plan.audits)) if i not in audits}
-    evidence = average_evidence([test.latest for test in tests.values()] or [0.0])
+    evidence = average_evidence([tests[index].latest for index in claiming] or [0.0])
     needed = -math.log(EVIDENCE_SHARE * (1 - confidence))
     verdicts = {index: audit.verdict for index, audit in (audits | exact).items()}
     whole = _together(run, verdicts, evidence >= needed)
     if whole is Verdict.CONSISTENT and any(audit.above for audit in audits.values()):
         whole = Verdict.INCONCLUSIVE
     hints = list[str]()
-    weak = [i for i, a in audits.items() if a.trials == a.planned and a.power < REQUIRED_POWER]
+    weak = [i for i in claiming if audits[i].trials == audits[i].planned]
+    weak = [i for i in weak if audits[i].power < REQUIRED_POWER]
     if whole is Verdict.INCONCLUSIVE and weak:
         nearest = max(weak, key=lambda index: audits[index].power)
         with contextlib.suppress(DpauditError):  # code or data that would tell are not here
@@ -162,9 +164,13 @@ def _together(run: Run, verdicts: Mapping[int, Verdict], refuted: bool) -> Verdi
 
 
 def _by_mechanism(run: Run, verdicts: Mapping[int, Verdict]) -> dict[str, Verdict]:
-    """What the audits of each mechanism show, of verdicts by number: the first in their order."""
+    """What the audits of each mechanism show, of verdicts by number: the first in their order.
+
+    Mechanisms that claim nothing are left out, unless all are of that kind.
+    """
     shown = dict[str, Verdict]()
-    for index, verdict in verdicts.items():
+    claiming = {i: v for i, v in verdicts.items() if run.plan.audits[i].claim < math.inf}
+    for index, verdict in (claiming or verdicts).items():
         mechanism = run.sweep.cells[index].mechanism.model_dump_json()
         shown[mechanism] = min(shown.get(mechanism, verdict), verdict, key=list(Verdict).index)
     return shown
@@ -360,7 +366,7 @@ def worded(run: Run, judged: RunVerdict) -> Answer:
     # The largest quote of the mechanisms that decide; of those that hold together, if any do.
     shown = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})
     quotes = [
-        (shown[cell.mechanism.model_dump_json()] is judged.verdict, audit.quote)
+        (shown.get(cell.mechanism.model_dump_json()) is judged.verdict, audit.quote)
         for cell, audit in zip(run.sweep.cells, audits, strict=True)
     ]
     decides = any(deciding for deciding, _ in quotes)
@@ -393,6 +399,8 @@ def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerd
     if (ended := run.decided.get(index)) is not None:
         return f"`stop_when` ended it after {ended:,} of {audit.planned:,} trials"
     done = run.done(run.plan.audits[index])
+    if audit.claim == math.inf and done:
+        return "it claims nothing, so there is nothing to refute"
     if audit.trials == 0:
         return f"{done:,} trials are done, but not the first ones" if done else "no trial is done"
     if audit.above:
@@ -418,13 +426,14 @@ def _sentence(run: Run, judged: RunVerdict, audits: list[AuditAnswer], largest: 
     """What follows the verdict: what was found, the ε that was measured, and what that is worth."""
     several, outcome = len(audits) > 1, judged.verdict
     alike = [audit for audit in audits if audit.verdict is outcome]
-    alike.sort(key=lambda audit: not audit.quote.above)
+    alike.sort(key=lambda audit: (audit.quote.claim == math.inf, not audit.quote.above))
     first = f"{alike[0].label}: " * several + alike[0].reason if alike else ""
     if largest.epsilon is None:
         measured = f"There is no ε to quote: {largest.reason}."
     else:
         level = f"{largest.label}; " * several + largest.level
         claim = f"{', above' if largest.above else ' of'} the claimed {largest.claim:,.3f}"
+        claim = claim if largest.claim < math.inf else " where nothing is claimed"
         measured = f"Measured ε {'=' if largest.exact else '≥'} {largest.text}{claim} ({level})."
     if outcome is Verdict.VIOLATION:
         more = f" (and {len(alike) - 1} more audits)" * (len(alike) > 1)

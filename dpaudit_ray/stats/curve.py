@@ -136,8 +136,8 @@ class Responses:
 def gaussian(mu: float) -> Curve:
     """The claim "μ-GDP", at points of which half are where trials fall, half where mistakes do."""
     nonnegative("mu", mu)
-    if mu == 0:
-        return Curve(np.zeros(1), np.zeros(1))
+    if mu in (0, np.inf):  # which claims that nothing leaks, or nothing
+        return Curve(np.zeros(1), np.full(1, mu > 0, np.float64))
     # Worlds at ±μ/2 have log odds μ x at distance x from their midpoint.
     x = np.linspace(0.0, mu / 2 + 8.0, 2000)
     fall = special.ndtr(x - mu / 2) - special.ndtr(-x - mu / 2)

@@ -244,5 +244,8 @@ def sentence(fpr: float, rate: Interval, confidence: float, claim: Curve | None 
         f"of 1,000 members, an attacker who accuses {1000 * fpr:g} of 1,000 strangers wrongly "
         f"finds {1000 * rate.value:.0f} by these scores ({100 * confidence:g} %: {low} to {high})"
     )
-    most = 0 if claim is None else math.ceil(1000 * float(claim.true_positive_rate(fpr)[0]))
-    return f"{text}; by the claim any attacker finds at most {most}" if claim else text
+    if claim is None:
+        return text
+    if (most := math.ceil(1000 * float(claim.true_positive_rate(fpr)[0]))) == 1000:
+        return f"{text}; the claim excludes no number"
+    return f"{text}; by the claim any attacker finds at most {most}"

@@ -250,7 +250,7 @@ def test_how_many_trials_would_do_is_said_of_the_weakest(monkeypatch):
         (audit(2.0, trials_needed=900, packs_done=1), "900, with another name and seed"),
         (audit(2.0, trials_needed=900, packs_done=1, grows=True), "90 %: --set audit.trials=900"),
         (audit(500.0), "more of them do not show 90 % of such a claim: take more noise, or few"),
-        (audit(math.inf), "the claim is infinite, so no bound comes near; more noise, or another"),
+        (audit(math.inf), "nothing is claimed, so no bound comes near; more noise, or another"),
         (audit(0.0), "nothing is claimed to leak"),
     ],
 )

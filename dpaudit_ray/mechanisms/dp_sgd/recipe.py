@@ -44,6 +44,11 @@ def _share_or_data(raw: Any) -> Any:
         return parse(Data, raw, "held_out")
 
 
+def _infinite(raw: Any) -> Any:
+    """No norm is larger than infinity."""
+    return math.inf if raw is None else raw
+
+
 def _loss_name(name: str) -> str:
     if ":" in name:
         return imports.check(name, "loss")
@@ -61,8 +66,12 @@ class Recipe(Strict):
     steps: int = Field(ge=1, le=10**7)  # of a training
     batch_size: int = Field(ge=1)  # expected, where batches vary
     learning_rate: float = Field(gt=0)  # of the first step after the warm-up
-    clip_norm: float = Field(gt=0)  # C, the norm to clip each gradient to
-    noise_multiplier: float | None = Field(default=None, gt=0)  # σ: a sum's noise has deviation σC
+    # C, the norm to clip each gradient to; null, for none, where there is no noise
+    clip_norm: Annotated[float, BeforeValidator(_infinite)] = Field(
+        default=math.inf, gt=0, allow_inf_nan=True
+    )
+    # σ: a sum's noise has deviation σC; 0: none, which claims nothing
+    noise_multiplier: float | None = Field(default=None, ge=0)
     epsilon: float | None = Field(default=None, gt=0)  # in place of σ: the claim at `delta`
     delta: float | None = Field(default=None, gt=0, lt=1)  # of `epsilon`; else the audit's
     accountant: str | None = None  # of `epsilon`; else the audit's first
@@ -103,6 +112,8 @@ class Recipe(Strict):
         elif self.noise_multiplier is not None:
             both = f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}"
             raise SpecError("epsilon", f"{both}: each says how much noise there is; leave one out")
+        if math.isinf(self.clip_norm) and self.noise_multiplier != 0:
+            raise SpecError("clip_norm", "is required where there is noise; give a norm")
         name, names = self.accountant, accounting.accountants()
         if name is not None and ":" not in name and name not in names:
             raise SpecError("accountant", f"unknown accountant {name!r}; known: {', '.join(names)}")
@@ -181,6 +192,9 @@ class Recipe(Strict):
     def check_adversary(self, adversary: Adversary) -> None:
         """Raises SpecError for an adversary that cannot attack this training; reads no data."""
         period, sampling = adversary.period, self.sampling
+        if self.noise_multiplier == 0 and not adversary.private_records:
+            problem = f"is 0, of which nothing is claimed that {adversary.name} could audit"
+            raise SpecError("mechanism.noise_multiplier", f"{problem}; use a number above 0")
         if self.steps % period:
             problem = f"is {period}, which does not divide the {self.steps} steps; use a divisor"
             raise SpecError("adversary.period", problem)

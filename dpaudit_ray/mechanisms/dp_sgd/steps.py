@@ -36,6 +36,7 @@ from .updates import Noisy, State
 Array = npt.NDArray[Any]
 _LARGE = 1 << 16  # numbers whose noise is drawn beside the gradients: half a millisecond
 _LARGEST = 1e15  # entry of a crafted example: squares and their sums must not overflow
+_LARGEST_NORM = 1e30  # to clip to: Opacus multiplies it by a noise of 0
 _OPTIMIZER = "optimizer."  # what names of an optimizer's moments begin with in a state
 
 
@@ -209,6 +210,9 @@ class PackedSteps:
         return update
 
     def _draw(self, update: Tensor) -> None:
+        if self._recipe.noise == 0:
+            update.zero_()
+            return
         self._noise.fill(update)
         update *= self._recipe.noise * self._recipe.clip_norm
 
@@ -263,7 +267,7 @@ class OpacusSteps:
         self._optimizer = DPOptimizer(
             recipe.optimizer.torch(self._parameters, recipe.learning_rate),
             noise_multiplier=recipe.noise,
-            max_grad_norm=recipe.clip_norm,
+            max_grad_norm=min(recipe.clip_norm, _LARGEST_NORM),
             expected_batch_size=recipe.batch_size,
             generator=generator(seed, device),
         )
