@@ -37,10 +37,11 @@ class Reading:
 
     @classmethod
     def of_audit(cls, run: Run, index: int, trials: Trials | None = None) -> Reading | None:
-        """Of an audit by its number; None where fewer than 20 trials are done, or of one world."""
+        """Of an audit by its number; None where fewer than 20 trials ran, or of one world."""
         audit, cell = run.plan.audits[index], run.sweep.cells[index]
         trials = Trials.joined(audit, run.prefix(audit)) if trials is None else trials
-        if len(trials.members) < _FEWEST or trials.members.all() or not trials.members.any():
+        bits = trials.shown.members
+        if len(bits) < _FEWEST or bits.all() or not bits.any():
             return None
         if not cell.adversary.private_records:  # more would resolve nothing that is told
             trials = trials.first(max(_MOST // audit.together, 1) * audit.together)

@@ -1,11 +1,14 @@
 """What an audit's scores tell of membership: in Python, on the page, in `status --json`."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dpaudit_ray as da
+from dpaudit_ray.plan.score_stream import Trials
 from dpaudit_ray.report.membership_rates import Reading
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
@@ -32,4 +35,8 @@ def test_python_status_and_page_say_what_scores_show_beside_the_claim(tmp_path):
 
 
 def test_too_few_trials_tell_nothing(tmp_path):
-    assert da.open(played(sweep(), tmp_path, 1)).membership.empty
+    run = Run.open(str(played(sweep(), tmp_path, 6)))
+    trials = Trials.joined(run.plan.audits[0], run.prefix(run.plan.audits[0]))
+    assert Reading.of_audit(run, 0, trials) is not None
+    few = np.arange(len(trials.members)) < 19
+    assert Reading.of_audit(run, 0, dataclasses.replace(trials, missed=~few)) is None
