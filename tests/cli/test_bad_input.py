@@ -33,7 +33,11 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("resources.custom_resources", {"a": 0}, "resources.custom_resources.a: must be greater than"),
     ("resources.custom_resources", {"GPU": 1}, "resources.custom_resources: names GPU; use num_"),
     ("resources.label_selector", {"kind": "a b"}, "resources.label_selector.kind: must be a label"),
-    ("mechanism.noise_multiplier", -1.0, "mechanism.noise_multiplier: must be greater than 0, got"),
+    (
+        "mechanism.noise_multiplier",
+        -1.0,
+        "mechanism.noise_multiplier: must be at least 0, got -1.0",
+    ),
     ("mechanism.noise_multiplier", NAN, "mechanism.noise_multiplier: must be finite, got nan"),
     ("mechanism.batch_size", 570, "mechanism.batch_size: is 570, but breast_cancer has 569"),
     ("adversary.period", 7, "adversary.period: is 7, which does not divide the 6 steps"),

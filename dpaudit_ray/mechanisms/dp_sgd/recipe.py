@@ -67,9 +67,7 @@ class Recipe(Strict):
     batch_size: int = Field(ge=1)  # expected, where batches vary
     learning_rate: float = Field(gt=0)  # of the first step after the warm-up
     # C, the norm to clip each gradient to; null, for none, where there is no noise
-    clip_norm: Annotated[float, BeforeValidator(_infinite)] = Field(
-        default=math.inf, gt=0, allow_inf_nan=True
-    )
+    clip_norm: Annotated[float, BeforeValidator(_infinite)] = Field(gt=0, allow_inf_nan=True)
     # σ: a sum's noise has deviation σC; 0: none, which claims nothing
     noise_multiplier: float | None = Field(default=None, ge=0)
     epsilon: float | None = Field(default=None, gt=0)  # in place of σ: the claim at `delta`
