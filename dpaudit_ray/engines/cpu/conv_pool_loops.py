@@ -433,23 +433,36 @@ def descend(
     A few samples go back through all stages at a time: their gradients are in cache when their
     norms are known. `g` [n, B, h · w · o] are gradients of the last stage's pooled outputs;
     `squares` [n, B] squared norms of all other parameters' gradients, and factors afterwards.
+    Samples of weight 0 are left out.
     """
     n, batch = squares.shape
+    factors = np.zeros(_SAMPLES, squares.dtype)
+    counted = np.zeros(batch, np.int64)
     for m in range(n):
-        for first in range(0, batch, _SAMPLES):
-            many = min(_SAMPLES, batch - first)
+        count = 0
+        for s in range(batch):
+            if weights[m, s] == 0:
+                squares[m, s] = 0
+            else:
+                counted[count] = s
+                count += 1
+        for first in range(0, count, _SAMPLES):
+            many = min(_SAMPLES, count - first)
             for i in range(many):
-                _copy(g[m, first + i], room[i])
+                _copy(g[m, counted[first + i]], room[i])
             for stage in literal_unroll(stages):
                 for i in range(many):
-                    squares[m, first + i] += _form_at(stage, (m, first + i, i), room[i])
+                    s = counted[first + i]
+                    squares[m, s] += _form_at(stage, (m, s, i), room[i])
                     if stage.below[0] > 0:
                         _push_below(stage, m, room[i])
-            for s in range(first, first + many):
+            for i in range(many):
+                s = counted[first + i]
                 norm = math.sqrt(squares[m, s])
                 squares[m, s] = weights[m, s] * (clip_norm / norm if norm > clip_norm else 1.0)
+                factors[i] = squares[m, s]
             for stage in literal_unroll(stages):
-                _add_at(stage, m, many, squares[m, first : first + many])
+                _add_at(stage, m, many, factors)
 
 
 @inlined
