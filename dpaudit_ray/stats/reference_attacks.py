@@ -6,7 +6,8 @@ are independent given the calibration, and intervals may count them.
 
 Sources: `loss` Yeom et al. 2018; `calibrated` Watson et al. 2022, by the mean of models without the
 record; `lira` Carlini et al. 2022, Algorithm 1; `rmia` Zarifzadeh et al. 2024, its likelihood ratio
-and its line for models that are missing offline, with all records as the population.
+and its line for models that are missing offline, with all records as the population; `quantile`
+Bertran et al. 2023, its normal distribution, of which mean and log variance are linear here.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from .base import Members, Scores
 from .error_rates import Floats
 from .membership import Membership
 
-Attack = Literal["loss", "calibrated", "lira", "rmia"]
+Attack = Literal["loss", "calibrated", "lira", "rmia", "quantile"]
 Variance = Literal["record", "global"]
+_TURNS = 30
 _BLOCK = 2**21  # logits that are calibrated on at once: 16 MiB
 
 
@@ -38,6 +40,7 @@ def membership(  # noqa: PLR0913 (options of attacks go by name)
     variance: Variance = "record",
     gamma: float = 2.0,
     slope: float = 0.3,
+    features: npt.ArrayLike | None = None,
     calibrating: int | None = None,
     confidence: float = 0.95,
 ) -> Membership:
@@ -47,9 +50,11 @@ def membership(  # noqa: PLR0913 (options of attacks go by name)
     bool likewise, whether the training had the record, by a fair coin of each. The first half of
     the trainings calibrates, or `calibrating` of them. The `attack` is `loss`, log p; `calibrated`,
     log p above its mean without the record; `lira`, log N(s; in) - log N(s; out), offline (s - μ) /
-    σ of those without, of which Φ is the paper's test; or `rmia`, the share of records whose ratio
-    p / p̄ is exceeded `gamma` times. `online`: whether there are models with the record; else `rmia`
-    gives these slope * p + 1 - slope. `variance`: of each "record", or "global" for few models.
+    σ of those without, of which Φ is the paper's test; `rmia`, the share of records whose ratio
+    p / p̄ is exceeded `gamma` times; or `quantile`, (s - μ) / σ as other records without which are
+    like it in `features`, float [records, any], let expect: for one calibrating training or few.
+    `online`: whether there are models with the record; else `rmia` gives these slope * p + 1 -
+    slope. `variance`: of each "record", or "global" for few models.
 
     Returns the judged trainings' attack scores with their bits. Raises ValueError for other values,
     NaN, or a record that is in, or out, of too few calibrating trainings.
@@ -69,10 +74,12 @@ def membership(  # noqa: PLR0913 (options of attacks go by name)
     if not 0 < first < len(values):
         most = len(values) - 1
         raise ValueError(f"calibrating must lie in 1..{most}, got {first}; the others are judged")
-    least = 2 if (attack, variance) == ("lira", "record") else 1
+    least = 2 if (attack, variance) == ("lira", "record") else int(attack != "quantile")
     read, sides = _READ[attack], list[_Side]()
-    for inside in {"loss": (), "calibrated": (False,)}.get(attack, (False, True)[: 1 + online]):
+    without = attack in ("calibrated", "quantile")
+    for inside in () if attack == "loss" else (False,) if without else (False, True)[: 1 + online]:
         sides.append(_Side.calibrated(values[:first], bits[:first], inside, read, least))
+    mean, deviation = sides[0].like(features) if attack == "quantile" else (0.0, 1.0)
     scores = np.empty((len(values) - first, values.shape[1]))
     for row, judged in zip(scores, values[first:], strict=True):
         logit = judged.astype(np.float64)
@@ -81,6 +88,8 @@ def membership(  # noqa: PLR0913 (options of attacks go by name)
             row[:] = _lira(shown, sides, variance)
         elif attack == "rmia":
             row[:] = _rmia(logit, sides, gamma, slope)
+        elif attack == "quantile":
+            row[:] = (shown - mean) / deviation
         else:
             row[:] = shown - (sides[0].mean if sides else 0)
     return Membership(scores, bits[first:], confidence)
@@ -111,7 +120,7 @@ class _Side:
                     f"each record must be {'in' if inside else 'out'} of {least} or more "
                     f"calibrating trainings, got {few} of {n}; take more, or online=False"
                 )
-            mean = np.where(chosen, values, 0.0).sum(axis=0) / count
+            mean = np.where(chosen, values, 0.0).sum(axis=0) / np.maximum(count, 1)
             squares = (np.where(chosen, values - mean, 0.0) ** 2).sum(axis=0)
             parts.append(np.stack([count, mean, squares]))
         return cls(*np.concatenate(parts, axis=1))
@@ -121,6 +130,35 @@ class _Side:
         shared = math.sqrt(self.squares.sum() / max(self.count.sum() - len(self.count), 1))
         records = np.sqrt(self.squares / self.count)
         return np.maximum(records if variance == "record" else shared, 1e-6 * shared + 1e-12)
+
+    def like(self, features: npt.ArrayLike | None) -> tuple[Floats, Floats]:
+        """Mean and deviation that records of such features [m, d] have, [m] each.
+
+        The likeliest normal distribution, by turns: the mean given the variance, then a step of
+        the log variance. ValueError for other features.
+        """
+        given = np.asarray(features, np.float64)
+        if given.ndim != 2 or len(given) != len(self.count) or not np.isfinite(given).all():
+            problem = f"features must be finite numbers [{len(self.count)} records, any number]"
+            raise ValueError(f"{problem}, got shape {given.shape}")
+        spread = given.std(axis=0)
+        centred = (given - given.mean(axis=0))[:, spread > 0] / spread[spread > 0]
+        design = np.column_stack([np.ones(len(given)), centred])
+        seen, log_variance = np.maximum(self.count, 1), np.zeros(len(given))
+
+        def fitted(target: Floats, weights: Floats) -> Floats:
+            root = np.sqrt(weights)
+            coefficients = np.linalg.lstsq(design * root[:, None], target * root, rcond=1e-8)[0]
+            return np.asarray(design @ coefficients)
+
+        for turn in range(_TURNS):
+            mean = fitted(self.mean, self.count * np.exp(-log_variance))
+            squares = (self.squares + self.count * (self.mean - mean) ** 2) / seen
+            if turn == 0:
+                log_variance += math.log(float(self.count @ squares) / self.count.sum() + 1e-12)
+            excess = squares * np.exp(-log_variance) - 1
+            log_variance += fitted(excess, self.count.astype(np.float64))
+        return mean, np.exp(log_variance / 2)
 
 
 def _lira(logits: Floats, sides: list[_Side], variance: Variance) -> Scores:
@@ -143,5 +181,6 @@ _READ: dict[str, Callable[[Floats], Floats]] = {  # what is calibrated
     "loss": special.log_expit,
     "calibrated": special.log_expit,
     "lira": lambda logits: logits,
+    "quantile": lambda logits: logits,
     "rmia": special.expit,
 }

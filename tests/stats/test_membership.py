@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 import dpaudit_ray as da
 from dpaudit_ray.stats.curve import gaussian
@@ -69,6 +69,24 @@ def test_rmia_is_its_paper(gamma, slope):
         assert shown.scores[row, column] == pytest.approx(twin, abs=1e-6)
 
 
+def test_quantile_is_its_paper():
+    """Bertran et al. 2023, equation for normal scores, by the likelihood of all logits."""
+    logits, members = references(records=40)
+    features = np.random.default_rng(2).normal(size=(40, 2))
+    members[:, 3] = True  # is never out: nothing is known of it but its features
+    logits += features[:, 0] * (1 + logits)
+    shown = da.membership(logits, members, "quantile", features=features, calibrating=6).scores
+    design, out = np.column_stack([np.ones(40), features]), ~members[:6]
+
+    def negative(parameters):
+        mean, deviation = design @ parameters[:3], np.exp(design @ parameters[3:])
+        return -stats.norm(mean, deviation).logpdf(logits[:6])[out].mean()
+
+    best = optimize.minimize(negative, np.zeros(6), tol=1e-12).x
+    twin = (logits[6:] - design @ best[:3]) / np.exp(design @ best[3:])
+    np.testing.assert_allclose(shown, twin, atol=1e-4)
+
+
 def test_difficulty_is_taken_away_and_blocks_change_nothing(monkeypatch):
     logits, members = references()
     whole = {name: da.membership(logits, members, name).scores for name in ("lira", "rmia")}
@@ -86,7 +104,11 @@ def test_difficulty_is_taken_away_and_blocks_change_nothing(monkeypatch):
     [
         ("got shapes", {"members": np.ones((24, 6), bool)}),
         ("calibrating must lie in 1..23, got 24", {"calibrating": 24}),
-        ("attack must be one of loss, calibrated, lira, rmia, got 'lora'", {"attack": "lora"}),
+        ("attack must be one of .*, rmia, quantile, got 'lora'", {"attack": "lora"}),
+        (
+            r"\[7 records, any number\], got shape \(7,\)",
+            {"attack": "quantile", "features": [0] * 7},
+        ),
         ("variance must be one of record, global, got 'all'", {"variance": "all"}),
         ("in of 2 or more calibrating", {"members": references()[1] & (np.arange(7) > 0)}),
         ("got NaN", {"logits": np.full((24, 7), np.nan)}),
