@@ -3,7 +3,8 @@
 Scores of one training share its model, so they are dependent, and every interval counts trainings,
 which are independent. One score from each: bounds are exact (Clopper, Pearson 1934). Several: they
 are of a binomial that varies as trainings do (Korn, Graubard 1998). The TPR at a given FPR is
-bounded at two thresholds (Woodruff 1952): at one the FPR is surely below, at the other above.
+bounded at thresholds whose own FPR is below, or above, by so many standard deviations (Woodruff
+1952): what error is left bounds the TPR there, and the worst of all ways to share it counts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from .error_rates import Floats, clopper_pearson_lower, clopper_pearson_upper, f
 
 RATES = (0.1, 0.01, 0.001)  # FPRs that are told, where they are resolved
 _FEWEST = 10  # false positives that an FPR must have, of as many scores as there are: 10 / R
+# At which error is shared between FPR and TPR; a little more of it, so that none between is worse.
+_ANGLES = np.linspace(0, math.pi / 2, 4)
+_MORE = 1 / math.cos(math.pi / 12)
 _BAND = 12  # FPRs that share the error of the simultaneous band
 _CUTS, _BLOCK = 1001, 2**21  # thresholds that are tried; scores that are ranked at once, 16 MiB
 
@@ -72,17 +76,22 @@ class Membership:
     def true_positive_rate(self, fpr: float, confidence: float | None = None) -> Interval:
         """The TPR at an FPR in (0, 1), with its interval, at the confidence or another one."""
         in_unit("fpr", fpr)
-        alpha = (1 - (self.confidence if confidence is None else confidence)) / 4
+        alpha = (1 - (self.confidence if confidence is None else confidence)) / 2
         outside, inside = self._worlds
         allowed = math.floor(fpr * outside.n * (1 + 1e-12))
-        value = inside.above(outside.falling[allowed], "left") / inside.n
-        below = first_where(lambda k: outside.upper(k, alpha) > fpr, outside.n) - 1
-        beyond = first_where(lambda k: outside.lower(k, alpha) >= fpr, outside.n + 1)
-        low, high = 0.0, 1.0
-        if below >= 0:
-            low = inside.lower(inside.above(outside.falling[below], "left"), alpha)
-        if beyond <= outside.n:
-            high = inside.upper(inside.above(outside.falling[beyond - 1], "right"), alpha)
+        accused = inside.above(outside.falling[allowed], "left")
+        value, low, high = accused / inside.n, 1.0, 0.0
+        z, tied = _MORE * float(special.ndtri(1 - alpha)), outside.opposed(allowed, inside, accused)
+        for off in z * np.sin(_ANGLES):  # by so many deviations the FPR may be off
+            rest = tied * off + math.sqrt((1 - tied**2) * (z**2 - off**2))  # and the TPR by these
+            of_fpr, of_tpr = special.ndtr([-off, -rest]).tolist()
+            below, beyond = outside.around(fpr, of_fpr)
+            edge = 0 if below < 0 else inside.above(outside.falling[below], "left")
+            low = min(low, inside.lower(edge, of_tpr))
+            edge = inside.n
+            if beyond <= outside.n:
+                edge = inside.above(outside.falling[beyond - 1], "right")
+            high = max(high, inside.upper(edge, of_tpr))
         return Interval(value, min(low, value), max(high, value))
 
     @functools.cached_property
@@ -207,6 +216,17 @@ class _World:
         ends = (np.searchsorted(other.falling, self.falling, side) for side in ("left", "right"))
         return np.asarray(sum(ends) / (2 * other.n))
 
+    def around(self, rate: float, alpha: float) -> tuple[int, int]:
+        """The most highest scores of a rate surely below, and the fewest of one at least that."""
+        below = first_where(lambda k: self.upper(k, alpha) > rate, self.n) - 1
+        return below, first_where(lambda k: self.lower(k, alpha) >= rate, self.n + 1)
+
+    def opposed(self, k: int, other: _World, j: int) -> float:
+        """How much trainings with more of the k highest have fewer of the other's j, in [0, 1]."""
+        moved = self._moved(k), other._moved(j)
+        scale = math.sqrt(float(moved[0] @ moved[0]) * float(moved[1] @ moved[1]))
+        return min(max(-float(moved[0] @ moved[1]) / scale, 0.0), 1.0) if scale > 0 else 0.0
+
     def upper(self, k: int, alpha: float) -> float:
         """Bound on the chance of a score as high as the k highest ones; exceeded with `alpha`."""
         return float(clopper_pearson_upper(*self._counts(k, alpha), alpha))
@@ -217,9 +237,14 @@ class _World:
     def _counts(self, k: int, alpha: float) -> tuple[float, float]:
         if self.sizes.max() <= 1:  # independent
             return k, self.n
-        counts, rate = np.bincount(self.rows[:k], minlength=len(self.sizes)), k / self.n
-        size = _effective(rate, (counts - rate * self.sizes) / self.n, self.n, alpha)
+        rate = k / self.n
+        size = _effective(rate, self._moved(k), self.n, alpha)
         return rate * size, size
+
+    def _moved(self, k: int) -> Floats:
+        """By how much each training moves the share of the k highest, float64 [trainings]."""
+        counts = np.bincount(self.rows[:k], minlength=len(self.sizes))
+        return np.asarray((counts - k / self.n * self.sizes) / self.n, np.float64)
 
 
 def _effective(value: float, moved: Floats, most: int, alpha: float) -> float:
@@ -229,7 +254,8 @@ def _effective(value: float, moved: Floats, most: int, alpha: float) -> float:
         return 0.0
     variance, spread = n / (n - 1) * float(moved @ moved), value * (1 - value)
     size = min(spread / variance, most) if variance > 0 < spread else min(n, most)
-    return size * float(special.ndtri(1 - alpha) / special.stdtrit(n - 1, 1 - alpha)) ** 2
+    level = max(1 - alpha, 0.51)  # both quantiles are 0 at 1/2
+    return size * float(special.ndtri(level) / special.stdtrit(n - 1, level)) ** 2
 
 
 def _ordered(scores: Scores) -> Scores:
