@@ -144,7 +144,7 @@ class _Side:
         spread = given.std(axis=0)
         centred = (given - given.mean(axis=0))[:, spread > 0] / spread[spread > 0]
         design = np.column_stack([np.ones(len(given)), centred])
-        seen, log_variance = np.maximum(self.count, 1), np.zeros(len(given))
+        counts, log_variance = self.count.astype(np.float64), np.zeros(len(given))
 
         def fitted(target: Floats, weights: Floats) -> Floats:
             root = np.sqrt(weights)
@@ -152,12 +152,11 @@ class _Side:
             return np.asarray(design @ coefficients)
 
         for turn in range(_TURNS):
-            mean = fitted(self.mean, self.count * np.exp(-log_variance))
-            squares = (self.squares + self.count * (self.mean - mean) ** 2) / seen
+            mean = fitted(self.mean, counts * np.exp(-log_variance))
+            squares = (self.squares + counts * (self.mean - mean) ** 2) / np.maximum(counts, 1)
             if turn == 0:
-                log_variance += math.log(float(self.count @ squares) / self.count.sum() + 1e-12)
-            excess = squares * np.exp(-log_variance) - 1
-            log_variance += fitted(excess, self.count.astype(np.float64))
+                log_variance += math.log(float(counts @ squares) / counts.sum() + 1e-12)
+            log_variance += fitted(squares * np.exp(-log_variance) - 1, counts)
         return mean, np.exp(log_variance / 2)
 
 
