@@ -40,10 +40,9 @@ def landscape(**audit: Any) -> dict[str, Any]:
 
 
 SWEEPS = {
-    "an example, fixed batches": sgd("loss"),
+    "an example, fixed batches": sgd(["loss"]),
     "poisson, last model": sgd("biased-dimension", **POISSON),
     "poisson, every update": sgd("watched-dimension", trials=150, **POISSON),
-    "poisson, an example": sgd(["loss"], **POISSON),
     "adam": sgd("loss", optimizer="adam", noise_multiplier=1.0),
     "one dimension": landscape(),
     "one dimension that may grow": landscape(up_to=1600),

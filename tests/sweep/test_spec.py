@@ -59,7 +59,6 @@ def test_python_values_are_welcome(tiny):
 CHANGES: list[tuple[str, Any]] = [
     ("seed", 4),
     ("mechanism.steps", 9),
-    ("mechanism.seed", 1),
     ("mechanism.data", {"name": "california_housing"}),
     ("audit.confidence", 0.9),
     ("audit.record_every", 2),
@@ -79,7 +78,6 @@ NO_CHANGES: list[tuple[str, Any]] = [
     ("mechanism.model", "fcnn"),
     ("adversary", "biased-dimension"),  # the grid replaces it
     ("resources.num_gpus", 0.25),
-    ("resources.max_concurrent_trainers", 1),
     ("grid", {"adversary": ["biased-dimension", "loss"]}),
     ("grid", {"adversary": [{"name": "biased-dimension", "choice": "random"}, {"name": "loss"}]}),
 ]
