@@ -24,7 +24,7 @@ def test_every_sweep_file_runs(name, tmp_path):
     ]  # fmt: skip
     smaller = {
         CANARIES: "[[3, 6, [{name: one-run, guesses: 2}, paper-one-run]]]",
-        "mechanism.data.records": "[30, 40]",
+        "mechanism.data.records, mechanism.batch_size, mechanism.learning_rate": "[[2, 2, 0.1]]",
         "mechanism.steps": "[2, 4]",
         "mechanism.epsilon": "[4]",
         "mechanism.seed": "[0, 1]",
