@@ -70,7 +70,8 @@ def test_an_option_without_a_meaning_is_found():
 
 
 def test_navigation_has_every_page_once():
-    written = {page.name for page in (ROOT / "docs").glob("*.md")}
+    docs = ROOT / "docs"
+    written = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
     notebooks = {f"notebooks/{path.stem}.md" for path in NOTEBOOKS}
     made = {f"reference/{name}" for name in reference.pages()}
     assert len(NAVIGATION) == len(set(NAVIGATION))
