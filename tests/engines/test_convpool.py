@@ -55,25 +55,19 @@ def apart(module: nn.Module, monkeypatch: pytest.MonkeyPatch, groups: Groups) ->
 CASES = {
     "overlap, strides": [nn.Conv2d(2, 17, 2, stride=(2, 1)), nn.MaxPool2d(3, stride=2)],
     "gaps": [nn.Conv2d(2, 5, 3, stride=(1, 3), padding=(0, 2)), nn.MaxPool2d((1, 2), stride=3)],
-    "two, padded, no bias": [
-        nn.Conv2d(2, 5, 3, stride=2, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(5, 3, 2, stride=(2, 1), padding=(1, 2), bias=False), nn.MaxPool2d((2, 1), (1, 2)),
-    ],
 }  # fmt: skip
+SHAPE = (2, 17, 19)
 
 
-@pytest.mark.parametrize(
-    ("case", "way"),
-    [("two, padded, no bias", "network"), ("overlap, strides", "layers"), ("gaps", "layers")],
-)
-def test_strides_and_windows(case, way, monkeypatch):
+@pytest.mark.parametrize("case", CASES)
+def test_strides_and_windows(case, monkeypatch):
     """Windows that overlap or leave some out, edges that are dropped, channels of two models."""
     layers = copy.deepcopy(CASES[case])
     torch.manual_seed(4)
-    shape = (2, 17, 19)
-    module = network(*layers, shape=shape).double()
-    x, y = torch.randn(19, *shape).double(), torch.randint(0, 3, (19,))
-    together, slow = packed(module, way, Groups(4, 2)), apart(module, monkeypatch, Groups(4, 1))
+    module = network(*layers, shape=SHAPE).double()
+    x, y = torch.randn(19, *SHAPE).double(), torch.randint(0, 3, (19,))
+    together = packed(module, "layers", Groups(4, 2))
+    slow = apart(module, monkeypatch, Groups(4, 1))
     assert all(used(together, x))
     theta = together.initial + 0.1 * torch.randn(5, together.size).double()
     for clip in (0.1, math.inf):
@@ -81,13 +75,29 @@ def test_strides_and_windows(case, way, monkeypatch):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
-@WAYS
-def test_the_network_of_the_papers_on_mnist(way, monkeypatch):
+def papers() -> nn.Module:
+    """Its loops, of the whole network in float32, are compiled already."""
+    return Cnn4().build((1, 28, 28), 10)
+
+
+def padded() -> nn.Module:
+    """The same without biases, with other zeros around images and around what is pooled."""
+    first = nn.Conv2d(1, 16, 8, stride=2, padding=(3, 1), bias=False)
+    second = nn.Conv2d(16, 32, 4, stride=2, padding=(1, 2), bias=False)
+    layers = first, nn.ReLU(), nn.MaxPool2d(2, 1), second, nn.ReLU(), nn.MaxPool2d(2, 1)
+    return network(*layers, shape=(1, 28, 28))
+
+
+@pytest.mark.parametrize(
+    ("make", "way"), [(papers, "network"), (padded, "network"), (papers, "layers")]
+)
+def test_the_network_of_the_papers_on_mnist(make, way, monkeypatch):
     """Strided convolutions, overlapping windows: all of it by the loops, in float32 as well."""
     torch.manual_seed(5)
-    module = Cnn4().build((1, 28, 28), 10)
-    x, y = torch.randn(9, 1, 28, 28), torch.randint(0, 10, (9,))
-    theta = PackedModel(module).initial + 0.02 * torch.randn(3, 26_010)
+    module = make()
+    x, y = torch.randn(9, 1, 28, 28), torch.randint(0, 3, (9,))
+    initial = PackedModel(module).initial
+    theta = initial + 0.02 * torch.randn(3, len(initial))
     single = packed(module, way)
     assert used(single, x) == [True, True]
     twin = apart(module.double(), monkeypatch, Groups(3, 1))
@@ -96,12 +106,16 @@ def test_the_network_of_the_papers_on_mnist(way, monkeypatch):
     torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2)], ids=["apart", "overlap"])
-def test_ties_go_where_torch_sends_them(pool):
+SMALL = (2, 8, 8)
+
+
+@pytest.mark.parametrize(("case", "shape"), [("", SMALL), ("overlap, strides", SHAPE)])
+def test_ties_go_where_torch_sends_them(case, shape):
     """Small integers tie in almost every window, and at ReLU's zero; all sums are exact."""
     torch.manual_seed(1)
-    module = network(nn.Conv2d(2, 3, 2), nn.ReLU(), pool, shape=(2, 8, 9)).double()
-    x, y = torch.randint(-1, 2, (40, 2, 8, 9)).double(), torch.randint(0, 3, (40,))
+    layers = copy.deepcopy(CASES[case]) if case else block(2, 3, 3)
+    module = network(layers[0], nn.ReLU(), layers[-1], shape=shape).double()
+    x, y = torch.randint(-1, 2, (40, *shape)).double(), torch.randint(0, 3, (40,))
     model = packed(module, "layers")
     theta = torch.randint(-1, 2, (2, model.size)).double()
     assert used(model, x) == [True]
@@ -113,8 +127,11 @@ def test_ties_go_where_torch_sends_them(pool):
 @WAYS
 def test_a_diverged_model_does_not_touch_its_neighbours(way):
     torch.manual_seed(2)
-    module = network(*block(2, 3, 3), shape=(2, 8, 8))
-    x, y = torch.randn(4, 2, 8, 8), torch.randint(0, 3, (4,))
+    whole = way == "network"
+    module, shape = (
+        (papers(), (1, 28, 28)) if whole else (network(*block(2, 3, 3), shape=SMALL), SMALL)
+    )
+    x, y = torch.randn(4, *shape), torch.randint(0, 3, (4,))
     model = packed(module, way, Groups(4, 4))
     theta = model.initial + 0.1 * torch.randn(4, model.size)
     alone = model.clipped_sums(theta, x, y, 1.0)
@@ -131,6 +148,7 @@ def test_what_the_loops_cannot_do_is_done_apart():
         block(2, 3, 3, dilation=2),
         block(2, 4, 3, groups=2),
         [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(3, padding=1)],
+        [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(3, ceil_mode=True)],
         [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(4)],
         [nn.Conv2d(2, 3, 3), nn.ReLU()],
         [nn.Conv2d(2, 3, 3), nn.Tanh(), nn.MaxPool2d(2)],
@@ -161,7 +179,6 @@ def test_only_chains_of_known_layers_are_taken_whole():
         [*stem, *head[:2], nn.Tanh(), head[3]],
         [*stem, nn.Tanh(), *head],
         [*stem, nn.Flatten(2), nn.Linear(9, 4)],
-        [*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)],
         [nn.GroupNorm(1, 2), *stem, *head],
         [*stem, nn.Conv2d(3, 3, 1), *head],
         [nn.Sequential(*stem), *head],
@@ -195,7 +212,7 @@ def test_threads_change_nothing(layers):
         module, shape = nn.Sequential(nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2)), (8,)
         model = PackedModel(module.double())
     else:
-        module, shape = network(*block(2, 3, 3), shape=(2, 8, 8)), (2, 8, 8)
+        module, shape = network(*block(2, 3, 3), shape=SMALL), SMALL
         model = packed(module.double(), "layers")
     theta = model.initial + 0.1 * torch.randn(7, model.size).double()
     x, y = torch.randn(11, *shape).double(), torch.randint(0, 2, (11,))
@@ -209,8 +226,10 @@ def test_threads_change_nothing(layers):
 def test_loops_that_are_wrong_are_not_used(head, monkeypatch):
     """Of a whole network, and of a convolution in one that is not taken whole."""
     torch.manual_seed(6)
+    shape = (1, 28, 28) if head is nn.ReLU else SMALL
     layers = [*block(2, 3, 3), nn.Flatten(), nn.Linear(27, 4), head(), nn.Linear(4, 3)]
-    module, x, y = nn.Sequential(*layers), torch.randn(6, 2, 8, 8), torch.arange(6) % 3
+    module = papers() if head is nn.ReLU else nn.Sequential(*layers)
+    x, y = torch.randn(6, *shape), torch.arange(6) % 3
     right, write = PackedModel(module), conv_pool.ConvPoolRule.write
     theta = right.initial + 0.1 * torch.randn(2, right.size)
     expected = right.clipped_sums(theta, x, y, 0.5)

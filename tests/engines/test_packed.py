@@ -17,7 +17,7 @@ from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.network import generator, seeded
-from tests.engines.networks import CASES, Made, loss_of, slow_clipped_sum
+from tests.engines.networks import CASES, Made, slow_clipped_sum
 from tests.long import paired
 
 
@@ -78,21 +78,6 @@ def test_weights_multiply_clipped_gradients(seed):
         torch.testing.assert_close(fast[model], slow, rtol=1e-10, atol=1e-10)
 
 
-def test_losses_and_more_models_than_a_chunk():
-    module, theta, x, y, clip = random_case(7)
-    theta = theta.repeat(50, 1)
-    assert len(theta) > 64
-    model = PackedModel(module)
-    losses = model.losses(theta, x, y)
-    sums = model.clipped_sums(theta, x, y, clip)
-    for row in (0, 64, len(theta) - 1):
-        nn.utils.vector_to_parameters(theta[row], module.parameters())
-        each = [loss_of(module(x[j : j + 1]), y[j : j + 1]) for j in range(len(y))]
-        torch.testing.assert_close(losses[row], torch.stack(each), rtol=1e-10, atol=1e-10)
-        slow = slow_clipped_sum(module, theta[row], x, y, clip)
-        torch.testing.assert_close(sums[row], slow, rtol=1e-10, atol=1e-10)
-
-
 def test_a_diverged_model_does_not_touch_its_neighbours():
     module, theta, x, y, clip = random_case(3)
     model = PackedModel(module)
@@ -128,7 +113,7 @@ model = PackedModel(nn.Sequential(*layers))
 model._settled = True
 theta, x = model.initial.repeat(32, 1), torch.randn(512, 64)
 y, faults = torch.arange(512) % 2, []
-for _ in range(40):
+for _ in range(16):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     model.clipped_sums(theta, x, y, 1.0)
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -140,7 +125,7 @@ print(*faults)
 def test_memory_of_a_step_on_two_threads_is_kept_for_the_next():
     """Other heaps than the first go back to the kernel: some 4000 fresh pages a step."""
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
-    assert np.median([int(faults) for faults in done.stdout.split()[20:]]) < 1000
+    assert np.median([int(faults) for faults in done.stdout.split()[8:]]) < 1000
 
 
 def crowded(size: int, width: int) -> nn.Module:
@@ -154,7 +139,7 @@ def crowded(size: int, width: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("size", "width"), paired([8, 16, 100], [5, 10_000, 90_000], "every size at every width")
+    ("size", "width"), paired([3, 16, 100], [90_000, 10_000, 5], "every size at every width")
 )
 def test_statistics_of_a_batch_are_found_wherever_they_begin(size, width):
     x, y = torch.randn(128, 8), torch.arange(128) % 3
