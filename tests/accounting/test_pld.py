@@ -189,10 +189,9 @@ def test_replacement_with_sampling_has_a_status_of_its_own():
         assert bound(2.0, 100, 1e-5, *others).status == "certified"
 
 
-ENDS = [(1, 0.01, 1000, 1e-5), (0.7, 1e-3, 10_000, 1e-8), (2, 0.1, 50, 1e-6), (4, 1, 250, 1e-5)]
-
-
-@pytest.mark.parametrize(("noise", "rate", "steps", "delta"), ENDS)
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "delta"), [(2, 0.1, 50, 1e-6), (4, 1, 250, 1e-5)]
+)
 def test_pld_is_between_the_ends_of_dp_accounting(noise, rate, steps, delta):
     """Whose losses are rounded to a grid of the same width."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism

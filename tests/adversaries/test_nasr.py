@@ -152,9 +152,6 @@ def test_canaries_of_api_access(kind, tiny):
         return
     (place,) = place
     assert (labels[place] == y[0]) == (kind == "record")
-    if kind == "mislabelled":
-        right = loss(training, training.initial, x, labels[place][None])
-        assert torch.isfinite(right)
     assert not (training.x == x).all(1).any()
 
 

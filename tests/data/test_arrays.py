@@ -65,8 +65,6 @@ def test_standardizing_keeps_the_precision_of_the_file(tmp_path):
         ({"x": X, "y": Y.astype(float)}, "y must be integer classes [N], got float64 (40,); conv"),
         ({"x": X, "y": Y.astype(str)}, "y is text; `label_order: ['0', '1']` takes its values to"),
         ({"x": X, "y": Y[:, None]}, "y must be integer classes [N], got int64 (40, 1)"),
-        ({"x": X, "y": Y - 1}, "y holds the classes -1, 0; number two or more of them 0, 1, ..."),
-        ({"x": X, "y": Y * 0}, "y holds the classes 0;"),
         ({"x": X, "y": np.arange(40) * 2}, "y holds the classes 0, 2, 4, 6, 8, ...;"),
         ({"x": np.zeros((40, 3, 8, 8), np.uint8), "y": Y}, "x are images [40, 3, 8, 8], with"),
         ({"x": X, "y": Y[:30]}, "x has 40 rows and y has 30"),
@@ -284,11 +282,8 @@ def test_any_numbers_are_learnt_by_regression(tmp_path):
         ("a,y\n1,0\n,1\n", {}, "row 2 below the header has no (finite) value in column 'a'; fill"),
         (",a,y\n0,1,0\n1,1,1\n", {}, "a column has no name, as numbers of rows; `drop: ['Unnamed:"),
         ("1.5,0\n2,1\n", {}, "holds 1 rows of 2 columns, the first of which are called 1.5, 0;"),
-        ("a,y\n", {}, "holds 0 rows of 2 columns"),
         ("a,y\n1,2,0\n1,2,1\n", {}, "holds 2 rows of 2 columns, the first of which are called a"),
         ("a,y\n1,0\n1,2,1\n", {}, "not such a CSV table (Error tokenizing data"),
-        ("a,y\n1,1\n2,2\n", {}, "y holds the classes 1, 2; number two or more of them 0, 1, ..."),
-        ("a,y\n1,1.5\n2,2\n", {}, "y must be integer classes [N], got float64 (2,); convert them,"),
     ],
 )
 @pytest.mark.filterwarnings("error")

@@ -94,12 +94,6 @@ def test_test_sets_are_scaled_as_training_sets_are(cifar, digits):
     assert Mnist(root=str(root), split="test").load().x.shape == (30, 1, 28, 28)
 
 
-def test_channels_are_normalized_when_asked(digits):
-    root, images = digits
-    x, pixels = Mnist(root=str(root), normalize=True).load().x[:, 0], images / 255
-    np.testing.assert_allclose(x, (pixels - pixels.mean()) / pixels.std(), atol=1e-5)
-
-
 def test_the_real_digits(shared_data, tmp_path, offline):
     """Unpacked by torchvision beside the archives, hence a copy; nothing is downloaded."""
     shutil.copytree(shared_data / "MNIST", tmp_path / "MNIST")

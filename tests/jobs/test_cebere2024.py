@@ -7,8 +7,7 @@ import pytest
 
 from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.sweep import spec
-from tests.command import refused
-from tests.jobs.small import JOBS, names, noise_images, run_small, sets
+from tests.jobs.small import JOBS, names, noise_images, run_small
 from tests.long import long
 
 FOLDER, EVERY = JOBS / "cebere2024", names("cebere2024")
@@ -101,10 +100,3 @@ def test_the_report_averages_repetitions(table, images, tmp_path):
     for figure in (whole_run.bars_figure(bounds), whole_run.evolution_figure(bounds)):
         assert figure is not None
         assert len(figure.axes) == 1
-
-
-def test_images_that_do_not_fit_the_frozen_body(table, tmp_path):
-    data = f"mechanism.data={{name: california_housing, path: {table}}}"
-    changes = sets(data, "mechanism.model.weights=none")
-    line = refused("run", FOLDER / "alexnet.yaml", "--storage-path", tmp_path, *changes)
-    assert line.startswith("mechanism.model")

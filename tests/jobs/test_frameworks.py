@@ -34,8 +34,8 @@ HEALTHY = [
     ("plain_torch", "main", "torch", ()),
     ("tensorflow_loop", "main", "tensorflow", ()),
 ]
-# One of torch and one of JAX, as each takes ten seconds; `make long` has all.
-QUICK = {"hugging_face", "jax_optax"}
+# As each takes ten seconds; `make long` has all.
+QUICK = ("hugging_face", "bert")
 pytestmark = pytest.mark.slow
 
 
@@ -50,8 +50,8 @@ def test_a_healthy_script_is_consistent(script, function, needs, warned):
     for package in needs.split():
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    if not LONG and (script not in QUICK or function == "gpt2"):
-        pytest.skip("a second script of its kind; set DPAUDIT_LONG=1")
+    if not LONG and (script, function) != QUICK:
+        pytest.skip("a second healthy script; set DPAUDIT_LONG=1")
     verdict = audited(script, function)
     assert verdict.verdict is Verdict.CONSISTENT
     warnings = [finding.look for finding in verdict.findings if finding.weight is not Weight.NOTE]

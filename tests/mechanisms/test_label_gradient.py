@@ -328,9 +328,6 @@ def _tied() -> nn.Module:
     [
         lambda: Scaled(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)),
         _tied,
-        lambda: nn.Sequential(
-            nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), nn.ReLU(), nn.Linear(3, 1)
-        ),
         lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)),
         lambda: nn.Sequential(nn.Linear(4, 1)),
     ],

@@ -72,7 +72,6 @@ def test_a_seed_draws_other_trials_of_the_same_process():
             "adversary.threshold: is 0.5, but a constant gradient has none; leave it out",
         ),
         ({"adversary.threshold": None}, "adversary.threshold: must be a number, optimal or sear"),
-        ({"adversary.threshold": math.nan}, "adversary.threshold: must be a number, optimal"),
         ({"adversary.period": 2}, "adversary.period: is 2, but the canary is in the first step"),
         ({"adversary": {"name": "loss"}}, "adversary.name: loss cannot attack landscape"),
         ({"mechanism.width": 3.0}, "mechanism.width: is 3.0, but only a linear gradient has one"),

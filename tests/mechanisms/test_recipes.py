@@ -188,7 +188,6 @@ REFUSED = [
         {"sampling": "shuffle", "adversary.period": 2},
         "adversary.period: is 2, but no claim holds for sampling shuffle where steps are left out",
     ),
-    ({"batches": "secret"}, "mechanism.batches: must be 'known', got 'secret'"),
 ]
 
 

@@ -11,7 +11,7 @@ import dpaudit_ray as da
 from dpaudit_ray.data.tabular import BreastCancer
 from dpaudit_ray.mechanisms.base import Measured
 from tests.command import dpaudit, inline, refused, write_sweep
-from tests.trainings import cell, opened
+from tests.trainings import opened
 
 HORIZONS = (2, 4)
 
@@ -46,18 +46,6 @@ def test_accuracy_and_loss_are_those_of_the_module(model, engine, tiny):
         twin = np.array(by_hand(training, wanted[step]))
         assert np.array_equal(outcome.utility["accuracy"][:, column], twin[:, 0])
         np.testing.assert_allclose(outcome.utility["loss"][:, column], twin[:, 1], rtol=1e-5)
-
-
-def test_examples_that_are_held_out_are_not_trained_on(tiny):
-    held, _ = cell(tiny, "biased-dimension", held_out=0.25)
-    whole, training = held.data.load(), held.training(3, gpu=False)
-    assert training.examples + len(training.held_out[1]) == len(whole.y)
-    rows = {tuple(row) for row in training.x.tolist()}
-    assert not rows & {tuple(row) for row in training.held_out[0].tolist()}
-    assert max(int(batch.max()) for batch in training.batches) < training.examples
-    again, other = (held.training(seed, gpu=False) for seed in (3, 4))
-    assert torch.equal(again.held_out[0], training.held_out[0])
-    assert not torch.equal(other.held_out[0], training.held_out[0])
 
 
 def test_a_model_that_diverged_has_no_accuracy(tiny):
@@ -117,7 +105,6 @@ def test_scores_and_every_view_show_it(tiny, tmp_path):
         (0.0, "above 0, below 1"),
         (0.0001, "none of 569 examples"),
         (0.95, "to train on, of 569; use at most"),
-        ("breast_cancers", "breast_cancer"),
         ({"name": "npz", "path": "none.npz"}, "no file"),
         ({"name": "npz", "path": "wide.npz"}, "same features"),
         ({"name": "npz", "path": "many.npz"}, "3 classes"),
