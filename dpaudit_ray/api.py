@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from . import plan as planning
-from .errors import DamagedFileError, SpecError
+from .errors import DamagedFileError, SpecError, plain
 from .orchestration import ExecutorName, metrics
 from .orchestration.dispatcher import Dispatcher
 from .orchestration.driver import Driver, FailureBudget
@@ -214,9 +214,10 @@ def check_inputs(sweep: Sweep, tell: Callable[[str], None] = lambda line: None) 
     ):
         if delta * records > 1:
             tell(
-                f"warning: audit.delta is {delta:g}, above 1 / N = {1 / records:.2g} for "
-                f"{records:,} records: publishing one of them, at random, would keep it; use at "
-                f"most {10.0 ** -math.ceil(math.log10(records)):g}"
+                f"warning: audit.delta is {plain(delta)}, above 1 / N = "
+                f"{plain(1 / records, '.2g')} for {records:,} records: publishing one of them, at "
+                "random, would keep it; use at most "
+                f"{plain(10.0 ** -math.ceil(math.log10(records)))}"
             )
 
 

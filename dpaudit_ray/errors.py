@@ -241,3 +241,18 @@ def lines(text: str) -> str:
 
 def _written(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
+
+
+# Numbers as people write them --------------------------------------------------------------------
+
+_EXPONENT = re.compile(r"e\+?(-?)0*(?=\d)")
+
+
+def plain(value: float, style: str = "g") -> str:
+    """A number in a format such as `.3g`, its power of ten without padding: 1e-5, 2e6."""
+    return _EXPONENT.sub(r"e\1", format(value, style))
+
+
+def percent(share: float) -> str:
+    """`95 %`, with the digits that it has."""
+    return f"{100 * share:.6g} %"

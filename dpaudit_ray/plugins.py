@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, cast, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
 from . import imports
-from .errors import REQUIRED, SpecError, suggestion, together, unknown_key, unknown_name
+from .errors import REQUIRED, SpecError, plain, suggestion, together, unknown_key, unknown_name
 
 
 class Strict(BaseModel):
@@ -176,10 +176,10 @@ _PROBLEMS = {
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
     "finite_number": "must be finite",
-    "greater_than": "must be greater than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
     "too_short": "must not be empty",
     "literal_error": "must be {expected}",
 }
@@ -226,8 +226,9 @@ def _problems(
         words = " or ".join(word for word in listed if isinstance(word, str))
         return [SpecError(key, f"{REQUIRED}: {words}" if words else REQUIRED)]
     template = _PROBLEMS.get(kind)
-    plain = item["msg"].removeprefix("Value error, ")
-    problem = (template.format(**context) if template else plain) + got(item["input"])
+    limits = {name: plain(v) if isinstance(v, float) else v for name, v in context.items()}
+    theirs = item["msg"].removeprefix("Value error, ")
+    problem = (template.format(**limits) if template else theirs) + got(item["input"])
     if kind == "literal_error" and isinstance(item["input"], str):
         choices = re.findall("'([^']*)'", context["expected"])
         problem += suggestion(item["input"], choices).rstrip("; ")
@@ -236,7 +237,7 @@ def _problems(
 
 def got(value: Any) -> str:
     """The offending value for the end of a message; nothing where it would only be long."""
-    shown = repr(value)
+    shown = plain(value, "") if isinstance(value, float) else repr(value)
     return f", got {shown}" if len(shown) <= 80 else ""
 
 

@@ -10,6 +10,8 @@ from dpaudit_ray.errors import (
     closest,
     first_line,
     out_of_memory,
+    percent,
+    plain,
     together,
     unknown_key,
 )
@@ -27,6 +29,13 @@ from dpaudit_ray.errors import (
 )
 def test_a_message_of_others_is_a_line(error, line):
     assert first_line(error) == line
+
+
+def test_numbers_have_one_spelling():
+    values = [1e-5, 2.5e-12, 1e6, 1e10, 0.3, 1e-100, float("inf")]
+    assert [*map(plain, values)] == ["1e-5", "2.5e-12", "1e6", "1e10", "0.3", "1e-100", "inf"]
+    assert [plain(1 / 3e5, ".3g"), plain(1.25e-5, "")] == ["3.33e-6", "1.25e-5"]
+    assert [percent(0.3), percent(0.99875)] == ["30 %", "99.875 %"]
 
 
 @pytest.mark.parametrize(

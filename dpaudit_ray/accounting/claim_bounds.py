@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from ..errors import plain
 from ..stats import Status, gdp
 from ..stats.error_rates import Floats, in_unit, nonnegative, root
 from .accountant import Accountant, UnansweredError, find
@@ -163,7 +164,8 @@ def _bisected_noise(claim: Callable[[float], float], epsilon: float, tolerance: 
     while (reached := claim(high)) > epsilon:
         high *= 2
         if high > _LAST_NOISE:
-            raise ValueError(f"no noise_multiplier up to {_LAST_NOISE:g} reaches epsilon {epsilon}")
+            most = plain(_LAST_NOISE)
+            raise ValueError(f"no noise_multiplier up to {most} reaches epsilon {epsilon}")
     while epsilon - reached > coarse:
         middle = (low + high) / 2
         if (value := claim(middle)) < epsilon:

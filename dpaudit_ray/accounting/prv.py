@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import plain
 from .accountant import Accountant, UnansweredError
 from .training import Adjacency, Training
 
@@ -120,8 +121,8 @@ def _build(events: tuple[Training, ...], delta_error: float) -> Any:
     reach = compute_safe_domain_size(variables, counts, EPSILON_ERROR, delta_error)
     mesh = EPSILON_ERROR / math.sqrt(sum(counts) / 2 * math.log(12 / delta_error))
     if not 2 * reach / mesh <= GRID_LIMIT:
-        points = f"{2 * reach / mesh:.2g} grid points, more than {GRID_LIMIT:.0g}"
-        raise UnansweredError(f"prv would need {points}")
+        points = plain(2 * reach / mesh, ".2g")
+        raise UnansweredError(f"prv would need {points} grid points, more than {plain(GRID_LIMIT)}")
     # The library's grid has 2 (half + 1) points; a size without large prime factors makes its
     # Fourier transforms several times faster and the reach a trifle longer.
     half = fft.next_fast_len(math.ceil(reach / mesh) + 1, real=True) - 1

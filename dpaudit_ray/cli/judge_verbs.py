@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import Exit
+from ..errors import Exit, plain
 from . import tables, terminal
 from .arguments import ADVANCED, RESULTS, AsJson, Details, RunPath, TrustedToRead, exit_code
 from .read_verbs import open_run
@@ -100,7 +100,7 @@ def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
     verdicts = comparison.verdicts
     terminal.say(f"1: {names[0]}, {verdicts[0]}; 2: {names[1]}, {verdicts[1]}")
     for change in comparison.changes[:_MAX_LINES]:
-        old, new = ("not set" if v is None else f"{v}" for v in (change.old, change.new))
+        old, new = map(_stated, (change.old, change.new))
         terminal.explain(f"  {change.key}: {old} -> {new}")
     if (more := len(comparison.changes) - _MAX_LINES) > 0:
         terminal.say(f"  and {more} more")
@@ -113,6 +113,13 @@ def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
     for name, labels in zip(names, comparison.only, strict=True):
         if labels:
             terminal.explain(f"only in {name}: {', '.join(labels)}")
+
+
+def _stated(value: Any) -> str:
+    """A value of a sweep as people write it."""
+    if value is None:
+        return "not set"
+    return plain(value, "") if isinstance(value, float) else f"{value}"
 
 
 def _show_pairs(comparison: Comparison) -> None:

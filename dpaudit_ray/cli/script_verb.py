@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import SpecError
+from ..errors import SpecError, plain
 from . import terminal
 from .arguments import SCRIPTS, AsJson, exit_code
 from .terminal import duration
@@ -65,7 +65,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
     if not names <= {"0", "1", "2"}:
         raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
     if delta is not None and not 0 < delta < 1:
-        raise SpecError("--delta", f"must lie between 0 and 1, got {delta:g}")
+        raise SpecError("--delta", f"must lie between 0 and 1, got {plain(delta)}")
     chosen = tuple(sorted(map(int, names)))
     options = Options(parse_duration(budget), chosen, memory, seed, secret_size)
     judged = _audit(target, options, address)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import percent, plain
 from . import terminal
 from .terminal import Columns, Figure, duration, marked, number, plural
 
@@ -80,7 +81,11 @@ def show_answer(run: Run, answer: Answer | None) -> None:
         terminal.explain(f"this run has too many trials to be judged here: {verify} does")
         return
     terminal.explain(answer.sentence)
-    for line in answer.help:
+    _show_help(answer.help)
+
+
+def _show_help(lines: Sequence[str]) -> None:
+    for line in lines:
         terminal.explain(f"  it would help: {line}")
 
 
@@ -99,12 +104,13 @@ def quoted(quote: Quote) -> Figure:
 
 
 def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> None:
-    """Prints the verdict in a sentence, a line per audit, and with `details` on what it rests."""
+    """Prints the verdict, the nearest hint, a line per audit, with `details` on what it rests."""
     from ..report import verdict, words
-    from ..report.quote import claimed, percent
+    from ..report.quote import claimed
 
     quotes = [audit.quote for audit in answer.audits]
     terminal.explain(answer.sentence)
+    _show_help(answer.help[:1])
     heading, sentences = words.heading(quotes), words.below(quotes)
     if audits := judged.audits:
         columns: Columns = {
@@ -134,12 +140,13 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
                 "refuted\nafter": [a.refuted_after or Figure("never") for a in audits],
             }
             sentences += [f"{audit.label}: {audit.remark}" for audit in audits if audit.remark]
+            wrong = percent(round(1 - judged.confidence, 6))
             sentences.append(
                 f"all audits together: log10 e-value {judged.evidence:.3f}, threshold "
                 f"{judged.needed:.3f}; an e-value that reaches its threshold refutes, and so do "
                 f"tests for the declared number of trials; wrong about a true claim in at most "
-                f"{1 - judged.confidence:.0%} of runs, however often it is asked; CONSISTENT: each "
-                f"mechanism has an audit that would have noticed {verdict.LESS_NOISE}"
+                f"{wrong} of runs, however often it is asked; CONSISTENT: each mechanism has an "
+                f"audit that would have noticed {verdict.LESS_NOISE}"
             )
         else:
             sentences.append("--details shows what the verdict rests on")
@@ -156,7 +163,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
         if details:
             sentences.append(
                 "exact, no trials: eps is computed at every recorded step; above the claim by more "
-                f"than {verdict.EXACT_TOLERANCE:g} is a violation"
+                f"than {plain(verdict.EXACT_TOLERANCE)} is a violation"
             )
     for sentence in sentences:
         terminal.explain(sentence)
@@ -181,7 +188,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
             "done": [a.packs_done for a in audits],
             "eps claim": [Figure(claimed(a.claim)) for a in audits],
             "max eps": [a.largest_certifiable for a in audits],
-            "power": [None if a.power is None else Figure(f"{a.power:.0%}") for a in audits],
+            "power": [None if a.power is None else _power(a) for a in audits],
             "needed": [a.trials_needed for a in audits],
             "time": [duration(a.seconds) if a.sampled else None for a in audits],
         },
@@ -235,7 +242,11 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
     if weak:
         weak.sort(key=lambda audit: audit.power or 0.0)
         labels = terminal.and_more([audit.label for audit in weak])
-        terminal.explain(f"power {weak[0].power:.0%}, {labels}: {'; '.join(_advice(weak[0]))}")
+        terminal.explain(f"power {_power(weak[0])}, {labels}: {'; '.join(_advice(weak[0]))}")
+
+
+def _power(audit: AuditOutlook) -> Figure:
+    return Figure(percent(round(audit.power or 0.0, 2)))
 
 
 def _advice(audit: AuditOutlook) -> Iterator[str]:

@@ -23,7 +23,7 @@ from scipy import special
 from ..accounting import Adjacency
 from ..adversaries.base import Adversary
 from ..adversaries.label import Label, crafted_records
-from ..errors import SpecError
+from ..errors import SpecError, plain
 from ..plugins import Plugin, nested
 from ..stats import Estimate, Status, TradeOff, gdp
 from ..stats import label as bounds
@@ -327,8 +327,9 @@ class Target:
             thetas.append(theta[0].cpu().numpy().copy())
             if not np.isfinite(thetas[-1]).all():
                 rate = training.recipe.learning_rate
-                problem = f"is {rate:g}, with which the target has diverged before step {step + 1}"
-                raise SpecError("mechanism.training.learning_rate", f"{problem}; lower it")
+                problem = f"is {plain(rate)}, with which the target has diverged before step"
+                key = "mechanism.training.learning_rate"
+                raise SpecError(key, f"{problem} {step + 1}; lower it")
         batches = [batch.cpu().numpy() for batch in training.batches[:steps]]
         size = training.recipe.batch_size
         if any(not len(np.unique(batch)) == len(batch) == size for batch in batches):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .. import accounting, imports
 from ..accounting import Training
-from ..errors import SpecError
+from ..errors import SpecError, plain
 from ..mechanisms.base import Claimed
 from ..stats import curve, gdp
 from ..stats.claim_verdict import ClaimTest, RunTest
@@ -98,8 +98,8 @@ def by(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[flo
     except (ValueError, ArithmeticError) as error:
         raise SpecError(
             "audit.accountants",
-            f"{accountant} gives no claim for a noise multiplier of {last.noise_multiplier:g} and "
-            f"a sample rate of {last.sample_rate:g} ({error}); choose another accountant",
+            f"{accountant} gives no claim for a noise multiplier of {plain(last.noise_multiplier)} "
+            f"and a sample rate of {plain(last.sample_rate)} ({error}); choose another accountant",
         ) from error
     return tuple(epsilons.tolist())
 

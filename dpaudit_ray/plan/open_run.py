@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import RunDirectoryError
+from ..errors import RunDirectoryError, plain
 from ..storage.run_directory import OUTCOMES, RESTORE, RunDirectory
 from ..sweep import spec
 from ..sweep.spec import Sweep
@@ -130,7 +130,7 @@ def _shown(value: Any) -> str:
     value = value["name"] if isinstance(value, dict) and "name" in value else value
     if value is None or isinstance(value, dict):
         return "set" if value else "not set"
-    return repr(value)
+    return plain(value, "") if isinstance(value, float) else repr(value)
 
 
 def _listed(changes: list[str]) -> str:
@@ -145,8 +145,9 @@ def _followed(plan: Plan, previous: Plan, run: RunDirectory, tell: Tell) -> Plan
     if harmless and remains:
         tell(f"{run.location} goes on elsewhere ({_listed(harmless)}): last bits may differ")
     if grave and (remains or then.modules != now.modules):
+        comments = ", in which comments count too" * (then.modules != now.modules)
         raise RunDirectoryError(
-            f"{run.location} was run with other code ({_listed(grave)}); {RESTORE}"
+            f"{run.location} was run with other code{comments} ({_listed(grave)}); {RESTORE}"
         )
     return dataclasses.replace(plan, code=previous.code)
 

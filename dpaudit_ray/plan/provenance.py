@@ -88,7 +88,9 @@ def changes(there: Code, here: Code) -> tuple[list[str], list[str]]:
     for name in sorted({*there.modules, *here.modules}):
         old, new = (code.modules.get(name) for code in (there, here))
         if old != new:
-            grave.append(f"{name} has {_short(old)} there, {_short(new)} here")
+            file = module_file(name)
+            place = os.path.relpath(file) if file else name
+            grave.append(f"{place} has {_short(old)} there, {_short(new)} here")
     for name in sorted({*there.versions, *here.versions}):
         before, now = (code.versions.get(name, "missing") for code in (there, here))
         if before != now:

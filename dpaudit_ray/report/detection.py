@@ -19,7 +19,7 @@ from scipy import special
 
 from .. import stats
 from ..adversaries.base import FinalModelAdversary
-from ..errors import DpauditError
+from ..errors import DpauditError, percent
 from ..plan import claims
 from ..stats import TradeOff, base, clopper_pearson_lower, gdp, growth
 from ..stats.claim_verdict import ClaimTest, RunTest, largest_accuracy
@@ -28,7 +28,6 @@ from ..sweep import spec
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from ..sweep.yamlfile import dump_yaml
-from .quote import percent
 from .tables import Run
 
 # Noise this much smaller than claimed would have been found ...

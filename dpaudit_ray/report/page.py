@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from ..errors import lines
+from ..errors import lines, percent, plain
 from ..version import __version__
 from . import words
 from .quote import claimed
@@ -63,7 +63,7 @@ def environment(**options: Any) -> jinja2.Environment:
         finalize=_shown,
         **options,
     )
-    templates.filters["claimed"] = claimed
+    templates.filters |= {"claimed": claimed, "plain": plain, "percent": percent}
     templates.filters["embedded"] = lambda png: (
         f"data:image/png;base64,{base64.b64encode(png).decode()}"
     )

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from typing import Any
 
+from ..errors import percent, plain
 from ..stats import Status
 from .tables import EXACT, Run, representative
 
@@ -50,7 +51,7 @@ class Quote:
     def level(self) -> str:
         """δ, confidence, and what is assumed."""
         confidence = "" if self.exact else f", {percent(self.confidence)}"
-        return f"δ = {self.delta:g}{confidence}, {self.assumes}"
+        return f"δ = {plain(self.delta)}{confidence}, {self.assumes}"
 
     @property
     def exact(self) -> bool:
@@ -59,11 +60,6 @@ class Quote:
 
 
 PROVED = ("assumption-free", "Gaussian steps", EXACT)  # what a certified ε assumes
-
-
-def percent(share: float) -> str:
-    """`95 %`, with the digits that it has."""
-    return f"{100 * share:.6g} %"
 
 
 def claimed(epsilon: float, digits: int = 3) -> str:

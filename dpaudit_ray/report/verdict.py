@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from .. import accounting
-from ..errors import DpauditError, RunDirectoryError, StorageError, printable
+from ..errors import DpauditError, RunDirectoryError, StorageError, percent, printable
 from ..plan import claims, outcomes, score_stream
 from ..stats.budget import average_evidence
 from ..stats.claim_verdict import EVIDENCE_SHARE
@@ -32,7 +32,7 @@ from ..storage import strangers
 from ..version import __version__
 from . import detection
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test
-from .quote import Quote, percent, quote
+from .quote import Quote, quote
 from .tables import EXACT, Run
 
 # By which a computed ε may exceed a claim of the same δ: a finer grid moves none by more than this,

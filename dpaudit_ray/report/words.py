@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from scipy import special
 
 from .. import accounting, imports
+from ..errors import percent, plain
 from ..stats.budget import SweepBudget
 from ..sweep.cell import CANARY, Cell
 from ..sweep.grid import LABEL_SEPARATOR
-from .quote import Quote, percent
+from .quote import Quote
 
 OWN = "own assumption"
 # What each ε assumes, by the words of `Status.assumes`; the others say it themselves.
@@ -40,7 +41,7 @@ ABOVE = (
 def heading(quotes: Sequence[Quote]) -> str:
     """At which δ and confidence the quotes of a run are, and by which accountants its claims."""
     deltas = {quote.delta for quote in quotes}
-    delta = f"delta = {deltas.pop():g}" if len(deltas) == 1 else "each audit's delta"
+    delta = f"delta = {plain(deltas.pop())}" if len(deltas) == 1 else "each audit's delta"
     levels = {percent(quote.confidence) for quote in quotes if quote.together and not quote.exact}
     confidence = "".join(f", {level} confidence" for level in levels)
     accountants = ", ".join(dict.fromkeys(quote.accountant for quote in quotes))

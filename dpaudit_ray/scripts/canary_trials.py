@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import plain
 from ..stats import curve as curves
 from ..stats import gdp
 from ..stats.claim_verdict import ClaimTest
@@ -116,7 +117,8 @@ def run_trials(claims: list[dict[str, Any]], planned: int) -> CanaryTrials | Non
     if not points:
         return None
     e, d = (np.array(values) for values in zip(*sorted(points), strict=True))
-    said = ", ".join(f"ε = {a:.3g} at δ = {b:.2g}" for a, b in points[-4:-3] or points[-1:])
+    shown = points[-4:-3] or points[-1:]
+    said = ", ".join(f"ε = {a:.3g} at δ = {plain(b, '.2g')}" for a, b in shown)
     return CanaryTrials(2, planned, Curve(e, d), said)
 
 

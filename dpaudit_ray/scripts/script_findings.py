@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ..errors import StorageError, lines
+from ..errors import StorageError, lines, percent, plain
 from ..report import page
 from ..report.verdict import Verdict
 from ..version import __version__
@@ -168,16 +168,11 @@ class ScriptVerdict:
     @property
     def error(self) -> str:
         share = 1 - self.confidence
-        return f"a promise that is kept is called broken in at most {share:.0%} of audits"
+        return f"a promise that is kept is called broken in at most {percent(share)} of audits"
 
     @property
     def violations(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.weight is Weight.VIOLATION)
-
-
-def plain(delta: float) -> str:
-    """A δ as people write it: 1e-5."""
-    return f"{delta:g}".replace("e-0", "e-")
 
 
 def finding(code: str, where: str, layer: int = 0, **values: Any) -> Finding:
@@ -261,7 +256,7 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
         "noise is its multiplier times what a record moves the sum by: add up squared bounds"),
     "counted": (
         "noise", _V, "a noise multiplier of {noise:.3g}, as accounted",
-        "{effective:.3g} or less: {share:.0%} of it by the clipping bound, which a count moves",
+        "{effective:.3g} or less: {share} of it by the clipping bound, which a count moves",
         "the count needs noise too: Opacus takes a record for half of what it counts, so "
         "unclipped_num_std must be twice as large"),
     "not finite": (
@@ -379,7 +374,7 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
         "train what is published without it; further runs are seeded otherwise"),
     "promise": (
         "promise", _V, "an accountant that says {promised:g} or less",
-        "ε = {claimed:.4g} at δ = {delta:g}, by the script's own ({name})",
+        "ε = {claimed:.4g} at δ = {delta}, by the script's own ({name})",
         "train for fewer steps, or with more noise"),
     "draws lost": (
         "sampling", _W, "a step for every draw", "{count} draws that led to no step",
@@ -414,7 +409,7 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
     "not Poisson": (
         "sampling", _V, _POISSON,
         "draws that are {how}; neighbours whose other gradients all point away exceed "
-        "ε = {epsilon:.3g} with δ = {reached:.2g} at least, where {delta:.2g} is promised",
+        "ε = {epsilon:.3g} with δ = {reached} at least, where {delta} is promised",
         _SAMPLE),
     "not proven": (
         "sampling", _W, _POISSON,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from ..errors import percent, plain
 from . import canary_trials
 from .script_findings import ALPHA, Finding, Judgement, finding
 from .script_runs import Result, accountant_names, accounted_events, claimed_epsilon
@@ -110,8 +111,8 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
         every = f"Every one of {taken}" if whole else f"{len(steps)} of {taken}"
         in_all, in_one = (math.ceil(100 * (1 - power)) for power in (max(powers), min(powers)))
         judged.sentence = (
-            f"{every} steps looked into: {in_all}% less noise in all of them would have been "
-            f"found, {in_one}% less in a single one."
+            f"{every} steps looked into: {in_all} % less noise in all of them would have been "
+            f"found, {in_one} % less in a single one."
         )
         sharp = max(powers) >= canary_trials.ALTERNATIVE
         judged.enough = whole and len(distances) == len(steps) and sharp
@@ -189,8 +190,9 @@ def _compare_distance(
     empty = moves[-1]
     counted = max(share, empty[-1])
     if counted > worst / 4:
-        values: dict[str, Any] = {"effective": effective, "share": min(1.0, counted / worst)}
-        return distance, finding("counted", where, noise=noise, **values)
+        values: dict[str, Any] = {"effective": effective, "noise": noise}
+        by_count = percent(round(min(1.0, counted / worst), 2))
+        return distance, finding("counted", where, share=by_count, **values)
     if empty[0] > worst / 4:
         return distance, finding("scale", where, effective=effective, noise=noise)
     if ratio > _FAR:
@@ -401,7 +403,7 @@ def judge_promise(result: Result, promised: float | None, delta: float) -> Judge
     """A violation where a promised ε is less than what the accountants say."""
     judged, claimed = Judgement(), claimed_epsilon(result, delta)
     if promised is not None and claimed > promised * (1 + 1e-3):
-        values = {"promised": promised, "claimed": claimed, "delta": delta}
+        values = {"promised": promised, "claimed": claimed, "delta": plain(delta)}
         judged.find("promise", f"epsilon={promised:g}", name=accountant_names(result), **values)
     return judged
 
@@ -501,8 +503,9 @@ def _judge_other_sampling(
         times = max(1, sum(result["steps"]) // group)
         reached = delta_without_poisson(epsilon, noise, rate, group, times)
         if reached > delta:
-            values: dict[str, Any] = {"epsilon": epsilon, "reached": reached, "delta": delta}
-            return finding("not Poisson", "the sampler", how=how, rate=rate, **values)
+            values: dict[str, Any] = {"reached": plain(reached, ".2g"), "epsilon": epsilon}
+            values |= {"how": how, "rate": rate, "delta": plain(delta, ".2g")}
+            return finding("not Poisson", "the sampler", **values)
     return finding("not proven", "the sampler", how=how, rate=rate)
 
 

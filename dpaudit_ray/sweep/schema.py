@@ -10,6 +10,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from .. import accounting, plugins, stats
+from ..errors import plain
 from ..plugins import Plugin
 from .audit import options_model
 
@@ -104,7 +105,7 @@ def _takes(schema: dict[str, Any]) -> str:
     if schema.get("type") == "array":
         items = schema.get("prefixItems") or [schema.get("items", {})]
         return f"list of {' or '.join(dict.fromkeys(map(_takes, items)))}"
-    limits = [f"{sign} {schema[key]:g}" for key, sign in _LIMITS.items() if key in schema]
+    limits = [f"{sign} {plain(schema[key])}" for key, sign in _LIMITS.items() if key in schema]
     return " ".join([_TYPES.get(schema.get("type", ""), "anything"), ", ".join(limits)]).strip()
 
 

@@ -123,7 +123,8 @@ def speed(names: Sequence[str], gpu: bool) -> Iterator[Row]:
     for row in found.rows:
         share = row.flop_per_second / found.matmul_flop_per_second
         tried = ", ".join(f"{n}: {1e3 * seconds:.3g}" for n, seconds in row.packs.items())
-        told = f"{1e3 * row.packed_seconds:.3g} ms in packs of {row.models}, {share:.1%} ({tried})"
+        told = f"{1e3 * row.packed_seconds:.3g} ms in packs of {row.models}, "
+        told += f"{100 * share:.1f} % ({tried})"
         yield Row("a model's step, of the matrix product", row.model, told, "", True)
 
 

@@ -62,7 +62,7 @@ class Memory:
         """MiB of driver and aggregator when that share of the trials was done."""
         near = [s for s in self.samples if abs(s[0] - share) <= AROUND]
         if not near:
-            raise RuntimeError(f"no sample at {share:.0%}: more trials are needed")
+            raise RuntimeError(f"no sample at {100 * share:.0f} %: more trials are needed")
         return statistics.median(s[1] for s in near), statistics.median(s[2] for s in near)
 
 

@@ -45,7 +45,7 @@ def main() -> None:
     print("| script | by itself, s | canaries | looked into |\n|---|---|---|---|", flush=True)
     for name in given.names:
         alone, *others = seconds(name, given.repeats).values()
-        more = " | ".join(f"{each:.2f} ({each / alone - 1:+.0%})" for each in others)
+        more = " | ".join(f"{each:.2f} ({100 * (each / alone - 1):+.0f} %)" for each in others)
         print(f"| {name} | {alone:.2f} | {more} |", flush=True)
 
 

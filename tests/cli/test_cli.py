@@ -37,7 +37,7 @@ from tests.orchestration.test_faults import assert_same
 from tests.plan.test_inputs import write_data
 
 FIRST, SECOND = "000-biased-dimension-", "001-loss-"
-HEADING = "tiny: eps at delta = 1e-05, 95 % confidence, claims by gaussian"
+HEADING = "tiny: eps at delta = 1e-5, 95 % confidence, claims by gaussian"
 
 
 @pytest.fixture

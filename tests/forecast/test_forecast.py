@@ -237,7 +237,7 @@ def test_how_many_trials_would_do_is_said_of_the_weakest(monkeypatch):
     enough = audit(8.0, label="enough", power=0.8)
     (line,) = told(monkeypatch, weaker, one, enough)
     shown = f"{one.likely:.2f} of the 8.00"
-    assert line.startswith(f"power 0%, loss and 1 more: 100 trials show {shown}, 4 times in 5; ")
+    assert line.startswith(f"power 0 %, loss and 1 more: 100 trials show {shown}, 4 times in 5; ")
     assert line.endswith(f"--set audit.trials={needed}")
     assert told(monkeypatch, enough) == []
 

@@ -52,7 +52,7 @@ def test_an_exact_run_has_rows_of_every_step_and_can_be_asked_again_and_looked_a
         assert run.estimates().equals(rows)
     assert dpaudit("report", tmp_path / "land").code == 0
     status = dpaudit("status", tmp_path / "land").out
-    assert status.startswith("land: eps at delta = 1e-05, claims by gaussian\n")
+    assert status.startswith("land: eps at delta = 1e-5, claims by gaussian\n")
     assert "  exact  " in status
     assert "confidence" not in status, "nothing is random here"
 
@@ -75,7 +75,7 @@ def test_a_seed_draws_other_trials_of_the_same_process():
         ({"adversary.period": 2}, "adversary.period: is 2, but the canary is in the first step"),
         ({"adversary": {"name": "loss"}}, "adversary.name: loss cannot attack landscape"),
         ({"mechanism.width": 3.0}, "mechanism.width: is 3.0, but only a linear gradient has one"),
-        ({"mechanism.width": "wide"}, "mechanism.width: must be a number of at least 1e-06, or"),
+        ({"mechanism.width": "wide"}, "mechanism.width: must be a number of at least 1e-6, or"),
         (
             {"mechanism.gradient": "linear", "adversary.threshold": "searched"},
             "adversary.threshold: is searched, but a search needs a number",
@@ -146,7 +146,7 @@ def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path):
     shown = dpaudit("verify", tmp_path / "land", "--details")
     assert " ".join(shown.out.split()).endswith(
         "exact, no trials: eps is computed at every recorded step; above the claim by "
-        "more than 1e-05 is a violation"
+        "more than 1e-5 is a violation"
     )
     printed = json.loads(dpaudit("verify", tmp_path / "land", "--json").out)
     assert printed["exact"][0]["epsilon"] == audit.epsilon

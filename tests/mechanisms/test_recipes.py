@@ -208,12 +208,12 @@ def test_a_wrong_recipe_is_refused_in_one_line(options, expected, tiny):
     [
         (
             {"epsilon": 1e-9, "delta": 1e-8}, "gaussian",
-            "mechanism.epsilon: is 1e-09, for which gaussian finds no noise multiplier at δ = 1e",
+            "mechanism.epsilon: is 1e-9, for which gaussian finds no noise multiplier at δ = 1e",
         ),
         (
             {"epsilon": 1e-3}, "rdp",
-            "mechanism.epsilon: is 0.001, for which rdp finds no noise multiplier at δ = 1e-05 "
-            "(with 1e+06 it still claims 0.103); raise it, or list another accountant first",
+            "mechanism.epsilon: is 0.001, for which rdp finds no noise multiplier at δ = 1e-5 "
+            "(with 1e6 it still claims 0.103); raise it, or list another accountant first",
         ),
         (
             {"epsilon": 1.0, "sampling": "poisson"}, "gaussian",

@@ -111,9 +111,9 @@ def test_other_code_is_refused(more, sweep):
     assert outcome.code == 2
     assert outcome.out == ""
     assert outcome.err.splitlines() == [
-        f"dpaudit: {sweep.parent}/runs/own was run with other code (own_package.noise has SHA-256 "
-        f"{old[:12]}... there, SHA-256 {new[:12]}... here); restore it, or use a new name and a "
-        "new seed",
+        f"dpaudit: {sweep.parent}/runs/own was run with other code, in which comments count too "
+        f"(own_package/noise.py has SHA-256 {old[:12]}... there, SHA-256 {new[:12]}... here); "
+        "restore it, or use a new name and a new seed",
     ]
     assert contents(sweep.parent / "runs") == before
 

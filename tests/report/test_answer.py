@@ -55,7 +55,7 @@ def test_a_healthy_run(sweep, tmp_path):
     assert found.verdict is Verdict.CONSISTENT
     assert found.sentence == (
         f"CONSISTENT: no violation found. Measured ε ≥ {found.quote.text} of the claimed 9.997 "
-        "(δ = 1e-05, 95 %, assumes Gaussian). This audit would have noticed 30 % less noise."
+        "(δ = 1e-5, 95 %, assumes Gaussian). This audit would have noticed 30 % less noise."
     )
     assert found.help == ()
     assert found.judged == TRIALS

@@ -42,7 +42,7 @@ def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
     tiny["audit"] |= {"trials": 10, "record_every": 6}
     bounds = whole_run.bounds_table(Run.open(str(played(tiny, tmp_path, 10_000))))
     assert whole_run.evolution_figure(bounds) is None
-    assert whole_run.bars_figure(bounds).axes[0].get_xlabel() == "ε at δ = 1e-05"
+    assert whole_run.bars_figure(bounds).axes[0].get_xlabel() == "ε at δ = 1e-5"
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def test_it_is_the_same_everywhere(copied):
     texts = [audit.quote.text for audit in answer.audits]
     assert answer.quote.text in answer.sentence
     assert len(set(texts)) == 2
+    assert len(answer.help) > 1
     html = " ".join(Path(page.write(copied)).read_text().split())
     assert answer.sentence in html
     assert answer.sentence in card
@@ -110,7 +111,11 @@ def test_it_is_the_same_everywhere(copied):
         for audit, text in zip(answer.audits, texts, strict=True):
             rows = out.splitlines()
             assert any(row.startswith(audit.label) and f" {text} " in row for row in rows), verb
-        assert verb == "report" or answer.sentence in " ".join(out.split())
+        told = " ".join(out.split())
+        assert verb == "report" or answer.sentence in told
+        hints = {"status": answer.help, "verify": answer.help[:1]}.get(verb, ())
+        assert told.count("it would help: ") == len(hints)
+        assert all(f"it would help: {hint}" in told for hint in hints)
     for text in texts:
         assert f'<td class="n">{text}</td>' in html
         assert f"<td>{text}</td>" in card
@@ -125,7 +130,7 @@ def test_it_is_the_same_everywhere(copied):
 
 
 QUICKSTART = """\
-quickstart: eps at delta = 1e-05, 95 % confidence, claims by gaussian
+quickstart: eps at delta = 1e-5, 95 % confidence, claims by gaussian
 audit                       verdict     trials  eps >=  assumes            claim
 biased-dimension
 choice=simulated            CONSISTENT   2,000  11.202  Gaussian steps    13.207
@@ -134,7 +139,7 @@ Gaussian steps: of releasing all steps, as claims are; assumes Gaussian: holds
   if the mechanism's trade-off curve is Gaussian, which is not proved
 --details shows all other bounds, and what they mean
 CONSISTENT: no violation found. Measured ε ≥ 11.714 of the claimed 13.207 (loss;
-  δ = 1e-05, 95 %, assumes Gaussian). 2 of 2 audits would have noticed 30 % less
+  δ = 1e-5, 95 %, assumes Gaussian). 2 of 2 audits would have noticed 30 % less
   noise.
 complete
 """

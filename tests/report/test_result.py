@@ -83,7 +83,7 @@ def test_plots_are_drawn_where_one_likes(result):
     assert result.plot(ax=left) is left
     assert len(left.patches) == 6, "bars"
     drawn = result.plot(steps=True, ax=right)
-    assert [axes.get_ylabel() for axes in drawn] == ["ε at δ = 1e-05"] * 2
+    assert [axes.get_ylabel() for axes in drawn] == ["ε at δ = 1e-5"] * 2
     assert len(figure.axes) == 3
     assert result.plot(steps=True).shape == (2,)
     with pytest.raises(SpecError, match="ax: must be 2 axes"):

@@ -153,7 +153,7 @@ def test_a_script_that_keeps_its_promise(script):
     assert outcome.err.startswith("`dpaudit audit own_training.py:main` is the new spelling\n")
     for said in (
         "CONSISTENT: own_training.py:main keeps ε = ",
-        "Every one of 40 steps looked into: 4% less noise in all of them would",
+        "Every one of 40 steps looked into: 4 % less noise in all of them would",
         "no audit of this kind sees: records that are in the data twice",
     ):
         assert said in " ".join(outcome.out.split())

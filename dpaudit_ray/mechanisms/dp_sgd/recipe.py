@@ -20,7 +20,7 @@ from ... import accounting, imports
 from ...accounting import Sampling
 from ...adversaries.base import Adversary, ShadowPlan
 from ...data.base import Data, Dataset
-from ...errors import SpecError, first_line
+from ...errors import SpecError, first_line, plain
 from ...models.base import Model, as_input, input_dtype
 from ...plugins import Strict, carried, nested, parse
 from .sampling import Fixed, Sampler, Sizes
@@ -333,19 +333,20 @@ def calibrate_noise(
             if epsilon - tolerance <= claim <= epsilon:
                 break
             if noise == _LARGEST or len(tried) == _ITERATIONS:
-                raise ValueError(f"with {noise:.3g} it still claims {claim:.3g}")
+                raise ValueError(f"with {plain(noise, '.3g')} it still claims {claim:.3g}")
             tried.append((math.log(noise), math.log(claim)))
             if len(tried) > 1:
                 (x, y), (at, there) = tried[-2:]
                 power = min(max((y - there) / (at - x), 0.2), 5.0)
             noise = min(noise * math.exp(min((tried[-1][1] - aim) / power, 10)), _LARGEST)
         if noise > _LARGEST:
-            raise ValueError(f"it would take more than {_LARGEST:g}")
+            raise ValueError(f"it would take more than {plain(_LARGEST)}")
     except (ValueError, ArithmeticError) as error:
         raise SpecError(
             "mechanism.epsilon",
-            f"is {epsilon:g}, for which {accountant} finds no noise multiplier at δ = {delta:g} "
-            f"({error}); raise it, or list another accountant first in audit.accountants",
+            f"is {plain(epsilon)}, for which {accountant} finds no noise multiplier at δ = "
+            f"{plain(delta)} ({error}); raise it, or list another accountant first in "
+            "audit.accountants",
         ) from error
     unit = 10.0 ** (math.floor(math.log10(noise)) + 1 - _DIGITS)
     return float(f"{math.ceil(noise / unit) * unit:.{_DIGITS}g}")

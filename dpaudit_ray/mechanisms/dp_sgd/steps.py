@@ -27,7 +27,7 @@ from ...engines.noise import noise_source
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import trained
 from ...engines.rules.losses import Loss, losses
-from ...errors import SpecError, first_line
+from ...errors import SpecError, first_line, plain
 from .network import generator
 from .recipe import Recipe
 from .sampling import Coins
@@ -150,8 +150,8 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -
             )
         elif not (largest := float(canary.x.abs().max())) <= _LARGEST:
             problem = (
-                f"crafted an example with an entry of {largest:.3g}, whose gradient has no norm in "
-                f"float32; use at most {_LARGEST:g}"
+                f"crafted an example with an entry of {plain(largest, '.3g')}, whose gradient has "
+                f"no norm in float32; use at most {plain(_LARGEST)}"
             )
     if problem:
         raise SpecError("adversary.name", problem)

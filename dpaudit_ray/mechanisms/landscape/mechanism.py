@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from ...adversaries.base import Adversary
 from ...adversaries.landscape import LandscapeAdversary
-from ...errors import SpecError
+from ...errors import SpecError, plain
 from ...stats import Estimate, Status, TradeOff
 from ..base import Claimed, Mechanism, Prepared, Session, recorded_steps
 from .process import FirstStep, Gradient, Process
@@ -25,7 +25,7 @@ def _width(value: Any) -> Any:
     number = type(value) in (int, float) and math.isfinite(value)
     if value == "tuned" or (number and value >= SMALLEST_WIDTH):
         return value
-    raise ValueError(f"must be a number of at least {SMALLEST_WIDTH}, or tuned")
+    raise ValueError(f"must be a number of at least {plain(SMALLEST_WIDTH)}, or tuned")
 
 
 class Landscape(Mechanism):

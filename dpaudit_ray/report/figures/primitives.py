@@ -14,6 +14,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
+from ...errors import plain
+
 Floats = npt.NDArray[np.float64]
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
@@ -105,13 +107,13 @@ def lines(
 def epsilon_at(deltas: Collection[float]) -> str:
     """What an axis of ε is called, with δ where all that is drawn has the same."""
     distinct = {*deltas}
-    return f"ε at δ = {distinct.pop():g}" if len(distinct) == 1 else "ε at the δ of each audit"
+    return f"ε at δ = {plain(distinct.pop())}" if len(distinct) == 1 else "ε at the δ of each audit"
 
 
 def logarithmic(axes: Any, which: Literal["x", "y"]) -> None:
     """Makes the x or the y axis logarithmic, with plain numbers where matplotlib has TeX."""
     getattr(axes, f"set_{which}scale")("log")
-    getattr(axes, f"{which}axis").set_major_formatter(lambda number, _: f"{number:g}")
+    getattr(axes, f"{which}axis").set_major_formatter(lambda number, _: plain(number))
 
 
 def legend(axes: Any, place: str = "best", size: float = 7) -> None:
