@@ -105,8 +105,11 @@ def imported(path: str, key: str) -> Any:
         for part in attribute.split("."):
             value = getattr(value, part)
     except (Exception, SystemExit) as error:  # boundary to a user's module: it may raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise SpecError(key, f"cannot import {path!r} ({reason}); is it on PYTHONPATH?") from error
+        kind = type(error).__name__
+        reason = " ".join(str(error).split()) or kind
+        lacking = isinstance(error, ModuleNotFoundError)
+        remedy = "is it on PYTHONPATH?" if lacking else f"mend this {kind}, or name what is there"
+        raise SpecError(key, f"cannot import {path!r} ({reason}); {remedy}") from error
     return value
 
 

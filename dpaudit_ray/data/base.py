@@ -117,7 +117,8 @@ def existing_file(path: str, what: str, remedy: str) -> Path:
     file = Path(path).expanduser()
     if not file.is_file():
         beside = "" if file.is_absolute() else ", nor beside the sweep file"
-        raise DataError(f"{what}: no file at {file.absolute()}{beside}; {remedy}")
+        folder = ", which is a folder" * file.is_dir()
+        raise DataError(f"{what}: no file at {file.absolute()}{folder or beside}; {remedy}")
     return file
 
 
@@ -156,10 +157,13 @@ def checked(
     if len(x) != len(y):
         raise DataError(f"{source}: x has {len(x)} rows and y has {len(y)}; both need the same")
     if x.size == 0:
-        raise DataError(f"{source}: holds no data, x is {x.shape}; give at least two examples")
+        raise DataError(
+            f"{source}: holds no data, x is {x.shape}; give two examples with a feature, or more"
+        )
     with np.errstate(over="ignore"):  # what does not fit becomes inf, and is refused
         narrow = np.ascontiguousarray(x, dtype=np.float32)
-    require_finite(narrow, source)
+    outgrown = x.dtype.kind == "f" and np.isfinite(x).all()
+    require_finite(narrow, source, "x, in float32," if outgrown else "x")
     if y.dtype.kind == "f":
         require_finite(y, source, "y")
         return Dataset(narrow, np.ascontiguousarray(y))

@@ -219,4 +219,6 @@ def read_csv(file: Path, remedy: str, **options: Any) -> Any:
     try:
         return pd.read_csv(file, **options)
     except (ValueError, OSError, EOFError, zlib.error) as error:
+        if isinstance(error, UnicodeError):
+            remedy = f"save it as text in UTF-8, and {remedy}"
         raise DataError(f"{file}: not such a CSV table ({reason(error)}); {remedy}") from error

@@ -50,7 +50,8 @@ class UserModule(Model):
             network = factory(**self.options)
         except (Exception, SystemExit) as error:  # a user's code may raise anything
             raise SpecError(
-                f"{_KEY}.options", f"{self.path} does not take them ({first_line(error)})"
+                f"{_KEY}.options",
+                f"{self.path} does not take them ({first_line(error)}), got {self.options}",
             ) from error
         if not isinstance(network, nn.Module):
             raise SpecError(

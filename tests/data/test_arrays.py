@@ -82,7 +82,7 @@ def test_unusable_arrays_are_told(arrays, problem, tmp_path):
 
 @pytest.mark.filterwarnings("error")
 def test_numbers_beyond_float32_need_standardizing(tmp_path):
-    with pytest.raises(DataError, match="x has a NaN or infinite value in row 0; clean the data"):
+    with pytest.raises(DataError, match="x, in float32, has a NaN or infinite value in row 0; "):
         load(tmp_path, x=X * 1e100, y=Y)
     assert load(tmp_path, standardize=True, x=X * 1e100, y=Y).x.std() == pytest.approx(1)
 

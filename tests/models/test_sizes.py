@@ -254,10 +254,14 @@ def test_path_and_options_are_its_identity():
         ("own_network.py:Net", {}, "path: 'own_network.py:Net' names a file; name the module"),
         ("own_network:made", {}, "path: own_network:made is a module that is made already; name"),
         ("own_network:Nat", {}, "path: cannot import 'own_network:Nat' (module 'own_network' has"),
-        ("own_broken:Net", {}, "path: cannot import 'own_broken:Net' (division by zero); is it"),
+        ("own_broken:Net", {}, "path: cannot import 'own_broken:Net' (division by zero); mend"),
         ("own_network:number", {}, "path: 'own_network:number' cannot be called, got 3"),
         ("own_network:nothing", {}, "path: own_network:nothing gives a NoneType, no torch.nn.Mod"),
-        ("own_network:silent", {}, "options: own_network:silent does not take them (ValueError)"),
+        (
+            "own_network:silent",
+            {},
+            "options: own_network:silent does not take them (ValueError), got {}",
+        ),
         ("own_network:Net", {"widht": 2}, "options: own_network:Net does not take them (Net.__in"),
     ],
 )
