@@ -131,7 +131,8 @@ class Driver:
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
                 if self._training_since is None:
-                    self._training_since = time.monotonic() - outcome.seconds
+                    training = outcome.seconds - outcome.opening
+                    self._training_since = time.monotonic() - training
         if given_up := self._budget.failures[self._given_up :]:
             self._dispatcher.give_up(given_up)
             self._given_up += len(given_up)

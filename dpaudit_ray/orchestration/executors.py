@@ -89,13 +89,15 @@ class Executor(Protocol):
 class Done:
     """The pack is stored and folded; `missed` of its trials failed.
 
-    Its trainer worked on it for `seconds`, on the whole of it where it began no checkpoint's.
+    Its trainer worked on it for `seconds`, on the whole of it where it began no checkpoint's. Of
+    these, `opening` were spent before the training, on what other packs of the audit find done.
     """
 
     pack: Pack
     seconds: float = 0.0
     whole: bool = True
     missed: int = 0
+    opening: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

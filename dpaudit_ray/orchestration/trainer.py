@@ -86,6 +86,7 @@ class PackTrainer:
         self._at_hand: tuple[int, tuple[Arrays, ...]] | None = None  # parts, by audit
         self._opened: tuple[int, Session] | None = None
         self.resumed = False  # whether the last pack went on from a checkpoint
+        self.opening = 0.0  # seconds: code and data were loaded and canaries crafted
 
     def train(self, pack: Pack, afresh: bool = False) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call.
@@ -207,7 +208,7 @@ class PackTrainer:
     def _session(self, index: int) -> Session:
         # Packs come audit by audit, so keeping one session open is enough.
         if self._opened is None or self._opened[0] != index:
-            self._opened = None
+            self._opened, began = None, time.perf_counter()
             audit, seed = self._brief.audits[index], self._brief.seed
             session = self._mechanism(index).open(
                 self._sweep.cells[index].adversary,
@@ -217,6 +218,7 @@ class PackTrainer:
                 *(() if audit.preparation is None else (self._fetch(index),)),
             )
             self._opened = index, session
+            self.opening += time.perf_counter() - began
         return self._opened[1]
 
 
@@ -230,6 +232,7 @@ class Trainer(PackTrainer):
     def run_pack(self, pack: Pack, before: Failure | None = None) -> Done | Failure:
         """Returns once the pack is stored, or its failure; after one `before`, it runs again."""
         started, what = time.perf_counter(), f"{self._brief.audits[pack.audit].label}, {pack.what}"
+        self.opening = 0.0
         _log.info("%s: starts", what)
         result: PackScores | Arrays | Failure
         if isinstance(pack, Part):
@@ -245,7 +248,7 @@ class Trainer(PackTrainer):
         _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
         missed = len(result.missed) if isinstance(result, PackScores) else 0
         runs = runs_of(pack) if before else 1
-        return Done(pack, seconds / runs, not self.resumed, missed)
+        return Done(pack, seconds / runs, not self.resumed, missed, self.opening)
 
 
 class _AllMissedError(Exception):

@@ -65,7 +65,7 @@ class Scripted:
             self.stop.request()
         if what.startswith("fail"):
             return [Failure(pack, what, "boom", "")]
-        return [Lost(pack, "node gone") if what == "lose" else Done(pack, 1.0)]
+        return [Lost(pack, "node gone") if what == "lose" else Done(pack, 9.0, opening=8.0)]
 
     def progress(self, activity: Activity) -> Progress:
         audits = [
@@ -358,7 +358,7 @@ def test_of_a_pack_that_lags_behind_only_the_activity_is_new():
     activity = drive(Late()).run().progress.activity
     assert (activity.packs_in_flight, activity.running) == (0, set())
     assert activity.training_seconds == pytest.approx(1, abs=0.5)
-    assert activity.pack_seconds == 1.0
+    assert activity.pack_seconds == 9.0
 
 
 class Recorder:

@@ -100,8 +100,10 @@ def test_packs_and_errors_go_through_trainer_and_aggregator(start, light, tmp_pa
         done = opened.answer("run_pack", pack)
         assert isinstance(done, Done)
         assert (done.pack, done.whole, done.missed) == (pack, True, 0)
+        assert 0 < done.opening < done.seconds
         assert opened.done == pack.size
-        assert opened.answer("run_pack", pack).pack == pack
+        again = opened.answer("run_pack", pack)
+        assert (again.pack, again.opening) == (pack, 0.0)
         assert opened.done == pack.size, "twice is once"
         opened.ask("flush")
         assert set(opened.run.estimates()["trials"]) == {0, pack.size}
