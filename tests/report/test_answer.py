@@ -79,6 +79,10 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
     assert re.search(
         r"[\d,]+ trials would notice .* `--set name=.* --set audit.trials=\d+`", found.help[0]
     )
+    for verb, hints in (("status", found.help), ("verify", found.help[:1])):
+        told = " ".join(dpaudit(verb, tmp_path / "few").out.split()).split("it would help: ")[1:]
+        assert len(told) == len(hints)
+        assert all(map(str.startswith, told, hints))
     blind = verdict.current(run_of(sweep, tmp_path / "blind", 0.0))
     assert "with a chance of 0 %" in blind.sentence
     assert blind.help == ()

@@ -102,7 +102,6 @@ def test_it_is_the_same_everywhere(copied):
     texts = [audit.quote.text for audit in answer.audits]
     assert answer.quote.text in answer.sentence
     assert len(set(texts)) == 2
-    assert len(answer.help) > 1
     html = " ".join(Path(page.write(copied)).read_text().split())
     assert answer.sentence in html
     assert answer.sentence in card
@@ -111,11 +110,7 @@ def test_it_is_the_same_everywhere(copied):
         for audit, text in zip(answer.audits, texts, strict=True):
             rows = out.splitlines()
             assert any(row.startswith(audit.label) and f" {text} " in row for row in rows), verb
-        told = " ".join(out.split())
-        assert verb == "report" or answer.sentence in told
-        hints = {"status": answer.help, "verify": answer.help[:1]}.get(verb, ())
-        assert told.count("it would help: ") == len(hints)
-        assert all(f"it would help: {hint}" in told for hint in hints)
+        assert verb == "report" or answer.sentence in " ".join(out.split())
     for text in texts:
         assert f'<td class="n">{text}</td>' in html
         assert f"<td>{text}</td>" in card
