@@ -71,7 +71,7 @@ class Csv(Data):
         return checked(np.concatenate(columns, axis=1), y, source)
 
     def guess(self) -> dict[str, Any]:
-        """Options by what the columns hold; drops text of many values, and nameless columns."""
+        """Options by what the columns hold; drops text of many values, and numbers of rows."""
         _, label, table = self._table(nameless=True)
         values = sorted(table[label].dropna().unique().tolist())
         numbers = label not in (text := _text(table))
@@ -82,7 +82,7 @@ class Csv(Data):
             "label": label,
             "label_order": [] if continuous or values == [*range(len(values))] else values,
             "categories": [name for name in text if name not in names],
-            "drop": [*filter(_is_nameless, table.columns), *names],
+            "drop": [*(n for n in table if n != label and _numbers_rows(n, table[n])), *names],
             "regression": continuous,
         }
         return {key: value for key, value in options.items() if value}
@@ -123,6 +123,14 @@ def _text(table: Any) -> list[str]:
 
 def _is_nameless(name: str) -> bool:
     return name.startswith("Unnamed: ")  # as pandas calls it
+
+
+def _numbers_rows(name: str, cells: Any) -> bool:
+    """Whether a column only says which row it is: nameless, or one whole number after another."""
+    if _is_nameless(name):
+        return True
+    numbers = cells.dtype.kind in "iu" and cells.is_unique and len(cells) > _MANY
+    return bool(numbers and cells.max() - cells.min() == len(cells) - 1)
 
 
 def _is_number(cell: str) -> bool:

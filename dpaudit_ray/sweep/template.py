@@ -19,6 +19,7 @@ from .yamlfile import dump_yaml
 
 _FOLDERS = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}  # as torchvision names them
 _COMMENT_COLUMN = 44
+_LARGE = 100  # a value of a feature from which on a training has trouble
 # By how batches are drawn: accountants and estimators that fit, and who can decide such a claim.
 SAMPLINGS = {
     "fixed": {
@@ -57,7 +58,9 @@ class DataEntry:
         if self.images:
             what = f"{' x '.join(map(str, shape[1:]))} pixels in {shape[0]} channels"
         learnt = f"{classes} classes" if classes else "a number each"
-        return f"{self.records} records of {what}, {learnt}"
+        large = self.options["name"] == "csv" and float(abs(self.content.x).max()) > _LARGE
+        scale = "; scale large columns by public bounds: `ranges: {NAME: [least, most]}`" * large
+        return f"{self.records} records of {what}, {learnt}{scale}"
 
     @property
     def model(self) -> str:

@@ -134,16 +134,16 @@ def test_arrays_are_looked_at(shape, classes, model, words, home):
     ],
 )
 def test_any_table_is_described_by_what_its_columns_hold(label, options, loss, second, home):
-    """Text of few values is a category, of many a name; a column of row numbers is left out."""
+    """Text of few values is a category, of many a name; columns of row numbers are left out."""
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"id": [f"n{i}" for i in range(90)], "age": rng.integers(18, 90, 90)})
-    table["city"] = rng.choice(["Oslo", "Rome"], 90)
+    table["city"], table["row"] = rng.choice(["Oslo", "Rome"], 90), range(7, 97)
     animals, prices = rng.choice(["cat", "dog", "no"], 90), rng.normal(size=90)
     table[label] = animals if label == "animal" else prices
     table.to_csv(home / "own.csv", sep=";")
     mechanism = written(home, "--data-path", "own.csv").cells[0].mechanism
     stated = mechanism.data.model_dump(exclude_defaults=True, exclude={"name", "path"})
-    described = {"label": label, "categories": ["city"], "drop": ["Unnamed: 0", "id"]}
+    described = {"label": label, "categories": ["city"], "drop": ["Unnamed: 0", "row", "id"]}
     assert stated == described | options
     assert mechanism.loss == loss
     assert mechanism.data.load().x.shape == (90, 3)
