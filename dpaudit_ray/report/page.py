@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
+import re
 from typing import Any
 
 import jinja2
@@ -64,10 +65,17 @@ def environment(**options: Any) -> jinja2.Environment:
         **options,
     )
     templates.filters |= {"claimed": claimed, "plain": plain, "percent": percent}
+    templates.filters["coded"] = _coded
     templates.filters["embedded"] = lambda png: (
         f"data:image/png;base64,{base64.b64encode(png).decode()}"
     )
     return templates
+
+
+def _coded(text: str) -> markupsafe.Markup:
+    """Text in which `words` are code."""
+    escaped = str(markupsafe.escape(lines(text)))
+    return markupsafe.Markup(re.sub("`([^`]*)`", r"<code>\1</code>", escaped))
 
 
 def _shown(value: Any) -> Any:

@@ -74,7 +74,8 @@ def test_a_broken_run(sweep, tmp_path):
 
 def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
     sweep["mechanism"]["noise_multiplier"] = 1.0
-    found = verdict.current(run_of(sweep, tmp_path / "few", 0.84))
+    weak = run_of(sweep, tmp_path / "few", 0.84)
+    found = verdict.current(weak)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert re.search(
         r"[\d,]+ trials would notice .* `--set name=.* --set audit.trials=\d+`", found.help[0]
@@ -83,6 +84,7 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
         told = " ".join(dpaudit(verb, tmp_path / "few").out.split()).split("it would help: ")[1:]
         assert len(told) == len(hints)
         assert all(map(str.startswith, told, hints))
+    assert "<code>--set name=" in Path(page.write(weak)).read_text()
     blind = verdict.current(run_of(sweep, tmp_path / "blind", 0.0))
     assert "with a chance of 0 %" in blind.sentence
     assert blind.help == ()
