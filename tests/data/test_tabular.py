@@ -75,10 +75,10 @@ def test_the_real_file(shared_data):
 @pytest.mark.parametrize("data", [CaliforniaHousing, Bank, CervicalCancer, Location])
 def test_a_file_that_is_not_there_is_told_with_how_to_get_it(data, tmp_path):
     name = data.model_fields["name"].default
-    for path in (tmp_path / "none.csv", tmp_path):
+    for path, kind in ((tmp_path / "none.csv", ""), (tmp_path, ", which is a folder")):
         with pytest.raises(DataError) as error:
             data(path=str(path)).load()
-        assert str(error.value).startswith(f"{name}: no file at {path}; give mechanism.data.path ")
+        assert str(error.value).startswith(f"{name}: no file at {path}{kind}; give mechanism.dat")
 
 
 def test_without_a_path_scikit_learn_is_asked(monkeypatch):
