@@ -226,7 +226,7 @@ def _problems(
         words = " or ".join(word for word in listed if isinstance(word, str))
         return [SpecError(key, f"{REQUIRED}: {words}" if words else REQUIRED)]
     template = _PROBLEMS.get(kind)
-    limits = {name: plain(v) if isinstance(v, float) else v for name, v in context.items()}
+    limits = {name: plain(v) if isinstance(v, int | float) else v for name, v in context.items()}
     theirs = item["msg"].removeprefix("Value error, ")
     problem = (template.format(**limits) if template else theirs) + got(item["input"])
     if kind == "literal_error" and isinstance(item["input"], str):

@@ -48,7 +48,7 @@ class ResourceRequest:
 
     def __str__(self) -> str:
         parts = [
-            f"{value / GIB:.3g} GiB memory" if name == "memory" else f"{value:g} {name}"
+            f"{value / GIB:.4g} GiB memory" if name == "memory" else f"{value:g} {name}"
             for name, value in self.resources.items()
         ]
         return ", ".join([*parts, *(f"{key} {value}" for key, value in self.labels.items())])

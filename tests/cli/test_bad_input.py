@@ -42,7 +42,7 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("mechanism.batch_size", 570, "mechanism.batch_size: is 570, but breast_cancer has 569"),
     ("adversary.period", 7, "adversary.period: is 7, which does not divide the 6 steps"),
     ("audit.trials", 0, "audit.trials: must be at least 1, got 0"),
-    ("audit.trials", 10**30, "audit.trials: must be at most 1e+08"),
+    ("audit.trials", 10**30, "audit.trials: must be at most 1e8"),
     ("audit.record_every", 7, "audit.record_every: must be 1 to 6: of 6 steps"),
     ("mechanism.steps", 10**5, "audit.record_every: must be 10 to 100000: of 100000 steps"),
     ("audit.estimators", [], "audit.estimators: must not be empty"),

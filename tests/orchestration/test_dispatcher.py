@@ -481,7 +481,7 @@ def test_what_never_fits_is_refused():
     cluster = nodes(here={"CPU": 2})
     for resources, needs in (
         ({"num_gpus": 1}, "of 1 CPU, 1 GPU"),
-        ({"memory": "1TiB"}, "of 1 CPU, 1.02e+03 GiB memory"),
+        ({"memory": "1TiB"}, "of 1 CPU, 1024 GiB memory"),
         ({"label_selector": {"kind": "old"}}, "of 1 CPU, kind old"),
     ):
         with pytest.raises(NoClusterError, match="no node of this cluster fits") as refused:
