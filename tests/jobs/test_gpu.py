@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from jobs.gpu import checks
+from jobs.gpu.__main__ import app
 
 ROOT = Path(__file__).resolve().parents[2]
 # Neither can be imported: a machine with a GPU needs no more than torch and this package.
@@ -20,25 +21,21 @@ runpy.run_module("jobs.gpu", run_name="__main__")
 """
 
 
-def ran(*arguments: str, code: Sequence[str] = ("-m", "jobs.gpu")) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, *code, *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-
-
 def test_without_a_gpu_it_says_what_was_not_checked():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    done = ran()
-    assert done.returncode == 3
+    done = CliRunner().invoke(app, [])
+    assert done.exit_code == 3
     assert len(done.stdout.splitlines()) == 1
     assert done.stdout.startswith("no GPU here")
     assert "--device cpu" in done.stdout
 
 
 def test_on_a_cpu_it_does_the_same_in_small_without_ray_and_opacus():
-    done = ran("--device", "cpu", "--networks", "mlp3", code=("-c", WITHOUT))
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, "--device", "cpu", "--networks", "mlp3"],
+        cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no GPU was used" in done.stdout
     rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")]
@@ -57,10 +54,6 @@ def test_on_a_cpu_it_does_the_same_in_small_without_ray_and_opacus():
 
 
 def test_what_differs_is_marked_and_counted(monkeypatch):
-    from typer.testing import CliRunner
-
-    from jobs.gpu.__main__ import app
-
     row = checks.Row("a pack, again", "fcnn", "1", "2", good=False)
     monkeypatch.setattr(checks, "every", lambda names, gpu: iter([row]))
     done = CliRunner().invoke(app, ["--device", "cpu"])

@@ -18,9 +18,9 @@ from tests.trainings import cell
 
 @pytest.fixture
 def images(tiny: dict, tmp_path: Path) -> dict:
-    """A sweep of the ConvNet on images of noise, in three views each."""
+    """A sweep of the ConvNet on images of noise, in three views each; its loops are compiled."""
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, size=(30, 16, 16, 3), dtype=np.uint8)
+    x = rng.integers(0, 256, size=(30, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "images.npz", x=x, y=np.arange(30, dtype=np.uint8) % 3)
     tiny["mechanism"] |= {
         "data": {"name": "npz", "path": str(tmp_path / "images.npz")},
@@ -68,7 +68,7 @@ def test_a_step_clips_the_mean_gradient_of_an_examples_views(images, physical):
     options, _ = cell(images, images["adversary"])
     training = DpSgdTraining.prepare(options.recipe, 3, gpu=False)
     x, y = training.batch(2)
-    assert x.shape == (8, 3, 3, 16, 16)
+    assert x.shape == (8, 3, 3, 32, 32)
     theta = training.initial[None]
     total = slow_sum(training.module, x, y, 1.0)
     torch.testing.assert_close(training.sums(theta, x, y, 1.0)[0], total, rtol=1e-4, atol=1e-5)

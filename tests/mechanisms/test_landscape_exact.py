@@ -64,7 +64,7 @@ def test_the_ratio_of_step_25_to_step_1(sigma, ratios):
 @pytest.mark.parametrize("first", ["unscaled", "scaled"])
 def test_every_reference_ratio(first):
     for sigma, row in table("A_S_h_exact_ratio_t25_over_t1")[first].items():
-        for i, batch in enumerate(row["B"]):
+        for i, batch in list(enumerate(row["B"]))[::2]:
             one, final = powers(process(float(sigma), batch, first=first), 1, 25)
             gaussian, true = final.epsilon_gdp / one.epsilon_gdp, final.epsilon / one.epsilon
             assert gaussian == pytest.approx(row["ratio_gdp"][i], abs=1e-5)
@@ -81,7 +81,7 @@ def test_reference_of_mu_at_every_step():
 def test_reference_of_the_linear_gradient():
     for key, entry in table("A_S_expansive_landscape").items():
         sigma, batch = key.removesuffix("_scaled").removeprefix("s").split("_B")
-        for width, (true, gaussian) in list(entry["table"].items())[::3]:
+        for width, (true, gaussian) in list(entry["table"].items())[::5]:
             landscape = process(float(sigma), int(batch), "linear", "scaled", float(width))
             one, final = powers(landscape, 1, 25)
             found = final.epsilon / one.epsilon, final.epsilon_gdp / one.epsilon_gdp
@@ -112,21 +112,20 @@ def test_a_constant_gradient_stays_gaussian(first, batch):
 
 
 @pytest.mark.parametrize(
-    ("gradient", "sigma", "batch", "width"),
+    ("sigma", "batch", "gradient", "first", "width"),
     [
-        ("threshold", 0.5, 8, 1.0),
-        ("threshold", 8.0, 16, 1.0),
-        ("linear", 1.0, 16, 0.25),
-        ("constant", 2.0, 2, 1.0),
+        (0.5, 8, "threshold", "unscaled", 1.0),
+        (8.0, 16, "threshold", "scaled", 1.0),
+        (1.0, 16, "linear", "scaled", 0.25),
+        (2.0, 2, "constant", "unscaled", 1.0),
     ],
 )
-def test_a_finer_grid_changes_nothing(gradient, sigma, batch, width):
+def test_a_finer_grid_changes_nothing(sigma, batch, gradient, first, width):
     """1e-5 is the promise; it is kept by far."""
-    for first in ("unscaled", "scaled"):
-        landscape = process(sigma, batch, gradient, first, width)
-        usual, fine = (powers(landscape, 2, 25, refine=n) for n in (1, 2))
-        for a, b in zip(usual, fine, strict=True):
-            assert (a.mu, a.epsilon) == pytest.approx((b.mu, b.epsilon), abs=1e-8)
+    landscape = process(sigma, batch, gradient, first, width)
+    usual, fine = (powers(landscape, 2, 25, refine=n) for n in (1, 2))
+    for a, b in zip(usual, fine, strict=True):
+        assert (a.mu, a.epsilon) == pytest.approx((b.mu, b.epsilon), abs=1e-8)
 
 
 def test_two_steps_by_slow_quadrature():

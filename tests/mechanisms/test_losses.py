@@ -16,7 +16,7 @@ MLP = {"name": "mlp", "hidden": [80, 7, 5], "activation": "tanh"}
 ALL_WAYS = {  # by rules, in loops for vectors, in loops for images
     "rules": ((6,), MLP),
     "vector loops": ((6,), {"name": "mlp", "hidden": [9, 4]}),
-    "image loops": ((14, 14, 1), {"name": "cnn4"}),
+    "image loops": ((28, 28, 1), {"name": "cnn4"}),
 }
 
 
@@ -75,15 +75,20 @@ def regression(tmp_path):
 @pytest.mark.parametrize("way", ALL_WAYS)
 @pytest.mark.parametrize("loss", ["mse", f"{HERE}huber", f"{HERE}smooth"])
 def test_both_engines_take_the_same_steps(way, loss, regression, tiny):
-    """But for the 1e-6 that Opacus adds to norms; the noise is next to none."""
+    """But for the 1e-6 that Opacus adds to norms; the noise is next to none.
+
+    In float32 by loops for images, which are compiled for it already.
+    """
     shape, model = ALL_WAYS[way]
+    dtype = torch.float32 if way == "image loops" else torch.float64
     options = regression(shape, 3 if "smooth" in loss else 0, model=model, loss=loss)
     options |= {"noise_multiplier": 1e-12, "learning_rate": 0.5}
     ends = []
     for engine in ("packed", "opacus"):
-        session = opened(tiny, "cosine", torch.float64, **options, engine=engine)
+        session = opened(tiny, "cosine", dtype, **options, engine=engine)
         ends.append(path(session.training, [0, 0], None)[-1])
-    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-7)
+    bounds = (1e-5, 1e-7) if dtype == torch.float64 else (1e-3, 1e-5)
+    torch.testing.assert_close(*ends, rtol=bounds[0], atol=bounds[1])
     assert not torch.allclose(ends[0], session.training.initial.expand_as(ends[0]), atol=1e-2)
 
 

@@ -66,12 +66,12 @@ def test_an_epoch_has_the_canary_once(name):
 def test_coins_are_those_of_the_pack_and_not_of_its_bits(options, name):
     """A trial that has the canary differs from itself without one where its coins say so."""
     sampled = options.model_copy(update={"sampling": scheme(name), "noise_multiplier": 1e-9})
-    training = DpSgdTraining.prepare(sampled.recipe, seed=1, gpu=False, dtype=torch.float64)
+    training = DpSgdTraining.prepare(sampled.recipe, seed=1, gpu=False)
     seen: list[npt.NDArray[np.bool_]] = []
     for bits in (torch.zeros(200), torch.ones(200), torch.arange(200) % 2):
         updates: list[torch.Tensor] = []
         path = training.run(
-            bits.double(), 11, along(training, 3), 1,
+            bits.float(), 11, along(training, 3), 1,
             lambda step, before, update, own=updates: own.append(
                 update * 64 - training.sums(before, *training.batch(step), 1)
             ),
