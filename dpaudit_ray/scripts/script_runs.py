@@ -47,10 +47,13 @@ class Target:
     def from_text(
         cls, text: str, delta: float | None = None, epsilon: float | None = None
     ) -> Target | None:
-        """Parses `folder/script.py:function`, else None. Raises SpecError where no such file is."""
+        """Parses `folder/script.py:function`, or of a notebook (`.ipynb`), else None.
+
+        Raises SpecError where no such file is.
+        """
         script, separator, function = text.rpartition(":")
-        if not separator or not script.endswith(".py"):
-            if text.endswith(".py") and Path(text).exists():
+        if not separator or not script.endswith((".py", ".ipynb")):
+            if text.endswith((".py", ".ipynb")) and Path(text).exists():
                 raise SpecError("", f"{text} is a script; name its function too: {text}:main")
             return None
         path = Path(script).resolve()

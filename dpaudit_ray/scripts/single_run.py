@@ -6,6 +6,7 @@ part of it, divided among all steps and tensors it is asked of.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ _MISSED = 0.05  # chance that noise is not found which is said to be
 _SLACK = 1.01  # noise that is short by less than a hundredth is not told
 _MOVED = 1e-3  # relative: more than arithmetic in another order moves a gradient's length
 _EMPTY = "a record without a gradient"
+_WHOLE = 0.8  # of the squared distance that is promised: a tensor that takes it for itself
 _FAR = 20.0  # times the promised distance: no clipping at all
 _FEW = 10  # draws from which their spread says something
 _FEW_DRAWN = 8.0  # records per draw, below which its size is not held against a normal law
@@ -57,6 +59,11 @@ def judge(record: Entries, result: Result, delta: float) -> Judgement:
     if constants := sorted({f"{name}({number})" for name, number in result["seeded"]}):
         judged.find("fixed seed", ", ".join(constants[:3]))
     judged.enough &= judged.complete
+    lines = result.get("lines", {})
+    judged.findings = [
+        dataclasses.replace(item, where=_with_line(item.where, lines.get(item.where)))
+        for item in judged.findings
+    ]
     return judged
 
 
@@ -129,7 +136,11 @@ def _judge_noise(record: Entries, result: Result) -> Judgement:
 
 
 def _at(entry: dict[str, Any]) -> str:
-    return f"step {entry['step'] + 1}"
+    return _with_line(f"step {entry['step'] + 1}", entry.get("line"))
+
+
+def _with_line(where: str, line: str | None) -> str:
+    return f"{where} ({line})" if line else where
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -164,7 +175,7 @@ def _compare_distance(
     # Where the variance is as seen, its bound is below this with a chance of 19 in 20.
     missed = _MISSED / max(1, int(np.count_nonzero(spread)))
     below = above * 2 * special.gammaincinv(freedom / 2, 1 - missed) / freedom
-    moves: list[tuple[float, float, float, str, float, float]] = [(0.0, 0.0, 0.0, "", 0.0, 0.0)]
+    moves: list[tuple[float, float, float, str, Any]] = [(0.0, 0.0, 0.0, "", (0.0, 0.0, 0))]
     shifts = [*step["shifts"], {"what": _EMPTY, "squares": step.get("empty") or 0 * sizes}]
     for shift in shifts:
         moved = np.array(shift["squares"])
@@ -174,21 +185,24 @@ def _compare_distance(
         lengths = (
             float(np.sum(moved[spread > 0] / scale[spread > 0])) for scale in (above, spread, below)
         )
-        share = moved[-1] / above[-1] if spread[-1] else 0.0
-        moves.append((*lengths, shift["what"], math.sqrt(sum(moved[:-1])), share))
+        shares = moved[spread > 0] / above[spread > 0]
+        count = moved[-1] / above[-1] if spread[-1] else 0.0
+        whole = np.count_nonzero(shares * (noise or 0.0) ** 2 > _WHOLE)
+        parts = math.sqrt(sum(moved[:-1])), count, whole
+        moves.append((*lengths, shift["what"], parts))
     if step.get("bare"):
         bare = "parts of " + _listed(names[i] for i in step["bare"])
         return None, finding("bare", where, bare=bare)
     if noise is None:
         return None, None
-    worst, likely, sharp, what, length, share = max(moves, key=lambda move: move[0])
+    worst, likely, sharp, what, (length, share, whole) = max(moves, key=lambda move: move[0])
     ratio, estimate = math.sqrt(worst) * noise, math.sqrt(likely) * noise
     distance = estimate, math.sqrt(sharp) * noise / _SLACK / max(1.0, estimate)
     effective = noise / max(ratio, 1e-300)
     if ratio <= _SLACK:
         return distance, None
     empty = moves[-1]
-    counted = max(share, empty[-1])
+    counted = max(share, empty[-1][1])
     if counted > worst / 4:
         values: dict[str, Any] = {"effective": effective, "noise": noise}
         by_count = percent(round(min(1.0, counted / worst), 2))
@@ -199,6 +213,8 @@ def _compare_distance(
         return distance, finding("unclipped", where, what=what, ratio=ratio, noise=noise)
     if (bound := step.get("bound")) and length > _SLACK * bound:
         what += f", which moves the sum by {length / bound:.3g} clipping bounds"
+    elif whole > 1:
+        what += f", which moves {whole} tensors each as far as all together may be moved"
     return distance, finding("short noise", where, noise=noise, effective=effective, what=what)
 
 
@@ -284,7 +300,8 @@ def _judge_updates(result: Result, judged: Judgement) -> None:
     private = sum(result["steps"]) > 0
     for outside in result["outside"]:
         when, what, kind, *names = outside["key"]
-        where = f"{kind}, {outside['steps']} steps"
+        line = result.get("lines", {}).get(kind)
+        where = _with_line(f"{kind}, {outside['steps']} steps", line)
         if when == "after" and (what == "private" or not private):
             listed = _listed(names) or "parameters of another model"
             judged.find("not private", where, names=listed)
@@ -335,7 +352,7 @@ def differences(alone: Result, exchanged: Result | None) -> set[tuple[str, Any]]
 
     ("step", n): the release of step n, which had not the record that was exchanged; ("row",
     (n, i)): the length of gradient i of a step that had it, where that is not one alone;
-    and ("what", name) of what is published, where neither run was cut.
+    and ("what", name) of what is published, as far as both went.
     """
     different: set[tuple[str, Any]] = set()
     if exchanged is None:
@@ -349,8 +366,7 @@ def differences(alone: Result, exchanged: Result | None) -> set[tuple[str, Any]]
             moved = np.abs(x - y) > _MOVED * np.maximum(x, y).clip(1e-6 * x.max())
             if np.count_nonzero(moved) > 1:
                 different |= {("row", (n, int(row))) for row in np.flatnonzero(moved)}
-    if alone["cut"] or exchanged["cut"]:
-        return different
+    # A run that is cut has published the beginning of what the other did.
     texts = zip(alone["published"], exchanged["published"], strict=False)
     return different | {("what", a[0]) for a, b in texts if a[0] == b[0] and a[1] != b[1]}
 
@@ -373,10 +389,12 @@ def judge_held(
     if rows := where["row"]:
         first = alone["held"][rows[0][0]]
         counts = {"count": sum(n == rows[0][0] for n, _ in rows), "rows": len(first["rows"])}
-        judged.find("moves others", f"step {rows[0][0] + 1}", drawn=first["drawn"], **counts)
+        at = _at(first | {"step": rows[0][0]})
+        judged.find("moves others", at, drawn=first["drawn"], **counts)
     if steps := where["step"]:
         counts = {"count": len(steps), "others": len(alone["held"]) - len(had), "had": had[0] + 1}
-        judged.find("goes on", f"step {steps[0] + 1}", **counts)
+        at = _at(alone["held"][steps[0]] | {"step": steps[0]})
+        judged.find("goes on", at, **counts)
     for code, start in (("decided", "what "), ("let out", "")):
         if names := [name for name in where["what"] if name.startswith(start)]:
             judged.find(code, "what is chosen, returned or saved", names=_listed(names))

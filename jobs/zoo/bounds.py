@@ -3,7 +3,9 @@
 `adaptive` is Opacus' own adaptive clipping, which counts a record as one where its theorem counts
 it as a half. `median` clips to the median of the batch's norms, without noise. `each_layer` clips
 each tensor by itself and adds the noise for one of them. `clamped` clamps each number, and
-`largest` divides all gradients by the longest one's norm. Healthy twins have one bound, and noise
+`largest` divides all gradients by the longest one's norm. `layers_alone` has a bound for each
+tensor, by Opacus, and noise in each for its own bound: six releases, of which one is accounted.
+Healthy twins have one bound, and noise
 for all of it.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from opacus.optimizers import DPPerLayerOptimizer
 from opacus.optimizers.adaclipoptimizer import AdaClipDPOptimizer
 from torch import Tensor, nn
 
@@ -117,3 +120,34 @@ class Largest(common.OwnNoise):
 @audited(delta=common.DELTA)
 def largest() -> nn.Module:
     return common.fit(Largest)
+
+
+class LayersAlone(DPPerLayerOptimizer):
+    def add_noise(self) -> None:
+        for p, bound in zip(self.params, self.max_grad_norms, strict=True):
+            p.grad = p.summed_grad + self.noise_multiplier * bound * torch.randn_like(p)
+
+
+def fit_layers(kind: type[DPPerLayerOptimizer]) -> nn.Module:
+    bounds = [0.8, 0.1, 0.5, 0.1, 0.3, 0.1]
+    engine, model, optimizer, loader = common.private(
+        common.mlp(), clipping="per_layer", max_grad_norm=bounds
+    )
+    own = kind(
+        optimizer.original_optimizer,
+        noise_multiplier=optimizer.noise_multiplier,
+        max_grad_norm=bounds,
+        expected_batch_size=optimizer.expected_batch_size,
+    )
+    own.attach_step_hook(optimizer.step_hook)
+    return common.train(engine, model, own, loader)
+
+
+@audited(delta=common.DELTA)
+def layers_alone() -> nn.Module:
+    return fit_layers(LayersAlone)
+
+
+@audited(delta=common.DELTA)
+def layers_together() -> nn.Module:
+    return fit_layers(DPPerLayerOptimizer)

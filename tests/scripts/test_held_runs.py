@@ -66,12 +66,12 @@ def test_what_another_record_moves(other, look, words):
         assert not judged.complete
 
 
-def test_a_run_that_is_cut_is_compared_as_far_as_it_goes():
-    other = held(
-        "ab", published=[("mean", "2"), ("what X is given", "1")], cut="the budget ended the run"
-    )
-    judged = single_run.judge_held(held("abc", published=[("mean", "1")]), other)
-    assert not judged.findings
+@pytest.mark.parametrize("given", ["1", "2"])
+def test_a_run_that_is_cut_is_compared_as_far_as_it_goes(given):
+    whole = held("abc", published=[("what X is given", "1"), ("mean", "1")])
+    other = held("ab", published=[("what X is given", given)], cut="the budget ended the run")
+    judged = single_run.judge_held(whole, other)
+    assert [finding.look for finding in judged.findings] == ["updates"] * (given == "2")
     assert "not compared" in judged.looks[0].said
 
 

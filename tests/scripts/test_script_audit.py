@@ -1,6 +1,7 @@
 """Scripts that cannot be audited: exit 2 and one line that says what to do; and one that can."""
 
 import importlib.util
+import json
 import math
 import os
 import re
@@ -161,6 +162,19 @@ def test_a_script_that_keeps_its_promise(script):
     junit = (script.parent / "out.xml").read_text()
     assert 'failures="0"' in junit
     assert 'name="verdict" value="CONSISTENT: own_training.py:main keeps' in junit
+
+
+def test_a_function_of_a_notebook(script):
+    """What is for IPython does nothing; a finding names cell and line."""
+    notebook = script.with_suffix(".ipynb")
+    cells = [
+        {"cell_type": "markdown", "source": ["# Training"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", "!pip list\n", HEAD]},
+        {"cell_type": "code", "source": GOOD},
+    ]
+    notebook.write_text(json.dumps({"cells": cells}))
+    with pytest.raises(AssertionError, match=r"step 1 \(own_training.ipynb, cell 2:13\): expected"):
+        assert_private(f"{notebook}:half", budget="60s", layers=(0,))
 
 
 def test_progress_moves_whatever_goes_on(monkeypatch, capsys):

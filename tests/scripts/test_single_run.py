@@ -150,6 +150,20 @@ def test_a_count_that_moves_the_clipping_bound():
     assert "by the clipping bound, which a count moves" in one.seen
     (one,) = found(entry(bound=1.0, shifts=[{"what": "a record", "squares": [6.0, 0.0]}]))
     assert "by a record, which moves the sum by 2.45 clipping bounds" in one.seen
+    apart = {"names": ["a", "b"], "sizes": [100_000] * 2 + [1], "squares": [3e5, 3e5, 0.0]}
+    shift = {"what": "a record", "squares": [1.0, 1.0, 0.0]}
+    (one,) = found(entry(bound=1.5, empty=[0.0] * 3, norms=[1.0] * 3, shifts=[shift], **apart))
+    assert "a record, which moves 2 tensors each as far as all together" in one.seen
+
+
+def test_findings_name_the_line_of_the_script():
+    (one,) = found(entry(0.5, line="train.py:7"))
+    assert one.where == "step 1 (train.py:7)"
+    outside = {"key": ["before", "other", "SGD"], "steps": 2}
+    lines = {"before make_private": "train.py:3", "SGD": "train.py:2"}
+    first, second = found(entry(), warmed=["w"], outside=[outside], lines=lines)
+    assert first.where == "SGD, 2 steps (train.py:2)"
+    assert second.where == "before make_private (train.py:3)"
 
 
 FORWARD = {"kind": "forward", "by": 0.1}

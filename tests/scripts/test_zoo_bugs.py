@@ -21,12 +21,13 @@ BY_LOOK = {
     ),
     "accumulation": "memory_manager_break",
     "clipping": (
-        "bounds:clamped clip_after_mean ghost_bias_norm ghost_without_clip "
+        "bounds:clamped clip_after_mean ghost_bias_norm ghost_shared ghost_without_clip "
         "ghost_without_clip:scheduled noise_over_batch"
     ),
     "correlation of tensors": "one_key_for_all",
     "noise": (
-        "adaclip_batch bounds:adaptive bounds:each_layer bounds:largest bounds:median "
+        "adaclip_batch bounds:adaptive bounds:each_layer bounds:largest bounds:layers_alone "
+        "bounds:median "
         "closure_recomputes half_noise half_noise:at_80 half_noise:loop_80 microbatch_mean "
         "no_noise no_noise:forgotten noise_after_lr "
         "noise_clip_squared noise_reused noise_without_clip raw_gradients_left"
@@ -75,7 +76,7 @@ pytestmark = pytest.mark.slow
 
 def audited(bug: Bug, twin: bool, layers: tuple[int, ...] = (0,)) -> ScriptVerdict:
     target = bug.target(twin)
-    options = Options(120.0, layers, seed=1, secret_size=bug.secret_size)
+    options = Options(300.0, layers, seed=1, secret_size=bug.secret_size)
     return Audit(target, LocalRunner(target), options, lambda _: None).verdict()
 
 

@@ -38,6 +38,7 @@ def install(run: WatchedRun) -> None:
         loader = kwargs["data_loader"]
         run.data.append(loader.dataset)
         run.modules.append(kwargs["module"])
+        run.note_line("the sampler", "the accountant", "the data set", "before make_private")
         if run.request.looks:
             run.before |= digests_of_all_networks()
             trained = {digest(p): key for key, p in run.outside_params.items()}
@@ -66,6 +67,7 @@ def install(run: WatchedRun) -> None:
     @around(PrivacyEngine, "get_epsilon")
     def get_epsilon(original: Any, self: Any, delta: float) -> Any:
         epsilon = original(self, delta)
+        run.note_line("get_epsilon")
         engine = [a is self.accountant for a in run.engine_accountants].index(True)
         run.reported.append((delta, float(epsilon), run.steps, engine))
         return epsilon

@@ -8,17 +8,20 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ... import seeds
+from ... import imports, seeds
 
 _LOOKING = 0.5  # of the time that a run has, in which every step is looked into
 _MOST_INDICES = 4_000_000  # that are kept: later draws are not looked at
@@ -83,6 +86,19 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
         setattr(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
 
     return put
+
+
+def calling_line() -> str:
+    """File and line of the user's own code that is being run; "" where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
+
+
+@functools.cache
+def _is_users(file: str) -> bool:
+    return not file.startswith("<") and imports.is_users(file)
 
 
 @dataclasses.dataclass(eq=False)
@@ -243,16 +259,26 @@ class WatchedRun:
     chosen: int | None = None
     shaken: bool = False
     files: int = 0  # that were saved
+    lines: dict[str, str] = dataclasses.field(default_factory=dict)  # of the script, by `where`
     _counts: collections.Counter[tuple[int, float, float]] = dataclasses.field(
         default_factory=collections.Counter
     )
     _release: ReleaseKey | None = None
 
     def put(self, kind: str, **fields: Any) -> None:
-        """Adds an entry to the record: plain JSON, and numbers and arrays of numpy and torch."""
-        line = json.dumps({"kind": kind} | fields, default=lambda value: value.tolist())
+        """Adds an entry to the record: plain JSON, and numbers and arrays of numpy and torch.
+
+        It has the line of the script that led to it.
+        """
+        entry = {"kind": kind, "line": calling_line()} | fields
+        line = json.dumps(entry, default=lambda value: value.tolist())
         with self.record.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def note_line(self, *places: str) -> None:
+        """Notes the script's line as what findings at these places are about, once."""
+        for place in places:
+            self.lines.setdefault(place, calling_line())
 
     @property
     def looks(self) -> bool:
@@ -338,6 +364,7 @@ class WatchedRun:
         names = self.parameter_names(inside)[:4]
         key = (when, "private" if inside else "other", type(optimizer).__name__, *names)
         self.outside[key] = self.outside.get(key, 0) + 1
+        self.note_line(type(optimizer).__name__)
         self.outside_params |= {id(p): p for p in params}
         if when == "after":
             self.stepped |= {id(p) for p in params}

@@ -11,8 +11,11 @@ import dataclasses
 import hashlib
 import importlib
 import inspect
+import json
+import re
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,14 @@ from torch.utils._pytree import tree_flatten
 from ...errors import SpecError
 from ...opacus import marks_of
 from . import held_runs, opacus_engine, opacus_optimizers, release_functions, shared_records
-from .run_state import EnoughSeen, RunRequest, WatchedRun, around, draw_counts
+from .run_state import (
+    EnoughSeen,
+    RunRequest,
+    WatchedRun,
+    around,
+    calling_line,
+    draw_counts,
+)
 from .step_probe import digest, has_numbers, sample_digest, seed_generators
 
 _SAVING = (("torch", "save"), ("numpy", "save"), ("numpy", "savez"), ("pickle", "dump"))
@@ -79,13 +89,15 @@ def _install(state: WatchedRun) -> None:
 
     def manual_seed(original: Any, seed: Any) -> Any:
         state.seeded.append(("torch.manual_seed", int(seed)))
+        state.note_line(f"torch.manual_seed({seed})")
         reseeds = state.request.reseeds
         return original(state.request.derived("constant", int(seed)) if reseeds else seed)
 
     def save(original: Any, *args: Any, **kwargs: Any) -> Any:
         if state.phase == "main" and not state.replaying:
             state.files += 1
-            file = f"file {state.files}: "
+            line = calling_line()
+            file = f"file {state.files}{f' ({line})' * bool(line)}: "
             value = next((a for a in args if any(opacus_engine.named_tensors(a))), kwargs)
             if state.request.held:
                 held_runs.publish_all(state, value, file)
@@ -101,14 +113,18 @@ def _install(state: WatchedRun) -> None:
 
 
 def _load(script: Path, name: str) -> Any:
-    """The function, of the script imported under its own name, as `import` would."""
+    """The function, of the script imported under its own name, as `import` would.
+
+    A notebook's code cells are run one after the other.
+    """
     sys.argv = [str(script)]  # as when it is run by itself, without arguments
     parts, root = [script.stem], script.parent
     while (root / "__init__.py").exists():  # it may import what lies beside it as its package
         parts, root = [root.name, *parts], root.parent
     sys.path[:0] = [str(script.parent), str(root), str(Path.cwd())]
     try:
-        module = importlib.import_module(".".join(parts))
+        notebook = script.suffix == ".ipynb"
+        module = _run_notebook(script) if notebook else importlib.import_module(".".join(parts))
     except SyntaxError as error:
         raise SpecError("", f"{script.name} is no Python script: {error}") from error
     if Path(str(module.__file__)).resolve() != script:
@@ -125,6 +141,17 @@ def _load(script: Path, name: str) -> Any:
         why = f"{name} in {script.name} needs arguments ({error}); give them defaults"
         raise SpecError("", why) from error
     return function
+
+
+def _run_notebook(file: Path) -> types.ModuleType:
+    """A module of all code cells; what is for IPython, such as `%matplotlib`, does nothing."""
+    module = sys.modules[file.name] = types.ModuleType(file.name)
+    module.__file__ = str(file)
+    for number, cell in enumerate(json.loads(file.read_text(encoding="utf-8"))["cells"], 1):
+        if cell["cell_type"] == "code":
+            text = re.sub(r"^(\s*)[%!].*", r"\1pass", "".join(cell["source"]), flags=re.MULTILINE)
+            exec(compile(text, f"{file}, cell {number}", "exec"), vars(module))
+    return module
 
 
 def _result(state: WatchedRun, delta: float) -> dict[str, Any]:
@@ -154,6 +181,7 @@ def _result(state: WatchedRun, delta: float) -> dict[str, Any]:
         "generators": state.noise_seeds,
         "published": state.published,
         "chosen": state.chosen,
+        "lines": state.lines,
         "final": hashlib.blake2b(final, digest_size=16).hexdigest(),
         "watching": state.spent,
     }
