@@ -252,6 +252,11 @@ class Adversary(Plugin):
         """Number of canaries in each training, every one with a bit and a score of its own."""
         return 1
 
+    @property
+    def apart(self) -> bool:
+        """Whether each canary is a gradient along parameters of its own; checked once crafted."""
+        return False
+
 
 class CanaryAdversary(Adversary, Generic[C]):
     """Base of adversaries against DP-SGD, for the canary type they craft."""

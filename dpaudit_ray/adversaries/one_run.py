@@ -71,6 +71,10 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
     fixed_gradient: ClassVar[bool] = True
     which: Literal["dirac", "random"] = Field(alias="kind")  # dirac, random: gradients
 
+    @property
+    def apart(self) -> bool:
+        return self.which == "dirac"
+
     def check_size(self, parameters: int) -> None:
         if self.which == "dirac" and self.count > parameters:
             raise SpecError(

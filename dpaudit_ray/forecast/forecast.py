@@ -170,6 +170,7 @@ def _of_canaries(
     if spec.through_claim:  # as for independent trials: what is imagined is Gaussian
         spec = spec.model_copy(update={"options": {**spec.options, "curve": "gaussian"}})
     curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    apart = cell.mechanism.independent_canaries(cell.adversary)
 
     def shown(number: int, mu: float) -> list[float]:
         return simulated(lambda: spec.make(number, several), mu, level)
@@ -183,7 +184,7 @@ def _of_canaries(
         largest_certifiable=shown(trials, _APART)[0],
         power=reached[trials],
         trials_needed=next((n for n, chance in reached.items() if chance >= USUAL_POWER), None),
-        status=spec.make(trials, several).bound(*level).given(curve).status,
+        status=spec.make(trials, several).bound(*level).given(curve, apart).status,
         likely=usual[trials][round((1 - USUAL_POWER) * _DRAWS)] if finite_claim else math.nan,
     )
 

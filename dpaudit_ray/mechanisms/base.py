@@ -284,6 +284,14 @@ class Mechanism(Plugin):
         """
         return TradeOff.UNKNOWN
 
+    def independent_canaries(self, adversary: Adversary) -> bool:
+        """Whether no score of this adversary tells of two secret bits at once.
+
+        True only where its docstring proves that all that is released is a randomised function of
+        one Gaussian for each bit: that of `stats.order_statistics`.
+        """
+        return False
+
     @abstractmethod
     def open(
         self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()

@@ -456,6 +456,7 @@ class Estimates:
             zip(self._audit.horizons, self._states, strict=True)
         ):
             curve = cell.mechanism.trade_off(cell.adversary, step)
+            apart = cell.mechanism.independent_canaries(cell.adversary)
             bounds = [
                 dataclasses.replace(state.bound(level.delta, level.confidence), method=spec.name)
                 for spec, state in zip(self._specs, states, strict=True)
@@ -463,7 +464,7 @@ class Estimates:
             listed = [(bound.given(curve), bound.epsilon_lower) for bound in exact.get(step, ())]
             free = [bound for bound, _ in listed]  # those that hold without an assumption may be in
             for state, bound in zip(states, bounds, strict=True):
-                listed.append(self._worth(state, bound.given(curve)))
+                listed.append(self._worth(state, bound.given(curve, apart)))
                 if state.time_uniform() or not self._audit.extended:
                     free.append(bound)
             if self._free is not None and index == last:

@@ -448,9 +448,10 @@ def _behind(
             checked.differs(ESTIMATES, "", *apart, audit.label)
         shared = there.keys() & derived.keys()
         for key in shared if isinstance(given.sweep.cells[index].mechanism, Recorded) else ():
-            certified = there[key]["status"] == Status.CERTIFIED
-            if certified and Status(derived[key]["status"]).conditional:
-                derived[key]["status"] = Status.CERTIFIED.value
+            derived_status, proved = Status(derived[key]["status"]), [Status.CERTIFIED]
+            proved += [Status.IF_GAUSSIAN] * (derived_status is Status.IF_INDEPENDENT)
+            if derived_status.conditional and there[key]["status"] in proved:
+                derived[key]["status"] = there[key]["status"]
                 why = "what is known of the curve takes code or data that is not here"
                 checked.cannot("that its eps is certified", why, audit.label)
         checked.count("estimates", len(shared))

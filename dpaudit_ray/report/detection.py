@@ -21,13 +21,18 @@ from .. import stats
 from ..adversaries.base import FinalModelAdversary
 from ..errors import DpauditError, percent
 from ..plan import claims
+from ..plan.score_stream import Trials
 from ..stats import TradeOff, base, clopper_pearson_lower, gdp, growth
 from ..stats.claim_verdict import ClaimTest, RunTest, largest_accuracy
 from ..stats.curve import Curve
+from ..stats.one_run import balanced, hits_of
+from ..stats.one_run_fdp import SHARE, gaussian_mu
+from ..stats.order_statistics import OrderStatistics
 from ..sweep import spec
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from ..sweep.yamlfile import dump_yaml
+from .quote import quote
 from .tables import Run
 
 # Noise this much smaller than claimed would have been found ...
@@ -111,6 +116,7 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
     if not run.done(run.plan.audits[index]):
         return  # all have failed
     if not isinstance(test, ClaimTest):
+        yield from _by_order(run, index)
         yield "more canaries, more noise or fewer steps: `dpaudit plan` forecasts what they show"
         return  # how several canaries of a training hang together is not known beforehand
     chance = f"a chance of {percent(REQUIRED_POWER)} or more"
@@ -138,6 +144,34 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
         )
     if not enough and not _finds(test, None, min(sizes[-1], _MOST), alpha):
         yield f"more noise or fewer steps: so large a claim takes more than {sizes[-1]:,} trials"
+
+
+def _by_order(run: Run, index: int) -> Iterator[str]:
+    """Order statistics, where they are certified of every audit and show more than is quoted."""
+    audit, name = run.plan.audits[index], OrderStatistics.name
+    fresh = options_of_its_own(run, name, {"audit.estimators": [name]})
+    if fresh is None or not all(map(_certified_by_order, fresh[0].cells)):
+        return
+    trials, cell = Trials.joined(audit, run.prefix(audit)), run.sweep.cells[index]
+    scores, n = trials.scores[:, -1], len(trials.members)
+    right, guesses = hits_of(scores, trials.members, *balanced(scores, math.ceil(SHARE * n)))
+    rate = min(max(right / guesses, 0.5), 1 - 0.5 / guesses)
+    likely = int(special.bdtrik(_LUCK, guesses, rate))
+    mu = gaussian_mu(likely, guesses, n, fresh[0].budget.each)
+    epsilon, quoted = float(gdp.epsilon(mu, cell.audit.delta)), quote(run, index)
+    if epsilon > (quoted.epsilon or 0.0) and quoted.estimator != name:
+        yield (
+            f"the same threat model, judged by {name}: as sure of its guesses, it shows ε ≥ "
+            f"{epsilon:.3f} or more in 4 of 5 runs, where {quoted.text} is quoted: {fresh[1]}"
+        )
+
+
+def _certified_by_order(cell: Cell) -> bool:
+    """Whether order statistics stand for the audit, and bound its ε without an assumption."""
+    apart = cell.mechanism.independent_canaries(cell.adversary)
+    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    names = [spec.name for spec in cell.audit.estimators]
+    return names == [OrderStatistics.name] and apart and curve is TradeOff.GAUSSIAN
 
 
 def options_of_its_own(

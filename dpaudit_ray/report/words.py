@@ -21,6 +21,8 @@ ASSUMPTIONS = {
     "Gaussian steps": "of releasing all steps, as claims are",
     "assumes Gaussian": "holds if the mechanism's trade-off curve is Gaussian, which is not proved",
     "assumes claimed family": "holds if the mechanism is the claimed one, up to its noise",
+    "assumes independence": "holds if no canary of a training tells of another's bit, and the "
+    "curve is Gaussian, neither of which is proved",
     OWN: "holds given what its estimator assumes",
     "approximate": "holds in the limit of many trials",
     "credible": "holds under a prior",
@@ -28,7 +30,10 @@ ASSUMPTIONS = {
     "not final": "holds once all trials are done, not for looking until it suits",
     "extended": "trials were added after looking, for which it does not hold",
 }
-MU = "mu: certified for any mechanism; by how many deviations of Gaussian noise the canary shows"
+MU = (
+    "mu: by how many deviations of Gaussian noise the canary shows; certified whatever the curve, "
+    "but where eps assumes independence"
+)
 AS_WRITTEN = (
     "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the scores"
 )

@@ -14,6 +14,7 @@ class Status(StrEnum):
     CERTIFIED = "certified"  # exceeds the truth with probability at most 1 - confidence
     IF_GAUSSIAN = "if-gaussian"  # that holds for μ; ε is what a Gaussian mechanism of μ has
     IF_CLAIMED = "if-claimed-family"  # ... what the claimed mechanism has, with noise to match
+    IF_INDEPENDENT = "if-independent"  # ... the same, if canaries do not interfere
     IF_ASSUMED = "if-assumed"  # certified given what the estimator says that it `assumes`
     APPROXIMATE = "approximate"  # as certified, in the limit of many trials
     CREDIBLE = "credible"  # a Bayesian posterior quantile
@@ -29,7 +30,8 @@ class Status(StrEnum):
     @property
     def conditional(self) -> bool:
         """Whether ε is bounded given what nobody certifies."""
-        return self in (Status.IF_GAUSSIAN, Status.IF_CLAIMED, Status.IF_ASSUMED)
+        by_curve = (Status.IF_GAUSSIAN, Status.IF_CLAIMED)
+        return self in (*by_curve, Status.IF_INDEPENDENT, Status.IF_ASSUMED)
 
     def assumes(self, mu: float) -> str:
         """What is taken for granted, in words; `mu` is what ε was converted from, or NaN."""
@@ -41,6 +43,7 @@ class Status(StrEnum):
 _ASSUMES = {
     Status.IF_GAUSSIAN: "assumes Gaussian",
     Status.IF_CLAIMED: "assumes claimed family",
+    Status.IF_INDEPENDENT: "assumes independence",
     Status.IF_ASSUMED: "own assumption",
     Status.APPROXIMATE: "approximate",
     Status.CREDIBLE: "credible",
@@ -78,7 +81,8 @@ class Estimate:
     """A lower bound on the privacy loss.
 
     `mu_lower` is a bound on the Gaussian-DP parameter: the mechanism is not μ-GDP for any
-    smaller μ, whatever its trade-off curve. `epsilon_lower`, at `delta`, was converted from it
+    smaller μ, whatever its trade-off curve (`if-independent`: if its canaries do not interfere).
+    `epsilon_lower`, at `delta`, was converted from it
     as if that curve were Gaussian, or (`if-claimed-family`) from the same hit rate as if it
     were one of the claim's family; where `mu_lower` is NaN, it assumes no curve. Both are 0
     when nothing was shown. `trials` counts the trials folded; from `threshold` on a trial is
@@ -94,11 +98,17 @@ class Estimate:
     trials: int
     threshold: float = math.nan
 
-    def given(self, trade_off: TradeOff) -> Estimate:
-        """This bound, certified where `trade_off` is known to be what ε was converted through."""
-        if self.status is _KNOWN.get(trade_off):
-            return dataclasses.replace(self, status=Status.CERTIFIED)
-        return self
+    def given(self, trade_off: TradeOff, independent: bool = False) -> Estimate:
+        """This bound, certified where `trade_off` is known to be what ε was converted through.
+
+        `independent` says that canaries of one training are known not to interfere.
+        """
+        status = self.status
+        if independent and status is Status.IF_INDEPENDENT:
+            status = Status.IF_GAUSSIAN
+        if status is _KNOWN.get(trade_off):
+            status = Status.CERTIFIED
+        return dataclasses.replace(self, status=status)
 
     @property
     def curve_free(self) -> bool:

@@ -53,7 +53,7 @@ class Canaries(Logged):
 
     Canaries of one training: half of the guesses are "in" for the highest scores, half "out"
     for the lowest. A canary whose score is not a number is guessed first, and wrong. `guesses`
-    fixes how many to guess, or as (k+, k-) how many of each kind; 0 tries the `SHARES` and
+    fixes how many to guess, or as (k+, k-) how many of each kind; 0 tries the `shares` and
     splits the error over them.
 
     `independent` trainings: the first 5 % of the planned trials, 10 at least, teach which
@@ -64,6 +64,7 @@ class Canaries(Logged):
     planned: int
     guesses: int | tuple[int, int] = 0  # how many, or [k+, k-]; 0: by the trials
     independent: bool = False
+    shares: ClassVar[tuple[float, ...]] = SHARES  # of canaries to guess, where no number is fixed
 
     def __post_init__(self) -> None:
         kinds = self.guesses if isinstance(self.guesses, tuple) else (self.guesses,)
@@ -87,8 +88,9 @@ class Canaries(Logged):
         if isinstance(fixed, tuple):
             kinds = [fixed]
         else:
-            tried = [min(fixed, total)] if fixed else [math.ceil(share * total) for share in SHARES]
-            kinds = [balanced(scores, guesses) for guesses in sorted(set(tried)) if guesses > 0]
+            tried = {math.ceil(share * total) for share in self.shares}
+            tried = {min(fixed, total)} if fixed else tried
+            kinds = [balanced(scores, guesses) for guesses in sorted(tried) if guesses > 0]
         attempts = [hits_of(scores, members, *pair) for pair in kinds]
         split = 1 - (1 - confidence) / max(len(attempts), 1)
         return max((lower(right, guesses, split) for right, guesses in attempts), default=0.0)

@@ -8,7 +8,7 @@ candidate μ-GDP curve, the number of right guesses is followed downwards from t
 Independent trainings of one coin each do not interfere: the r most confident of m guesses err like
 r draws beyond the (r + 1)-th most extreme of m draws from the worst pair of distributions (Xiang et
 al. 2025), as long as r is fixed before any output is seen. Of canaries of one training, which may
-interfere, it proves nothing.
+interfere, that proves nothing without more; `order_statistics` says with what.
 """
 
 from __future__ import annotations
@@ -48,9 +48,14 @@ class OneRunFdp(Canaries, Estimator):
         if self.independent:
             mu, threshold = self._independent(confidence)
         else:
-            mu = self._of_one_training(lambda v, r, split: mu_lower(v, r, total, split), confidence)
+            lower = self.lower
+            mu = self._of_one_training(lambda v, r, split: lower(v, r, total, split), confidence)
         epsilon = float(gdp.epsilon(mu, delta))
         return self._estimate(epsilon, mu, (delta, confidence), total, threshold)
+
+    def lower(self, correct: int, guesses: int, canaries: int, confidence: float) -> float:
+        """The bound on μ from so many right guesses of canaries of one training."""
+        return mu_lower(correct, guesses, canaries, confidence)
 
     def _independent(self, confidence: float) -> tuple[float, float]:
         """(bound on μ, threshold) from trainings of one canary each; misses are wrong."""

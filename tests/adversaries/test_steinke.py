@@ -1,6 +1,6 @@
 """One training, many canaries: what is inserted, what is scored, and what is refused."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -9,8 +9,15 @@ from torch import Tensor
 
 import dpaudit_ray as da
 from dpaudit_ray import accounting
-from dpaudit_ray.adversaries.base import Adversary
+from dpaudit_ray.adversaries.base import (
+    Adversary,
+    GradientCanary,
+    SampleCanary,
+    TrajectoryAdversary,
+)
 from dpaudit_ray.errors import SpecError
+from dpaudit_ray.mechanisms.dp_sgd.sampling import Fixed
+from dpaudit_ray.mechanisms.dp_sgd.steps import check_apart
 from dpaudit_ray.plugins import parse
 from dpaudit_ray.sweep import spec
 from tests.command import refused, write_sweep
@@ -153,6 +160,62 @@ def test_both_engines_insert_the_same(kind, tiny):
         for engine in ("packed", "opacus")
     ]
     np.testing.assert_allclose(*scores, rtol=2e-4, atol=2e-4)
+
+
+class Overlapping(TrajectoryAdversary[GradientCanary]):
+    """Says of two canaries that they share no parameter, which is wrong."""
+
+    name: str = f"{__name__}:Overlapping"
+    canaries: ClassVar[int] = 2
+    apart: ClassVar[bool] = True
+
+    def craft(self, public, rng):
+        return GradientCanary(torch.eye(2, len(public.initial)) + 1e-9)
+
+    def observer(self, canary, public, models):
+        raise NotImplementedError
+
+
+class TogetherInOrOut(Fixed):
+    """A scheme of somebody's own, whose coins are known to nobody, and may hang together."""
+
+    name: str = f"{__name__}:TogetherInOrOut"
+    in_known_steps: ClassVar[bool] = False
+
+
+@pytest.mark.parametrize(
+    ("adversary", "changes", "status"),
+    [
+        (attack("dirac"), {}, "certified"),
+        (attack("dirac") | {"adjacency": "replace"}, {"optimizer": "momentum"}, "certified"),
+        (attack("dirac"), {"sampling": "poisson"}, "if-gaussian"),
+        (attack("dirac") | {"period": 2}, {}, "if-gaussian"),
+        (attack("dirac"), {"sampling": f"{__name__}:TogetherInOrOut"}, "if-independent"),
+        (attack("random"), {}, "if-independent"),
+        (attack("natural"), {}, "if-independent"),
+        ({"name": "biased-dimension", "count": CANARIES}, {}, "if-independent"),
+    ],
+)
+def test_independence_is_certified_where_it_is_proved(adversary, changes, status, tiny, tmp_path):
+    tiny["mechanism"] |= changes
+    tiny["audit"] |= {"estimators": ["order-statistics"], "record_every": None}
+    tiny["audit"] |= {"accountants": ["pld"]}
+    tiny |= {"grid": {}, "adversary": adversary, "resources": {}}
+    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
+    assert set(result.estimates["status"]) == {status}
+
+
+def test_canaries_apart_share_no_parameter(tiny):
+    apart = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0]])
+    check_apart(GradientCanary(apart), 2)
+    check_apart(GradientCanary(torch.cat([apart, -apart]).to_sparse()), 2)
+    check_apart(GradientCanary(apart[0]), 1)
+    example = SampleCanary(torch.zeros(2, 3), torch.zeros(2))
+    for canary in (GradientCanary(apart + torch.eye(2, 4)[:, [1, 0, 2, 3]]), example):
+        with pytest.raises(SpecError, match="share parameters, or no gradients"):
+            check_apart(canary, 2)
+    with pytest.raises(SpecError, match="share parameters"):
+        opened(tiny, {"name": f"{__name__}:Overlapping"})
 
 
 def test_a_model_that_leaks_all_its_bits_is_told(tiny, tmp_path):

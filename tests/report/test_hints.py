@@ -9,6 +9,7 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray.report import detection, verdict
+from dpaudit_ray.report.quote import quote
 from dpaudit_ray.report.tables import Run, best
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.sweep.yamlfile import parse_changes
@@ -98,3 +99,28 @@ def test_a_hint_that_is_followed_lowers_nothing_and_keeps_its_promise(name, tmp_
         if line.startswith("the same threat model"):
             shown = after.estimates["epsilon_lower"].iloc[0]
             assert shown >= run.estimates["epsilon_lower"].iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling", "estimator"),
+    [
+        ("dirac", "fixed", "one-run-fdp"),
+        ("dirac", "fixed", "order-statistics"),
+        ("dirac", "poisson", "one-run-fdp"),
+        ("random", "fixed", "one-run-fdp"),
+    ],
+)
+def test_order_statistics_are_named_where_they_certify_more(kind, sampling, estimator, tmp_path):
+    """Of one training of 300 canaries; seeds are fixed."""
+    wide = {"sampling": sampling, "model": {"name": "mlp3", "width": 16}}
+    raw = sgd({"name": "one-run", "canaries": 300, "kind": kind}, **wide)
+    raw["audit"] |= {"estimators": [estimator]}
+    run = opened(raw, tmp_path, {})
+    named = [line for line in verdict.current(run).help if "order-statistics" in line]
+    assert len(named) == ((kind, sampling, estimator) == ("dirac", "fixed", "one-run-fdp"))
+    for line in named:
+        changes = parse_changes(shlex.split(re.search("`(--set [^`]*)`$", line)[1])[1::2])
+        after = quote(opened(raw, tmp_path, changes), 0)
+        assert after.assumes == "Gaussian steps"
+        assert after.epsilon >= float(re.search("ε ≥ ([0-9.]+) or more", line)[1])
+        assert after.epsilon > quote(run, 0).epsilon

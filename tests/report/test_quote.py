@@ -69,6 +69,8 @@ def with_bounds(run: Run, estimator: str, **values: object) -> Run:
         ({"status": "if-assumed", "epsilon_lower_together": 1.0}, False, 1.0, "own assumption"),
         ({"status": "if-assumed", "epsilon_lower_together": 99.0}, True, 99.0, "own assumption"),
         ({"status": "if-assumed", "epsilon_lower_together": 99.0}, False, 0.5, "assumption-free"),
+        ({"status": "if-independent", "epsilon_lower_together": 1}, 0, 1.0, "assumes independence"),
+        ({"status": "if-independent", "epsilon_lower_together": 99}, 0, 0.5, "assumption-free"),
         ({"epsilon_lower_together": 99.0}, False, 99.0, "assumes Gaussian"),
     ],
 )

@@ -14,6 +14,7 @@ from dpaudit_ray.stats import gdp, one_run
 from dpaudit_ray.stats.one_run import epsilon_lower, hits_of
 from dpaudit_ray.stats.one_run_adaptive import GRID, STEP, Evidence, needed, predicted
 from dpaudit_ray.stats.paper import largest_of_pairs
+from jobs.studies import order_statistics
 from tests.long import LONG, paired
 
 Floats = npt.NDArray[np.float64]
@@ -116,6 +117,30 @@ def test_certified_choices_keep_their_level(choice, mu):
         found = made.bound(DELTA, 0.95)
         wrong += (found.mu_lower if method == "one-run-fdp" else found.epsilon_lower) > truth + 1e-9
     assert wrong / RUNS <= MOST
+
+
+@pytest.mark.parametrize("row", range(len(order_statistics.KINDS)))
+def test_order_statistics_keep_their_level(row):
+    """The study itself, of 200 canaries at ε = 4; those that share their noise are not covered."""
+    wrong, shown = order_statistics.cell(row, 3, 200, RUNS)
+    covered = not list(order_statistics.KINDS)[row].startswith("not covered")
+    assert (wrong <= MOST) == covered
+    assert shown < 4
+
+
+@pytest.mark.parametrize("row", range(len(order_statistics.KINDS)))
+def test_the_study_counts_as_the_estimator_does(row):
+    rng = np.random.default_rng(row)
+    bits = rng.random((3, 100)) < 0.5
+    scores = list(order_statistics.KINDS.values())[row](rng, bits, 2.0)
+    if "tied" in list(order_statistics.KINDS)[row]:
+        scores += 1e-9 * rng.random(scores.shape)  # which of equals are guessed is left open
+    counts = order_statistics.rights(scores, bits, 60)
+    for right, values, inside in zip(counts, scores, bits, strict=True):
+        made = stats.make("order-statistics", planned=100, canaries=100)
+        made.fold(values, inside)
+        want = order_statistics.lower(int(right), 60, 100)
+        assert made.bound(DELTA, 0.95).epsilon_lower == pytest.approx(want)
 
 
 def test_the_best_of_all_choices_does_not():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...accounting import Adjacency
 from ...adversaries.base import Adversary
 from ...data.base import Data, Dataset
-from ...plugins import Plugin
+from ...plugins import Plugin, is_users
 from ...stats import TradeOff
 from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session, recorded_steps
 from .recipe import Recipe
@@ -154,6 +154,29 @@ class DpSgd(Recipe, Mechanism):
         if isinstance(self.sampling, Poisson):
             return TradeOff.UNKNOWN if adversary.replaces else TradeOff.CLAIMED
         return TradeOff.GAUSSIAN if self.sampling.in_known_steps else TradeOff.UNKNOWN
+
+    def independent_canaries(self, adversary: Adversary) -> bool:
+        """True for gradient canaries along parameters of their own, which is proved here.
+
+        Step t releases y_t = g_t + Σ_i b_i z_ti c_i + Z_t: the others' clipped gradients; canaries
+        that are in, |c_i| ≤ C, whose entries are at places K_i that no other canary has (-c_i for
+        a bit of 0, with replacement); and noise, drawn anew for each parameter and step. Let D_i be
+        all b_i z_ti c_i + Z_t at K_i. It takes one bit, coins z_ti of canary i's own, and noise
+        that nothing else has. So given the bits the D_i are independent of each other, of the noise
+        elsewhere, and of what else is drawn: θ_0, the others' batches and views of them.
+
+        The transcript is a function of these, by induction: g_t is one of y_1, ..., y_{t-1} and of
+        what else is drawn, since optimizer and schedule make θ_{t-1} of them, batches do not depend
+        on bits, and a record is clipped by its own gradient. y_t is g_t, plus D_i at K_i, plus
+        noise elsewhere. So g_t may hold what earlier steps showed of any bit, and scores leave it
+        in. D_i is what the claim counts: T releases along one direction, sampled or not. Where they
+        are μ-GDP, it is a randomised function of one number of N(±μ/2, 1) (Blackwell 1953).
+
+        Coins of a user's sampling scheme may hang together. Canaries that share a place do; they
+        are refused once crafted. So do records; and gradients that follow the model.
+        """
+        own_coins = self.sampling.in_known_steps or not is_users(self.sampling)
+        return adversary.fixed_gradient and adversary.apart and own_coins
 
     def training(self, seed: int, gpu: bool) -> DpSgdTraining:
         """Everything public about the training: data, θ_0, batches, and the engine."""

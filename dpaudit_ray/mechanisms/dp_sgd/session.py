@@ -30,6 +30,7 @@ from ...errors import SpecError
 from ...seeds import derive
 from ..base import Arrays, Checkpoints, Measured, Members, ResumableSession, Scores, Session
 from .checkpointing import PackCheckpoints
+from .steps import check_apart
 from .training import DpSgdTraining
 from .updates import Constant
 
@@ -260,6 +261,8 @@ class DpSgdSession(ResumableSession):
             training = training.starting(start)
         canary = adversary.craft(PublicView(training), rng)
         training.check_claim(canary, adversary.canaries * (2 if adversary.replaces else 1))
+        if adversary.apart:
+            check_apart(canary, adversary.canaries)
         return cls(training, adversary, canary)
 
     def run(

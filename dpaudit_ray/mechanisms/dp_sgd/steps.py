@@ -157,6 +157,21 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -
         raise SpecError("adversary.name", problem)
 
 
+def check_apart(canary: Canary, bits: int) -> None:
+    """Raises SpecError unless the canaries of different bits share no parameter.
+
+    Of pairs, canary number j + `bits` belongs to bit j.
+    """
+    shared = bits > 1
+    if shared and isinstance(canary, GradientCanary):
+        rows, places = canary.direction.to_sparse().coalesce().indices()
+        owners = {*zip(places.tolist(), (rows % bits).tolist(), strict=True)}
+        shared = len({place for place, _ in owners}) < len(owners)
+    if shared:
+        problem = "crafted canaries that share parameters, or no gradients; they are not `apart`"
+        raise SpecError("adversary.name", problem)
+
+
 def _longest(directions: Tensor) -> float:
     """The largest norm of a row, in float64 or float32: who scales by the latter is off by 7e-6."""
     if directions.is_sparse:
