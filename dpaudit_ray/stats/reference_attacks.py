@@ -147,8 +147,8 @@ class _Side:
         counts, log_variance = self.count.astype(np.float64), np.zeros(len(given))
 
         def fitted(target: Floats, weights: Floats) -> Floats:
-            root = np.sqrt(weights)
-            coefficients = np.linalg.lstsq(design * root[:, None], target * root, rcond=1e-8)[0]
+            weighed = design.T * weights
+            coefficients = np.linalg.lstsq(weighed @ design, weighed @ target, rcond=1e-10)[0]
             return np.asarray(design @ coefficients)
 
         for turn in range(_TURNS):
@@ -156,7 +156,8 @@ class _Side:
             squares = (self.squares + counts * (self.mean - mean) ** 2) / np.maximum(counts, 1)
             if turn == 0:
                 log_variance += math.log(float(counts @ squares) / counts.sum() + 1e-12)
-            log_variance += fitted(squares * np.exp(-log_variance) - 1, counts)
+            step = fitted(squares * np.exp(-log_variance) - 1, counts)
+            log_variance += step / max(1.0, float(np.abs(step).max()))
         return mean, np.exp(log_variance / 2)
 
 
