@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -37,6 +38,7 @@ class Screen:
     ) -> None:
         self._screen = pyte.HistoryScreen(*size, history=1000, ratio=0.5)
         self._stream = pyte.ByteStream(self._screen)
+        self._read_ahead: list[bytes] = []  # a picture each
         self._master, slave = pty.openpty()
         self.resize(*size)
         kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
@@ -86,9 +88,12 @@ class Screen:
         """Reads on until a picture is as wanted; returns it."""
         end, open_ = time.monotonic() + timeout, True
         while not seen(self.shown):
-            if not open_ or time.monotonic() > end:
+            if self._read_ahead:
+                self._stream.feed(self._read_ahead.pop(0))
+            elif not open_ or time.monotonic() > end:
                 raise AssertionError("never seen; last:\n" + "\n".join(self.shown))
-            open_ = self._read()
+            else:
+                open_ = self._read()
         return self.shown
 
     def text(self, words: str, timeout: float = 300) -> list[str]:
@@ -110,6 +115,7 @@ class Screen:
         end = time.monotonic() + timeout
         while time.monotonic() < end and self._read():
             pass
+        self._stream.feed(b"".join(self._read_ahead))
         os.close(self._master)
         return self.process.wait(max(1.0, end - time.monotonic()))
 
@@ -117,12 +123,14 @@ class Screen:
         """Takes what is written at once. False when nobody has the terminal open."""
         if not select.select([self._master], [], [], 0.1)[0]:
             return True
-        open_ = True
+        written, open_ = b"", True
         while open_ and select.select([self._master], [], [], 0.02)[0]:
             try:
                 data = os.read(self._master, 65536)
             except OSError:
                 data = b""
-            self._stream.feed(data)
+            written += data
             open_ = bool(data)
+        # On a busy machine several pictures come at once: each begins by wiping the one before.
+        self._read_ahead += re.split(rb"(?=\r\x1b\[2K)", written)
         return open_
