@@ -8,20 +8,26 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-NETWORKS = {"cnn4": (1, 28, 28), "convnet": (3, 32, 32), "fcnn": (8,)}
+SINGLE, DOUBLE = torch.float32, torch.float64
+NETWORKS = {
+    "cnn4": ((1, 28, 28), [SINGLE]),
+    "convnet": ((3, 32, 32), [SINGLE]),
+    "fcnn": ((8,), [SINGLE, DOUBLE]),
+}
 
 
 def compile_loops(name: str) -> None:
-    """Of one network, in float32."""
+    """Of one network."""
     from dpaudit_ray.engines.packing.packed import PackedModel
     from dpaudit_ray.models.base import Model
     from dpaudit_ray.plugins import parse
 
     torch.set_num_threads(1)
-    module = parse(Model, name, "model").build(NETWORKS[name], 10)
-    x, y = torch.zeros(2, *NETWORKS[name]), torch.tensor([0, 1])
-    model = PackedModel(module)
-    model.clipped_sums(model.initial[None], x, y, 1.0)
+    shape, dtypes = NETWORKS[name]
+    for dtype in dtypes:
+        model = PackedModel(parse(Model, name, "model").build(shape, 10).to(dtype))
+        x, y = torch.zeros(2, *shape, dtype=dtype), torch.tensor([0, 1])
+        model.clipped_sums(model.initial[None], x, y, 1.0)
 
 
 def main() -> None:
