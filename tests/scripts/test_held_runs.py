@@ -75,6 +75,11 @@ def test_a_run_that_is_cut_is_compared_as_far_as_it_goes(given):
     assert "not compared" in judged.looks[0].said
 
 
+def test_a_record_comes_in_its_place_that_has_another_label_too():
+    data = TensorDataset(torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 0, 0]))
+    assert [held_runs._other(data, record) for record in range(4)] == [1, 3, 1, 1]
+
+
 def test_a_record_is_exchanged_in_memory():
     x, y = torch.arange(8.0).reshape(4, 2), torch.arange(4)
     data = Subset(TensorDataset(x, y), [3, 2, 1, 0])

@@ -21,6 +21,7 @@ from . import step_probe
 from .opacus_engine import named_tensors
 from .run_state import Indices, ReleaseKey, WatchedRun, around
 
+_TRIED = 100  # records that one might be exchanged for
 _PARTS = 10  # of a data set, at most; a longer list is of records
 _FEWEST = 4  # records of the draw that one is exchanged of
 _DECIDERS = (  # what chooses by a number: module, class, method
@@ -81,9 +82,14 @@ def _watch_decisions(run: WatchedRun) -> None:
 
 
 def _other(data: Any, record: int) -> int:
-    """The index of the record that comes in the place of this one."""
+    """The index of the record that comes in the place of this one: another in each array."""
     size = len(data)
-    return (record + size // 2) % size if record < size else record
+    if record >= size:
+        return record
+    arrays = [] if isinstance(data, Subset) else arrays_of(data)
+    others = [(record + size // 2 + k) % size for k in range(min(size, _TRIED))]
+    differ = (i for i in others if all((a[i] != a[record]).any() for a in arrays))
+    return next(differ, others[0])
 
 
 def exchange(data: Any, record: int) -> None:
