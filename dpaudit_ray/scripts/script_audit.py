@@ -182,8 +182,10 @@ class Audit:
             request = self._request("held", share=_HELD, held=kind, record=record)
             (run,) = self._run(iter([request]))
             if run.result is None or run.result["chosen"] is record is None:
+                hung = run.ended.how == "hung"
                 why = "the same run failed, or no draw of four records or more was seen"
-                return Judgement().look("releases held", why, done=False, complete=True)
+                why = "the same run took too long; give a larger --budget" if hung else why
+                return Judgement().look("releases held", why, done=False, complete=not hung)
             held, was_cut = entries_of(run.record, "held"), single_run.cut(run.record)
             results[kind] = run.result | {"held": held, "cut": was_cut}
             if kind == "exchanged" and not single_run.differences(**results):

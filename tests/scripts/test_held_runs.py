@@ -1,5 +1,6 @@
 """What runs with held releases show, and what else private records went into: made-up cases."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,11 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from dpaudit_ray.isolation import Limits, Sandbox
+from dpaudit_ray.isolation import Ended, Limits, Sandbox
 from dpaudit_ray.scripts import script_runs, single_run
+from dpaudit_ray.scripts.script_audit import Audit, Options
 from dpaudit_ray.scripts.script_findings import Weight
-from dpaudit_ray.scripts.script_runs import Target
+from dpaudit_ray.scripts.script_runs import EndedRun, Target
 from dpaudit_ray.scripts.watch import held_runs, shared_records
 from dpaudit_ray.scripts.watch.run_state import RunRequest, WatchedRun, entries_of
 from tests.scripts.conftest import ZOO
@@ -73,6 +75,20 @@ def test_a_run_that_is_cut_is_compared_as_far_as_it_goes(given):
     judged = single_run.judge_held(whole, other)
     assert [finding.look for finding in judged.findings] == ["updates"] * (given == "2")
     assert "not compared" in judged.looks[0].said
+
+
+@pytest.mark.parametrize("how", ["hung", "raised"])
+def test_a_held_run_that_takes_too_long_was_not_looked_at(how):
+    class Runner:
+        width = 1
+
+        def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
+            for request in requests:
+                yield EndedRun(request, Ended(how, None, "", "", "", 1.0), [])
+
+    judged = Audit(Target(ZOO / "healthy.py", "mlp"), Runner(), Options(), print)._compare_held()
+    assert judged.complete == (how == "raised")
+    assert ("larger --budget" in judged.looks[0].said) == (how == "hung")
 
 
 def test_a_record_comes_in_its_place_that_has_another_label_too():
