@@ -55,7 +55,7 @@ def test_options_are_those_of_the_class_and_of_its_variants():
     rows = dpaudit("list", "mechanisms", "dp-sgd").out.splitlines()
     by_name = {row.split("  ")[0]: row.split("  ", 1)[1].split() for row in rows if "  " in row}
     assert by_name["steps"][-1] == "required"
-    assert by_name["noise_multiplier"] == ["number", ">", "0", "|", "null", "null"]
+    assert by_name["noise_multiplier"] == ["number", "≥", "0", "|", "null", "null"]
     assert by_name["model"] == ["a", "model", "required"]
     assert by_name["sampling"] == ["a", "sampling", "scheme", "fixed"]
     accuracy = json.loads(dpaudit("list", "estimators", "accuracy", "--json").out)
