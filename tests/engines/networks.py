@@ -153,14 +153,6 @@ case("flatten-from-two", IMAGE, EXACT,
 case("time-folded-into-batch", SEQUENCE, SLOW,
     lambda: Made(lambda self, x: self.out(torch.tanh(self.fc(x.reshape(-1, 8))).view(-1,
     5 * BATCH)), fc=nn.Linear(8, 5), out=nn.Linear(5 * BATCH, 3)))  # fmt: skip
-
-
-def sequence_first(self: Any, x: Tensor) -> Tensor:
-    h = torch.tanh(self.fc(x.transpose(0, 1)))  # [T, B, d]
-    return self.out(h.mean(0))
-
-
-case("sequence-first", SEQUENCE, SLOW, lambda: Made(sequence_first, **hidden()))
 case("sequence-first-later", SEQUENCE, SLOW,
     lambda: Made(lambda self, x: self.out(self.mid(self.fc(x).transpose(0, 1)).sum(0)),
     fc=nn.Linear(8, 5), mid=nn.Linear(5, 5), out=nn.Linear(5, 3)))  # fmt: skip
@@ -425,7 +417,7 @@ def closure() -> nn.Module:
     )
 
 
-case("layer-twice-in-a-row", VECTOR, SLOW,
+case("ways-twice-in-a-row", VECTOR, SLOW,
     twice_in_a_row, "shares a parameter (4.weight is 2.weight)")  # fmt: skip
 case("tied", VECTOR, SLOW, tied, "3.weight is 2.weight")
 case("tied-by-closure", VECTOR, SLOW, closure)
@@ -527,12 +519,6 @@ def signals(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 3))
 
 
-for groups, outputs, options in (
-    (2, 2, {}), (2, 6, {"stride": 2, "padding": 1}), (4, 8, {"dilation": 2, "bias": False}),
-):  # fmt: skip
-    case(f"ways-grouped-{groups}-{outputs}", IMAGE, EXACT,
-        lambda g=groups, o=outputs, k=options: images(nn.Conv2d(2, 4, 1), nn.Tanh(),
-        nn.Conv2d(4, o, 3, groups=g, **k), nn.ReLU()))  # fmt: skip
 for name, options in {
     "strided": {"stride": 2, "padding": 1}, "dilated": {"dilation": 3, "bias": False},
     "same": {"padding": "same", "groups": 2}, "reflect": {"padding": 2, "padding_mode": "reflect"},
@@ -559,9 +545,6 @@ case("ways-relu-in-place", VECTOR, SLOW,
 case("ways-weight-read", VECTOR, SLOW,
     lambda: Made(lambda self, x: F.linear(F.linear(x, self.a.weight), self.b.weight),
     a=nn.Linear(8, 6), b=nn.Linear(6, 3)))  # fmt: skip
-case("ways-twice", VECTOR, SLOW,
-    lambda: Made(lambda self, x: self.b(self.a(torch.tanh(self.a(x)))), a=nn.Linear(8, 8),
-    b=nn.Linear(8, 3)))  # fmt: skip
 case("ways-parameter-list", VECTOR, SLOW,
     lambda: Made(lambda self, x: self.a(x * self.s[0]) * self.s[1], a=nn.Linear(8, 3),
     s=nn.ParameterList([torch.ones(8), torch.ones(3)])))  # fmt: skip

@@ -19,7 +19,7 @@ from dpaudit_ray.isolation import Limits
 from dpaudit_ray.mechanisms.base import Measured
 from dpaudit_ray.mechanisms.function import IsolatedTrials, TrialByTrial, preloaded
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import compaction, outcomes, score_stream
+from dpaudit_ray.plan import outcomes, score_stream
 from dpaudit_ray.report import page, verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
@@ -141,21 +141,9 @@ def test_a_trial_that_raises_is_a_miss_and_its_pack_goes_on(failed):
     assert (failed / "_SUCCESS").exists()
 
 
-def test_everything_that_is_said_rests_on_the_same_trials(failed):
-    settings, plan, run = opened(failed)
-    trials = score_stream.Trials.joined(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
-    (judged,) = verdict.judge(Run.open(str(failed))).audits
-    diverged = int(np.isnan(trials.shown.scores[:, -1]).sum())
-    assert judged.trials == 60
-    assert sum(judged.diverged) == diverged
-    progress = Aggregation.rebuild(run).progress().audits[0]
-    assert progress.failed == int(trials.missed.sum()) > 0
-    html = Path(page.write(Run.open(str(failed)))).read_text()
-    assert f"failed, counted as misses: {int(trials.missed.sum())}" in html
-
-
 def test_they_are_listed_by_kind_with_their_output(failed):
-    lost = da.api.Result(str(failed), True).scores.query("missed != ''")
+    scores = da.api.Result(str(failed), True).scores
+    lost, diverged = scores.query("missed != ''"), scores.query("missed == '' and score.isna()")
     told = json.loads(dpaudit("status", failed, "--json").out)
     assert told["complete"]
     assert told["failures"] == []
@@ -181,6 +169,10 @@ def test_they_are_listed_by_kind_with_their_output(failed):
     assert line in inline(failed.parent / "sweep.yaml", failed.parent).err, "run says so, again"
     html = Path(page.write(Run.open(str(failed)))).read_text()
     assert line in html
+    assert f"failed, counted as misses: {len(lost)}" in html
+    (judged,) = verdict.judge(Run.open(str(failed))).audits
+    assert (judged.trials, sum(judged.diverged)) == (60, len(diverged))
+    assert Aggregation.rebuild(opened(failed)[2]).progress().audits[0].failed == len(lost)
 
 
 def test_a_run_that_is_resumed_has_the_same_bytes(failed, tmp_path):
@@ -203,17 +195,6 @@ def test_isolated_trials_on_ray_are_those_of_inline(failed, tmp_path):
     assert done.code == 3, done.err
     assert "trials failed and counted as missed: " in done.err
     assert contents(tmp_path / "own") == contents(failed)
-
-
-def test_gathered_files_keep_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(compaction, "FEWEST", 8)
-    file = write_sweep(tmp_path, sweep("some_raise", pack_size=4))
-    assert inline(file, tmp_path).code == 3
-    settings, plan, run = opened(tmp_path / "own")
-    assert run.score_files(plan.audits[0].id) == {(0, 59)}
-    trials = score_stream.Trials.joined(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
-    lost = [trial for trial, *rest in drawn(tmp_path / "own") if ended(*rest)[1]]
-    assert np.flatnonzero(trials.missed).tolist() == lost
 
 
 def test_whatever_a_trial_does_it_does_to_itself(tmp_path):

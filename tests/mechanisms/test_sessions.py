@@ -246,18 +246,6 @@ def test_each_dimension_is_moved_by_its_own_bit(options):
     assert np.allclose(moved, members.reshape(4, 3), atol=0.2)
 
 
-def test_a_biased_dimension_separates_the_worlds_as_the_claim_says(options):
-    """Along a quiet dimension μ = √T/σ; it strays by 4 standard errors with probability 6e-5."""
-    quiet = options.model_copy(update={"learning_rate": 1e-6, "noise_multiplier": 2.0})
-    session = quiet.open(BiasedDimension(choice="simulated"), 1, 3, gpu=False)
-    members = np.random.default_rng(5).permutation(400) % 2 == 1
-    scores = session.run(members, 77, (6,))[:, 0]
-    inside, outside = scores[members], scores[~members]
-    found = (inside.mean() - outside.mean()) / math.sqrt((inside.var() + outside.var()) / 2)
-    truth = math.sqrt(6) / 2.0
-    assert found == pytest.approx(truth, abs=4 * math.sqrt(4 / 400 + truth**2 / 800))
-
-
 def test_too_many_canaries_and_too_few_scores_are_refused(options):
     size = len(options.training(0, gpu=False).initial)
     with pytest.raises(SpecError, match=f"but the model has {size} parameters"):

@@ -17,7 +17,6 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import NoClusterError, SpecError, StorageError
-from dpaudit_ray.mechanisms.landscape import Landscape
 from dpaudit_ray.orchestration import actors, ray_executor, ray_internals
 from dpaudit_ray.orchestration.executors import Done, Executor, Work, WorkerDiedError
 from dpaudit_ray.orchestration.inline_executor import InlineExecutor
@@ -26,7 +25,6 @@ from dpaudit_ray.orchestration.progress import Activity
 from dpaudit_ray.orchestration.ray_executor import RayExecutor
 from dpaudit_ray.orchestration.workers import ResourceRequest
 from dpaudit_ray.plan.model import Pack
-from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from tests.command import refused, write_sweep
@@ -44,18 +42,6 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
         return
     with ray_executor.connected(request.getfixturevalue("shared_head").gcs) as ray:
         yield lambda work: RayExecutor(ray, work, ResourceRequest({"CPU": 1.0}))
-
-
-class Broken(Landscape):
-    """A mechanism that opens, and whose every pack raises what a broken device raises."""
-
-    name: str = "tests.orchestration.test_executors:Broken"  # type: ignore[assignment]
-
-    def open(self, *arguments: Any) -> Any:
-        return types.SimpleNamespace(run=self._fail)
-
-    def _fail(self, *arguments: Any) -> Any:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 class Running:
@@ -122,21 +108,6 @@ def test_packs_and_errors_go_through_trainer_and_aggregator(start, light, tmp_pa
                 opened.answer("run_pack", opened.packs[0])
             opened.executor.kill(opened.aggregator, restart=True)
             assert opened.done == before, "it is started again"
-
-
-def test_a_failure_of_the_users_code_is_an_answer(start, light, tmp_path):
-    light["mechanism"]["name"] = "tests.orchestration.test_executors:Broken"
-    with Running(start, light, tmp_path) as opened:
-        opened.answer("ready", ())
-        failure = opened.answer("run_pack", opened.packs[0])
-        assert isinstance(failure, Failure)
-        assert failure.message.startswith("RuntimeError: CUDA error")
-        again = opened.answer("run_pack", opened.packs[0], failure)
-        assert isinstance(again, Failure)
-        opened.ask("give_up", [again])
-        opened.ask("flush")
-        misses = opened.packs[0].size
-        assert set(opened.run.estimates()["trials"]) == {0, misses}
 
 
 @pytest.mark.usefixtures("start")

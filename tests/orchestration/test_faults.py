@@ -5,7 +5,6 @@ loopback). `tests/chaos` kills at random moments.
 """
 
 import contextlib
-import errno
 import functools
 import os
 import random
@@ -115,38 +114,6 @@ def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(tmp_path, m
     again = da.run(slow, storage_path=str(tmp_path), executor="inline", retry_failed=True)
     quiet = da.run(slow, storage_path=str(tmp_path / "quiet"), executor="inline")
     assert_same(again.location, quiet.location)
-
-
-@contextlib.contextmanager
-def disk(place: Path, size: str) -> Iterator[None]:
-    """A disk of its own at `place`; skips the test where nobody may mount one."""
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"a disk cannot be mounted here ({mounted.stderr.strip()})")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
-
-
-@pytest.mark.cluster
-def test_a_full_disk_stops_the_sweep_and_a_larger_one_ends_it(sweep_of_400, quiet_400, tmp_path):
-    place = tmp_path / "disk"
-    command = [sys.executable, "-m", "dpaudit_ray", "run", sweep_of_400, "--storage-path", place]
-    with disk(place, "200k"):
-        full = subprocess.run(command, capture_output=True, text=True, timeout=400)
-        told = full.stderr
-        assert full.returncode == 4, told
-        assert told.count("\n") == 1
-        assert os.strerror(errno.ENOSPC) in told
-        assert "run the same command again" in told
-        packs = len(list(place.glob("tiny/scores/*/*.parquet")))
-        assert 5 < packs < 80
-        subprocess.run(["mount", "-o", "remount,size=20m", place], check=True)
-        completed(inline(sweep_of_400, place))
-        assert_same(place / "tiny", quiet_400)
 
 
 @pytest.mark.cluster
