@@ -25,6 +25,14 @@ from torch import nn
 from torch.hub import load_state_dict_from_url
 from own_parts import helped
 from dpaudit_ray.adversaries.loss import Loss
+from dpaudit_ray.mechanisms.base import Claimed
+from dpaudit_ray.mechanisms.landscape import Landscape
+
+class Walk(Landscape):
+    name: str = "own_names:Walk"
+
+    def claimed(self, adversary, horizon):
+        return Claimed(3.0, horizon)
 
 class Louder(Loss):
     name: str = "louder"
@@ -47,17 +55,6 @@ def leaves(member, seed):
     raise SystemExit(1)
 
 part = functools.partial(train, noise=1.0)
-"""
-
-WALK = """
-from dpaudit_ray.mechanisms.base import Claimed
-from dpaudit_ray.mechanisms.landscape import Landscape
-
-class Walk(Landscape):
-    name: str = "own_walk:Walk"
-
-    def claimed(self, adversary, horizon):
-        return Claimed(3.0, horizon)
 """
 
 
@@ -133,7 +130,7 @@ def test_what_says_that_it_is_a_network_is_called(path, options, folder):
         ("own_names:numbers", {}, "mechanism.options: own_names:numbers does not take (member,"),
         ("numpy.random:seed", {}, "mechanism."),
         ("torch.hub:load", {}, "mechanism.path: torch.hub:load is installed code; call it from"),
-        ("own_leaves:train", {}, "mechanism.path: cannot import 'own_leaves:train' (1); is it on"),
+        ("own_leaves:train", {}, "mechanism.path: cannot import 'own_leaves:train' (1); mend this"),
     ],
 )
 def test_no_training_is_what_may_be_anything_else(path, options, problem, folder):
@@ -198,10 +195,13 @@ def test_a_folder_does_not_give_a_module_in_place_of_an_installed_one(tiny, fold
     assert sys.path == before
 
 
-def test_verbs_that_read_import_nothing(tiny, folder):
-    """And say the same as where the adversary's class is imported, or is gone."""
+@pytest.mark.parametrize("kind", ["adversary", "mechanism"])
+def test_verbs_that_read_import_nothing(kind, tiny, light, folder):
+    """And say the same as where the class of one's own is imported, or is gone."""
     louder = {"name": "own_names:Louder", "gain": 2.0, "period": 2}
-    raw = changed(tiny, "audit.trials", 20) | {"adversary": louder, "grid": {}}
+    raw = tiny | {"adversary": louder, "grid": {}} if kind == "adversary" else light
+    raw["mechanism"]["name"] = "dp-sgd" if kind == "adversary" else "own_names:Walk"
+    changed(raw, "audit.trials", 20)
     assert inline(write_sweep(folder, raw), folder / "runs").code == 0
     run, said = folder / "runs/tiny", {}
     verbs = [("status",), ("status", "--json"), ("report",), ("report", "--format", "table"),
@@ -233,23 +233,6 @@ def test_a_network_that_is_not_imported_tells_nothing_of_the_claim(tiny, folder)
     outcome = dpaudit("verify", folder / "runs/tiny")
     assert (outcome.code, outcome.err) == (5, "")
     assert "own_names" not in sys.modules
-
-
-def test_a_mechanism_of_ones_own_is_read_from_its_record(light, folder):
-    (folder / "own_walk.py").write_text(WALK)
-    light["mechanism"]["name"] = "own_walk:Walk"
-    raw = changed(light, "audit.trials", 20) | {"name": "walk"}
-    assert inline(write_sweep(folder, raw), folder / "runs").code == 0
-    del sys.modules["own_walk"]
-    plain = dpaudit("verify", folder / "runs/walk", "--json")
-    assert plain.code == 5
-    assert "own_walk" not in sys.modules
-    for verb in (("status",), ("report",), ("report", "--format", "csv")):
-        assert dpaudit(verb[0], folder / "runs/walk", *verb[1:]).code == 0
-    assert "own_walk" not in sys.modules
-    trusted = dpaudit("verify", folder / "runs/walk", "--json", "--trust", "own_walk")
-    assert trusted.out == plain.out
-    del sys.modules["own_walk"]
 
 
 def test_a_job_is_trusted_with_as_much(folder, monkeypatch):
