@@ -36,10 +36,7 @@ def budget() -> int:
 
 
 def settle_in(tf32: bool) -> None:
-    """Before the first operation on a GPU, since cuBLAS reads its variable once.
-
-    Deterministic algorithms are asked for where there are some; torch warns of one that has none.
-    """
+    """Asks for determinism, before the first operation on a GPU: cuBLAS reads its variable once."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic: Any = torch.utils.deterministic

@@ -20,10 +20,7 @@ from torch import Tensor
 
 
 class CpuNoise:
-    """NumPy's SFC64, keyed by all 128 bits of the seed.
-
-    Torch's keeps 32: among 10,000 packs two would share their noise with probability 1 %.
-    """
+    """NumPy's SFC64, keyed by all 128 bits of a seed: torch keeps 32, too few for 10,000 packs."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.SFC64(seed))
@@ -54,10 +51,7 @@ _BLOCKS_AT_ONCE = 1 << 22  # intermediate results of so many blocks take some 60
 
 
 class GpuNoise:
-    """Philox by its counter: all 128 bits of the seed are in the key and the counter's upper half.
-
-    Each block of four random words gives two normals; methods are those of `CpuNoise`.
-    """
+    """Philox, all 128 bits of the seed in its key and counter, with the methods of `CpuNoise`."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._key, self._upper = seed % 2**64, seed >> 64

@@ -126,10 +126,7 @@ class ConvPoolRule(Rule):
         return y.movedim(-1, 2), Pooled(images, marks, x.shape[2:])
 
     def images(self, x: Tensor, inputs: int) -> Tensor:
-        """x [inputs * B, c, h, w] with zeros around it, as `pooled` takes it, [inputs, B, H, row].
-
-        There is room for a vector behind it.
-        """
+        """x [inputs * B, c, h, w] amid zeros: [inputs, B, H, row], room for a vector behind it."""
         pad = self.convolution.zero_pad
         images = (F.pad(x, pad) if any(pad) else x).permute(0, 2, 3, 1)
         end = (images.storage_offset() + images.numel() + _BEHIND) * images.itemsize

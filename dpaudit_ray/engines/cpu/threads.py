@@ -45,10 +45,7 @@ def torchs(threads: int = 0) -> Iterator[None]:
 
 
 def spread(task: Callable[[int, slice], None], models: int) -> None:
-    """Calls `task` with the number of a thread and its part of range(models), for each thread.
-
-    Inside, torch has one: several within every operation cost small networks more than they gain.
-    """
+    """Calls `task` with each thread's number and part of range(models); inside, torch has one."""
     threads = min(count(), models)
     if threads < 2:
         with torchs():

@@ -24,10 +24,7 @@ Static = tuple[tuple[int, ...], ...]
 
 
 def compiled(loops: F) -> F:
-    """Compiles a function of arrays, which frees Python's lock; cached on disk if it can be.
-
-    Sums may be reordered, so that they vectorise; NaN and inf keep their meaning.
-    """
+    """Compiles loops that free Python's lock; sums may be reordered, NaN and inf mean the same."""
     options: dict[str, Any] = {"nopython": True, "nogil": True, "fastmath": {"reassoc", "contract"}}
     try:
         made: F = numba.jit(cache=True, **options)(loops)
@@ -55,10 +52,7 @@ REGISTER_BYTES, REGISTERS = (
 
 
 def lanes(itemsize: int, row: int) -> int:
-    """Returns the length of vectors that rows of `row` numbers are cut into.
-
-    A whole register, or half of one, which is as quick, where that leaves fewer lanes empty.
-    """
+    """Returns the length of vectors for rows of `row` numbers: a register or half, least empty."""
     whole = REGISTER_BYTES // itemsize
     return min((whole, whole // 2), key=lambda size: -row % size)
 

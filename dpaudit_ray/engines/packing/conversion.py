@@ -59,7 +59,6 @@ class Obstacle:
 
     @classmethod
     def at(cls, path: str, layer: nn.Module, why: str) -> Obstacle:
-        """The layer at `path`."""
         return cls(path or "the model itself", type(layer).__name__, why)
 
 

@@ -2,8 +2,7 @@
 
 A group of another size may be added up in another order and change last bits. So groups follow
 from the network, its first batch, the pack, the number of threads, and on a GPU a budget: never
-from what else is in memory. Where memory runs short all the same they are smaller, and that is
-said.
+from what else is in memory. Where it runs short all the same they are smaller, with a warning.
 """
 
 from __future__ import annotations
@@ -94,9 +93,8 @@ _MMAP_MAX, _TRIM_THRESHOLD, _ARENA_MAX = -4, -1, -8  # glibc's names in malloc.h
 def keep_heap() -> None:
     """Lets this process keep freed memory for its next step; does nothing but on glibc.
 
-    That maps every large tensor afresh, and the kernel zeroes its pages again: unfolding patches
-    took five times as long. All threads share one heap: other heaps go back when they are empty
-    (8000 fresh pages a step of `cnn4` on two threads).
+    That maps every large tensor afresh: unfolding patches took five times as long. All threads
+    share one heap: others go back when they are empty.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

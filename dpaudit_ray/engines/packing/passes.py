@@ -161,10 +161,7 @@ class Passes:
         return x, False
 
     def layer_output(self, rule: Rule, x: Tensor, shared: bool) -> tuple[Tensor, Any]:
-        """The output for the models that are passed now, [n*B, ...], and what the rule keeps of it.
-
-        An x [B, ...] that is `shared` goes through once for all groups.
-        """
+        """Outputs [n*B, ...] of these models, and what is kept; a `shared` x goes through once."""
         if not shared:
             return rule.forward(self.theta, x)
         if rule not in self._shared:

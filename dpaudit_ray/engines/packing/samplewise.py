@@ -139,11 +139,7 @@ def placed(module: nn.Module, row: Tensor) -> Iterator[list[nn.Parameter]]:
 
 @contextlib.contextmanager
 def _mappable(module: nn.Module) -> Iterator[None]:
-    """Recurrent layers so that `vmap` takes them.
-
-    Torch adds to the first hidden state in place, so it needs the examples' dimension, which
-    zeros made by the layer lack; and oneDNN's LSTM has no batching rule.
-    """
+    """Recurrent layers so that `vmap` takes them: states have all dimensions, oneDNN is off."""
     recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
     if not recurrent:
         yield
@@ -176,10 +172,7 @@ def _with_state(
 
 @contextlib.contextmanager
 def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """The module with copies of its parameters and buffers, floating ones in `dtype`.
-
-    Afterwards what it has kept meanwhile, in attributes, dicts, lists or buffers, is forgotten.
-    """
+    """The module in `dtype`, on copies of all it has; what it keeps meanwhile is forgotten."""
     parameters = [(p, p.data) for p in module.parameters()]
     kept = [
         (held, dict(held), [(v, copy.copy(v)) for v in held.values() if type(v) in (dict, list)])

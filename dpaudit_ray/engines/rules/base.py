@@ -42,10 +42,7 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def slots_of(module: nn.Module) -> dict[str, Slot]:
-    """The place in the flat vector of every parameter that is `trained`.
-
-    Raises SpecError for a parameter that is no real number, or none that is trained.
-    """
+    """Slots of all parameters that are `trained`. Raises SpecError for none, or no real numbers."""
     slots: dict[str, Slot] = {}
     start = 0
     for name, parameter in trained(module).items():
@@ -105,10 +102,7 @@ class SampleGradients(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Formed(SampleGradients):
-    """Per-sample gradients as they are: for parameters so few that forming them is cheapest.
-
-    `parts` pairs a parameter's slot with its gradients [n, B, size of the parameter].
-    """
+    """Per-sample gradients as they are, if few: slots with [n, B, size of the parameter]."""
 
     parts: tuple[tuple[Slot, Tensor], ...]
 

@@ -20,10 +20,7 @@ _PATCHES = 1 << 24
 
 
 class Conv2dRule(Rule):
-    """A convolution; each of its groups of channels is a sample of a smaller one.
-
-    Padding other than by the same number of zeros on both sides is applied before it (`padding`).
-    """
+    """A convolution, groups as samples of smaller ones; uneven padding comes before (`padding`)."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
         assert isinstance(layer, nn.Conv2d)

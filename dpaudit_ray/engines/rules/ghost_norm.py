@@ -18,16 +18,11 @@ from torch import Tensor
 
 from .base import Formed, SampleGradients, Slot
 
-# Per-sample gradients of one layer and model that may be kept until the clip factors are known:
-# 32 MiB of float32.
-_KEPT = 1 << 23
+_KEPT = 1 << 23  # numbers of one layer and model until clip factors are known: 32 MiB of float32
 
 
 def keeps(samples: int, positions: int, inputs: int, outputs: int) -> bool:
-    """Whether to form and keep all gradients of a layer.
-
-    Then the clipped sum is a reduction; otherwise it takes the T·D·O of a whole gradient again.
-    """
+    """Whether to form and keep a layer's gradients: the clipped sum is then a mere reduction."""
     size = inputs * outputs
     return size <= positions**2 * (inputs + outputs) and samples * size <= _KEPT
 
@@ -45,10 +40,7 @@ def outer_products(weight: Slot, bias: Slot | None, x: Tensor, g: Tensor) -> Sam
 
 
 def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
-    """Squared norms [N] from x [N, T, d] and g [N, T, o].
-
-    By whichever costs less: forming every gradient for a moment, or the ghost norm.
-    """
+    """Squared norms [N] from x [N, T, d] and g [N, T, o], by formed gradients or ghost norms."""
     positions, inputs, outputs = x.shape[1], x.shape[2], g.shape[2]
     if inputs * outputs <= positions * (inputs + outputs):
         formed = torch.bmm(g.transpose(1, 2), x).flatten(1)

@@ -163,10 +163,7 @@ class _Rows(SampleGradients):
 
 
 class AffineRule(Rule):
-    """y = w ⊙ x̂ + b, per channel (GroupNorm) or per normalised entry (LayerNorm).
-
-    Normalising has no parameters, so it runs as the module's own code before.
-    """
+    """y = w ⊙ x̂ + b by channel (GroupNorm) or entry (LayerNorm); x̂ is the module's own code's."""
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
         self._weight = slots["weight"]
