@@ -73,13 +73,12 @@ class Audit:
 
     def verdict(self) -> ScriptVerdict:
         """Runs the layers. Raises ScriptError where the script cannot be audited as it is."""
-        layers = {1: self._try_steps, 2: self._try_runs}
         # Threads of BLAS wait for each other in loops: on busy cores that takes ten times as long.
         with contextlib.closing(self._runner), threadpool_limits(1, "blas"):
             self._look()
             if self._options.secret_size and not self._decided:
                 self._compare_sizes()
-            for layer, run in layers.items():
+            for layer, run in {1: self._try_steps, 2: self._try_runs}.items():
                 if layer in self._options.layers and not self._decided:
                     run()
             return self._sum_up()
@@ -88,14 +87,13 @@ class Audit:
         """L0, and what is known of the script by its first run."""
         self._progress("L0: one run is looked into")
         (first,) = self._run(iter([self._request("look", share=_LOOKING, looks=True)]))
-        result = self._result = script_runs.require_usable(
-            self._target, first, self._options.budget
-        )
+        target, budget = self._target, self._options.budget
+        result = self._result = script_runs.require_usable(target, first, budget)
         # Of one run, imports and all, without what looking into it took.
         self._seconds = float(max(0.2, first.ended.seconds - result["watching"]))
         self._noise = script_runs.least_noise(result, first.record)
-        self._delta = delta = self._target.delta or result["marks"]["delta"]
-        promised = self._target.epsilon or result["marks"]["epsilon"]
+        self._delta = delta = target.delta or result["marks"]["delta"]
+        promised = target.epsilon or result["marks"]["epsilon"]
         self._accountant = script_runs.accountant_names(result) if promised is None else "promised"
         self._claim = promised
         if promised is None:  # of a run that was cut, the accountant's word is on fewer steps

@@ -1,7 +1,4 @@
-"""Which script is run, and where: in child processes here, or on the nodes of a Ray cluster.
-
-What the first run must show to be audited at all, and what the script promises, is here too.
-"""
+"""Which script is run, in child processes or on Ray's nodes, and what its first run must show."""
 
 from __future__ import annotations
 
@@ -47,10 +44,7 @@ class Target:
     def from_text(
         cls, text: str, delta: float | None = None, epsilon: float | None = None
     ) -> Target | None:
-        """Parses `folder/script.py:function`, or of a notebook (`.ipynb`), else None.
-
-        Raises SpecError where no such file is.
-        """
+        """Parses `script.py:main` (or .ipynb), else None. Raises SpecError where no such file."""
         script, separator, function = text.rpartition(":")
         if not separator or not script.endswith((".py", ".ipynb")):
             if text.endswith((".py", ".ipynb")) and Path(text).exists():
@@ -84,10 +78,7 @@ def _in_order(
     requests: Iterator[RunRequest],
     submit: Callable[[RunRequest], futures.Future[EndedRun]],
 ) -> Iterator[EndedRun]:
-    """Yields runs in the order of their requests; `width` go on at a time.
-
-    Which of two ends first may depend on their coins, and no trial may tell its coin so.
-    """
+    """Yields runs in their requests' order, `width` at a time: which ends first may tell a coin."""
     waiting: collections.deque[futures.Future[EndedRun]] = collections.deque()
     while True:
         running = [run for run in waiting if not run.done()]
@@ -137,10 +128,7 @@ class LocalRunner:
 
 
 class RayRunner:
-    """Tasks of a Ray cluster: each runs the script in a child process of its worker.
-
-    What lies in the script's folder goes along. Raises SpecError where it is too large to send.
-    """
+    """Tasks on Ray that take the script's folder along. Raises SpecError where it is too large."""
 
     def __init__(self, ray: Any, target: Target) -> None:
         self._target = target
@@ -178,10 +166,7 @@ Runner = LocalRunner | RayRunner
 
 
 def sandbox_for(target: Target) -> Sandbox:
-    """Where a script is run: installed modules that it imports, or might, are there already.
-
-    Not those that start threads, which are not there after a fork.
-    """
+    """Where a script is run: its imports are there already, but for those that start threads."""
     names = imports.installed_imports({target.script.stem: target.script})
     preload = [name for name in names if name.partition(".")[0] not in _THREADED]
     return Sandbox((*_ALWAYS, *preload), tuple(folder for folder in sys.path if folder))

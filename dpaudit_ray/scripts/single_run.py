@@ -42,9 +42,8 @@ _OUTSIDE = {
 def judge(record: Entries, result: Result, delta: float) -> Judgement:
     """All looks at one run, by its record and its result; `delta` is δ of the promise.
 
-    The run is `enough` where it was seen whole: every step was taken again with other noise and
-    with an example changed, at least one of them so sharply that `ALTERNATIVE` of the noise would
-    have been found; and all looks were done.
+    The run is `enough` where all looks were done and every step was taken again, with other noise
+    and examples, one so sharply that `ALTERNATIVE` of the noise would have been found.
     """
     judged = _judge_noise(record, result)
     if result["made"]:
@@ -410,11 +409,9 @@ def judge_held(
 
 def same_seeds(first: Result, second: Result) -> Judgement:
     """Generators of noise that two runs of the script seed alike."""
-    judged = Judgement()
-    for a, b in zip(first["generators"], second["generators"], strict=False):
-        if a == b:
-            return judged.find("same seeds", "noise_generator", seed=a)
-    return judged
+    pairs = zip(first["generators"], second["generators"], strict=False)
+    same = [a for a, b in pairs if a == b]
+    return Judgement().find("same seeds", "noise_generator", seed=same[0]) if same else Judgement()
 
 
 def judge_promise(result: Result, promised: float | None, delta: float) -> Judgement:

@@ -136,10 +136,7 @@ def has_record(run: WatchedRun, at: ReleaseKey) -> bool:
 
 
 def hold(watched: Any) -> None:
-    """Notes what an optimizer is about to step by, and puts random numbers in its place.
-
-    They are as large as the noise, and the same in each run.
-    """
+    """Notes what an optimizer steps by; random numbers of a seed, as large as noise, replace it."""
     run, optimizer = watched.run, watched.optimizer
     at = watched.number, watched.steps
     params = list(optimizer.params)

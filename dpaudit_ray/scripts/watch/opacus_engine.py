@@ -240,10 +240,7 @@ def _forward(
 
 @contextlib.contextmanager
 def _attributes_preserved(module: Any) -> Iterator[Callable[[], list[str]]]:
-    """Puts plain attributes of all layers back at the end; gives what names those changed so far.
-
-    Tensors in them too, where a pass writes into them. Parameters and buffers are not among them.
-    """
+    """Puts layers' attributes back, and tensors in them; gives what names those changed so far."""
     kept = [(name, layer, dict(vars(layer))) for name, layer in module.named_modules()]
     tensors = [
         (tensor, tensor.detach().clone())

@@ -266,11 +266,7 @@ class OptimizerWatch(StepWatch):
             yield from super().changes()
 
     def released(self, change: Change, seed: int | None) -> Release:
-        """What the step would release after a change, flat.
-
-        The last part is one number: the logarithm of what the step multiplies its clipping bound
-        by, which adaptive clipping publishes.
-        """
+        """The last part is the log of the bound's factor, which adaptive clipping publishes."""
         optimizer, caught = self.optimizer, list[Release]()
         params = list(optimizer.params)
         held = [value for value in vars(optimizer).values() if isinstance(value, torch.Generator)]
@@ -310,9 +306,8 @@ class OptimizerWatch(StepWatch):
                     vars(optimizer)[name] = _copy_tensors(value)
             optimizer.step_hook = None
             inner.state = copy.copy(inner.state)
-            if not type(optimizer).__module__.startswith(
-                "opacus."
-            ):  # the user's keeps what it likes
+            # The user's own optimizer keeps what it likes.
+            if not type(optimizer).__module__.startswith("opacus."):
                 inner.state.update({p: _copy_tensors(dict(s)) for p, s in inner.state.items()})
             try:
                 yield before

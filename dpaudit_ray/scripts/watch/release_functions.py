@@ -27,10 +27,7 @@ ReleasedArrays = Callable[[Change, int | None], Arrays]  # after a change, by ge
 
 
 def stream_at(name: str, promise: tuple[float, float, float]) -> Stream | None:
-    """The steps of a call site, whose promise is (σ, C, q), in the run that is watched now.
-
-    None outside its training, and while one of its steps is done again on copies of the model.
-    """
+    """The steps of a call site that promises (σ, C, q); None outside training, and in replays."""
     if run is None or run.replaying or run.phase != "main":
         return None
     if name not in run.streams:
@@ -55,11 +52,9 @@ class Stream(StepWatch):
         self._redraws: bool | None = None
         self.released_shapes: list[tuple[int, ...]] = []  # of the last step
 
-    # What accountants of Opacus have, too.
-
     @property
     def history(self) -> list[tuple[float, float, int]]:
-        """(σ, q, steps)."""
+        """(σ, q, steps), as an accountant of Opacus has it."""
         return [(noise, rate, steps) for (noise, rate), steps in self._counts.items()]
 
     def mechanism(self) -> str:

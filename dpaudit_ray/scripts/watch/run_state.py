@@ -1,7 +1,4 @@
-"""One run of a script: what it is asked for, what it has drawn and taken, and its record.
-
-What is seen goes to the record at once, so a run that is killed has told what it knew.
-"""
+"""One run of a script: request, draws, steps, and a record that a run which is killed leaves."""
 
 from __future__ import annotations
 
@@ -266,10 +263,7 @@ class WatchedRun:
     _release: ReleaseKey | None = None
 
     def put(self, kind: str, **fields: Any) -> None:
-        """Adds an entry to the record: plain JSON, and numbers and arrays of numpy and torch.
-
-        It has the line of the script that led to it.
-        """
+        """Adds an entry, with the script's line: plain JSON, numbers, arrays of numpy and torch."""
         entry = {"kind": kind, "line": calling_line()} | fields
         line = json.dumps(entry, default=lambda value: value.tolist())
         with self.record.open("a", encoding="utf-8") as file:
@@ -297,8 +291,7 @@ class WatchedRun:
     def settle(self, release: ReleaseKey | None) -> None:
         """Adds what accountants gained since the last release to `accounted`, as that release's.
 
-        A script may account before a step or after it; so `release`, the one that is about to be
-        made, is settled by the next call.
+        A script may account after a step: `release`, about to be made, is settled by the next call.
         """
         counts: collections.Counter[tuple[int, float, float]] = collections.Counter()
         for index, accountant in enumerate(self.accountants):

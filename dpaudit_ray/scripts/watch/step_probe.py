@@ -167,10 +167,7 @@ class StepWatch:
         self._trial: tuple[bool, Release, float] | None = None
 
     def released(self, change: Change, seed: int | None) -> Release:
-        """What the step would release of a batch after a change, without being taken: flat arrays.
-
-        `seed` sets all generators, so that noise repeats; None leaves them as they are.
-        """
+        """What it would release after a change, flat; `seed` sets generators, None leaves them."""
         raise NotImplementedError
 
     def appended(self, row: list[torch.Tensor]) -> Change:
@@ -209,11 +206,7 @@ class StepWatch:
         yield "a gradient just within the clipping bound", near
 
     def look(self) -> None:
-        """Looks into the step that is about to be taken.
-
-        All draws of noise and all changes are tried where it is examined. At other steps it is one
-        other draw, and a few changes, while there is time.
-        """
+        """Looks into the next step: by all draws and changes, or by a few while there is time."""
         whole = self.steps in LOOKED_AT
         if not (self.run.request.looks and (whole or self.run.has_time)):
             return
@@ -260,11 +253,7 @@ class StepWatch:
         return entry | {"draws": draws, "squares": squares, "shifts": shifts, "bare": sorted(bare)}
 
     def begin_trial(self, rate: float) -> Change:
-        """Decides whether the step has a canary; the change that puts it in.
-
-        The canary is a random direction of length one, with a random sign. `rate` is that of
-        sampling it, where all of a run has it.
-        """
+        """Decides whether the step has a canary, sampled at `rate`; the change that puts it in."""
         request, at = self.run.request, (self.number, self.steps)
         if not request.canary or (self.shapes is None and not self.rows):
             return self.nothing
@@ -294,10 +283,7 @@ class StepWatch:
         return self.nothing if member else without
 
     def end_step(self, release: Release, noise: float | None, rate: float | None) -> None:
-        """Counts the step, and records its trial; `noise` and `rate` as they were accounted.
-
-        The score has mean 1 with the canary and 0 without.
-        """
+        """Counts the step and records its trial: scores have mean 1 with the canary, else 0."""
         if self._trial is not None:
             (member, direction, zero), self._trial = self._trial, None
             score = along(release, direction) - zero

@@ -1,7 +1,6 @@
 """One run of a script in a process of its own: the function that `isolation` calls there.
 
-What was seen on the way is in the record's lines. A run that carries no canary ends with the same
-parameters, to the bit, as one that nobody watches.
+A run that carries no canary ends with the same parameters, to the bit, as one nobody watches.
 """
 
 from __future__ import annotations
@@ -25,14 +24,7 @@ from torch.utils._pytree import tree_flatten
 from ...errors import SpecError
 from ...opacus import marks_of
 from . import held_runs, opacus_engine, opacus_optimizers, release_functions, shared_records
-from .run_state import (
-    EnoughSeen,
-    RunRequest,
-    WatchedRun,
-    around,
-    calling_line,
-    draw_counts,
-)
+from .run_state import EnoughSeen, RunRequest, WatchedRun, around, calling_line, draw_counts
 from .step_probe import digest, has_numbers, sample_digest, seed_generators
 
 _SAVING = (("torch", "save"), ("numpy", "save"), ("numpy", "savez"), ("pickle", "dump"))
@@ -113,10 +105,7 @@ def _install(state: WatchedRun) -> None:
 
 
 def _load(script: Path, name: str) -> Any:
-    """The function, of the script imported under its own name, as `import` would.
-
-    A notebook's code cells are run one after the other.
-    """
+    """The function, of the script imported under its own name, or of a notebook's code cells."""
     sys.argv = [str(script)]  # as when it is run by itself, without arguments
     parts, root = [script.stem], script.parent
     while (root / "__init__.py").exists():  # it may import what lies beside it as its package
