@@ -166,7 +166,10 @@ Runner = LocalRunner | RayRunner
 
 
 def sandbox_for(target: Target) -> Sandbox:
-    """Where a script is run: its imports are there already, but for those that start threads."""
+    """Where a script is run: installed modules that it imports, or might, are there already.
+
+    Not those that start threads, which are not there after a fork.
+    """
     names = imports.installed_imports({target.script.stem: target.script})
     preload = [name for name in names if name.partition(".")[0] not in _THREADED]
     return Sandbox((*_ALWAYS, *preload), tuple(folder for folder in sys.path if folder))

@@ -52,7 +52,7 @@ REGISTER_BYTES, REGISTERS = (
 
 
 def lanes(itemsize: int, row: int) -> int:
-    """Returns the length of vectors for rows of `row` numbers: a register or half, least empty."""
+    """Returns the length of vectors for rows of `row` numbers: half a register if emptier else."""
     whole = REGISTER_BYTES // itemsize
     return min((whole, whole // 2), key=lambda size: -row % size)
 

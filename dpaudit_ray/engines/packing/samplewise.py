@@ -139,7 +139,11 @@ def placed(module: nn.Module, row: Tensor) -> Iterator[list[nn.Parameter]]:
 
 @contextlib.contextmanager
 def _mappable(module: nn.Module) -> Iterator[None]:
-    """Recurrent layers so that `vmap` takes them: states have all dimensions, oneDNN is off."""
+    """Recurrent layers so that `vmap` takes them.
+
+    Torch adds to the first hidden state in place, so it needs the examples' dimension, which
+    zeros made by the layer lack; and oneDNN's LSTM has no batching rule.
+    """
     recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
     if not recurrent:
         yield
