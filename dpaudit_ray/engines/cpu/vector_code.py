@@ -52,7 +52,7 @@ REGISTER_BYTES, REGISTERS = (
 
 
 def lanes(itemsize: int, row: int) -> int:
-    """Returns the length of vectors for rows of `row` numbers: half a register if emptier else."""
+    """Length of vectors for rows of `row` numbers: half a register where fewer lanes stay empty."""
     whole = REGISTER_BYTES // itemsize
     return min((whole, whole // 2), key=lambda size: -row % size)
 
