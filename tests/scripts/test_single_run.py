@@ -65,7 +65,7 @@ def test_short_noise_is_found_and_noise_short_by_half_a_percent_is_let_pass(seed
 def test_noise_that_is_said_to_be_found_is_found(size):
     """With a chance of 19 in 20 or more: fewer than 33 of 40 come once in 500 such tests."""
     judged = single_run.judge([entry(size=size, seed=100)], TOLD | {"steps": [1]}, 1e-5)
-    less = re.search(r"(\d+)% less noise in all of them would have been found", judged.sentence)
+    less = re.search(r"(\d+) % less noise in all of them would have been found", judged.sentence)
     missing = int(less[1]) / 100
     hits = sum(bool(kinds(entry(1 - missing, size, seed=seed))) for seed in range(40))
     assert hits >= 33
