@@ -1,7 +1,4 @@
-"""The Ray actors: long-lived trainers and one aggregator.
-
-Scores travel from a trainer's process straight into the aggregator's.
-"""
+"""The Ray actors: long-lived trainers, whose scores go straight to one aggregator's process."""
 
 from __future__ import annotations
 
@@ -46,14 +43,12 @@ class Aggregator:
         return f"{self._name}: stores scores, and bounds what they show"  # what the dashboard shows
 
     def _open(self) -> Aggregation:
-        # Rebuilt on the first call rather than in the constructor, so that a damaged run directory
-        # reaches the driver as the error it is and not as the death of an actor.
+        # Not in the constructor: damage to the run directory would reach the driver as a death.
         with self._opening:
             if self._opened is None:
                 run = RunDirectory(self._location, place.RUNNING, self._owner)
                 self._opened = Aggregation.rebuild(run)
-                keeper = threading.Thread(target=self._keep_up, args=(self._opened,), daemon=True)
-                keeper.start()
+                threading.Thread(target=self._keep_up, args=(self._opened,), daemon=True).start()
         if self._trouble is not None:
             raise self._trouble
         return self._opened
@@ -108,17 +103,14 @@ class Trainer(trainer.Trainer):
     def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
         """Answers once it has its place: the node's id, address and machine, with these modules."""
         machine = provenance.machine(modules, gpu=bool(ray.get_gpu_ids()))
-        place = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-        return *place, machine
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), machine
 
 
 def task_name(role: str, method: str, brief: Brief, arguments: tuple[Any, ...]) -> str:
     """What Ray shows of a call: its pack's audit, but no trials, as Ray keeps 15 kB a name."""
     if arguments and isinstance(arguments[0], Pack):
         return f"{role}.{method} {brief.audits[arguments[0].audit].label}"
-    return (
-        f"{role}.{method}()"  # of a name without brackets, Ray shows what the actor says of itself
-    )
+    return f"{role}.{method}()"  # without brackets, Ray shows what the actor says of itself
 
 
 def _settle_in() -> None:

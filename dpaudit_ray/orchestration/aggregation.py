@@ -3,9 +3,8 @@
 A pack is written, then folded, then acknowledged, so an acknowledged pack survives anything.
 Everything else in here is rebuilt from the run directory whenever this starts.
 
-Several threads may write packs at once; they are folded one at a time. Bounds for the run directory
-take seconds where trials go into the millions: they are computed outside of the lock that folding
-needs, and no more often than takes SHARE of a core.
+Several threads may write packs at once; they are folded one at a time. Bounds of millions of trials
+take seconds: they are computed outside of the lock that folding needs, for SHARE of a core.
 """
 
 from __future__ import annotations
@@ -75,10 +74,7 @@ class Aggregation:
         return cls(*planning.read(run), run)
 
     def fold(self, pack: Pack, scores: PackScores) -> None:
-        """Stores and folds one pack; folding it again changes nothing. Any thread may call it.
-
-        Raises StorageError where the pack could not be written, and does not count as done.
-        """
+        """Stores and folds a pack once, from any thread. Raises StorageError: it is not done."""
         if self._audits[pack.audit].holds(pack):
             return
         audit = self._plan.audits[pack.audit].id
@@ -98,8 +94,7 @@ class Aggregation:
     def give_up(self, failed: Iterable[Failure]) -> None:
         """Records packs that will not be run again, then folds their trials as misses.
 
-        A pack whose scores are stored is left alone, and parts of preparations have no trials.
-        Raises StorageError where the record could not be written, and nothing was folded.
+        A pack whose scores are stored is left alone. Raises StorageError: nothing was folded.
         """
         by_pack = {failure.pack: failure for failure in failed}
         if parts := [f for f in by_pack.values() if isinstance(f.pack, Part)]:
@@ -122,8 +117,7 @@ class Aggregation:
     def try_again(self, packs: Collection[Pack]) -> None:
         """Packs that are to be run again are misses no more, until they have failed once more.
 
-        They stay on the record, where a crash finds them. A decision that rested on them is taken
-        again: what replaces them may put it off. Raises StorageError.
+        They stay on the record for a crash; what rested on them is decided again. StorageError.
         """
         with self._turn:
             self._retried.update(packs)
@@ -154,18 +148,12 @@ class Aggregation:
         """Writes the current estimates and decisions, and _SUCCESS when nothing is left to do."""
         with self._writing:
             started = time.thread_time()
-            rows: list[EstimateRow] = []
-            enough: dict[int, int] = {}
-            missed: list[MissedTrials] = []
-            complete = True
-            for index in range(len(self._plan.audits)):
-                audit, taken = self._settled(index)
-                rows += audit.rows()
-                missed += taken.missed
-                complete &= taken.complete and self._prepared.suffices(index)
-                if taken.decided is not None:
-                    enough[index] = taken.decided
-            self._run.write_estimates(rows)
+            settled = [self._settled(index) for index in range(len(self._plan.audits))]
+            takes = [taken for _, taken in settled]
+            complete = all(t.complete and self._prepared.suffices(i) for i, t in enumerate(takes))
+            self._run.write_estimates([row for audit, _ in settled for row in audit.rows()])
+            missed = [kind for taken in takes for kind in taken.missed]
+            enough = {i: t.decided for i, t in enumerate(takes) if t.decided is not None}
             self._record.set_derived(self._sweep, missed, enough)
             if complete and not self._run.complete:
                 self._run.set_complete(True)
@@ -197,9 +185,6 @@ class Aggregation:
         return AuditState(self._opened_sweep, index, given_up, files)
 
 
-# One audit: what is folded ------------------------------------------------------------------------
-
-
 class OpenSweep:
     """What the audits of a sweep share; its budget takes as long as all audits together."""
 
@@ -219,10 +204,7 @@ class Taken:
 
 
 class AuditState:
-    """What was folded of one audit; estimates follow when they are settled (`take`).
-
-    `given_up` are packs that count as misses, `files` the score files that are there.
-    """
+    """What was folded of one audit; packs `given_up` are misses, `files` the score files there."""
 
     def __init__(
         self, opened: OpenSweep, index: int, given_up: set[Bounds], files: set[Bounds]
@@ -239,10 +221,8 @@ class AuditState:
         self._estimates = Estimates(self._audit, self._cell, opened.budget, parts)
         self._live = live_bound(self._audit)
         # Where the claim is not Gaussian, only a bound for any curve may be held against it.
-        gaussian = self._cell.mechanism.claimed(
-            self._cell.adversary, self._audit.horizons[-1]
-        ).gaussian
-        self._alarm = self._live if gaussian else live_bound(self._audit, curve="any")
+        claimed = self._cell.mechanism.claimed(self._cell.adversary, self._audit.horizons[-1])
+        self._alarm = self._live if claimed.gaussian else live_bound(self._audit, curve="any")
         self._rule = StopRule(opened.sweep, index, self._audit, self._live)
         self._kinds: dict[str, MissedTrials] = {}  # of trials missed one by one, by what was raised
         self._taken: list[ConsumedPack] = []  # those that the estimates do not know yet
@@ -256,9 +236,8 @@ class AuditState:
     def complete(self) -> bool:
         """Whether no trial is missing, up to the one that was enough; a miss is missing."""
         end = self._audit.trials if self.decided is None else self.decided
-        if any(first < end for first, _ in self._missed):
-            return False
-        return self.decided is not None or self.folded == len(self._audit.packs)
+        over = self.decided is not None or self.folded == len(self._audit.packs)
+        return over and not any(first < end for first, _ in self._missed)
 
     def holds(self, pack: Pack) -> bool:
         """Whether the scores of a pack are stored."""
@@ -367,9 +346,6 @@ class AuditState:
         return self._recent.take(self, pack[0]) if packs.file == pack else None
 
 
-# What takes the trials of an audit, in their order -----------------------------------------------
-
-
 def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
     """A bound that may be looked at after every pack. Of one training alone, it shows nothing."""
     method = methods_after_a_look(not audit.independent, audit.paired)[0]
@@ -452,9 +428,8 @@ class Estimates:
         cell, level = self._cell, self._cell.audit
         exact, last = self._exact(), len(self._audit.horizons) - 1
         rows: list[EstimateRow] = []
-        for index, (step, states) in enumerate(
-            zip(self._audit.horizons, self._states, strict=True)
-        ):
+        steps = zip(self._audit.horizons, self._states, strict=True)
+        for index, (step, states) in enumerate(steps):
             curve = cell.mechanism.trade_off(cell.adversary, step)
             apart = cell.mechanism.independent_canaries(cell.adversary)
             bounds = [
@@ -523,15 +498,12 @@ class Estimates:
         return [*declared, *(EstimatorSpec(name=name) for name in added)]
 
     def _curve_free(self, listed: list[EstimatorSpec]) -> State | None:
-        """The estimator that bounds ε for any mechanism, where those asked for lack it.
-
-        None holds where trials of canaries that share a training are looked at early.
-        """
+        """The estimator that bounds ε for any mechanism, where those asked for lack it."""
         if self._audit.paired:
             spec = EstimatorSpec(name="paired", options={"curve": "any"})
             return self._made(spec, self._audit.horizons[-1])
         if self._looked and not self._audit.independent:
-            return None
+            return None  # none holds where canaries that share a training are looked at early
         method = curve_free_method(time_uniform=self._looked)
         if not self._cell.mechanism.sampled or any(spec.name == method for spec in listed):
             return None
@@ -572,24 +544,14 @@ class Estimates:
 
 def _without_log_of_others(states: list[State]) -> list[State]:
     """The states to feed: of those that keep every trial (90 bytes for ten steps), one does."""
-    first: Logged | None = None
-    fed: list[State] = []
-    for state in states:
-        if not (isinstance(state, Logged) and state.keeps_log_only):
-            fed.append(state)
-        elif first is None:
-            first = state
-            fed.append(state)
-        else:
-            state.share_log(first)
-    return fed
+    logs = [state for state in states if isinstance(state, Logged) and state.keeps_log_only]
+    for other in logs[1:]:
+        other.share_log(logs[0])
+    return [state for state in states if all(state is not other for other in logs[1:])]
 
 
 class Compactor:
-    """Gathers finished packs into larger files, beside the folding; `plan.compaction` says why.
-
-    Nothing rests on it: storage that will not have it ends it, and packs stay in their files.
-    """
+    """Gathers finished packs into larger files (`plan.compaction`), until storage refuses it."""
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
         self._run, self._plan = run, plan

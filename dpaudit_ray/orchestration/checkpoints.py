@@ -19,9 +19,7 @@ from ..storage.run_directory import RunDirectory
 
 _log = logging.getLogger("dpaudit")
 KEPT = 2  # of a pack: damage to one costs the time since the one before
-
-# Calls a method of the aggregator by name.
-CallAggregator = Callable[..., Any]
+CallAggregator = Callable[..., Any]  # calls a method of the aggregator by name
 Saved = tuple[int, Arrays]  # a step, and what training goes on from after it
 
 
@@ -81,8 +79,7 @@ class Checkpoints:
 class PackCheckpoints:
     """The checkpoints of one pack, as a mechanism sees them (`mechanisms.base.Checkpoints`).
 
-    They go through the aggregator, whose methods `call` calls. What goes wrong with them stops no
-    training: whatever is the matter with the storage is told when the pack's scores are stored.
+    What goes wrong with them stops no training: the pack's scores, when stored, tell of it too.
     """
 
     def __init__(self, call: CallAggregator, pack: Pack, minutes: float) -> None:

@@ -94,8 +94,7 @@ class Dispatcher:
     def wait(self, timeout: float) -> list[Outcome]:
         """Outcomes since the last call; waits up to `timeout` seconds for the first.
 
-        Raises StorageError, LeaseLostError, and ClusterError where the aggregator cannot be
-        restarted.
+        Raises StorageError, LeaseLostError, and ClusterError: the aggregator cannot be restarted.
         """
         self._liveness.require()
         if self._liveness.answers:  # else a call of Ray's would wait for it

@@ -1,7 +1,4 @@
-"""The driver: keeps packs in flight and reacts to how they end.
-
-It holds packs and small outcomes, never scores: its memory does not depend on the trials.
-"""
+"""The driver: keeps packs in flight and reacts to how they end; it never holds scores."""
 
 from __future__ import annotations
 
@@ -40,10 +37,7 @@ class Summary:
 
 
 class Driver:
-    """Runs packs to the end of the sweep, until it is asked to stop, or a budget is spent.
-
-    Parts of preparations come first. `require` raises when this driver must stop where it is.
-    """
+    """Runs packs to the end of the sweep, or until a budget, `stop` or `require` ends it."""
 
     def __init__(
         self,
@@ -131,8 +125,7 @@ class Driver:
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
                 if self._training_since is None:
-                    training = outcome.seconds - outcome.opening
-                    self._training_since = time.monotonic() - training
+                    self._training_since = time.monotonic() - (outcome.seconds - outcome.opening)
         if given_up := self._budget.failures[self._given_up :]:
             self._dispatcher.give_up(given_up)
             self._given_up += len(given_up)
@@ -273,9 +266,8 @@ class FailureBudget:
         if self._lost_under[lost.cause, pack] < limit:
             return True
         died = f"its {'node' if of_node else 'worker'} died {limit} times (last: {lost.reason})"
-        memory = out_of_memory(lost.reason)
         failure = Failure(pack, "WorkerLost", died, lost.reason)
-        self.failed(Failure.of_memory(pack, died) if memory else failure)
+        self.failed(Failure.of_memory(pack, died) if out_of_memory(lost.reason) else failure)
         return False
 
     def _hold_to_budget(self) -> None:

@@ -1,7 +1,6 @@
 """What an executor is: five methods by which workers run somewhere, and how packs end in them.
 
-Each is a file `<name>_executor` beside this one with a function `dispatcher(work)`, and its name in
-`ExecutorName`. Nothing above them knows of Ray.
+Each is a file `<name>_executor` with a function `dispatcher(work)`, its name in `ExecutorName`.
 """
 
 from __future__ import annotations

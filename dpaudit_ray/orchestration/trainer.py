@@ -16,15 +16,7 @@ import numpy.typing as npt
 
 from .. import seeds
 from ..errors import DpauditError, first_line, lines, out_of_memory, printable
-from ..mechanisms.base import (
-    Measured,
-    Mechanism,
-    Missed,
-    PartSeeds,
-    ResumableSession,
-    Scores,
-    Session,
-)
+from ..mechanisms.base import Measured, Mechanism, Missed, PartSeeds, ResumableSession, Session
 from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..plan.outcomes import Failure
 from ..storage import arrays
@@ -71,8 +63,7 @@ def runs_of(pack: Pack) -> int:
 class PackTrainer:
     """Turns packs into scores. The secret bits are drawn here and reach the mechanism only.
 
-    `prepared` gives the parts that an audit waits for. The aggregator, which `call` calls, has
-    checkpoints; without it, packs are trained in one piece.
+    `prepared` gives the parts that an audit waits for, `call` calls the aggregator: checkpoints.
     """
 
     def __init__(
@@ -100,20 +91,18 @@ class PackTrainer:
         self.resumed = False
         minutes = self._sweep.resources.checkpoint_minutes
         call = None if afresh else self._call
-        scored: Scores | Measured
         if audit.paired:  # one seed for both trainings of each pair
             halves = members.reshape(-1, 2, audit.in_a_training)
             runs = (halves[:, side].ravel() for side in (0, 1))
-            scored = Measured.alternating(
+            outcome = Measured.alternating(
                 [session.run(run, noise, audit.horizons) for run in runs], audit.in_a_training
             )
         elif call is not None and minutes and isinstance(session, ResumableSession):
             checkpoints = PackCheckpoints(call, pack, minutes)
-            scored = session.run(members, noise, audit.horizons, checkpoints)
+            outcome = Measured.of(session.run(members, noise, audit.horizons, checkpoints))
             self.resumed = checkpoints.resumed
         else:
-            scored = session.run(members, noise, audit.horizons)
-        outcome = Measured.of(scored)
+            outcome = Measured.of(session.run(members, noise, audit.horizons))
         mechanism = self._mechanism(pack.audit)
         shapes = {name: values.shape for name, values in outcome.utility.items()}
         if shapes != dict.fromkeys(mechanism.measured, outcome.scores.shape):
