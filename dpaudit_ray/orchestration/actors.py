@@ -43,7 +43,7 @@ class Aggregator:
         return f"{self._name}: stores scores, and bounds what they show"  # what the dashboard shows
 
     def _open(self) -> Aggregation:
-        # Not in the constructor: damage to the run directory would reach the driver as a death.
+        # Not in the constructor: there, a damaged run directory is an actor's death to the driver.
         with self._opening:
             if self._opened is None:
                 run = RunDirectory(self._location, place.RUNNING, self._owner)

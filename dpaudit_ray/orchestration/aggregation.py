@@ -74,7 +74,10 @@ class Aggregation:
         return cls(*planning.read(run), run)
 
     def fold(self, pack: Pack, scores: PackScores) -> None:
-        """Stores and folds a pack once, from any thread. Raises StorageError: it is not done."""
+        """Stores and folds one pack; folding it again changes nothing. Any thread may call it.
+
+        Raises StorageError where the pack could not be written, and does not count as done.
+        """
         if self._audits[pack.audit].holds(pack):
             return
         audit = self._plan.audits[pack.audit].id
@@ -117,7 +120,7 @@ class Aggregation:
     def try_again(self, packs: Collection[Pack]) -> None:
         """Packs that are to be run again are misses no more, until they have failed once more.
 
-        They stay on the record for a crash; what rested on them is decided again. StorageError.
+        They stay on the record for a crash; decisions are taken again. Raises StorageError.
         """
         with self._turn:
             self._retried.update(packs)

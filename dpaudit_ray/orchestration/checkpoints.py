@@ -79,7 +79,7 @@ class Checkpoints:
 class PackCheckpoints:
     """The checkpoints of one pack, as a mechanism sees them (`mechanisms.base.Checkpoints`).
 
-    What goes wrong with them stops no training: the pack's scores, when stored, tell of it too.
+    What goes wrong with them stops no training: storage that fails is told of with the scores.
     """
 
     def __init__(self, call: CallAggregator, pack: Pack, minutes: float) -> None:

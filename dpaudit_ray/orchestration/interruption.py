@@ -88,10 +88,7 @@ class Stop:
 
 
 class HealthChecks:
-    """Asks servers of a cluster (gRPC's health check) whether they answer, with a limit.
-
-    `channel` opens a gRPC channel to HOST:PORT; one that it cannot open, None, is not asked.
-    """
+    """Asks servers (HOST:PORT) whether they answer, but none to which `channel` opens None."""
 
     def __init__(self, channel: Callable[[str], Any]) -> None:
         self._channel = channel

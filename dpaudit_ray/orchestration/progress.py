@@ -21,9 +21,8 @@ class Activity:
     """What only the driver knows: its packs, its trainers, and trials failed and lost by audit.
 
     The last pack that was done took `pack_seconds` and came at `last_result` (Unix time); training
-    began `training_seconds` ago. Audits that are `running` have packs in flight, those that are
-    `over` get no more, and none does once the sweep is `stopping`. The verdict has refuted
-    `refuted`.
+    began `training_seconds` ago. Audits that are `running` have packs in flight, those `over` get
+    no more, and none does once the sweep is `stopping`. The verdict has refuted `refuted`.
     """
 
     packs_in_flight: int = 0
@@ -43,9 +42,8 @@ class Activity:
 class AuditProgress:
     """What is shown of one audit while it runs.
 
-    `epsilon_lower` holds for all audits and looks at once, given what it `assumes`. `decided` is
-    the number of trials that were enough by `stop_when`. Its trials wait for `parts` of a
-    preparation.
+    `epsilon_lower` holds for all audits and looks at once, given what it `assumes`. By `stop_when`
+    `decided` trials were enough. Trials wait for `parts` of a preparation.
     """
 
     label: str
@@ -133,16 +131,13 @@ class Progress:
 
 
 class Speed:
-    """Trials per second and time left, by the packs that ended; times are of one clock, in seconds.
-
-    Time counts since the training of the first one began; until it ends, nothing is known.
-    """
+    """Trials per second and seconds left, by packs that ended since the first began to train."""
 
     def __init__(self) -> None:
         self._ends: collections.deque[tuple[float, int]] = collections.deque()
 
     def see(self, progress: Progress, now: float) -> None:
-        """Takes a snapshot."""
+        """Takes a snapshot, at `now` seconds of any one clock."""
         ended = progress.ended
         if not self._ends or ended < self._ends[-1][1]:  # failed packs may be taken back
             self._ends = collections.deque([(now, ended)])

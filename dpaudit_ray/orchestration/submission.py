@@ -34,8 +34,7 @@ STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: estimates a
 CONNECT_SECONDS = 10.0  # for an answer of the dashboard
 POLL_SECONDS = 2.0  # the whole log comes each time
 _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
-# Of `dpaudit run`, which has no other exit codes than these and 0.
-_EXIT_CODES = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}
+_EXIT_CODES = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}  # of `dpaudit run`, and 0
 _SIGNALLED = 128  # and the signal
 # Keys of a job's metadata.
 _RUN, _ATTEMPT, _FINGERPRINT, _SETTINGS = "run", "attempt", "fingerprint", "settings"
@@ -139,8 +138,7 @@ class JobsClient:
     def submit(self, job: SweepJob) -> str:
         """Starts a job, the next attempt at its run, or finds the one that runs; returns its id.
 
-        Raises NoClusterError where the cluster does not take it, RunDirectoryError where a job with
-        other settings works on the same run.
+        Raises NoClusterError where it is not taken, RunDirectoryError where other settings run.
         """
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "working_dir"
@@ -153,10 +151,7 @@ class JobsClient:
                 ) from error
 
     def follow(self, submission: str, write: Callable[[str], object]) -> int:
-        """Passes the job's log on until it ends; returns the exit code of the sweep.
-
-        Raises ClusterError, and NoClusterError where the cluster lacks what a sweep needs.
-        """
+        """Passes the job's log on until it ends; returns its exit code. Raises ClusterError."""
         passed = 0  # lines
         while True:
             over = self._info(submission).status in _OVER

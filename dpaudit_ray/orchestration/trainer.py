@@ -63,7 +63,7 @@ def runs_of(pack: Pack) -> int:
 class PackTrainer:
     """Turns packs into scores. The secret bits are drawn here and reach the mechanism only.
 
-    `prepared` gives the parts that an audit waits for, `call` calls the aggregator: checkpoints.
+    `prepared` gives the parts that an audit waits for; `call` asks the aggregator for checkpoints.
     """
 
     def __init__(

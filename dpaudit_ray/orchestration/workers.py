@@ -302,8 +302,7 @@ def recorded_machines(run: RunDirectory) -> dict[str, list[str]]:
 class MachineCompatibility:
     """Admits machines whose code has the driver's versions; tells when their kinds differ.
 
-    Scores are bit-identical on one kind of machine, with one number of threads: another instruction
-    set adds in another order, and threads share the models out in other groups.
+    Scores are bit-identical on one kind of machine, with one number of threads.
     """
 
     def __init__(self, work: Work) -> None:

@@ -105,12 +105,8 @@ class Bucket:
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
         listing = self._call(obstore.list_with_delimiter, self._store, folder or None)
         return sorted(
-            (
-                entry["path"].rpartition("/")[2],
-                entry["size"],
-                int(entry["last_modified"].timestamp() * 1e9),
-            )
-            for entry in listing["objects"]
+            (e["path"].rpartition("/")[2], e["size"], int(e["last_modified"].timestamp() * 1e9))
+            for e in listing["objects"]
         )
 
     def paths(self, depth: int) -> list[str]:

@@ -105,9 +105,8 @@ class Folder:
     def locked(self, name: str, *, alone: bool) -> Iterator[bool]:
         """Holds a lock, `alone` or with others; yields whether there is one.
 
-        It is a file, made by who first wants it alone. Where that is gone with its folder, and on
-        file systems without locks, there is none. Raises OSError where somebody else has held it
-        for 10 s.
+        It is a file, made by who first wants it alone. Where its folder is gone, and where files
+        have no locks, there is none. Raises OSError where somebody else has held it for 10 s.
         """
         try:
             create = os.O_CREAT if alone else 0

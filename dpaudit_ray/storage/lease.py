@@ -205,8 +205,7 @@ class Holder:
 def holder(run: RunDirectory, wait: float = 2 * BEAT_SECONDS + 2) -> Holder | None:
     """Who works on the run now, told on any machine; None when nobody does.
 
-    A process of this machine is looked up. Of another's, the lease is watched until it is renewed,
-    as it is every `BEAT_SECONDS`, or for `wait` seconds.
+    A process of this machine is looked up; another's lease is watched for `wait` seconds at most.
     """
     seen = _read(run)
     if seen is None or _is_gone(seen):

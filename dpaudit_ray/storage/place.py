@@ -72,8 +72,7 @@ class Patience:
 
 def may_pass(error: OSError) -> bool:
     """Whether the same call may succeed later."""
-    lasting = any(word in str(error) for word in _LASTING_WORDS)
-    return error.errno not in _LASTING and not lasting
+    return error.errno not in _LASTING and not any(word in str(error) for word in _LASTING_WORDS)
 
 
 OPENING = Patience(seconds=5)  # a mistyped address is told soon

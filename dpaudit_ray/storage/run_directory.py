@@ -98,13 +98,11 @@ class RunDirectory(ScoreFiles):
         """The latest estimates, at most `most` rows. Raises RunDirectoryError where damaged."""
         try:
             content = self._content(_ESTIMATES)
-            empty = ESTIMATE_SCHEMA.empty_table()
-            table = empty if content is None else decoded(content, most)
+            table = ESTIMATE_SCHEMA.empty_table() if content is None else decoded(content, most)
             if not table.schema.equals(ESTIMATE_SCHEMA):
                 raise ValueError("its columns are other ones")
-            if any(
-                table[f.name].null_count for f in table.schema if not pa.types.is_floating(f.type)
-            ):
+            filled = [f.name for f in table.schema if not pa.types.is_floating(f.type)]
+            if any(table[name].null_count for name in filled):
                 raise ValueError("it has rows that lack a value")
         except (OSError, ValueError, pa.ArrowException) as error:
             remedy = "delete it and run the sweep again: it is rebuilt from the scores"

@@ -76,7 +76,6 @@ class PackScores:
     """Scores of trials first..first+n-1: `members` bool [n], `scores` float64 [n, len(steps)].
 
     `utility`, like `scores`, by names of UTILITY: what the trained models are worth.
-
     `missed` says why a trial gave none, by trial; its scores are NaN, and not those of a training
     that diverged. `outputs` has what such trials printed, which is not part of the file. `stated`
     is the digest in the file that they were read from, empty where none was.
@@ -123,10 +122,7 @@ class PackScores:
         return sum(column.nbytes for column in (self.members, self.scores, *self.utility.values()))
 
     def difference(self, again: PackScores) -> str | None:
-        """The first trial that has another score there, bit for bit, in words; None for none.
-
-        One that is missed in both is the same, whatever was said of it.
-        """
+        """In words, the first trial whose score differs by a bit, or that one alone missed."""
         before, after = (np.asarray(pack.scores, np.float64) for pack in (self, again))
         if before.shape != after.shape:
             return f"gave scores of shape {after.shape}, not {before.shape}"
@@ -257,10 +253,8 @@ class ScoreFiles(Place):
     def read_scores(self, audit: str, first: int, last: int, steps: int = _STEPS) -> PackScores:
         """Reads a score file and checks that it is what its name says, of so many steps at most.
 
-        Raises:
-            DamagedFileError: it is not.
-            RunDirectoryError: there is none, or it may not be read.
-            StorageError: it cannot be read now.
+        Raises DamagedFileError where it is not, RunDirectoryError where there is none or it may not
+        be read, StorageError where it cannot be read now.
         """
         name, rows = self.score_file(audit, first, last), (last - first + 1) * steps
         try:

@@ -84,9 +84,6 @@ def _require_regular(status: os.stat_result) -> None:
         raise StrangeFileError(f"it is {kind}, no regular file")
 
 
-# Seals -------------------------------------------------------------------------------------------
-
-
 def seal(content: str) -> str:
     """HMAC-SHA256 by the user's key, in hexadecimal digits; empty where the home takes no key."""
     key = _key()
