@@ -23,15 +23,7 @@ from ..errors import DpauditError, RunDirectoryError, first_line, printable
 from ..imports import is_data
 from ..mechanisms.base import Recorded
 from ..orchestration.aggregation import AuditState, OpenSweep, Taken
-from ..plan import (
-    claims,
-    compaction,
-    outcomes,
-    planner,
-    preparing,
-    provenance,
-    record,
-)
+from ..plan import claims, compaction, outcomes, planner, preparing, provenance, record
 from ..plan.compaction import Bounds, Stretch
 from ..plan.model import Plan, PlannedAudit
 from ..plugins import Unread
@@ -102,7 +94,6 @@ class Checked:
         return self.different == 0
 
     def count(self, what: str, number: int = 1) -> None:
-        """Notes that something was derived."""
         if number:
             self.derived[what] = self.derived.get(what, 0) + number
 
@@ -476,10 +467,7 @@ def _check_records(given: _Given, taken: Mapping[int, Taken]) -> None:
                 for kind in kinds
             }
             | ({} if enough is None else {"trials that were enough": str(enough)})
-            for kinds, enough in (
-                (stored, decided.get(index)),
-                (derived.missed, derived.decided),
-            )
+            for kinds, enough in ((stored, decided.get(index)), (derived.missed, derived.decided))
         )
         checked.compare(outcomes.FILE, there, here, audit.label)
         checked.count("missed trials", sum(kind.trials for kind in derived.missed))

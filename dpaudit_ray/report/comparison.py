@@ -1,8 +1,7 @@
 """Two runs side by side, for `dpaudit compare`: what was asked, what was found, what differs.
 
-A lower bound is no estimate: that one is larger says little. What has two ends is the rate of right
-guesses, so audits are said to differ only where its intervals do not meet, or where what needs no
-trials is another number.
+A larger lower bound says little: audits differ where the intervals of their rates of right guesses
+do not meet, or where what needs no trials is another number.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class Side:
 
     @property
     def label(self) -> str:
-        """The audit's label in its run."""
         return str(self.entry["label"])
 
 
@@ -63,7 +61,6 @@ class Pair:
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """Both audits, in the order of their runs."""
         return self.left, self.right
 
     @property
@@ -136,10 +133,7 @@ def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
 
 
 def _partners(left: Run, right: Run) -> list[tuple[int, int, tuple[Change, ...]]]:
-    """Numbers of audits of one mechanism, by name, that are most alike, and what differs in them.
-
-    Those of the same adversary come first, with the fewest differences.
-    """
+    """Numbers of audits most alike, of one mechanism, first of one adversary; and what differs."""
     ranked, pairs, taken = [], dict[int, tuple[int, int, tuple[Change, ...]]](), set[int]()
     cells = (enumerate(run.sweep.cells) for run in (left, right))
     for (i, cell), (j, other) in itertools.product(*cells):

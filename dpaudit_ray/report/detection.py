@@ -35,8 +35,7 @@ from ..sweep.yamlfile import dump_yaml
 from .quote import quote
 from .tables import Run
 
-# Noise this much smaller than claimed would have been found ...
-ALTERNATIVE = 0.7
+ALTERNATIVE = 0.7  # times the claimed noise would have been found ...
 REQUIRED_POWER = 0.8  # ... with at least this probability
 SIMULATIONS = 50
 _AGREE = 20  # are enough where all end alike: at a power of 0.8, once in a hundred
@@ -88,12 +87,8 @@ def _imagined(claim: Curve, rate: float, guesses: int) -> float | None:
 def _share_found(
     test: ClaimTest, mu: float, trials: int, alpha: float, required: float = 0.0
 ) -> float:
-    """Share of simulated audits of so many trials that refute the claim.
-
-    No more of them are simulated than show that it is below `required`, where it is.
-    """
-    rng = np.random.default_rng(0)
-    refuted = 0
+    """Share of simulated audits that refute the claim; stops where that is below `required`."""
+    rng, refuted = np.random.default_rng(0), 0
     for tried in range(1, SIMULATIONS + 1):
         members = rng.random(trials) < 0.5
         declared = (test.planned, *test.later)
@@ -106,9 +101,6 @@ def _share_found(
         if hopeless or (tried == _AGREE and refuted in (0, tried)):
             break
     return refuted / tried
-
-
-# Hints -------------------------------------------------------------------------------------------
 
 
 def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:

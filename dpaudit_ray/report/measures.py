@@ -40,7 +40,6 @@ class HitRate:
 
     @property
     def rate(self) -> float:
-        """Share of hits among guesses."""
         return self.hits / self.guesses
 
     @classmethod
@@ -138,7 +137,6 @@ class Profile:
 
     @classmethod
     def from_trials(cls, cell: Cell, audit: PlannedAudit, trials: Trials) -> Profile:
-        """Computes the curves from an audit's scores at its last step."""
         scores, members = trials.with_errors(), trials.members
         # No world of so many trials is larger, but by a chance of 1 in 16,000: one calibration
         # does for all audits of that many, and a larger world has its own (`stats.error_rates`).

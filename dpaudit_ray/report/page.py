@@ -64,8 +64,7 @@ def environment(**options: Any) -> jinja2.Environment:
         finalize=_shown,
         **options,
     )
-    templates.filters |= {"claimed": claimed, "plain": plain, "percent": percent}
-    templates.filters["coded"] = _coded
+    templates.filters |= {"claimed": claimed, "plain": plain, "percent": percent, "coded": _coded}
     templates.filters["embedded"] = lambda png: (
         f"data:image/png;base64,{base64.b64encode(png).decode()}"
     )

@@ -39,7 +39,6 @@ class Quote:
 
     @property
     def above(self) -> bool:
-        """Whether it exceeds the claim."""
         return self.epsilon is not None and self.epsilon > self.claim
 
     @property
@@ -49,7 +48,6 @@ class Quote:
 
     @property
     def level(self) -> str:
-        """δ, confidence, and what is assumed."""
         confidence = "" if self.exact else f", {percent(self.confidence)}"
         return f"δ = {plain(self.delta)}{confidence}, {self.assumes}"
 

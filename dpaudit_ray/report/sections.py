@@ -76,9 +76,6 @@ def _audit(run: Run, index: int) -> Content:
     return content | {"figure": figure}
 
 
-# Of the run --------------------------------------------------------------------------------------
-
-
 def _answer(run: Run, contents: list[Content]) -> Content:
     """The verdict with its reasons, and the table of all audits."""
     answered, rows = verdict.current(run), overview(run)
@@ -149,6 +146,5 @@ def _failed(run: Run) -> Content:
         detail = next(first.traceback for first in recorded if first.kind == kind.kind)
         failed.append({"what": what, "detail": detail})
     parts = outcomes.part_lines(outcomes.failed_parts(*where), run.plan)
-    for line in (*outcomes.missed_lines(*where), *parts):
-        failed.append({"what": line, "detail": ""})
-    return {"failed": failed}
+    lines = (*outcomes.missed_lines(*where), *parts)
+    return {"failed": failed + [{"what": line, "detail": ""} for line in lines]}

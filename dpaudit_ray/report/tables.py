@@ -52,19 +52,16 @@ class Run:
         return cls(directory, sweep, plan, estimates)
 
     def cell(self, audit: PlannedAudit) -> Cell:
-        """What the sweep file says of it."""
         return self.sweep.cells[self.plan.audits.index(audit)]
 
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""
-        finished = compaction.finished(self.directory, audit)
-        return sum(last - first + 1 for first, last in finished)
+        return sum(last - first + 1 for first, last in compaction.finished(self.directory, audit))
 
     def prefix(self, audit: PlannedAudit) -> Iterator[ConsumedPack]:
         """The trials that the audit's estimates rest on."""
-        return score_stream.prefix(
-            self.directory, self.sweep, self.plan, self.plan.audits.index(audit)
-        )
+        index = self.plan.audits.index(audit)
+        return score_stream.prefix(self.directory, self.sweep, self.plan, index)
 
     def above(self, audit: PlannedAudit) -> bool:
         """Whether a bound that holds together with all others of the run exceeds its claim."""
@@ -113,8 +110,7 @@ def bounds(run: Run) -> pd.DataFrame:
     A column `claim_NAME` has the claims by that accountant; `epsilon_upper` is the first one's.
     """
     key = ["audit", "step", "estimator"]
-    above = run.table.groupby(key)["above_claim"].transform("any")
-    table = run.table.assign(above_claim=above)
+    table = run.table.assign(above_claim=run.table.groupby(key)["above_claim"].transform("any"))
     claims = table.set_index([*key, "accountant"])["epsilon_upper"].unstack().add_prefix("claim_")
     rows = table.drop_duplicates(key).merge(claims.reset_index(), on=key, how="left")
     return with_options(run, rows)
@@ -128,8 +124,7 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     """
     cells = run.sweep.cells
     stated = pd.json_normalize([cell.identity() for cell in cells])  # but for defaults
-    dumped = [cell.model_dump(mode="json") for cell in cells]
-    options = stated.combine_first(pd.json_normalize(dumped))
+    options = stated.combine_first(pd.json_normalize([c.model_dump(mode="json") for c in cells]))
     options = options.map(lambda value: str(value) if isinstance(value, list) else value)
     varied = {*stated, *options.columns[options.nunique() > 1]}
     keys = {"mechanism.name", "adversary.name", *grid.keys(run.sweep.raw)}
@@ -161,10 +156,7 @@ def _above_claim(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
 
 
 def best(run: Run) -> dict[Any, Any] | None:
-    """The row with the largest certified ε of the whole sweep, None where there is none (yet).
-
-    It is picked at the level of all together, so it errs no more often although it was picked.
-    """
+    """The row with the largest certified ε, at the level of all together; None where none is."""
     certified = run.table[run.table["status"] == Status.CERTIFIED]
     bounds = certified[certified["epsilon_lower_together"] > 0]
     largest = bounds.sort_values("epsilon_lower_together", ascending=False, kind="stable").head(1)

@@ -164,10 +164,7 @@ def _together(run: Run, verdicts: Mapping[int, Verdict], refuted: bool) -> Verdi
 
 
 def _by_mechanism(run: Run, verdicts: Mapping[int, Verdict]) -> dict[str, Verdict]:
-    """What the audits of each mechanism show, of verdicts by number: the first in their order.
-
-    Mechanisms that claim nothing are left out, unless all are of that kind.
-    """
+    """The first verdict, in their order, of each mechanism that claims anything; of all if none."""
     shown = dict[str, Verdict]()
     claiming = {i: v for i, v in verdicts.items() if run.plan.audits[i].claim < math.inf}
     for index, verdict in (claiming or verdicts).items():
