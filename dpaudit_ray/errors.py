@@ -81,8 +81,7 @@ class SpecError(DpauditError):
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(key, problem)
-        self.key = key
-        self.problem = problem
+        self.key, self.problem = key, problem
 
     def __str__(self) -> str:
         return f"{self.key}: {self.problem}" if self.key else self.problem
@@ -122,7 +121,6 @@ class SweepError(SpecError):
         return "\n".join(map(str, self.problems))
 
     def under(self, prefix: str) -> SpecError:
-        """Returns the same errors with `prefix` in front of their keys."""
         return SweepError(tuple(problem.under(prefix) for problem in self.problems))
 
 
@@ -242,8 +240,6 @@ def lines(text: str) -> str:
 def _written(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
 
-
-# Numbers as people write them --------------------------------------------------------------------
 
 _EXPONENT = re.compile(r"e\+?(-?)0*(?=\d)")
 

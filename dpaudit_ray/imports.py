@@ -60,7 +60,6 @@ class Trust:
         return cls(names, reads)
 
     def allows(self, module: str) -> bool:
-        """Whether a module may be imported."""
         if self.modules is None:
             return True
         return any(f"{module}.".startswith(f"{name}.") for name in self.modules)
@@ -148,8 +147,7 @@ def function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
     try:
         inspect.signature(value).bind(*arguments)
     except TypeError as error:
-        names = ", ".join(arguments)
-        raise SpecError(key, f"{path} does not take ({names}) ({error})") from error
+        raise SpecError(key, f"{path} does not take ({', '.join(arguments)}) ({error})") from error
     return value
 
 

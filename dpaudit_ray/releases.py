@@ -122,8 +122,7 @@ def audited_release(
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             arguments = dict(bound.arguments)
-            batch = {name: arguments[name] for name in records}
-            examples, structure = _flatten(batch)
+            examples, structure = _flatten({name: arguments[name] for name in records})
             released_structure: Any = None
 
             def released(change: Any, seed: int | None) -> list[Any]:

@@ -116,7 +116,6 @@ def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
 
 
 def _stated(value: Any) -> str:
-    """A value of a sweep as people write it."""
     if value is None:
         return "not set"
     return plain(value, "") if isinstance(value, float) else f"{value}"

@@ -199,7 +199,6 @@ class Display:
         self._writer.join()
 
     def __call__(self, progress: Progress) -> None:
-        """Shows a snapshot."""
         self._hand_over(lambda now: self._take(progress, now))
 
     def phase(self, text: str) -> None:

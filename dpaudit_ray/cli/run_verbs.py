@@ -67,10 +67,7 @@ def run(  # noqa: PLR0913 (options of a command line)
 
 @app.command(rich_help_panel=SWEEPS)
 def plan(
-    sweep: Sweep,
-    storage_path: StoragePath = "runs",
-    changes: Set = None,
-    trust: Trusted = None,
+    sweep: Sweep, storage_path: StoragePath = "runs", changes: Set = None, trust: Trusted = None
 ) -> None:
     """Shows audits, packs, time, bounds within reach, and what code the sweep runs.
 

@@ -35,7 +35,6 @@ _KEYS: dict[Kind, str] = {
     "schedules": "mechanism.schedule.name",
 }
 _REPEATS = 5  # runs, of which every figure of `bench` is the median
-_FILE = typer.Argument(help="The sweep file to write.")
 _DATA = typer.Option("--data", help="A data set by name; `dpaudit list data` has all.")
 _PATH = typer.Option("--data-path", help="Its file or folder: .npz with x and y, CSV, torchvision.")
 _MODEL = typer.Option("--model", help="By name, or your own: package.module:Class.")
@@ -81,7 +80,7 @@ def bench(
 
 @app.command(rich_help_panel=SWEEPS)
 def init(
-    file: Annotated[Path, _FILE] = Path("sweep.yaml"),
+    file: Annotated[Path, typer.Argument(help="The sweep file to write.")] = Path("sweep.yaml"),
     data: Annotated[str | None, _DATA] = None,
     data_path: Annotated[str | None, _PATH] = None,
     model: Annotated[str | None, _MODEL] = None,
@@ -98,8 +97,7 @@ def init(
     if file.exists() and not force:
         raise SpecError("FILE", f"{file} exists; give another name, or --force to overwrite it")
     entry = template.read_data(data, data_path, file.parent)
-    stem = file.stem if file.stem != "sweep" else ""
-    parts = (stem,) if stem else (entry.options["name"], model or entry.model)
+    parts = (file.stem,) if file.stem != "sweep" else (entry.options["name"], model or entry.model)
     text = template.sweep_text(template.folder_name(*parts), entry, model, sampling)
     prepared = spec.from_raw(yamlfile.parse_yaml(text, str(file)), file.parent)
     api.check_inputs(prepared)

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from ..report.verdict import Answer, RunVerdict
 
 
-# Estimates and the answer ------------------------------------------------------------------------
-
-
 def show_overview(run: Run, answer: Answer | None, details: bool = False) -> None:
     """Prints a line per audit with the ε to quote; with `details` all that is known of it."""
     from ..report import verdict, words
@@ -72,12 +69,9 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
 
 
 def show_answer(run: Run, answer: Answer | None) -> None:
-    """Prints the run's verdict, why, and what would help.
-
-    `answer` is None where the run has too many trials to be judged while somebody waits.
-    """
-    verify = f"`dpaudit verify {run.directory.location}`"
+    """Prints verdict, why, and what would help; `answer` is None where judging takes long."""
     if answer is None:
+        verify = f"`dpaudit verify {run.directory.location}`"
         terminal.explain(f"this run has too many trials to be judged here: {verify} does")
         return
     terminal.explain(answer.sentence)
@@ -98,9 +92,6 @@ def progress_figure(row: dict[str, Any]) -> Figure:
 def quoted(quote: Quote) -> Figure:
     """The ε of a quote as tables show it."""
     return marked("none" if quote.epsilon is None else number(quote.epsilon), quote.above)
-
-
-# Verdicts ----------------------------------------------------------------------------------------
 
 
 def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> None:
@@ -167,9 +158,6 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
             )
     for sentence in sentences:
         terminal.explain(sentence)
-
-
-# Plans and advice --------------------------------------------------------------------------------
 
 
 def show_plan(name: str, outlook: Outlook) -> None:

@@ -122,9 +122,8 @@ def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float],
             return curve.gaussian(_mu(training))
         # The points that matter are those of the Gaussian claim with the same ε at δ.
         epsilon = accounting.epsilon_of(training, delta, accountant).upper
-        return at_points(
-            training, curve.gaussian(float(gdp.mu(epsilon, delta))).epsilons, accountant
-        )
+        epsilons = curve.gaussian(float(gdp.mu(epsilon, delta))).epsilons
+        return at_points(training, epsilons, accountant)
 
     return at_noise
 

@@ -28,15 +28,15 @@ def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Pl
         )
         for i, (cell, old) in enumerate(zip(sweep.cells, before, strict=True))
     )
-    code = (provenance.sweep_code(sweep),)
-    return Plan(sweep.seed, sweep.fingerprint, audits, files, code)
+    return Plan(sweep.seed, sweep.fingerprint, audits, files, (provenance.sweep_code(sweep),))
 
 
 def _plan_audit(
     index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None, extends: bool
 ) -> PlannedAudit:
     size = pack_size(cell, sweep)
-    kept = old.packs if old else ()
+    kept, declared = (old.packs, old.declared) if old else ((), ())
+    earlier = declared if extends else declared[:-1]
     start = kept[-1][1] + 1 if kept else 0
     trials = cell.audit.trials if cell.mechanism.sampled else 0
     if (trials - start) // size > MAX_PACKS:
@@ -58,7 +58,7 @@ def _plan_audit(
         horizons=cell.horizons,
         claims=old.claims if old else claims.claimed_epsilons(cell),
         packs=(*kept, *cut(start, trials, size)),
-        declared=_declared(trials, old.declared if old else (), extends),
+        declared=declared if trials in declared[-1:] else (*earlier, trials),
         claimed=claims.asked(cell) if cell.foreign or cell.mechanism.claim_reads_data else None,
         canaries=cell.canaries if cell.mechanism.sampled else 1,
         up_to=cell.audit.up_to if cell.mechanism.sampled else None,
@@ -77,19 +77,11 @@ def cut(start: int, trials: int, size: int) -> Iterator[tuple[int, int]]:
     return ((first, min(first + size, trials) - 1) for first in range(start, trials, size))
 
 
-def _declared(trials: int, before: tuple[int, ...], extends: bool) -> tuple[int, ...]:
-    if trials in before[-1:]:
-        return before
-    return (*before, trials) if extends else (*before[:-1], trials)
-
-
 def pack_size(cell: Cell, sweep: Sweep) -> int:
     """Trials of a pack: whole trainings. Raises SpecError where they do not fit into one."""
     size, together = sweep.resources.pack_size, cell.together
     if size == "auto":
-        step_trials = (
-            1 if cell.adversary.private_records else together
-        )  # which cost no step of their own
+        step_trials = 1 if cell.adversary.private_records else together  # these cost no step
         return max(cell.mechanism.auto_pack_size // step_trials, 1) * together
     if size % together and cell.mechanism.sampled:
         raise SpecError(

@@ -66,7 +66,9 @@ def unlike(code: Code, machine: Machine) -> str | None:
 
 def sweep_code(sweep: Sweep) -> Code:
     """The code that would compute the trials of a sweep here and now."""
-    modules = _modules(sweep)
+    audits = (cell.audit.named_modules for cell in sweep.cells)
+    named = (part.named_modules() for cell in sweep.cells for part in cell.parts)
+    modules = set[str]().union(*audits, *named)
     digests = {name: _digest(file) for name, file in sorted(source_closure(modules).items())}
     versions = here()
     for package in sorted({module.partition(".")[0] for module in modules} - {"dpaudit_ray"}):
@@ -120,11 +122,6 @@ def device(gpu: bool = False) -> str:
     sets = [word for word in ("avx512f", "avx2", "avx", "sse4_2") if word in flags][:1]
     variables = (os.environ.get(key) for key in ("ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME"))
     return ", ".join([name, *sets, *filter(None, variables)])
-
-
-def _modules(sweep: Sweep) -> set[str]:
-    audits = (cell.audit.named_modules for cell in sweep.cells)
-    return set().union(*audits, *(p.named_modules() for cell in sweep.cells for p in cell.parts))
 
 
 def _version(package: str) -> str:

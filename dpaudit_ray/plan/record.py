@@ -62,9 +62,7 @@ def _check_audit(audit: PlannedAudit, index: int) -> None:
     if not whole_id or not all(c.isalnum() or c == "-" for c in name):
         raise ValueError(f"{audit.id!r:.60} is not the id of audit {index}")
     ends = [last + 1 for _, last in audit.packs]
-    whole = [first for first, _ in audit.packs] == [0, *ends][:-1] and audit.trials in [0, *ends][
-        -1:
-    ]
+    whole = [*(first for first, _ in audit.packs), audit.trials] == [0, *ends]
     lengths = {len(values) for values in (*audit.claims.values(), audit.claimed or audit.horizons)}
     steps = len(audit.horizons)
     sound = {
@@ -95,8 +93,7 @@ def load(run: RunDirectory) -> Plan | None:
 
 def require(run: RunDirectory) -> Plan:
     """The plan in a run directory; RunDirectoryError when it holds none."""
-    plan = load(run)
-    if plan is None:
+    if (plan := load(run)) is None:
         raise _incomplete(run, FILE)
     return plan
 
@@ -113,16 +110,13 @@ def read(run: RunDirectory) -> tuple[Sweep, Plan]:
 
 def recorded(run: RunDirectory) -> Sweep | None:
     """The sweep as it was run, None before that. Raises RunDirectoryError where it is damaged."""
-    text = run.read_text(SWEEP_FILE)
+    text, source = run.read_text(SWEEP_FILE), f"{run.location}/{SWEEP_FILE}"
     try:
-        source = f"{run.location}/{SWEEP_FILE}"
         return None if text is None else spec.from_raw(yamlfile.parse_yaml(text, source))
     except SpecError as error:
         # Its remedy is for a file of the user's own.
         what = str(error.problems[0]).partition(";")[0]
-        raise RunDirectoryError(
-            f"{run.location}/{SWEEP_FILE} is damaged ({what}); {RESTORE}"
-        ) from error
+        raise RunDirectoryError(f"{source} is damaged ({what}); {RESTORE}") from error
 
 
 def _incomplete(run: RunDirectory, missing: str) -> RunDirectoryError:

@@ -129,8 +129,7 @@ class RecentPacks:
     """The latest `limit` bytes of packs in memory, by `owner`; all are in the run directory."""
 
     def __init__(self, limit: int = 2**24) -> None:
-        self._limit = limit
-        self._bytes = 0
+        self._limit, self._bytes = limit, 0
         self._packs = collections.OrderedDict[tuple[object, int], PackScores]()
 
     def put(self, owner: object, pack: PackScores) -> None:
@@ -214,8 +213,7 @@ class Trials:
                 for name, values in pack.utility.items():
                     utility.setdefault(name, np.full((n, k), math.nan))[here] = values
             reached = pack.last + 1
-        whole = cls(audit.horizons, members, scores, missed, utility)
-        return whole._of(slice(reached))
+        return cls(audit.horizons, members, scores, missed, utility)._of(slice(reached))
 
     @property
     def shown(self) -> Trials:
@@ -223,7 +221,6 @@ class Trials:
         return self._of(~self.missed) if self.missed.any() else self
 
     def first(self, number: int) -> Trials:
-        """The first so many."""
         return self._of(slice(number))
 
     def _of(self, rows: slice | npt.NDArray[np.bool_]) -> Trials:

@@ -74,13 +74,9 @@ class EstimatorSpec(Strict):
 
 
 class StopWhen(Strict):
-    """An audit ends at the first of these, by time-uniform bounds, as each pack is looked at.
+    """An audit ends at the first of these, by time-uniform bounds, as each pack is looked at."""
 
-    `verdict`: its trials refute the claim, at the level at which `dpaudit verify` would say so.
-    `within`: its anytime lower bound is at least (1 - within) of the claim.
-    """
-
-    verdict: bool = False  # once the trials refute the claim
+    verdict: bool = False  # once the trials refute the claim, at the level of `dpaudit verify`
     within: float | None = Field(default=None, gt=0, lt=1)  # once ε ≥ (1 - within) claim
 
     @model_validator(mode="after")
@@ -181,10 +177,8 @@ def _parsed(items: list[Any], parse: Callable[[Any, str], T], key: str) -> list[
         with mistakes.noted():
             parsed.append(parse(item, f"{key}.{index}"))
     names = [item if isinstance(item, str) else item.name for item in parsed]
-    with mistakes.noted():
-        for name in names:
-            if names.count(name) > 1:
-                raise SpecError(key, f"lists {name} twice; remove one of them")
+    if twice := [name for name in names if names.count(name) > 1]:
+        mistakes.errors.append(SpecError(key, f"lists {twice[0]} twice; remove one of them"))
     with carried():
         mistakes.settle()
     return parsed

@@ -92,11 +92,9 @@ def _entry(name: str, cls: type, models: list[type[BaseModel]]) -> Entry:
 
 
 def _takes(schema: dict[str, Any]) -> str:
-    """The words for what an option takes."""
     if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
         kinds = {base.__name__: base.kind for base in map(_base, _BASES)}
-        kind = kinds.get(name)
+        kind = kinds.get(schema["$ref"].rpartition("/")[2])
         return "mapping" if kind is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
     if "anyOf" in schema:
         return " | ".join(map(_takes, schema["anyOf"]))
