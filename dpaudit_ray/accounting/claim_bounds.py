@@ -118,10 +118,9 @@ def noise_multiplier(
     *,
     sampling: str = Sampling.POISSON,
 ) -> float:
-    """Noise multiplier whose claim lies in [epsilon - tolerance, epsilon], in closed form if
-    gaussian.
+    """Noise multiplier whose claim lies in [epsilon - tolerance, epsilon]; ValueError beyond 1e6.
 
-    Else bisected from 20 downwards, as Opacus does. ValueError where no noise up to 1e6 does.
+    In closed form if gaussian, else bisected from 20 downwards, as Opacus does.
     """
     in_unit("delta", delta)
     training = Training(1.0, steps, sample_rate, sampling=sampling)
@@ -174,7 +173,6 @@ def _bisected_noise(claim: Callable[[float], float], epsilon: float, tolerance: 
             low = middle
     if epsilon - reached <= tolerance:
         return high
-    # Bisection has bracketed the noise; a finer answer takes a few more claims, not dozens.
     aim = epsilon - tolerance / 2
     return root(lambda noise: claim(noise) - aim, low or high / 2, high, xtol=1e-9)
 
@@ -198,10 +196,9 @@ def _answer(training: Training, accountant: Accountant, bounded: str, at: float)
         upper = getattr(accountant, bounded)(proven, at)
     except UnansweredError as reason:
         fallback = accountant.fallback(proven)
-        notes.append(f"{reason}; {fallback} instead")
         accountant = find(fallback)
         proven, note = _proven(accountant, training)
-        notes.append(note)
+        notes += [f"{reason}; {fallback} instead", note]
         upper = getattr(accountant, bounded)(proven, at)
     assumption = _assumption(accountant, proven)
     status = Status.IF_ASSUMED if assumption else Status.CERTIFIED

@@ -89,10 +89,7 @@ def least_epsilon(training: Training, delta: float) -> float:
 
 
 def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> float:
-    """ε at δ of all events composed, the larger of the two neighbours' orders.
-
-    An upper bound where `pessimistic`; else an estimate on a finer grid of privacy losses.
-    """
+    """ε at δ of all events, the larger order's: an upper bound if `pessimistic`, or an estimate."""
     width = max(_width(part, delta) for part in events) / (1 if pessimistic else _FINER)
     return max(part.epsilon(delta) for part in _composed(events, width, pessimistic))
 
@@ -227,8 +224,7 @@ def _told(upper: Floats, lower: Floats, first: int, width: float) -> Losses:
     order = np.argsort(rest)
     below = np.concatenate([[0.0], np.cumsum(cells[order])[:-1]])
     shift = float(rest[order[np.argmin(width * below - rest[order])]])
-    places = np.floor((losses - shift) / width + 1e-9).astype(np.int64)
-    places = np.maximum(places, first - 2)
+    places = np.maximum(np.floor((losses - shift) / width + 1e-9).astype(np.int64), first - 2)
     kept = places * width + shift <= losses + _ROUNDING * (1 + np.abs(losses))
     start = int(places.min())
     masses = np.bincount(places[kept] - start, cells[kept]).astype(np.float64)

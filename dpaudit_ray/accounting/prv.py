@@ -85,13 +85,9 @@ def _rounding_error(accountant: Any, counts: list[int]) -> float:
     """Error of δ where the library's transforms round, in norm (see `pld`)."""
     parts = accountant.composer.prvs
     size = len(parts[0].pmf)
-    rounding = float(np.finfo(parts[0].pmf.dtype).eps)
-    gamma = 4 * rounding * math.log2(2 * size) * math.sqrt(size)
-    steps = sum(
-        n * float(np.linalg.norm(part.pmf.astype(np.float64)))
-        for n, part in zip(counts, parts, strict=True)
-    )
-    return gamma * (1 + 3 * steps)
+    gamma = 4 * float(np.finfo(parts[0].pmf.dtype).eps) * math.log2(2 * size) * math.sqrt(size)
+    norms = [float(np.linalg.norm(part.pmf.astype(np.float64))) for part in parts]
+    return gamma * (1 + 3 * sum(n * norm for n, norm in zip(counts, norms, strict=True)))
 
 
 def _library_accountant(events: tuple[Training, ...], delta_error: float) -> Any:

@@ -11,8 +11,6 @@ from typing import TypeVar
 from ..stats import Status
 
 E = TypeVar("E", bound=StrEnum)
-
-
 UNAMPLIFIED = "no amplification by this sampling is proven here: each epoch counts as a release"
 _ROUNDING = 1e-9  # relative: of rates that are quotients
 
@@ -39,14 +37,11 @@ class Sampling(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class UpperBound:
-    """What ε or δ is at most, by the `accountant` that answered; `note` says why, if not as asked.
-
-    With a `status` of `if-assumed` that holds given what `note` says.
-    """
+    """What ε or δ is at most, by the `accountant` that answered."""
 
     upper: float
     accountant: str
-    note: str = ""
+    note: str = ""  # why, if not as asked; given what, where `status` is `if-assumed`
     status: Status = Status.CERTIFIED
 
 

@@ -115,8 +115,7 @@ def measure(
 
     for name in models:
         if name not in WORKLOADS:
-            names = ", ".join(WORKLOADS)
-            raise SpecError("--models", f"no workload for {name!r}; known: {names}")
+            raise SpecError("--models", f"no workload for {name!r}; known: {', '.join(WORKLOADS)}")
     if gpu and not torch.cuda.is_available():
         raise SpecError("--gpu", "torch finds no GPU here; leave it out to measure the CPU")
     torch.set_num_threads(threads)

@@ -228,10 +228,7 @@ def _rehearsed(
     left: Sequence[Part],
     made: dict[tuple[str, int], Arrays],
 ) -> tuple[tuple[PreparationOutlook, ...], str | None]:
-    """Every preparation of the plan, and why a part could not be made.
-
-    The next part of each, of those that packs still wait for, is `made` once and timed.
-    """
+    """Every preparation, its next awaited part `made` and timed, and why one could not be."""
     outlooks, problem = [], None
     for entry in preparing.entries(run, plan):
         seconds, parts = 0.0, [part for part in left if part.preparation == entry["id"]]
@@ -264,10 +261,7 @@ def _prepared(
 def seconds_per_trial(
     sweep: Sweep, trainer: PackTrainer, remaining: list[Pack]
 ) -> tuple[dict[int, float], str | None]:
-    """Seconds by audit, measured once for all of which a trial takes equally long.
-
-    NaN, and the reason beside them, where a pack cannot run on this machine.
-    """
+    """Seconds by audit, once for all that take equally long; NaN, and why, where none can run."""
     by_options: dict[str, float] = {}
     seconds, problem = {}, None
     for pack in remaining:

@@ -40,14 +40,11 @@ class Estimator(ABC):
     planned: int
 
     name: ClassVar[str]
-    # What it bounds, and given what.
     status: ClassVar[Status]
     assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
     fair: ClassVar[bool] = True  # holds for fair coins only; else each world is judged by itself
-    # When it may be read.
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
     within_planned: ClassVar[bool] = False  # ... but up to the planned number of trials only
-    # Which scores it takes.
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
     by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
     by_pair: ClassVar[bool] = False  # ... or pairs of trainings that share their noise
@@ -101,11 +98,8 @@ _CURVE_FREE = ("one-run", "eps-delta", "eps-delta-anytime")
 def estimators() -> dict[str, type[Estimator]]:
     """Every estimator of this package, by the name that sweep files use."""
     home = f"{__package__}."
-    return {
-        cls.name: cls
-        for cls in subclasses(Estimator)
-        if cls.__module__.startswith(home) and "name" in vars(cls)  # not a base of several
-    }
+    inside = (cls for cls in subclasses(Estimator) if cls.__module__.startswith(home))
+    return {cls.name: cls for cls in inside if "name" in vars(cls)}  # not a base of several
 
 
 def subclasses(cls: type[T]) -> Iterator[type[T]]:
@@ -125,19 +119,15 @@ def make(
 ) -> Estimator:
     """Builds the streaming state of `method`, one of `estimators()` or a class of one's own.
 
-    `independent` says that every score comes from a training of its own; else `canaries` in a row
-    do.
+    `independent`: every score is of a training of its own; else `canaries` in a row are of one.
     """
     cls = _method_class(method)
     name, fields = cls.name, option_names(cls)
     if unknown := options.keys() - {*fields, *(["family"] if takes_family(cls) else [])}:
         takes = ", ".join(sorted(fields)) or "no options"
         raise ValueError(f"{name} does not take {', '.join(sorted(unknown))}; it takes {takes}")
-    required = {
-        field.name
-        for field in dataclasses.fields(cls)
-        if field.default is field.default_factory is dataclasses.MISSING
-    }
+    unset = dataclasses.MISSING
+    required = {f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is unset}
     if missing := (required & set(fields)) - options.keys():
         raise ValueError(f"{name} has no default for {', '.join(sorted(missing))}; give a value")
     if cls.one_run:
@@ -321,7 +311,6 @@ def methods_after_a_look(by_run: bool, by_pair: bool) -> list[str]:
 
 def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
     """The bound of an audit without a trade-off curve, chosen by method, not value; or None."""
-    # Others come last; of equals, the one that is listed first.
     places = {name: place for place, name in enumerate(_CURVE_FREE)}
     free = (estimate for estimate in estimates if estimate.curve_free)
     return min(free, key=lambda e: places.get(e.method, len(places)), default=None)

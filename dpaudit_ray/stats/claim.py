@@ -43,8 +43,7 @@ from .e_process import log_mixture
 from .error_rates import Counts, Floats, last_refuted
 from .lower_bound import Estimate, Status
 
-# Distance of a threshold from the midpoint of the two classes, in standard deviations.
-OFFSETS = np.linspace(0.0, 3.3, 12)
+OFFSETS = np.linspace(0.0, 3.3, 12)  # of thresholds from the classes' midpoint, in deviations
 STAKES = np.array([0.02, 0.08, 0.2, 0.45, 0.75, 0.95])  # share of the stake lost by a wrong guess
 _FIRST_EPOCH = 32  # trials that only place the first thresholds
 _K = len(OFFSETS)
@@ -218,8 +217,7 @@ class Portfolio:
         for epoch, counts in enumerate(epochs):
             if counts.any():
                 if epoch not in self._growth:  # what it bets rests on those before it
-                    gain = _CAUTIONS[:, None] * (self.mixture(learnt) - 1)
-                    self._growth[epoch] = np.log1p(gain)
+                    self._growth[epoch] = np.log1p(_CAUTIONS[:, None] * (self.mixture(learnt) - 1))
                 logs = logs + self._growth[epoch] @ counts
             learnt = learnt + counts
         return float(special.logsumexp(logs)) - float(np.log(len(_CAUTIONS)))
@@ -253,11 +251,9 @@ class Wagered:
         self._wagers = Wagers()
 
     def _fold(self, scores: Scores, members: Members) -> None:
-        """Settles a bet on each new trial: does its score tell whether the canary was in?"""
         self._wagers.fold(scores, members)
 
     def _miss(self, members: Members) -> None:
-        """Counts trials without a score as lost bets, in the worlds that `members` says."""
         self._wagers.miss(members)
 
 
@@ -270,9 +266,8 @@ class EpsDeltaAnytime(Wagered, Estimator):
     interim_valid: ClassVar[bool] = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        wagers = self._wagers
+        wagers, level = self._wagers, (delta, confidence)
         epsilon = refuted_epsilon(wagers, delta, 1 - confidence)
-        level = (delta, confidence)
         return self._estimate(epsilon, math.nan, level, wagers.trials, wagers.centre)
 
 
@@ -344,5 +339,4 @@ def _constant_stakes(curve: Curve) -> ConstantStakes:
 def _mean(logs: npt.ArrayLike) -> float:
     """Logarithm of the mean of wealths that are given by their logarithms."""
     values = np.asarray(logs, dtype=np.float64).ravel()
-    # For so few numbers a fifth of what scipy's logsumexp takes.
-    return float(np.logaddexp.reduce(values)) - math.log(len(values))
+    return float(np.logaddexp.reduce(values)) - math.log(len(values))  # a fifth of logsumexp's time

@@ -111,8 +111,7 @@ class DeclaredTest:
             return 1.0
         taught, judged = members[lost[:_LESSONS]], members[lost[_LESSONS:]]
         mistakes = int((judged != (2 * taught.sum() >= _LESSONS)).sum())
-        after = self.trials - int(lost[_LESSONS - 1]) - 1
-        counts = (mistakes, len(judged), after)
+        counts = (mistakes, len(judged), self.trials - int(lost[_LESSONS - 1]) - 1)
         return one_sided_p_value(Responses.from_curve(curve), counts, _RARE * alpha)
 
 
@@ -120,10 +119,7 @@ class DeclaredTest:
 def boundary(
     claim: Curve, ends: tuple[int, ...], alpha: float
 ) -> tuple[tuple[Weights, ...], Counts]:
-    """Weights of mistakes at each look, and costs, int64 [looks], that refute the claim, or -1.
-
-    The claim's worst mechanism ever has costs that low with probability alpha at most.
-    """
+    """Weights at each look, and costs, int64 [looks], that refute the claim at `alpha`, or -1."""
     parts = [distribution(int(size), claim) for size in np.diff([0, *ends])]
     shares = np.array(ends) / ends[-1]
     due = special.ndtr(special.ndtri(alpha) * shares**-_SHAPE)
@@ -174,10 +170,7 @@ class _Test(ABC):
 
     @property
     def lopsided(self) -> bool:
-        """Whether diverging depends on the bit: by chance once in a thousand.
-
-        A claim allows some, so it is no violation; but it cannot be called consistent.
-        """
+        """Whether diverging tells the bit, not by chance: no violation, but not consistent."""
         both = sum(self.diverged)
         rarer = special.bdtr(min(self.diverged), both, 0.5)
         return both > 0 and 2 * float(rarer) < _LOPSIDED
@@ -208,13 +201,9 @@ class _Test(ABC):
 
 @dataclasses.dataclass
 class ClaimTest(_Test):
-    """Fold trials in order, `look` as often as wanted.
+    """Fold trials in order, `look` as often as wanted."""
 
-    `later` are further numbers of trials, declared with `planned`: each has a sharp test of its
-    own, at its share of the error.
-    """
-
-    later: tuple[int, ...] = ()
+    later: tuple[int, ...] = ()  # declared with `planned`: each has a sharp test of its own
     _reached: list[tuple[int, float]] = dataclasses.field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:

@@ -105,9 +105,8 @@ class Responses:
             shares[level] = min(max(share, 0.0), rest)
             rest -= shares[level]
         shares[0] = rest
-        top = float(e[-1])
         return cls(
-            log_odds=np.concatenate([[top], e[::-1]]),
+            log_odds=np.concatenate([e[-1:], e[::-1]]),
             shares=np.concatenate([[d[-1]], shares[::-1]]),
             mistakes=np.concatenate([[0.0], special.expit(-e[::-1])]),
         )

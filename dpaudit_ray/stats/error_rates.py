@@ -30,10 +30,7 @@ _BLOCK = 256  # rows of the triangular system that are solved at once
 def clopper_pearson_upper(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
 ) -> Any:
-    """Upper bound that the true proportion exceeds with probability at most `alpha`; else 1.
-
-    The arguments broadcast: scalars in, a float out; arrays in, a float64 array out.
-    """
+    """Upper bound that the true proportion exceeds with chance `alpha` at most; else 1. Broadcasts."""
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
         bound = special.betainccinv(k + 1.0, n - k, a)
@@ -109,10 +106,7 @@ def root(function: Callable[[float], float], low: float, high: float, **toleranc
 def last_refuted(
     excess: Callable[[float], float], high: float = 1.0, most: float = math.inf, **tolerances: float
 ) -> float:
-    """Where an excess falls below 0, looked for up to `high`, twice that, ..., until beyond `most`.
-
-    0 where it is nowhere above, the last place where it is above at all of them.
-    """
+    """Where an excess falls below 0, by doubling `high` up to `most`; 0 or that if nowhere."""
     if excess(0.0) < 0:
         return 0.0
     while excess(high) >= 0:
@@ -166,8 +160,7 @@ def miss_probability(n: int, level: float) -> float:
     from scipy import linalg  # as long again
 
     k = np.arange(n)
-    # 1 - u(k), accurate near 0
-    above = np.asarray(special.betaincinv(n - k, k + 1, level), dtype=np.float64)
+    above = np.asarray(special.betaincinv(n - k, k + 1, level), dtype=np.float64)  # 1 - u(k)
     logs = np.asarray(special.gammaln(np.arange(n + 1.0) + 1), dtype=np.float64)
     tail = logs[n - k] - (n - k) * np.log(above)
     below = np.exp(logs[n] - logs[k] - tail + special.xlogy(k, 1 - above))

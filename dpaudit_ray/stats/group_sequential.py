@@ -78,8 +78,7 @@ class GroupSequential(Guesses):
         if not self._seen:
             return 0.5
         if alpha not in self._known:  # asked for at more than one level
-            shares = self._ends[: len(self._seen)] / self.planned
-            spent = spend(shares, alpha, self.spending)
+            spent = spend(self._ends[: len(self._seen)] / self.planned, alpha, self.spending)
             self._known[alpha] = refuted_rate(self._seen, spent)
         return self._known[alpha]
 

@@ -42,16 +42,12 @@ def shares(numbers: int) -> tuple[float, ...]:
 
 
 class Growing:
-    """The states of one estimator for several declared numbers of trials, under one error.
-
-    `states` have their number in `planned`, the lowest first, and take no trial beyond it.
-    """
+    """States of one estimator for rising declared numbers of trials, under one error."""
 
     def __init__(self, states: Sequence[Estimator], shares: Sequence[float]) -> None:
         self._states = tuple(zip(states, shares, strict=True))
         self.trials = 0
-        # Whether the first may be read before its trials are in.
-        self.interim_valid = states[0].interim_valid
+        self.interim_valid = states[0].interim_valid  # whether before its trials are in
 
     @staticmethod
     def time_uniform() -> bool:

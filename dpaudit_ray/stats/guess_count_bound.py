@@ -43,8 +43,7 @@ class GuessCounter:
     _counts: tuple[int, int] = (0, 0)
 
     def fold(self, scores: Scores, members: Members, batch: int = 1) -> tuple[Members, Members]:
-        """Adds trials in order: which of them were guessed, and which guesses were right, bool [n]
-        each.
+        """Adds trials in order: which were guessed, and which guesses were right, bool [n] each.
 
         `batch` trials in a row are guessed by what was known before the first of them.
         """
@@ -166,10 +165,7 @@ class Anytime(Guesses):
             self._peak = float(worth[best]), int(counts[0][best]), int(counts[1][best])
 
     def _rate(self, alpha: float) -> float:
-        """The lower bound of the rate of right guesses: of now, or of the best look, if larger.
-
-        Both may be taken, as the bound holds at all looks at once with error `alpha`.
-        """
+        """Lower bound of now, or of the best look if larger: it holds at all looks at once."""
         looks = {(self._counter.hits, self._counter.guesses), self._peak[1:]}
         return max(anytime_lower(*look, alpha) for look in looks)
 
@@ -215,10 +211,7 @@ def mu_from_accuracy(rate: float) -> float:
 
 
 def epsilon_from_accuracy(rate: float, delta: float) -> float:
-    """ε at which the best guess is right at `rate` = (e^ε + δ)/(e^ε + 1); 0 for chance.
-
-    Infinite at a rate of 1; Kairouz, Oh, Viswanath (2015) for the region this comes from.
-    """
+    """ε whose best guess is right at `rate` = (e^ε + δ)/(e^ε + 1), or 0 (Kairouz et al. 2015)."""
     if rate >= 1:
         return math.inf
     return math.log(max((rate - delta) / (1 - rate), 1.0))

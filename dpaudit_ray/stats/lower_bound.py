@@ -80,13 +80,12 @@ _KNOWN = {TradeOff.GAUSSIAN: Status.IF_GAUSSIAN, TradeOff.CLAIMED: Status.IF_CLA
 class Estimate:
     """A lower bound on the privacy loss.
 
-    `mu_lower` is a bound on the Gaussian-DP parameter: the mechanism is not μ-GDP for any
-    smaller μ, whatever its trade-off curve (`if-independent`: if its canaries do not interfere).
-    `epsilon_lower`, at `delta`, was converted from it
-    as if that curve were Gaussian, or (`if-claimed-family`) from the same hit rate as if it
-    were one of the claim's family; where `mu_lower` is NaN, it assumes no curve. Both are 0
-    when nothing was shown. `trials` counts the trials folded; from `threshold` on a trial is
-    guessed "in", NaN where there is none (yet).
+    `mu_lower` is a bound on the Gaussian-DP parameter: the mechanism is not μ-GDP for any smaller
+    μ, whatever its trade-off curve (`if-independent`: if its canaries do not interfere).
+    `epsilon_lower`, at `delta`, was converted from it as if that curve were Gaussian, or
+    (`if-claimed-family`) from the same hit rate as if it were one of the claim's family; where
+    `mu_lower` is NaN, it assumes no curve. Both are 0 when nothing was shown. `trials` counts the
+    trials folded; from `threshold` on a trial is guessed "in", NaN where there is none (yet).
     """
 
     method: str
@@ -99,10 +98,7 @@ class Estimate:
     threshold: float = math.nan
 
     def given(self, trade_off: TradeOff, independent: bool = False) -> Estimate:
-        """This bound, certified where `trade_off` is known to be what ε was converted through.
-
-        `independent` says that canaries of one training are known not to interfere.
-        """
+        """This bound once `trade_off` is known, and whether canaries are `independent`."""
         status = self.status
         if independent and status is Status.IF_INDEPENDENT:
             status = Status.IF_GAUSSIAN

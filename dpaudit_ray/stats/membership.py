@@ -121,10 +121,7 @@ class Membership:
 
     @functools.cached_property
     def balanced_accuracy(self) -> Interval:
-        """(TPR + 1 - FPR) / 2, of even trainings at the best threshold of odd ones, and vice versa.
-
-        The best threshold of the very scores that it judges would promise too much.
-        """
+        """(TPR + 1 - FPR) / 2, of even trainings at odd ones' best threshold, and vice versa."""
         half, thresholds = np.arange(len(self.scores)) % 2 == 0, np.empty((len(self.scores), 1))
         for judged in (half, ~half):
             thresholds[judged] = self._best_threshold(~judged)

@@ -16,13 +16,7 @@ import numpy as np
 from . import e_process
 from .base import Estimator, Members, Scores, alike_in_a_row
 from .error_rates import Floats
-from .guess_count_bound import (
-    GuessCounter,
-    ThroughCurve,
-    check_curve,
-    read_rate,
-    status_through,
-)
+from .guess_count_bound import GuessCounter, ThroughCurve, check_curve, read_rate, status_through
 from .lower_bound import Estimate, Family, Status
 
 WARMUP = 20  # scores that only set the first threshold
@@ -32,8 +26,7 @@ class RunAccuracies:
     """Share of each run's canaries that were guessed, as runs come in.
 
     The threshold of a run is the midpoint of the class means of the runs before it; runs before
-    `WARMUP` scores of both worlds were seen are left out. A run without output guessed none of
-    them.
+    `WARMUP` scores of both worlds were seen are left out. A run without output guessed none.
     """
 
     def __init__(self, canaries: int) -> None:

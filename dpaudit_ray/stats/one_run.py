@@ -129,8 +129,7 @@ class OneRun(Canaries, Estimator):
             epsilon = independent_epsilon_lower(judged.right, judged.guesses, used, *level)
             return self._estimate(epsilon, math.nan, level, trials, judged.threshold)
         epsilon = self._of_one_training(
-            lambda right, guesses, split: epsilon_lower(right, guesses, trials, delta, split),
-            confidence,
+            lambda v, r, split: epsilon_lower(v, r, trials, delta, split), confidence
         )
         return self._estimate(epsilon, math.nan, level, trials)
 

@@ -96,12 +96,9 @@ def _curves(quantiles: Floats) -> Floats:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Wealth that stakes bring at any ε: sums over the canaries of which c > q, by rising c.
+    """Wealth that stakes bring at any ε: sums over the canaries of which c > q, by rising c."""
 
-    `sure` float64 [n], the log odds of c; the sums have one element more, and end with 0.
-    """
-
-    sure: Floats
+    sure: Floats  # log odds of c, [n]; the sums have one element more, and end with 0
     gains: Floats
     right: Floats
     wrong: Floats

@@ -48,8 +48,7 @@ class OneRunFdp(Canaries, Estimator):
         if self.independent:
             mu, threshold = self._independent(confidence)
         else:
-            lower = self.lower
-            mu = self._of_one_training(lambda v, r, split: lower(v, r, total, split), confidence)
+            mu = self._of_one_training(lambda v, r, at: self.lower(v, r, total, at), confidence)
         epsilon = float(gdp.epsilon(mu, delta))
         return self._estimate(epsilon, mu, (delta, confidence), total, threshold)
 

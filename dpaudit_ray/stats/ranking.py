@@ -70,13 +70,10 @@ def ranked_mistakes(scores: Scores, members: Members, centre: float, diverged: D
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Costs of a mistake in each block of ranks of a group of a given size.
+    """Costs of a mistake in each block of ranks of a group of a given size."""
 
-    `edges` int64 [blocks + 1] from rank 0 to the group's size, `costs` int64 [blocks].
-    """
-
-    edges: Counts
-    costs: Counts
+    edges: Counts  # [blocks + 1], from rank 0 to the group's size
+    costs: Counts  # [blocks]
 
     @classmethod
     def from_responses(cls, size: int, responses: Responses) -> Weights:
@@ -225,14 +222,12 @@ def _transform(weights: Weights, responses: Responses, turns: Floats) -> Complex
         above = (chances @ above.view(np.float64)).view(np.complex128)
         due = _overlap(weights.edges, ends) @ log_factors - before[:1]
         path = ends
-    result = (above * np.exp(due))[0] / _poisson(path, size)
-    return np.asarray(result)
+    return np.asarray((above * np.exp(due))[0] / _poisson(path, size))
 
 
 def _overlap(edges: Counts, ranks: Counts) -> Floats:
     """How many of the first ranks lie in each block, float64 [ranks, blocks]."""
-    inside = np.clip(ranks[:, None] - edges[:-1], 0, np.diff(edges))
-    return np.asarray(inside, dtype=np.float64)
+    return np.asarray(np.clip(ranks[:, None] - edges[:-1], 0, np.diff(edges)), dtype=np.float64)
 
 
 def _poisson(counts: Counts, mean: float) -> Floats:
@@ -267,8 +262,7 @@ def _linear(weights: Weights, responses: Responses, turns: Floats) -> Complex:
     excess = np.exp(-(away**2) / 2) / math.sqrt(2 * math.pi) - away * special.ndtr(-away)
     more = (spread * excess) @ np.diff(mistakes)  # E[mistakes among E ranks], beyond the linear
     lost = more @ (moved[:-1] / (1 - at * moved[:-1]) - moved[1:] / (1 - at * moved[1:]))
-    result = np.exp(inner @ passed + size * np.log(factor) - _ADDED * lost)
-    return np.asarray(result)
+    return np.asarray(np.exp(inner @ passed + size * np.log(factor) - _ADDED * lost))
 
 
 def two_means(values: Scores) -> float:

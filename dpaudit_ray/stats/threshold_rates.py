@@ -195,8 +195,7 @@ class Gdp(AtOneThreshold, Estimator):
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         shown, at = self._judge(mu_of_rates, 1 - confidence)
-        mu = max(shown, 0.0)
-        level = (delta, confidence)
+        mu, level = max(shown, 0.0), (delta, confidence)
         return self._estimate(gdp.epsilon(mu, delta), mu, level, len(self._log), at)
 
 

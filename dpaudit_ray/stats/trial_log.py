@@ -17,10 +17,7 @@ _CLEAR = 2.0  # standard deviations from which diverging counts as a sure sign
 
 
 class TrialLog:
-    """All folded trials, for methods that need every score (8 + 1 bytes per trial).
-
-    Diverged trials are kept as inf, trials that count as misses as NaN.
-    """
+    """All folded trials, for methods that need every score: diverged ones are inf, misses NaN."""
 
     def __init__(self) -> None:
         self._scores, self._members = np.empty(0), np.empty(0, dtype=np.bool_)

@@ -55,10 +55,7 @@ class Judged:
 
 
 def hit_rate(guesses: Floats, wrong: Floats, alpha: float, revealed: int, missed: int) -> Floats:
-    """Lower bound on the hit rate at `alpha` to expect from these guesses, float64 [n].
-
-    `revealed` of them are right outright and count for nothing; `missed` wrong ones came before.
-    """
+    """Hit rates to expect, at least, at `alpha`; `revealed` are left out, `missed` are wrong."""
     right = np.maximum(guesses - wrong - revealed, 0.0)
     bound = special.betaincinv(np.maximum(right, 1e-9), wrong + missed + 1, alpha)
     return np.asarray(np.where(right > 0, bound, 0.0))
@@ -79,16 +76,12 @@ class Masks:
         self._bits = _counted(members[groups.order])
         # Within a group trials are in order, so the known ones are always its first.
         begun = _counted(groups.order < first)
-        starts = groups.start
-        self._known = (begun[starts + groups.size] - begun[starts]).astype(np.int64)
+        self._known = (begun[groups.start + groups.size] - begun[groups.start]).astype(np.int64)
         self._fit: Floats | None = None
         self._learn()
 
     def adaptive(self, alpha: float, revealed: int = 0, missed: int = 0) -> Judged:
-        """Gives up trials as long as fewer, surer guesses promise more, and judges the rest.
-
-        What they promise is a `hit_rate`.
-        """
+        """Gives up trials while fewer, surer guesses promise more `hit_rate`; judges the rest."""
         while self._give_up(alpha, revealed, missed):
             self._learn()
         return self._judge(self._groups.size - self._known)
