@@ -30,7 +30,7 @@ _BLOCK = 256  # rows of the triangular system that are solved at once
 def clopper_pearson_upper(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
 ) -> Any:
-    """Upper bound that the true proportion exceeds with chance `alpha` at most; else 1. Broadcasts."""
+    """Upper bound that the proportion exceeds with chance `alpha` at most; else 1. Broadcasts."""
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
         bound = special.betainccinv(k + 1.0, n - k, a)
