@@ -1,7 +1,4 @@
-"""The interface of mechanisms, which turn secret bits into scores.
-
-They are opened once per trainer and audit, then run packs. They see no storage, Ray or statistics.
-"""
+"""The interface of mechanisms: opened once per trainer and audit, they turn bits into scores."""
 
 from __future__ import annotations
 
@@ -64,13 +61,10 @@ class Claimed:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """Work that is done once, in so many `parts`, before the packs of an audit are run.
-
-    Audits share it that have one seed, the same files, and one `identity`: options, as plain JSON.
-    """
+    """Work done once, in `parts`, before all packs; audits of one seed, files, identity share it."""
 
     parts: int
-    identity: Mapping[str, Any]
+    identity: Mapping[str, Any]  # options, as plain JSON
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,11 +19,10 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Self, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from .. import imports
@@ -32,7 +31,10 @@ from ..errors import ClusterError, SpecError
 from ..isolation import Limits, Sandbox
 from ..stats import TradeOff
 from . import isolated_trial
-from .base import Arrays, Claimed, Measured, Mechanism, Missed, PartSeeds, Preparation, Session
+from .base import Arrays, Claimed, Measured, Mechanism, Missed, Preparation
+
+if TYPE_CHECKING:
+    from .base import Members, PartSeeds, Prepared, Scores, Session
 
 _TRACEBACK = 2**13  # characters of a traceback that are kept
 
@@ -131,12 +133,7 @@ class Function(Mechanism):
         return cast(Arrays, prepare(part, seeds.part % 2**63))
 
     def open(
-        self,
-        adversary: Adversary,
-        seed: int,
-        craft_seed: int,
-        gpu: bool,
-        prepared: tuple[Arrays, ...] = (),
+        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
     ) -> Session:
         train, given = self._train(), None if self.prepare is None else prepared
         if self.isolated:
@@ -160,9 +157,7 @@ class TrialByTrial:
 
     trial: Callable[[bool, int], float | Missed]
 
-    def run(
-        self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]
-    ) -> npt.NDArray[np.float64] | Measured:
+    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores | Measured:
         """Runs trials by their bits, one after another."""
         scores, missed = np.full((len(members), 1), np.nan), {}
         children = np.random.SeedSequence(seed).spawn(len(members))
@@ -176,18 +171,10 @@ class TrialByTrial:
 
 
 class IsolatedTrials:
-    """Runs trials in child processes within `limits`, where one harms no other.
-
-    Each is a call of `path` with `options`, and with `prepared` where that is not None.
-    """
+    """Runs calls of `path` with `options`, and `given` as `prepared`, in children in `limits`."""
 
     def __init__(
-        self,
-        path: str,
-        options: Mapping[str, Any],
-        prepared: tuple[Arrays, ...] | None,
-        limits: Limits,
-        gpu: bool,
+        self, path: str, options: dict[str, Any], given: Prepared | None, limits: Limits, gpu: bool
     ) -> None:
         # Else asking whether there is a GPU, as some modules do, leaves none to forked processes.
         surroundings = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpu else {}
@@ -195,11 +182,11 @@ class IsolatedTrials:
         self._limits, self._sandbox = limits, Sandbox(preload, tuple(sys.path), surroundings)
         weakref.finalize(self, self._sandbox.close)
         file = None
-        if prepared is not None:
+        if given is not None:
             file = str(self._sandbox.folder / "prepared.npz")
-            parts = enumerate(prepared)
+            parts = enumerate(given)
             named: Any = {f"{i} {name}": array for i, part in parts for name, array in part.items()}
-            np.savez(file, parts=len(prepared), **named)
+            np.savez(file, parts=len(given), **named)
         threads, share = _torch()
         self._request: dict[str, Any] = {
             "path": path, "options": dict(options), "prepared": file,
@@ -220,10 +207,7 @@ class IsolatedTrials:
 
 
 def preloaded(module: str) -> tuple[str, ...]:
-    """Installed modules that a module of the user's and its own imports need.
-
-    No files of the user's: threads that they start would not be there in forked processes.
-    """
+    """Installed modules that a user's module needs; no files of users, whose threads do not fork."""
     names = imports.installed_imports(imports.source_closure([module]))
     packages = {name.partition(".")[0] for name in names}
     return tuple(sorted(packages | {name for name in names if name in sys.modules}))

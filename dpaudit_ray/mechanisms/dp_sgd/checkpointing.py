@@ -56,13 +56,9 @@ class PackCheckpoints:
         saved, self.recorded = self.recorded, {}
         steps.restore(saved, self.step)
         if self._observer is not None:
-            self._observer.restore(
-                {
-                    name.removeprefix(_OBSERVER): tensor(array, theta.device)
-                    for name, array in saved.items()
-                    if name.startswith(_OBSERVER)
-                }
-            )
+            names = [name for name in saved if name.startswith(_OBSERVER)]
+            state = {n.removeprefix(_OBSERVER): tensor(saved[n], theta.device) for n in names}
+            self._observer.restore(state)
         return tensor(saved["theta"], theta.device)
 
     def offer(self, step: int, theta: Tensor, recorded: Arrays) -> None:
@@ -76,8 +72,7 @@ class PackCheckpoints:
         arrays = {name: values.copy() for name, values in recorded.items()}
         arrays |= {"by": self._trainer, "theta": theta.cpu().numpy().copy()}
         observed = {} if self._observer is None else self._observer.state()
-        for name, values in observed.items():
-            arrays[_OBSERVER + name] = values.cpu().numpy().copy()
+        arrays |= {_OBSERVER + name: seen.cpu().numpy().copy() for name, seen in observed.items()}
         self._checkpoints.save(step, self._steps.state() | arrays)
 
 

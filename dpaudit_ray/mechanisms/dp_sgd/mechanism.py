@@ -10,11 +10,12 @@ from ...adversaries.base import Adversary
 from ...data.base import Data, Dataset
 from ...plugins import Plugin, is_users
 from ...stats import TradeOff
-from ..base import Arrays, Claimed, Mechanism, PartSeeds, Preparation, Session, recorded_steps
+from ..base import Claimed, Mechanism, Preparation, recorded_steps
 from .recipe import Recipe
 from .sampling import Poisson
 
 if TYPE_CHECKING:
+    from ..base import Arrays, PartSeeds, Prepared, Session
     from .training import DpSgdTraining
 
 
@@ -148,8 +149,7 @@ class DpSgd(Recipe, Mechanism):
         one: step t shows b c_t g* + Z_t with a coin c_t of the canary's own, so the trajectory is
         that of T sampled Gaussian releases with a noise multiplier of s / |g*|.
         """
-        every_step = adversary.fixed_gradient and adversary.period == 1
-        if not every_step:
+        if not adversary.fixed_gradient or adversary.period > 1:
             return TradeOff.UNKNOWN
         if isinstance(self.sampling, Poisson):
             return TradeOff.UNKNOWN if adversary.replaces else TradeOff.CLAIMED
@@ -185,12 +185,7 @@ class DpSgd(Recipe, Mechanism):
         return DpSgdTraining.prepare(self.recipe, seed, gpu)
 
     def open(
-        self,
-        adversary: Adversary,
-        seed: int,
-        craft_seed: int,
-        gpu: bool,
-        prepared: tuple[Arrays, ...] = (),
+        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
     ) -> Session:
         from . import session
 

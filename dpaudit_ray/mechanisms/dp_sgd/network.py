@@ -1,7 +1,4 @@
-"""The network that is trained, and its loss: drawn from a seed, named in a sweep file, and tried.
-
-A loss must give each example a number that no other changes: one example's gradient is clipped.
-"""
+"""The network that is trained, and its loss: drawn from a seed, named in a sweep file, and tried."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ _KEY = "mechanism.loss"
 _WORDS, _FIRST_BYTE = 624, 24
 
 _DRAW: dict[str, Callable[[Tensor], Any]] = {
-    "kaiming": nn.init.kaiming_normal_,
-    "xavier": nn.init.xavier_normal_,
+    "kaiming": nn.init.kaiming_normal_,  # He et al. (2015)
+    "xavier": nn.init.xavier_normal_,  # Glorot and Bengio (2010)
 }
 
 
@@ -57,10 +54,7 @@ def generator(seed: int, device: torch.device) -> torch.Generator:
 
 
 def network(model: Model, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """The network for examples of `shape`, its parameters drawn by the model's scheme.
-
-    `kaiming` is He et al. (2015), `xavier` Glorot and Bengio (2010), both with normals.
-    """
+    """The network for examples of `shape`, its parameters drawn by the model's scheme."""
     with seeded(seed):
         module = model.build(shape, classes)
         for layer in module.modules() if model.scheme in _DRAW else ():

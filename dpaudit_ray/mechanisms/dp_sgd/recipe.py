@@ -33,6 +33,7 @@ _LARGEST = 1e6  # noise multiplier; above it, no gradient survives
 _DIGITS = 6  # of the answer: fewer than accountants of different versions agree to
 _ITERATIONS = 50  # a few are enough, but for accountants that jump
 _EXAMPLES_TRIED = 64
+_NoneIsInfinite = BeforeValidator(lambda raw: math.inf if raw is None else raw)
 _TRIED_MODELS: dict[Hashable, int] = {}  # a sweep's audits share few, and each takes a second
 
 
@@ -42,11 +43,6 @@ def _share_or_data(raw: Any) -> Any:
         return raw
     with carried():
         return parse(Data, raw, "held_out")
-
-
-def _infinite(raw: Any) -> Any:
-    """No norm is larger than infinity."""
-    return math.inf if raw is None else raw
 
 
 def _loss_name(name: str) -> str:
@@ -67,7 +63,7 @@ class Recipe(Strict):
     batch_size: int = Field(ge=1)  # expected, where batches vary
     learning_rate: float = Field(gt=0)  # of the first step after the warm-up
     # C, the norm to clip each gradient to; null, for none, where there is no noise
-    clip_norm: Annotated[float, BeforeValidator(_infinite)] = Field(gt=0, allow_inf_nan=True)
+    clip_norm: Annotated[float, _NoneIsInfinite] = Field(gt=0, allow_inf_nan=True)
     # σ: a sum's noise has deviation σC; 0: none, which claims nothing
     noise_multiplier: float | None = Field(default=None, ge=0)
     epsilon: float | None = Field(default=None, gt=0)  # in place of σ: the claim at `delta`
@@ -91,9 +87,8 @@ class Recipe(Strict):
     def _options_go_together(self) -> Self:
         self._check_noise()
         if self.augmentations > 1 and self.engine != "packed":
-            raise SpecError(
-                "augmentations", f"is {self.augmentations}, which engine: {self.engine} does not do"
-            )
+            problem = f"is {self.augmentations}, which engine: {self.engine} does not do"
+            raise SpecError("augmentations", problem)
         if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
             raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
         self.schedule.check(self.steps)
@@ -196,12 +191,9 @@ class Recipe(Strict):
         if self.steps % period:
             problem = f"is {period}, which does not divide the {self.steps} steps; use a divisor"
             raise SpecError("adversary.period", problem)
-        sampled = not sampling.in_known_steps
-        if period > 1 and sampled and sampling.claim is not Sampling.POISSON:
-            problem = (
-                f"is {period}, but no claim holds for sampling {sampling.name} where steps are"
-            )
-            raise SpecError("adversary.period", f"{problem} left out; use 1, or poisson")
+        if period > 1 and not sampling.in_known_steps and sampling.claim is not Sampling.POISSON:
+            problem = f"is {period}, but no claim holds for sampling {sampling.name} where steps"
+            raise SpecError("adversary.period", f"{problem} are left out; use 1, or poisson")
         if not self.data.has_classes and self.loss == "cross-entropy":
             raise SpecError(
                 "mechanism.loss",

@@ -81,13 +81,10 @@ def summed(directions: Tensor, inside: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Insertion:
-    """A canary over a whole training: at steps that `period` divides, where its coins say so.
-
-    `inside` is as in `Inserted`, before sampling. Coins are tossed at every step.
-    """
+    """A canary over a training: at steps that `period` divides, by coins tossed at every step."""
 
     canary: Canary
-    inside: Tensor
+    inside: Tensor  # as in `Inserted`, before sampling
     period: int
     coins: Iterator[Coins]
     clip_norm: float
@@ -129,10 +126,7 @@ class Insertion:
 
 
 def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -> None:
-    """Raises SpecError for a canary that breaks the sensitivity of the claim.
-
-    `coins`: the secret bits that each model has; every one stands for one example.
-    """
+    """Raises SpecError for a canary that breaks the claim, for models of `coins` secret bits each."""
     problem = ""
     if isinstance(canary, GradientCanary):
         shape = tuple(canary.direction.shape)
@@ -158,10 +152,7 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -
 
 
 def check_apart(canary: Canary, bits: int) -> None:
-    """Raises SpecError unless the canaries of different bits share no parameter.
-
-    Of pairs, canary number j + `bits` belongs to bit j.
-    """
+    """Raises SpecError where canaries of different bits share a parameter; j is of bit j % `bits`."""
     shared = bits > 1
     if shared and isinstance(canary, GradientCanary):
         rows, places = canary.direction.to_sparse().coalesce().indices()
@@ -327,8 +318,7 @@ class OpacusSteps:
         self._optimizer.zero_grad()
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hooks on inputs that need no gradient
-            loss = self._loss(self._module(x), y).mean()
-            torch.autograd.backward(loss)
+            torch.autograd.backward(self._loss(self._module(x), y).mean())
         self._optimizer.step()
 
     def _push(self, _optimizer: object) -> None:

@@ -136,20 +136,9 @@ class DpSgdTraining:
         most = min(most, recipe.physical_batch_size or most)
         model.settle(features[:most], y[:most])
         held_out, reserved = (None if part is None else loaded(part) for part in others)
-        return cls(
-            views_seed=derive("views", seed, recipe.seed),
-            recipe=recipe,
-            module=module,
-            model=model,
-            initial=torch.zeros_like(model.initial) if recipe.hidden_start else model.initial,
-            x=features,
-            y=y,
-            batches=batches,
-            classes=data.classes,
-            held_out=held_out,
-            reserved=reserved,
-            loaded=loaded,
-        )
+        initial = torch.zeros_like(model.initial) if recipe.hidden_start else model.initial
+        public = (recipe, module, model, initial, features, y, batches, data.classes, loaded)
+        return cls(*public, held_out, reserved, views_seed=derive("views", seed, recipe.seed))
 
     def elsewhere(self, x: Tensor, y: Tensor, seed: int) -> DpSgdTraining:
         """The same training on other records, with batches drawn from `seed`."""
@@ -269,10 +258,7 @@ class DpSgdTraining:
             yield theta
 
     def measured(self, theta: Tensor) -> npt.NDArray[np.float64]:
-        """`Recipe.measures` of models `theta`, float [n, p]: accuracy and mean loss, [2 or 1, n].
-
-        On records held out; NaN for a model of which some output is not finite.
-        """
+        """`Recipe.measures` of models [n, p], on what is held out: [2 or 1, n]; NaN if not finite."""
         assert self.held_out is not None
         right = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
         total = torch.zeros_like(right)
