@@ -1,7 +1,4 @@
-"""Adaptive poison: another example at every step, made for the model as it is then.
-
-Nasr et al. 2021, section IV-D, Crafter 3 and Distinguisher 2.
-"""
+"""Adaptive poison, crafted at every step (Nasr et al. 2021, IV-D, Crafter 3, Distinguisher 2)."""
 
 from __future__ import annotations
 

@@ -39,12 +39,9 @@ class GradientCanary:
 
 @dataclasses.dataclass(frozen=True)
 class SampleCanary:
-    """Examples that join the batch: `x` [m, ...], `y` [m], one for each bit; clipped like others.
+    """Examples that join the batch, one for each bit: `x` [m, ...], `y` [m]; clipped as others."""
 
-    Entries of `x` are at most 1e15, so that their gradients have a norm in float32.
-    """
-
-    x: Tensor
+    x: Tensor  # entries of at most 1e15, so that gradients have a norm in float32
     y: Tensor
 
 
@@ -181,15 +178,11 @@ class ShadowPlan:
     @property
     def identity(self) -> dict[str, Any]:
         """What the shadows depend on beside the mechanism, as plain JSON."""
-        data = None if self.data is None else self.data.identity()
-        return {"shadows": self.models, "data": data}
+        return {"shadows": self.models, "data": self.data and self.data.identity()}
 
 
 class Adversary(Plugin):
-    """Base of all adversaries. The canary enters at steps t with t mod `period` = 0.
-
-    What an adversary needs of a training it declares here: no mechanism knows it by its class.
-    """
+    """Base of all adversaries. The canary enters at steps t with t mod `period` = 0."""
 
     kind: ClassVar[str] = "adversary"
     home: ClassVar[str] = "dpaudit_ray.adversaries"
@@ -202,8 +195,7 @@ class Adversary(Plugin):
     # True: it has the training stand still, with a learning rate of zero: a `FrozenAdversary`.
     frozen: ClassVar[bool] = False
 
-    # True: crafting is work that is done once, before anything is trained, and stored, as the
-    # tensors of a canary of one of these classes.
+    # True: crafting is done once, before any training, and stored: tensors of one of these classes.
     crafted_once: ClassVar[bool] = False
     stored_canaries: ClassVar[tuple[type[GradientCanary | SampleCanary], ...]] = (
         GradientCanary,
@@ -331,10 +323,7 @@ class TrajectoryAdversary(CanaryAdversary[C], Generic[C]):
 
 
 class FrozenAdversary(TrajectoryAdversary[GradientCanary]):
-    """An adversary that chooses all records and a learning rate of zero: no model ever moves.
-
-    A mechanism then draws what each step shows along the canary, in place of training.
-    """
+    """An adversary that chooses all records and a learning rate of zero: no model ever moves."""
 
     frozen: ClassVar[bool] = True
 

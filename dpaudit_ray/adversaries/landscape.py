@@ -1,7 +1,4 @@
-"""A_S^h: shapes the loss itself, so that later steps amplify the first (Cebere et al., section 6).
-
-It has no canary to craft: ∇* = C is the largest gradient there is. It sees the final θ alone.
-"""
+"""A_S^h: shapes the loss so that later steps amplify the first (Cebere et al., section 6)."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ Statistic = Literal["likelihood-ratio", "sum"]
 class Reading:
     """A reading of steps: which of them have the canary, and what is added up of them.
 
-    With `subtract`, the others' clipped sum is computed and taken away, at about the cost of
-    training.
+    With `subtract`, the others' clipped sum is computed and taken away: about a training's cost.
     """
 
     period: int
@@ -48,8 +47,7 @@ def sampled_ratio(ratio: Tensor, q: float) -> Tensor:
 
     if q == 1:
         return ratio
-    absent = torch.full_like(ratio, math.log1p(-q))
-    return torch.logaddexp(absent, ratio + math.log(q))
+    return torch.logaddexp(torch.full_like(ratio, math.log1p(-q)), ratio + math.log(q))
 
 
 @dataclasses.dataclass

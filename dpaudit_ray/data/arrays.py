@@ -14,8 +14,7 @@ from pydantic import Field
 from ..errors import DataError
 from .base import Data, Dataset, checked, existing_file, require_finite, scaled_images, standardized
 
-# numpy, zipfile and zlib each raise their own for a damaged or foreign file.
-# (TypeError: a bare .npy is no archive.)
+# What numpy, zipfile and zlib raise for a damaged or foreign file; TypeError for a bare .npy.
 _DAMAGE = (
     TypeError, ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError, BadZipFile,
     zlib.error,
@@ -63,12 +62,9 @@ class Npz(Data):
 def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
     """Arrays `x` and `y`, and the name for messages; nothing is unpickled. Raises DataError."""
     file = existing_file(path, what, _REMEDY)
-    arrays = {}
     try:
         with np.load(file, allow_pickle=False) as archive:
-            for name in "xy":
-                if name in archive.files:
-                    arrays[name] = archive[name]
+            arrays = {name: archive[name] for name in "xy" if name in archive.files}
     except _DAMAGE as error:
         if "Object arrays" in str(error):
             raise DataError(
@@ -76,9 +72,8 @@ def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
                 "and y as text or numbers: y.astype(str), x.astype(float)"
             ) from error
         raise DataError(f"{file}: not a readable .npz file of plain arrays; {_REMEDY}") from error
-    for name in "xy":
-        if name not in arrays:
-            raise DataError(f"{file}: array {name} is missing; {_REMEDY}")
+    if lost := [name for name in "xy" if name not in arrays]:
+        raise DataError(f"{file}: array {lost[0]} is missing; {_REMEDY}")
     return arrays["x"], arrays["y"], str(file)
 
 

@@ -144,10 +144,8 @@ def scaled_images(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
 def require_finite(x: npt.NDArray[np.generic], source: str, name: str = "x") -> None:
     """Raises DataError when x [N, ...] has a NaN or infinite value."""
     if len(strange := np.argwhere(~np.isfinite(x))):
-        row = strange[0][0]
-        raise DataError(
-            f"{source}: {name} has a NaN or infinite value in row {row}; clean the data"
-        )
+        problem = f"{name} has a NaN or infinite value in row {strange[0][0]}"
+        raise DataError(f"{source}: {problem}; clean the data")
 
 
 def checked(

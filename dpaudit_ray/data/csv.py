@@ -62,10 +62,8 @@ class Csv(Data):
             else:
                 low, high = self.ranges.get(name, (0.0, 1.0))
                 if low >= high:
-                    raise DataError(
-                        f"{source}: `ranges` of {name!r} falls from {low} to {high}; give "
-                        "[least, most]"
-                    )
+                    problem = f"`ranges` of {name!r} falls from {low} to {high}"
+                    raise DataError(f"{source}: {problem}; give [least, most]")
                 columns.append((cells.astype(np.float64) - low) / (high - low))
         y = labels(table[label].to_numpy(), f"{source}: {label}", self.label_order, self.regression)
         return checked(np.concatenate(columns, axis=1), y, source)

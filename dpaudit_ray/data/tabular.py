@@ -201,10 +201,7 @@ class Location(_Records):
 
 
 def _read_table(file: Path, remedy: str, types: Mapping[str, type], **options: Any) -> Any:
-    """The columns named in `types`, in that order, as a data frame of such values, or a DataError.
-
-    A cell is missing only where `options`, those of `pandas.read_csv`, say so.
-    """
+    """The columns of `types`, in order, as a data frame; `options` alone say which cells miss."""
     options |= {"usecols": list(types), "dtype": types, "keep_default_na": False}
     table = read_csv(file, remedy, **options)
     if table.empty:

@@ -61,7 +61,7 @@ class Claimed:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """Work done once, in `parts`, before all packs; audits of one seed, files, identity share it."""
+    """Work done once, in `parts`, before packs, for audits of one seed, files and `identity`."""
 
     parts: int
     identity: Mapping[str, Any]  # options, as plain JSON

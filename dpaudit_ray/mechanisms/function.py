@@ -171,7 +171,7 @@ class TrialByTrial:
 
 
 class IsolatedTrials:
-    """Runs calls of `path` with `options`, and `given` as `prepared`, in children in `limits`."""
+    """Runs calls of `path` with `options`, and what is `given`, in child processes in `limits`."""
 
     def __init__(
         self, path: str, options: dict[str, Any], given: Prepared | None, limits: Limits, gpu: bool
@@ -207,7 +207,7 @@ class IsolatedTrials:
 
 
 def preloaded(module: str) -> tuple[str, ...]:
-    """Installed modules that a user's module needs; no files of users, whose threads do not fork."""
+    """Installed modules that a user's module needs; none of the user's: threads do not fork."""
     names = imports.installed_imports(imports.source_closure([module]))
     packages = {name.partition(".")[0] for name in names}
     return tuple(sorted(packages | {name for name in names if name in sys.modules}))

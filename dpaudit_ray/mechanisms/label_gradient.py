@@ -106,8 +106,7 @@ class LabelGradient(Mechanism):
         return ("accuracy", "determined") if self.sampled else ()
 
     def for_audit(self, delta: float, accountant: str) -> Self:
-        training = self.training.for_audit(delta, accountant)
-        return self.model_copy(update={"training": training})
+        return self.model_copy(update={"training": self.training.for_audit(delta, accountant)})
 
     def worked_out(self) -> Mapping[str, float]:
         return self.training.worked_out()
@@ -227,8 +226,7 @@ class LabelGradient(Mechanism):
         from .dp_sgd.network import network
 
         data = self.target.data.load()
-        shape = tuple(data.x.shape[1:])
-        return Shape.from_module(network(self.target.model, shape, data.classes, 0))
+        return Shape.from_module(network(self.target.model, data.x.shape[1:], data.classes, 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,14 +319,12 @@ class Target:
     def trained(cls, training: DpSgdTraining, shape: Shape, steps: int, seed: int) -> Target:
         """Keeps what `steps` need. Raises SpecError where it diverged, or a record is twice."""
         thetas: list[npt.NDArray[np.floating]] = []
-        for step, theta in enumerate(training.run(training.initial.new_zeros(1), seed, None, 1)):
-            if step == steps:
-                break
+        path = training.run(training.initial.new_zeros(1), seed, None, 1)
+        for step, theta in enumerate(itertools.islice(path, steps)):
             thetas.append(theta[0].cpu().numpy().copy())
             if not np.isfinite(thetas[-1]).all():
-                rate = training.recipe.learning_rate
+                key, rate = "mechanism.training.learning_rate", training.recipe.learning_rate
                 problem = f"is {plain(rate)}, with which the target has diverged before step"
-                key = "mechanism.training.learning_rate"
                 raise SpecError(key, f"{problem} {step + 1}; lower it")
         batches = [batch.cpu().numpy() for batch in training.batches[:steps]]
         size = training.recipe.batch_size
@@ -413,10 +409,7 @@ class Release:
         return bounds.clipped(norms, self.probabilities - y, self.noise.clip_norm)
 
     def sums(self, y: npt.NDArray[np.int64], rng: np.random.Generator) -> Floats:
-        """Releases for labels `y` [n, N], as the attacker uses them: Cᵀ g, float64 [n, N].
-
-        Noise is drawn in the span of the columns, as Cᵀ z is N(0, s² CᵀC): far less than z.
-        """
+        """Cᵀ g for labels `y` [n, N], float64 [n, N], with noise Cᵀ z, which is N(0, s² CᵀC)."""
         noise = rng.normal(size=(len(y), self._root.shape[1])) @ self._root.T
         scale = self.noise.clip_norm * self.noise.multiplier
         return self.coefficients(y) @ self.gram + scale * noise

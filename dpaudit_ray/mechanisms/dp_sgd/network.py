@@ -1,4 +1,4 @@
-"""The network that is trained, and its loss: drawn from a seed, named in a sweep file, and tried."""
+"""The network that is trained, drawn from a seed, and its loss, named by an option and tried."""
 
 from __future__ import annotations
 

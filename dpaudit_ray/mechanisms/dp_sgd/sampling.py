@@ -57,7 +57,10 @@ class Sampler(Plugin):
     def coins(
         self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
     ) -> Iterator[Coins]:
-        """Yields which canaries steps 1, 2, ... sample, without end: bool of `shape`, [n] or [n, m]."""
+        """Yields whether each canary is sampled at steps 1, 2, ... without end: bool, of `shape`.
+
+        Which is [n], or [n, m] of m canaries a trial. Here each is in one batch of every epoch.
+        """
         while True:
             chosen = rng.integers(sizes.per_epoch, size=shape)
             yield from (chosen == batch for batch in range(sizes.per_epoch))

@@ -76,8 +76,7 @@ class PublicView:
         records = self.outside
         if records is None:
             raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
-        changes = {"steps": steps, "schedule": Constant()}
-        recipe = self._training.recipe.model_copy(update=changes)
+        recipe = self._training.recipe.model_copy(update={"steps": steps, "schedule": Constant()})
         elsewhere = dataclasses.replace(self._training, recipe=recipe).elsewhere(*records, seed)
         *_, last = elsewhere.simulate(1, noisy=False, seed=seed)
         return last[0]
@@ -112,8 +111,7 @@ class PublicView:
                 stepped = {name: value - rate * first[name] for name, value in values.items()}
                 return self._loss(stepped, query.x[0], query.y[0])
 
-            upwards: Tensor = grad(later)(x)
-            return upwards
+            return cast(Tensor, grad(later)(x))
 
         return self._of_each_model(slope, theta, x, y)
 
@@ -208,8 +206,7 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
 
 def train_shadows(training: DpSgdTraining, plan: ShadowPlan, part: int, seed: int) -> Arrays:
     """Trains one pack of shadows; returns their final models: theta, float [at most 16, p]."""
-    batches = derive("shadow batches", seed)
-    elsewhere = training.elsewhere(*_shadow_records(training, plan), batches)
+    elsewhere = training.elsewhere(*_shadow_records(training, plan), derive("shadow batches", seed))
     nobody = training.initial.new_zeros(plan.models_of(part))
     *_, last = elsewhere.run(nobody, seed, None, 1)
     return {"theta": last.cpu().numpy().copy()}

@@ -126,7 +126,7 @@ class Insertion:
 
 
 def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -> None:
-    """Raises SpecError for a canary that breaks the claim, for models of `coins` secret bits each."""
+    """Raises SpecError for a canary that breaks the claim; each model has `coins` secret bits."""
     problem = ""
     if isinstance(canary, GradientCanary):
         shape = tuple(canary.direction.shape)
@@ -152,7 +152,7 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -
 
 
 def check_apart(canary: Canary, bits: int) -> None:
-    """Raises SpecError where canaries of different bits share a parameter; j is of bit j % `bits`."""
+    """Raises SpecError if canaries of different bits share a parameter; j is of bit j % `bits`."""
     shared = bits > 1
     if shared and isinstance(canary, GradientCanary):
         rows, places = canary.direction.to_sparse().coalesce().indices()

@@ -163,10 +163,7 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
 
 @dataclasses.dataclass(frozen=True)
 class Power:
-    """The true ε at δ of an adversary who sees θ_t, up to the accuracy of the grid.
-
-    `mu`: the largest of a test "θ_t > `threshold`"; `epsilon_gdp`: μ read as Gaussian.
-    """
+    """The true ε at δ, the largest μ of tests "θ_t > `threshold`", and its ε if it is Gaussian."""
 
     epsilon: float
     mu: float

@@ -145,8 +145,7 @@ class Landscape(Mechanism):
         if self._tunes_width:
             return dataclasses.replace(process, width=exact.best_width(process, self.steps))
         if chosen == "searched":
-            best = exact.best_threshold(process, self.steps)
-            return dataclasses.replace(process, threshold=best)
+            return dataclasses.replace(process, threshold=exact.best_threshold(process, self.steps))
         return process
 
     @property

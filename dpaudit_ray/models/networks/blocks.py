@@ -64,10 +64,7 @@ class PreActivationBlock(nn.Module):
 
 
 def stages(
-    block: type[BasicBlock] | type[PreActivationBlock],
-    before: int,
-    widths: tuple[int, ...],
-    groups: int,
+    block: type[BasicBlock | PreActivationBlock], before: int, widths: tuple[int, ...], groups: int
 ) -> list[nn.Module]:
     """Two blocks of each width, of which the first halves the image but in the first stage."""
     blocks: list[nn.Module] = []
@@ -79,10 +76,7 @@ def stages(
 
 
 def residual_network(*layers: nn.Module, width: int, outputs: int) -> nn.Sequential:
-    """These layers, the mean of each of `width` channels, and a linear layer.
-
-    Normal weights of variance 2 / fan-out in every convolution (He et al.).
-    """
+    """These layers, the mean of each of `width` channels, a linear layer; weights as He et al."""
     head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs)
     network = nn.Sequential(*layers, *head)
     for module in network.modules():
@@ -92,10 +86,7 @@ def residual_network(*layers: nn.Module, width: int, outputs: int) -> nn.Sequent
 
 
 class AlexNetBody(nn.Module):
-    """torchvision's AlexNet up to its last layer, frozen: images [B, 3, H, W] in 0..1 to [B, 4096].
-
-    They are resized to 224 x 224 pixels and normalised with ImageNet's mean and deviation.
-    """
+    """torchvision's AlexNet, frozen, without its head: images [B, 3, H, W] in 0..1 to [B, 4096]."""
 
     mean: Tensor
     deviation: Tensor
