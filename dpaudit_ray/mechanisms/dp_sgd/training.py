@@ -258,7 +258,7 @@ class DpSgdTraining:
             yield theta
 
     def measured(self, theta: Tensor) -> npt.NDArray[np.float64]:
-        """`Recipe.measures` of models [n, p] on records held out: [2 or 1, n], NaN if not finite."""
+        """`Recipe.measures` of models [n, p] on held-out records: [2 or 1, n], or NaN."""
         assert self.held_out is not None
         right = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
         total = torch.zeros_like(right)
