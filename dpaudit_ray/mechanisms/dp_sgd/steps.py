@@ -155,7 +155,7 @@ def check_apart(canary: Canary, bits: int) -> None:
     """Raises SpecError if canaries of different bits share a parameter; j is of bit j % `bits`."""
     shared = bits > 1
     if shared and isinstance(canary, GradientCanary):
-        rows, places = canary.direction.to_sparse().coalesce().indices()
+        rows, places = canary.direction.to_sparse().coalesce().indices().cpu()
         owners = {*zip(places.tolist(), (rows % bits).tolist(), strict=True)}
         shared = len({place for place, _ in owners}) < len(owners)
     if shared:
