@@ -16,7 +16,10 @@ _BITS_PER_BLOCK = 512  # one BLAKE2b digest
 
 
 def derive(*parts: str | int) -> int:
-    """A 128-bit seed that is a function of `parts` alone."""
+    """A 128-bit seed that is a function of `parts` alone.
+
+    Parts count by their texts: 1 and "1" are the same one.
+    """
     return int.from_bytes(_digest(parts, 16), "big")
 
 
