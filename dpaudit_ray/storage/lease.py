@@ -119,7 +119,7 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
 
     @contextlib.contextmanager
     def unless_replaced() -> Iterator[None]:
-        if (now := _read(run)) not in (stale, None):
+        if (now := _read(run)) not in (stale, entry, None):  # ours: a try that failed later
             raise _taken(run, now)
         yield
 

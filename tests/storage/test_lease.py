@@ -1,6 +1,7 @@
 """One driver writes a run directory: who gets it, who keeps it, and what who lost it may do."""
 
 import contextlib
+import errno
 import functools
 import itertools
 import os
@@ -21,7 +22,7 @@ from dpaudit_ray.errors import LeaseLostError, RunDirectoryError, StorageError
 from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.storage import files, lease
 from dpaudit_ray.storage.lease import Lease
-from dpaudit_ray.storage.place import DRIVER, LOCK
+from dpaudit_ray.storage.place import DRIVER, LOCK, OPENING
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.command import inline, write_sweep
 from tests.long import LONG
@@ -301,3 +302,23 @@ def test_a_run_directory_that_vanishes_ends_in_exit_4(moved, tiny, tmp_path, mon
         (place / DRIVER).unlink()
         assert inline(file, tmp_path).code == 0
         assert len(da.Result(str(place), complete=True).scores) == 2 * 90 * 2
+
+
+def test_a_lease_that_is_in_place_when_the_sync_of_its_folder_fails_is_no_other_drivers(
+    tmp_path, monkeypatch
+):
+    """It is taken over at the second try; the storm met it where one write in thirty fails."""
+    run = RunDirectory(str(tmp_path)).patient(OPENING)
+    run.write_json("driver.json", {"owner": "before", "pid": 1})
+    sync, failures = files._sync, [OSError(errno.EIO, "no")]
+
+    def once(folder: Path) -> None:
+        if failures and "before" not in (tmp_path / "driver.json").read_text():
+            raise failures.pop()
+        sync(folder)
+
+    monkeypatch.setattr(files, "_sync", once)
+    with lease.held(run, watch=0.1) as held:
+        assert held.before == "before"
+        assert run.read_json("driver.json")["owner"] == held.owner
+    assert not failures
