@@ -144,7 +144,9 @@ def ids(center: Head) -> dict[str, str]:
     ask += "{n['NodeManagerAddress']: n['NodeID'] for n in ray.nodes() if n['Alive']}))"
     command = [sys.executable, "-c", ask, center.gcs]
     done = subprocess.run(command, env=center.environment, check=True, capture_output=True)
-    return dict(json.loads(done.stdout.decode().splitlines()[-1]))  # Ray logs there too
+    # Ray logs there too, now and then after the answer.
+    answer = next(line for line in done.stdout.decode().splitlines() if line.startswith("{"))
+    return dict(json.loads(answer))
 
 
 def drained(center: Head, node: Node) -> None:
