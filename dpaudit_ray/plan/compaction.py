@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -60,13 +61,12 @@ def packs_of(audit: Packed, stretches: Iterable[Stretch]) -> set[Bounds]:
 
 def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[Stretch]:
     """What to take from which file, so that no pack is taken twice."""
-    starts = {first: place for place, (first, _) in enumerate(packs)}
-    stops = {last: place + 1 for place, (_, last) in enumerate(packs)}
-    candidates = [
-        Stretch(file, starts[file[0]], stops[file[1]])
-        for file in files
-        if file[0] in starts and file[1] in stops
-    ]
+    candidates = []
+    for first, last in files:
+        start = bisect.bisect_left(packs, first, key=operator.itemgetter(0))
+        end = bisect.bisect_left(packs, last, key=operator.itemgetter(1))
+        if start <= end < len(packs) and (packs[start][0], packs[end][1]) == (first, last):
+            candidates.append(Stretch((first, last), start, end + 1))
     chosen, reached = [], 0
     for stretch in sorted(candidates, key=lambda part: (part.start, -part.stop)):
         if stretch.stop > reached:

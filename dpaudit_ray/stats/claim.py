@@ -220,7 +220,7 @@ class Portfolio:
                     self._growth[epoch] = np.log1p(_CAUTIONS[:, None] * (self.mixture(learnt) - 1))
                 logs = logs + self._growth[epoch] @ counts
             learnt = learnt + counts
-        return float(special.logsumexp(logs)) - float(np.log(len(_CAUTIONS)))
+        return _mean(logs)
 
     def mixture(self, counts: Counts) -> Floats:
         """Factors on each outcome of a mixture that grows on these counts, float64 [OUTCOMES].
