@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import SpecError, plain
+from ..errors import SpecError
 from . import terminal
 from .arguments import SCRIPTS, AsJson, exit_code
 from .terminal import duration
@@ -38,7 +38,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
         str, typer.Argument(metavar="SCRIPT.py:FUNCTION", help="What trains: train.py:main.")
     ],
     budget: Annotated[str, typer.Option(help="Time it may take: 90s, 10min.")] = "10min",
-    delta: Annotated[float | None, typer.Option(help="δ, where no @audited tells.")] = None,
+    delta: Annotated[str | None, typer.Option(help="δ, where no @audited tells.")] = None,
     layers: Annotated[
         str, typer.Option(help="0 one run, 1 canaries in steps, 2 in runs.")
     ] = "0,1,2",
@@ -57,15 +57,13 @@ def audit(  # noqa: PLR0913 (options of a command line)
     from ..scripts.script_audit import Options, parse_duration
     from ..scripts.script_runs import Target
 
-    target = Target.from_text(script, delta)
+    target = Target.from_text(script, _delta(delta))
     if target is None:
         remedy = f"write path/to/script.py:function; `dpaudit verify {script}` judges a run"
         raise SpecError("", f"{script} is no script; {remedy}")
     names = {name.strip() for name in layers.split(",")}
     if not names <= {"0", "1", "2"}:
         raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
-    if delta is not None and not 0 < delta < 1:
-        raise SpecError("--delta", f"must lie between 0 and 1, got {plain(delta)}")
     chosen = tuple(sorted(map(int, names)))
     options = Options(parse_duration(budget), chosen, memory, seed, secret_size)
     judged = _audit(target, options, address)
@@ -79,6 +77,13 @@ def audit(  # noqa: PLR0913 (options of a command line)
         _show(judged)
         terminal.say(f"report: {page}")
     raise typer.Exit(exit_code(judged.verdict))
+
+
+def _delta(text: str | None) -> float | None:
+    with contextlib.suppress(ValueError):
+        if text is None or 0 < float(text) < 1:
+            return None if text is None else float(text)
+    raise SpecError("--delta", f"must lie between 0 and 1, got {text!r}; write it as 1e-5")
 
 
 def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdict:

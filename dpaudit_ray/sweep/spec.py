@@ -15,6 +15,7 @@ from ..plugins import Strict, Unread, validated
 from ..stats.budget import SweepBudget
 from ..version import __version__
 from . import grid
+from .audit import AuditSpec
 from .cell import Cell, digest, parse_cell
 from .resources import ResourceSpec
 from .yamlfile import dump_yaml, parse_yaml, read_text
@@ -107,6 +108,7 @@ def from_raw(
         cells = _cells(tree)
     with mistakes.noted():
         resources = validated(ResourceSpec, tree.get("resources", {}), "resources")
+    mistakes.errors = [_placed(error) for error in mistakes.errors]
     mistakes.settle()
     _refuse_twins(cells)
     if any(cell.unimported for cell in cells):
@@ -122,6 +124,17 @@ def from_raw(
             "as it is, with a new name and a new seed",
         )
     return sweep
+
+
+def _placed(error: SpecError) -> SpecError:
+    """The same error, but where another section takes the unknown key, it says which one."""
+    option = error.key.rpartition(".")[2]
+    for section, model in (("audit", AuditSpec), ("resources", ResourceSpec)):
+        if error.meant is not None and option in model.model_fields:
+            moved = SpecError(error.key, f"unknown key here; write it under {section}")
+            moved.meant = f"{section}.{option}"
+            return moved
+    return error
 
 
 def _cells(tree: Mapping[str, Any]) -> tuple[Cell, ...]:

@@ -17,6 +17,8 @@ TYPES: list[tuple[str, Any, str]] = [
     ("mechanism.steps", "6", "mechanism.steps: must be a whole number, got '6'"),
     ("mechanism.steps", True, "mechanism.steps: must be a whole number, got True"),
     ("mechanism.data.path", 3, "mechanism.data.path: unknown key; known: name"),
+    ("mechanism.trials", 3, "mechanism.trials: unknown key here; write it under audit"),
+    ("audit.pack_size", 3, "audit.pack_size: unknown key here; write it under resources"),
     ("mechanism.data", {"name": "npz", "path": 3}, "mechanism.data.path: must be text, got 3"),
     ("audit.estimators", "accuracy", "audit.estimators: must be a list, got 'accuracy'"),
     ("adversary", {"name": 3}, "adversary: must be a name or a mapping with a name"),
@@ -97,6 +99,12 @@ def test_a_wrong_value(key, value, expected, tiny, tmp_path):
         del tiny["grid"]
     line = line_for(changed(tiny, key, value), tmp_path)
     assert line.startswith(expected), line
+
+
+def test_an_address_that_no_executor_would_join(tiny, tmp_path):
+    where = ("--executor", "inline", "--address", "10.0.0.1:6379")
+    line = refused("run", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs", *where)
+    assert line.startswith("address: is '10.0.0.1:6379', but executor inline joins no cluster")
 
 
 def test_a_canary_example_beyond_the_data_is_told_by_plan(tiny, tmp_path):
