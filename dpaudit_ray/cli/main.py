@@ -20,16 +20,6 @@ from . import judge_verbs, read_verbs, run_verbs, script_verb, start_verbs, term
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
 _MAX_WORD = 400  # characters of a word in a message; no path and no name is longer
 _MAX_MISTAKES = 20  # that are shown of one sweep file
-# Options of earlier versions, and what there is in their place.
-_TAKEN_OUT = {
-    "--report": "`dpaudit report RUN` writes the page, also of a run that goes on",
-    "--budget": "`dpaudit plan` says what an audit can show, and what would raise its power",
-    "--repeats": "every figure of `dpaudit bench` is the median of five runs",
-    "--figure": "`dpaudit report RUN` draws the bounds of a run",
-    "--bench": "`dpaudit plan` times first steps of the sweep itself",
-    "--watch": "`dpaudit report RUN` again writes the page anew",
-    "--accept-changed-code": "a run is of one version of the code: use a new name and a new seed",
-}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -113,8 +103,6 @@ def _error_lines(error: Exception) -> list[str]:
     message = str(getattr(error, "format_message", error.__str__)())
     verb = getattr(getattr(error, "ctx", None), "command_path", "dpaudit")
     plain = message.replace("Value error, ", "").removesuffix(".")
-    for option in _TAKEN_OUT.keys() & set(plain.split()):
-        return [f"{option} was taken out; {_TAKEN_OUT[option]}"]
     return [f"{plain}; see {verb} --help"] if plain else []
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from ..plan import outcomes
 from ..plan.score_stream import Trials
+from ..plugins import Plugin
 from ..stats import Status
 from ..storage.scores import UTILITY
 from . import verdict, words
@@ -105,8 +106,10 @@ def _audited(run: Run) -> Content:
         if not cell.unimported:
             does = (inspect.getdoc(type(cell.adversary)) or "").partition("\n")[0]
             options["adversary.name"] = f"{cell.adversary.name}: {does.replace('`', '')}"
-        for key, value in options.items():
-            stated.setdefault(str(key), {})[f"{value}"] = None
+        if isinstance(sampler := getattr(cell.mechanism, "sampling", None), Plugin):
+            options["mechanism.sampling.name"] = sampler.address  # that of the default, too
+        for key in sorted(map(str, options), key=lambda key: not key.endswith(".name")):
+            stated.setdefault(key, {})[f"{options[key]}"] = None
     stated.pop("mechanism.revision", None)
     audited = {}
     for key, values in stated.items():

@@ -399,11 +399,6 @@ def test_a_storage_path_that_cannot_be_written(sweep, tmp_path):
         (["repot"], "No such command 'repot'. Did you mean 'report'?; see dpaudit --help"),
         (["plan"], "Missing argument 'sweep'; see dpaudit plan --help"),
         (["plan", "a", "--foo"], "No such option: --foo; see dpaudit plan --help"),
-        (
-            ["run", "a", "--accept-changed-code"],
-            "--accept-changed-code was taken out; a run is of one version of the code: use a new "
-            "name and a new seed",
-        ),
         (["run", "a", "--set"], "Option '--set' requires an argument; see dpaudit --help"),
     ],
 )
