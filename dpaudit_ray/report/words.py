@@ -18,7 +18,7 @@ from .quote import Quote
 OWN = "own assumption"
 # What each ε assumes, by the words of `Status.assumes`; the others say it themselves.
 ASSUMPTIONS = {
-    "Gaussian steps": "of releasing all steps, as claims are",
+    "Gaussian steps": "the bound, like the claim, is for releasing all steps",
     "assumes Gaussian": "holds if the mechanism's trade-off curve is Gaussian, which is not proved",
     "assumes claimed family": "holds if the mechanism is the claimed one, up to its noise",
     "assumes independence": "holds if no canary of a training tells of another's bit, and the "

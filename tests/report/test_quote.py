@@ -132,8 +132,9 @@ audit                       verdict     trials  eps >=  assumes            claim
 biased-dimension
 choice=simulated            CONSISTENT   2,000  11.202  Gaussian steps    13.207
 loss                        CONSISTENT   2,000  11.714  assumes Gaussian  13.207
-Gaussian steps: of releasing all steps, as claims are; assumes Gaussian: holds
-  if the mechanism's trade-off curve is Gaussian, which is not proved
+Gaussian steps: the bound, like the claim, is for releasing all steps; assumes
+  Gaussian: holds if the mechanism's trade-off curve is Gaussian, which is not
+  proved
 --details shows all other bounds, and what they mean
 CONSISTENT: no violation found. Measured ε ≥ 11.714 of the claimed 13.207 (loss;
   δ = 1e-5, 95 %, assumes Gaussian). 2 of 2 audits would have noticed 30 % less
