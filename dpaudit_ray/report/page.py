@@ -45,12 +45,13 @@ def write(run: Run) -> str:
 def notebook_card(run: Run, answer: Answer, figure: bytes) -> str:
     """A run as a notebook shows it: verdict, a table, and a figure, a PNG file's content."""
     template = environment().get_template("card.html.j2")
+    quotes = [audit.quote for audit in answer.audits]
     return template.render(
         name=run.sweep.name,
         location=run.directory.location,
         answer=answer,
         rows=list(zip(overview(run), answer.audits, strict=True)),
-        heading=words.heading([audit.quote for audit in answer.audits]),
+        heading=". ".join([words.heading(quotes), *words.below(quotes)]),
         figure=figure,
     )
 

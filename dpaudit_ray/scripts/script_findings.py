@@ -116,7 +116,7 @@ class Measured:
     def __str__(self) -> str:
         return (
             f"measured ε >= {self.epsilon:.3g} for {self.of}, claimed {self.claimed:.3g} "
-            f"(δ = {plain(self.delta)}, assumes {self.assumes})"
+            f"(δ = {plain(self.delta)}, {percent(1 - ALPHA[self.layer])}, assumes {self.assumes})"
         )
 
 

@@ -73,7 +73,7 @@ def test_what_was_measured_stands_beside_the_claim():
     measured = Measured(2, "the run", 0.5, 1.4367, 1e-5, "nothing")
     seen = verdict(measured=(measured,), sentence="Every one of 9 steps.")
     assert seen.headline == "train.py:main keeps ε = 1.44 (δ = 1e-5, prv). Every one of 9 steps."
-    said = "measured ε >= 0.5 for the run, claimed 1.44 (δ = 1e-5, assumes nothing)"
+    said = "measured ε >= 0.5 for the run, claimed 1.44 (δ = 1e-5, 98 %, assumes nothing)"
     values = {one.get("name"): one.get("value") for one in parsed(seen).iter("property")}
     assert values == {"verdict": f"CONSISTENT: {seen.headline}", "L2": said}
     assert said in script_findings.html(seen).replace("&gt;", ">")
