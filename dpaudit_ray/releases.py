@@ -138,7 +138,8 @@ def audited_release(
 
             # JAX has no generators that could be seeded: its noise hangs on a key, or on a state.
             redraws = True if key is not None or "jax" not in sys.modules else None
-            arrays = stream.step(released, len(examples[0]), None, of, redraws=redraws)
+            rows = len(examples[0])
+            arrays = stream.step(released, rows, None, of, redraws=redraws, records=examples)
             return released_structure.unflatten(arrays)
 
         return step  # type: ignore[return-value]

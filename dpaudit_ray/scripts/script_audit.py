@@ -112,7 +112,7 @@ class Audit:
             (second,) = self._run(iter([self._request("seeds", most_steps=1)]))
             if second.result is not None:
                 self._judged.add(single_run.same_seeds(result, second.result))
-        if result["made"] and not self._decided:
+        if (result["made"] or result["chosen"] is not None) and not self._decided:
             self._judged.add(held := self._compare_held())
             missed = [look for look in held.looks if not held.complete]
             self._help += [f"L0 did not see {look.name}: {look.said}" for look in missed]

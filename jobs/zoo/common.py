@@ -240,12 +240,13 @@ def own_loop(
     accounted: float | None = None,
     lr: float = 0.5,
     steps: int = 100,
+    records: TensorDataset | None = None,
 ) -> nn.Module:
     """A script without Opacus' engine: Poisson batches at `rate`, accounted at that rate if right.
 
     `gradient` makes the noisy gradient from a batch; everything else here touches no record.
     """
-    data, labels = vectors().tensors
+    data, labels = (records or vectors()).tensors
     model = mlp()
     accountant = PRVAccountant()
     told = audited_release(

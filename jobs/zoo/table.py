@@ -104,6 +104,7 @@ BUGS = (
     Bug("returned", "calibrated", "by_one_temperature"),
     Bug("returned", "checkpoint", "saved_state"),
     Bug("returned", "loop", "loop_alone"),
+    Bug("returned", "loop_means", "loop_alone"),
     Bug("returned", "raw_average", "noisy_average"),
     Bug("returned", "saved", "saved_state"),
     Bug("returned", "standardised", "by_constants"),

@@ -40,6 +40,7 @@ BY_LOOK = {
     "records elsewhere": "same_records:scaled",
     "release": (
         "raw_gradients_left:left_behind returned:calibrated returned:checkpoint returned:loop "
+        "returned:loop_means "
         "returned:raw_average returned:saved returned:standardised returned:thresholds "
         "returned_beside returned_beside:prototypes same_records:best_epoch trainers:jax_means"
     ),

@@ -4,26 +4,31 @@ Two such runs, one with another record in the place of one, differ in nothing th
 publishes. So what does differ, but for the steps that have the record, carries it past the noise:
 later steps, what is returned or saved, what chooses a learning rate or an epoch. A third run, with
 other noise, tells what noise moves as well. Data are exchanged in memory, never in their files.
+Of a loop without Opacus they are arrays of its code that the first step's records are rows of.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, StackDataset, Subset
 
 from . import step_probe
 from .opacus_engine import named_tensors
-from .run_state import Indices, ReleaseKey, WatchedRun, around
+from .run_state import Indices, ReleaseKey, WatchedRun, around, is_users
 
 _TRIED = 100  # records that one might be exchanged for
 _PARTS = 10  # of a data set, at most; a longer list is of records
 _FEWEST = 4  # records of the draw that one is exchanged of
+_MOST = 200_000  # records that a step's are looked for in
 _DECIDERS = (  # what chooses by a number: module, class, method
     ("torch.optim.lr_scheduler", "ReduceLROnPlateau", "step"),
     ("pytorch_lightning.callbacks", "ModelCheckpoint", "check_monitor_top_k"),
@@ -121,6 +126,83 @@ def arrays_of(data: Any) -> list[Any]:
     ]
     held = [v for v in values if isinstance(v, (np.ndarray, torch.Tensor)) and v.ndim > 0]
     return [array for array in held if len(array) == len(data)]
+
+
+def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
+    """Finds the arrays that a step's examples are rows of; chooses a record, or exchanges it.
+
+    JAX draws from keys that no run can give others, so its scripts are left out.
+    """
+    if {"jax", "tensorflow"} & {*sys.modules} or len(examples[0]) < _FEWEST:
+        return
+    leaves: list[Any] = []
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            leaves += tree_flatten([dict(frame.f_locals), frame.f_globals])[0]
+        frame = frame.f_back
+    run.drawing = [v for v in leaves if isinstance(v, (torch.Generator, np.random.Generator))]
+    leaves = [a for v in leaves for a in (arrays_of(v) if _is_sized(v) else [v])]
+    arrays = (v for v in leaves if isinstance(v, torch.Tensor) or _has_numbers(v))
+    tables = [a for a in arrays if a.ndim > 0 and len(a) <= _MOST and _is_alone(a)]
+    for table, rows in itertools.product(tables, examples):
+        if table.ndim > 1 and _of_one_kind(table, rows):
+            numbers = {row: number for number, row in enumerate(_digests(table))}
+            places = [numbers.get(row, -1) for row in _digests(rows)]
+            if min(places) >= 0:
+                break
+    else:
+        return
+    others = (t for t in tables if len(t) == len(table) and t is not table)
+    given = (t for t in others if any(_are_rows(e, t, places) for e in examples))
+    run.tables, run.chosen = [table, *given], places[len(places) // 2]
+    if run.request.held:
+        _watch_decisions(run)
+    if run.request.held == "exchanged":
+        exchange(StackDataset(*run.tables), run.chosen)
+
+
+def _is_sized(value: Any) -> bool:
+    return isinstance(value, Dataset) and hasattr(value, "__len__")
+
+
+def _has_numbers(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+
+
+def _digests(rows: Any) -> Iterator[bytes]:
+    return map(step_probe.digest, torch.as_tensor(rows))
+
+
+def _of_one_kind(first: Any, second: Any) -> bool:
+    a, b = torch.as_tensor(first), torch.as_tensor(second)
+    return a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
+
+
+def _are_rows(rows: Any, table: Any, places: list[int]) -> bool:
+    return _of_one_kind(table, rows) and [*_digests(table[places])] == [*_digests(rows)]
+
+
+def has_row(run: WatchedRun, examples: Sequence[Any]) -> bool:
+    """Whether these examples have the record that is chosen; True where that is not told."""
+    if not run.tables or run.chosen is None or not examples:
+        return True
+    (row,) = _digests(run.tables[0][run.chosen : run.chosen + 1])
+    alike = (rows for rows in examples if _of_one_kind(run.tables[0], rows))
+    return any(row in _digests(rows) for rows in alike)
+
+
+@contextlib.contextmanager
+def noise_of_seed(
+    run: WatchedRun, at: ReleaseKey, member: bool, generators: Sequence[Any]
+) -> Iterator[int]:
+    """Seeds a step's noise in a run that holds, and what random numbers come after it."""
+    request = run.request
+    run.shaken |= request.held == "shaken" and member
+    seed = request.derived("noise", request.held == "noised" and member, *at)
+    step_probe.seed_generators(seed, generators)
+    yield seed
+    step_probe.seed_generators(request.derived("after", run.shaken, *at), generators)
 
 
 def drawn_at(run: WatchedRun, at: ReleaseKey) -> list[Indices]:

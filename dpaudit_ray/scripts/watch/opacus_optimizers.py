@@ -201,20 +201,12 @@ class OptimizerWatch(StepWatch):
         self.end_step(self.last or step_probe.gradients(optimizer.params), noise, rate)
         return result
 
-    @contextlib.contextmanager
-    def _held_noise(self) -> Iterator[None]:
-        """In a run that holds, noise is of a seed, and so is what random numbers come after it."""
-        request, at = self.run.request, (self.number, self.steps)
-        if not request.held:
-            yield
-            return
+    def _held_noise(self) -> contextlib.AbstractContextManager[Any]:
+        run, at = self.run, (self.number, self.steps)
+        if not run.request.held:
+            return contextlib.nullcontext()
         held = [v for v in vars(self.optimizer).values() if isinstance(v, torch.Generator)]
-        member = held_runs.has_record(self.run, at)
-        noised = request.held == "noised" and member
-        self.run.shaken |= request.held == "shaken" and member
-        step_probe.seed_generators(request.derived("noise", noised, *at), held)
-        yield
-        step_probe.seed_generators(request.derived("after", self.run.shaken, *at), held)
+        return held_runs.noise_of_seed(run, at, held_runs.has_record(run, at), held)
 
     def _unit_gradient(self) -> float:
         """What a clipped gradient of length one is in the gradient that is released."""

@@ -7,6 +7,7 @@ A release is asked for after a change of its examples: "nothing", ("without", i)
 from __future__ import annotations
 
 import collections
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from ... import accounting
 from ...accounting import Training
-from . import opacus_engine, step_probe
+from . import held_runs, opacus_engine, step_probe
 from .run_state import WatchedRun
 from .step_probe import Change, Release, StepWatch
 
@@ -50,6 +51,7 @@ class Stream(StepWatch):
         self.sizes: list[int] = []  # examples of each step
         self._counts: collections.Counter[Any] = collections.Counter()
         self._redraws: bool | None = None
+        self._scale = 1.0  # of what comes in place of a release that is held
         self.released_shapes: list[tuple[int, ...]] = []  # of the last step
 
     @property
@@ -73,6 +75,7 @@ class Stream(StepWatch):
         *,
         redraws: bool | None = True,
         clips: bool = True,
+        records: Sequence[Any] = (),
     ) -> Arrays:
         """Looks into the step, decides about its canary, takes it.
 
@@ -80,7 +83,7 @@ class Stream(StepWatch):
         `redraws` noise (None: that is tried once) and `clips`, or noise and sum were given. The
         step has `rows` examples, None where only their sum is known, of so many records (`of`).
         `shapes` are of an example's gradient, where one may be appended; else a canary is the last
-        record, left out or not.
+        record, left out or not. `records` are the arrays that have its examples, where told.
         """
         self._call, self.shapes, self.rows, self.records = call, shapes, rows or 0, of
         if rows is not None:
@@ -100,13 +103,38 @@ class Stream(StepWatch):
             self.look()
         elif run.request.looks:
             run.put("given", step=self.steps)
+        if records and not run.steps and (run.request.looks or run.request.held):
+            held_runs.find_tables(run, records)
         change = self.begin_trial(self.rate)
         run.spent += time.monotonic() - began
-        arrays = call(change, None)
+        arrays = self._hold(records) if run.request.held else call(change, None)
         self.released_shapes = [tuple(array.shape) for array in arrays]
         self._counts[self.noise, self.rate] += 1
         self.end_step(_flat(arrays), self.noise, self.rate)
         return arrays
+
+    def _hold(self, records: Sequence[Any]) -> Arrays:
+        """Takes the step, notes it, and gives random numbers of a seed in place of its release."""
+        run, at = self.run, (self.number, self.steps)
+        if not self.steps:
+            first, second = (self.released("nothing", seed) for seed in (1, 2))
+            spread = np.std(np.concatenate(step_probe.difference(first, second))) or 1.0
+            self._scale = 2.0 ** round(math.log2(spread))  # whatever rounding does to the noise
+        member = held_runs.has_row(run, records)
+        with held_runs.noise_of_seed(run, at, member, run.drawing) as seed:
+            arrays = self._call("nothing", seed)
+        parts = map(torch.from_numpy, _flat(arrays))
+        run.put(
+            "held", member=member, release=[step_probe.sample_digest(p).hex() for p in parts],
+            rows=[], generators="", drawn=self.rows,
+        )  # fmt: skip
+        shapes, seed = [np.shape(array) for array in arrays], run.request.derived("held", *at)
+        length = self._scale * math.sqrt(sum(map(math.prod, shapes)))
+        held = (length * part for part in step_probe.random_direction(shapes, seed))
+        return [
+            part.to(a) if isinstance(a, torch.Tensor) else part.numpy().astype(a.dtype)
+            for a, part in zip(arrays, held, strict=True)
+        ]
 
     def released(self, change: Change, seed: int | None) -> Release:
         with step_probe.preserve_generators():

@@ -88,13 +88,14 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 def calling_line() -> str:
     """File and line of the user's own code that is being run; "" where there is none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users(frame.f_code.co_filename):
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
 
 
 @functools.cache
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Whether code of this file is the user's."""
     return not file.startswith("<") and imports.is_users(file)
 
 
@@ -254,6 +255,9 @@ class WatchedRun:
     # is exchanged; whether random numbers are others since a step had it.
     published: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     chosen: int | None = None
+    # Of a loop without Opacus: arrays with a record in each row, and generators.
+    tables: list[Any] = dataclasses.field(default_factory=list)
+    drawing: list[Any] = dataclasses.field(default_factory=list)
     shaken: bool = False
     files: int = 0  # that were saved
     lines: dict[str, str] = dataclasses.field(default_factory=dict)  # of the script, by `where`

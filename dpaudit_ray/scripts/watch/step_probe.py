@@ -126,15 +126,19 @@ def preserve_attributes(objects: Iterable[Any]) -> Iterator[None]:
             vars(thing).update(values)
 
 
-def seed_generators(seed: int, held: Iterable[torch.Generator] = ()) -> None:
-    """Seeds Python's generator, numpy's, torch's, and those `held`."""
+def seed_generators(seed: int, held: Iterable[Any] = ()) -> None:
+    """Seeds Python's generator, numpy's, torch's, and those `held`, of torch or numpy."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     if _gpu_in_use():
         torch.cuda.manual_seed_all(seed)
     for index, generator in enumerate(held):
-        generator.manual_seed((seed + 7919 * (index + 1)) % 2**63)
+        number = (seed + 7919 * (index + 1)) % 2**63
+        if isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(number).state
+        else:
+            generator.manual_seed(number)
 
 
 def _gpu_in_use() -> bool:
