@@ -24,8 +24,8 @@ LAYERS = {0: "one run looked into", 1: "canaries in steps", 2: "canaries in whol
 BLIND_SPOTS = (
     "records that are in the data twice, decisions of the script's own code on losses that were "
     "never released (early stopping), constants that were computed from the data beforehand, what "
-    "is printed or logged, what a loop of one's own does beside its releases, holes of "
-    "floating-point arithmetic, weak random generators"
+    "is printed or logged, what a loop of one's own does beside releases that were not held, holes "
+    "of floating-point arithmetic, weak random generators"
 )
 
 
@@ -257,8 +257,8 @@ _TEXTS: dict[str, tuple[Any, ...]] = {
     "counted": (
         "noise", _V, "a noise multiplier of {noise:.3g}, as accounted",
         "{effective:.3g} or less: {share} of it by the clipping bound, which a count moves",
-        "the count needs noise too: Opacus takes a record for half of what it counts, so "
-        "unclipped_num_std must be twice as large"),
+        "the count needs noise too: Opacus takes a record for half of what it counts, so make "
+        "unclipped_num_std twice as large, or batches larger where that is a share of them"),
     "not finite": (
         "noise", _W, "numbers", "a release with inf or NaN in it, at {count} of {steps} steps",
         "what makes training diverge may depend on a record"),

@@ -202,7 +202,7 @@ def _compare_distance(
         return distance, None
     empty = moves[-1]
     counted = max(share, empty[-1][1])
-    if counted > worst / 4:
+    if counted > worst / 4 or math.sqrt(max(0.0, worst - counted)) * noise <= _SLACK:
         values: dict[str, Any] = {"effective": effective, "noise": noise}
         by_count = percent(round(min(1.0, counted / worst), 2))
         return distance, finding("counted", where, share=by_count, **values)

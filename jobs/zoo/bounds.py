@@ -5,18 +5,25 @@ it as a half. `median` clips to the median of the batch's norms, without noise. 
 each tensor by itself and adds the noise for one of them. `clamped` clamps each number, and
 `largest` divides all gradients by the longest one's norm. `layers_alone` has a bound for each
 tensor, by Opacus, and noise in each for its own bound: six releases, of which one is accounted.
-Healthy twins have one bound, and noise
-for all of it.
+`uncounted` is Opacus' adaptive clipping together with ghost clipping, but the share of records that
+are within the bound moves it without noise. Healthy twins have one bound, and noise for all of it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from opacus.optimizers import DPPerLayerOptimizer
 from opacus.optimizers.adaclipoptimizer import AdaClipDPOptimizer
-from torch import Tensor, nn
+from opacus.utils.adaptive_clipping import (
+    DPTensorFastGradientAdaptiveClipping,
+    PrivacyEngineAdaptiveClipping,
+)
+from torch import Tensor, nn, optim
+from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from dpaudit_ray.opacus import audited
 from jobs.zoo import common
@@ -151,3 +158,41 @@ def layers_alone() -> nn.Module:
 @audited(delta=common.DELTA)
 def layers_together() -> nn.Module:
     return fit_layers(DPPerLayerOptimizer)
+
+
+class Uncounted(DPTensorFastGradientAdaptiveClipping):
+    def _update_clip_and_noise(self, norms: Tensor) -> tuple[float, float]:
+        bound = self.optimizer.max_grad_norm
+        _, noise = super()._update_clip_and_noise(norms)
+        share = float((norms <= bound).float().mean())
+        change = self.clipbound_learning_rate * (share - self.target_unclipped_quantile)
+        return float(max(bound * math.exp(-change), self.min_clipbound)), noise
+
+
+def fit_ghost(kind: type[DPTensorFastGradientAdaptiveClipping]) -> nn.Module:
+    """Batches of 160: the noise of a count is a twentieth of its batch."""
+    engine, network = PrivacyEngineAdaptiveClipping(), common.mlp()
+    model, optimizer, _, loader = engine.make_private(
+        module=network,
+        optimizer=optim.SGD(network.parameters(), lr=0.5),
+        data_loader=DataLoader(common.vectors(), batch_size=160),
+        noise_multiplier=1.0,
+        max_grad_norm=2.0,
+        grad_sample_mode="ghost",
+    )
+
+    def loss(outputs: Tensor, labels: Tensor) -> DPTensorFastGradientAdaptiveClipping:
+        losses = functional.cross_entropy(outputs, labels, reduction="none")
+        return kind(model, optimizer, losses, min_clipbound=0.1)
+
+    return common.train(engine, model, optimizer, loader, loss)
+
+
+@audited(delta=common.DELTA)
+def uncounted() -> nn.Module:
+    return fit_ghost(Uncounted)
+
+
+@audited(delta=common.DELTA)
+def ghost_counted() -> nn.Module:
+    return fit_ghost(DPTensorFastGradientAdaptiveClipping)

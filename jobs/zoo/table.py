@@ -73,6 +73,7 @@ BUGS = (
     Bug("bounds", "largest", "fixed"),
     Bug("bounds", "layers_alone", "layers_together"),
     Bug("bounds", "median", "fixed"),
+    Bug("bounds", "uncounted", "ghost_counted"),
     Bug("clip_after_mean"),
     Bug("closure_recomputes"),
     Bug("constant_seed"),

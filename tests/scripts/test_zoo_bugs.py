@@ -27,7 +27,7 @@ BY_LOOK = {
     "correlation of tensors": "one_key_for_all",
     "noise": (
         "adaclip_batch bounds:adaptive bounds:each_layer bounds:largest bounds:layers_alone "
-        "bounds:median "
+        "bounds:median bounds:uncounted "
         "closure_recomputes half_noise half_noise:at_80 half_noise:loop_80 microbatch_mean "
         "no_noise no_noise:forgotten noise_after_lr "
         "noise_clip_squared noise_reused noise_without_clip raw_gradients_left"

@@ -7,13 +7,16 @@ optimizer that it wraps, or the parameters themselves. So a step is a function o
 gradients and of generators, whatever its code does.
 
 Ghost clipping never has a record's gradient, only what it takes for its norm. What one record adds
-to the clipped sum is there the difference of two backward passes: with its loss, and without.
+to the clipped sum is there the difference of two backward passes: with its loss, and without. Where
+the bound is adaptive, too, the backward pass publishes a new one, by a noisy count of records.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import math
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +44,7 @@ Change = Callable[[Any], None] | None  # alters the copies that a step is about 
 def install(run: WatchedRun) -> None:
     """Watches all optimizers that are made from now on, and backward passes of ghost clipping."""
     from opacus.optimizers import DPOptimizer
+    from opacus.utils.adaptive_clipping import DPTensorFastGradientAdaptiveClipping as Adaptive
     from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping as Loss
 
     looked_at: set[tuple[int, int]] = set()  # backward passes, by optimizer and step
@@ -50,7 +54,13 @@ def install(run: WatchedRun) -> None:
         original(self, *args, **kwargs)
         run.optimizers.append(OptimizerWatch(run, len(run.optimizers), self))
 
-    @around(Loss, "backward")
+    @around(Adaptive, "__init__")
+    def adapt(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        for watched in run.optimizers:
+            if watched.optimizer is self.optimizer:
+                vars(self)["_update_clip_and_noise"] = functools.partial(watched.adapt, self)
+
     def backward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         for watched in run.optimizers if run.looks else ():
             at = (watched.number, watched.steps)
@@ -61,6 +71,9 @@ def install(run: WatchedRun) -> None:
                 bound = float(self.optimizer.max_grad_norm)
                 run.put("ghost", step=watched.steps, longest=length, what=what, bound=bound)
         return original(self, *args, **kwargs)
+
+    for kind in (Loss, Adaptive):
+        around(kind, "backward")(backward)
 
     def wrappers(inner: Any) -> list[OptimizerWatch]:
         return [w for w in run.optimizers if w.optimizer.original_optimizer is inner]
@@ -102,6 +115,9 @@ class OptimizerWatch(StepWatch):
         self.last: Release | None = None  # gradients that the last step released
         self.after_step: list[torch.Tensor] | None = None  # parameters as it left them
         self.batch: dict[str, Any] = {}  # of a run that holds: what its next entry says of it
+        # Of the last backward pass that adapted the bound: its loss, records' norms, the bound.
+        self._adapted: tuple[Any, torch.Tensor, float] | None = None
+        self._within: Change = None  # one record more that such a pass counts as unclipped
         self._call: Callable[[], Any] = lambda: None  # takes the step as the script would
         self._closure = False  # the step has a closure, which makes its gradients
         self._armed: Change = None
@@ -252,10 +268,42 @@ class OptimizerWatch(StepWatch):
         return change
 
     def changes(self) -> Iterator[tuple[str, Change]]:
-        if self.ghost:
-            yield "a clipped gradient", self.appended([w * self.bound for w in self.direction()])
-        else:
+        if not self.ghost:
             yield from super().changes()
+            return
+        yield "a clipped gradient", self.appended([w * self.bound for w in self.direction()])
+        if self._adapted is not None:
+            length = min(self.bound, self._adapted[2])
+            self._within = self.appended([w * length for w in self.direction()])
+            yield "a gradient that counts as unclipped", self._within
+
+    def adapt(self, loss: Any, norms: torch.Tensor) -> tuple[float, float]:
+        """The bound and the noise multiplier that a backward pass goes on with.
+
+        The bound stays where passes are repeated, and in runs that hold what is published.
+        """
+        optimizer = self.optimizer
+        bound, usual = float(optimizer.max_grad_norm), float(optimizer.noise_multiplier)
+        if self.run.replaying:
+            return bound, getattr(optimizer, "_adjusted_noise_multiplier", usual)
+        self._adapted = loss, norms.detach().clone(), bound
+        new_bound, noise = type(loss)._update_clip_and_noise(loss, norms)
+        return bound if self.run.request.held else new_bound, noise
+
+    def _log_factor(self, change: Change) -> float:
+        """The log of what a noisy count makes the bound grow by, after a change of its records.
+
+        Without its limits: they process what the count has published.
+        """
+        assert self._adapted is not None
+        loss, norms, bound = self._adapted
+        if change is not self.nothing:
+            norm = bound if change is self._within else math.inf
+            norms = torch.cat([norms, norms.new_tensor([norm])])
+        with step_probe.preserve_attributes([loss, loss.module, self.optimizer]):
+            loss.module.max_grad_norm = self.optimizer.max_grad_norm = bound
+            loss.min_clipbound, loss.max_clipbound = 0.0, math.inf
+            return math.log(type(loss)._update_clip_and_noise(loss, norms)[0] / bound)
 
     def released(self, change: Change, seed: int | None) -> Release:
         """The last part is the log of the bound's factor, which adaptive clipping publishes."""
@@ -283,6 +331,8 @@ class OptimizerWatch(StepWatch):
                 moved = step_probe.gradients(params)
             bound = clipping_bound(optimizer)
             published = np.log(bound / self.bound) if self.bound > 0 else 0.0
+            if self._adapted is not None:
+                published = self._log_factor(change)
             return [*moved, np.array([published])]
 
     @contextlib.contextmanager
