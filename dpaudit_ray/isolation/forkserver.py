@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import io
 import json
@@ -38,6 +39,7 @@ def main() -> None:
     for module in settings["preload"]:
         with contextlib.suppress(Exception, SystemExit):  # the child that needs it tells
             importlib.import_module(module)
+    gc.freeze()  # it stays: children that walk through it for garbage would copy it
     for number in _LEFT_TO_ASKER:
         signal.signal(number, signal.SIG_IGN)
     try:

@@ -25,7 +25,7 @@ Result = dict[str, Any]  # of a run, as `watch.watched_process` returns it
 _RUN = "dpaudit_ray.scripts.watch.watched_process:run"
 _THREADED = {"jax", "tensorflow", "keras", "ray"}
 # torch._dynamo: PyTorch imports it where the first optimizer is made, and that takes a second.
-_ALWAYS = ("torch", "torch._dynamo", "opacus", "scipy.special")
+_ALWAYS = ("torch._dynamo", "opacus", _RUN.partition(":")[0])
 
 
 @dataclasses.dataclass(frozen=True)

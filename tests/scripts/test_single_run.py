@@ -1,5 +1,6 @@
 """What is judged of one run looked into: made-up entries and draws, as `watch` writes them."""
 
+import gc
 import math
 import re
 
@@ -12,8 +13,13 @@ from torch import nn
 from dpaudit_ray.opacus import audited, marks_of
 from dpaudit_ray.scripts import single_run
 from dpaudit_ray.scripts.script_findings import Finding, Judgement, Weight
-from dpaudit_ray.scripts.watch.opacus_engine import named_tensors, repeat_forward
+from dpaudit_ray.scripts.watch.opacus_engine import (
+    digests_of_all_networks,
+    named_tensors,
+    repeat_forward,
+)
 from dpaudit_ray.scripts.watch.run_state import draw_counts
+from dpaudit_ray.scripts.watch.step_probe import digest
 
 CLAIM = {"name": "prv", "history": [[1.0, 1.0, 100]], "epsilons": [1.0], "deltas": [1e-5]}
 LEFT: dict[str, list[str]] = {"gradients": [], "examples": []}
@@ -337,6 +343,13 @@ def test_two_runs_that_seed_alike():
     alike = single_run.same_seeds({"generators": [42]}, {"generators": [42]})
     assert [finding.weight for finding in alike.findings] == [Weight.VIOLATION]
     assert not single_run.same_seeds({"generators": [1]}, {"generators": [2]}).findings
+
+
+def test_networks_that_were_there_before_the_fork_are_looked_at():
+    """What the process that forks has imported is frozen, and its collector lists it no more."""
+    network = nn.Linear(2, 2)
+    gc.freeze()
+    assert digest(network.weight) in digests_of_all_networks()
 
 
 def test_arrays_that_are_returned_have_names_and_what_has_no_numbers_is_passed_over():

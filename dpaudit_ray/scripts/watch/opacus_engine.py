@@ -95,6 +95,7 @@ def install(run: WatchedRun) -> None:
 
 def digests_of_all_networks() -> set[bytes]:
     """What is in any network of this process now; what is returned may be one of them."""
+    gc.unfreeze()  # what was imported before the fork counts, too
     # By `type`: isinstance asks some objects for their class, and they warn or fail.
     networks = [
         thing
