@@ -33,7 +33,7 @@ _DECIDERS = (  # what chooses by a number: module, class, method
     ("torch.optim.lr_scheduler", "ReduceLROnPlateau", "step"),
     ("pytorch_lightning.callbacks", "ModelCheckpoint", "check_monitor_top_k"),
     ("pytorch_lightning.callbacks", "EarlyStopping", "_evaluate_stopping_criteria"),
-    ("transformers", "Trainer", "_determine_best_metric"),
+    ("transformers.trainer", "Trainer", "_determine_best_metric"),
 )
 
 
