@@ -66,6 +66,7 @@ class Audit:
         self._progress = progress
         self._began = time.monotonic()
         self._runs, self._output = 0, ""
+        self._answers: dict[str, float] = {}
         self._judged = Judgement()
         self._help: list[str] = []
         self._trials: dict[int, CanaryTrials] = {}
@@ -89,6 +90,7 @@ class Audit:
         (first,) = self._run(iter([self._request("look", share=_LOOKING, looks=True)]))
         target, budget = self._target, self._options.budget
         result = self._result = script_runs.require_usable(target, first, budget)
+        self._answers = result["answers"]
         # Of one run, imports and all, without what looking into it took.
         self._seconds = float(max(0.2, first.ended.seconds - result["watching"]))
         self._noise = script_runs.least_noise(result, first.record)
@@ -140,7 +142,8 @@ class Audit:
 
     def _request(self, *label: Any, share: float = 1.0, **fields: Any) -> RunRequest:
         seed = RunRequest(self._options.seed).derived(*label)
-        return RunRequest(seed, seconds=max(1.0, share * self._left), **fields)
+        seconds = max(1.0, share * self._left)
+        return RunRequest(seed, seconds=seconds, answers=self._answers, **fields)
 
     def _canary_runs(
         self, layer: CanaryTrials, make: Callable[[int], RunRequest], most: int, least: float

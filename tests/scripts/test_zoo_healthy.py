@@ -75,6 +75,12 @@ def test_watching_takes_a_small_share(warm):
     assert [trial["step"] for trial in entries_of(seen.record, "trial")] == list(range(100))
 
 
+def test_an_engine_is_not_asked_again_what_an_earlier_run_asked(warm):
+    answers = dict.fromkeys(looked_into(warm, "mlp").result["answers"], 7.0)
+    reported = run(warm, "mlp", answers=answers).result["reported"]
+    assert [epsilon for _, epsilon, _, _ in reported] == [7.0, 7.0]
+
+
 def test_an_accountant_that_computes_with_others_is_one(warm):
     """That of Opacus for PRVs asks two of its RDP accountants how wide its grid must be."""
     (claim,) = run(warm, "own_loop").result["claims"]

@@ -50,6 +50,8 @@ class RunRequest:
     one_more: bool = False  # a record, in the data set
     held: str = ""  # releases are, as `held_runs` says: "alone", "exchanged", "noised", "shaken"
     record: int | None = None  # that such runs are about
+    # ε that engines told an earlier run, by a digest of what they were asked.
+    answers: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def derived(self, *label: Any) -> int:
         return int(seeds.derive("script", self.seed, *label)) % 2**63
@@ -226,6 +228,7 @@ class WatchedRun:
     accounted: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
     # δ, ε, steps so far, and the number of the engine that was asked.
     reported: list[tuple[float, float, int, int]] = dataclasses.field(default_factory=list)
+    answers: dict[str, float] = dataclasses.field(default_factory=dict)  # as in a request
     # Step, rows and draws, where a step had more rows than records were drawn, or fewer.
     uneven: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     outside: dict[tuple[str, ...], int] = dataclasses.field(default_factory=dict)

@@ -145,8 +145,8 @@ def _run_notebook(file: Path) -> types.ModuleType:
 
 def _result(state: WatchedRun, delta: float) -> dict[str, Any]:
     """What is known at a run's end, as plain JSON: counts, claims, and draws."""
-    # Runs with canaries have the claim of the run without: asking for it again takes a second.
-    silent = state.request.canary or state.cut
+    # Other runs have the claim of the one looked into: asking for it again takes a second.
+    silent = state.cut or not state.request.looks
     deltas = sorted(() if silent else {*_DELTAS, delta}, reverse=True)
     streams = list(state.streams.values())
     params = [p for watched in state.optimizers for p in watched.optimizer.params]
@@ -157,6 +157,7 @@ def _result(state: WatchedRun, delta: float) -> dict[str, Any]:
         "claims": opacus_engine.claims(state.claiming_accountants() or streams, deltas, delta),
         "accounted": state.accounted,
         "reported": state.reported,
+        "answers": state.answers,
         "moved": state.moved,
         "draws": [
             *_draws(state),
