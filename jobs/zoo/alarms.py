@@ -2,7 +2,8 @@
 
 `python -m jobs.zoo.alarms FILE jobs/zoo/healthy.py:mlp --last 199 --processes 2` appends a line of
 JSON an audit to FILE, and goes on where an earlier call was cut. `python -m jobs.zoo.alarms FILE`
-prints the table of what FILE has.
+prints the table of what FILE has. Layers, budget and runs are those of `dpaudit audit`; but the
+process that has imported everything, from which runs are forked, serves all audits of a script.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import collections
 import json
 import multiprocessing
 import os
-import resource
 import signal
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from dpaudit_ray.errors import ScriptError
 from dpaudit_ray.report.verdict import Verdict
@@ -31,19 +33,32 @@ HEAD = (
 )
 
 
+class LastingRunner(LocalRunner):
+    """One run at a time; the process that runs are forked from outlasts an audit."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target, cores=1)
+
+    def close(self) -> None:
+        """Nothing: the next audit's runs are forked from the same process."""
+
+    def end(self) -> None:
+        super().close()
+
+
 def processor_seconds() -> float:
-    """Of this process, and of all that it started and that have ended."""
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    usages = map(resource.getrusage, kinds)
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    """Of this process and its children, and of all that these started and that have ended."""
+    this = psutil.Process()
+    times = [process.cpu_times() for process in (this, *this.children())]
+    return sum(t.user + t.system + t.children_user + t.children_system for t in times)
 
 
-def audit(target: Target, options: Options) -> dict[str, Any]:
+def audit(target: Target, options: Options, runner: LocalRunner) -> dict[str, Any]:
     """A line of the file: the audit's verdict, what broke the promise, trials and seconds."""
     began = processor_seconds()
     line: dict[str, Any] = {"script": str(target), "seed": options.seed}
     try:
-        judged = Audit(target, LocalRunner(target, cores=1), options, lambda _: None).verdict()
+        judged = Audit(target, runner, options, lambda _: None).verdict()
     except ScriptError as error:
         line |= {"verdict": "none", "help": [str(error)]}
     else:
@@ -70,12 +85,15 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def work(file: Path, audits: list[tuple[Target, Options]], parent: int) -> None:
     """One process: its audits after each other, while the process that started it is there."""
+    runners = {target: LastingRunner(target) for target, _ in audits}
     for target, options in audits:
         if os.getppid() != parent:
-            return
-        line = json.dumps(audit(target, options), ensure_ascii=False)
+            break
+        line = json.dumps(audit(target, options, runners[target]), ensure_ascii=False)
         with file.open("a", encoding="utf-8") as out:
             out.write(f"\n{line}")  # after whatever was cut
+    for runner in runners.values():
+        runner.end()
 
 
 def row(script: str, lines: list[dict[str, Any]]) -> str:

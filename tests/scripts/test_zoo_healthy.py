@@ -90,7 +90,7 @@ def test_an_accountant_that_computes_with_others_is_one(warm):
 def test_a_study_goes_on_where_it_was_cut(tmp_path, monkeypatch):
     made = []
 
-    def audit(target, options):
+    def audit(target, options, runner):
         made.append((str(target), options.seed))
         return {"script": str(target), "seed": options.seed, "verdict": "CONSISTENT"}
 
