@@ -1,7 +1,8 @@
 """Audits all bugs of the zoo and their twins: `python -m jobs.zoo.table [names...] --budget 120s`.
 
-Prints a markdown table, a row per bug with its twin beside it. Exits 1 where a bug that can be
-found was not, or where an alarm was raised for a script without one.
+Prints a markdown table, a row per bug with its twin beside it; seconds are of processor time,
+imports among them. Exits 1 where a bug that can be found was not, or where an alarm was raised for
+a script without one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts.script_audit import Audit, Options, parse_duration
 from dpaudit_ray.scripts.script_findings import ScriptVerdict, Weight
 from dpaudit_ray.scripts.script_runs import LocalRunner, Target
+from jobs.zoo.alarms import processor_seconds
 
 HERE = Path(__file__).parent
 NO_BUG = frozenset({"too_much_noise"})
@@ -147,43 +149,41 @@ HEAD = (
 
 
 @functools.cache
-def audited(target: Target, options: Options) -> ScriptVerdict | str:
-    """The verdict, or why there is none. A twin of several bugs is audited once."""
+def audited(target: Target, options: Options) -> tuple[ScriptVerdict | str, float]:
+    """The verdict, or why there is none, and processor seconds. Twins of several come once."""
+    began = processor_seconds()
+    verdict: ScriptVerdict | str
     try:
-        return Audit(target, LocalRunner(target), options, lambda _: None).verdict()
+        verdict = Audit(target, LocalRunner(target), options, lambda _: None).verdict()
     except ScriptError as error:
-        return f"none: {error}"
+        verdict = f"none: {error}"
+    return verdict, processor_seconds() - began
 
 
-def cells(found: ScriptVerdict | str) -> list[str]:
+def cells(judged: ScriptVerdict | str, seconds: float) -> list[str]:
     """Verdict, what says so, trials of all layers, and seconds."""
-    if isinstance(found, str):
-        return [found, "", "", ""]
-    told = [one for one in found.findings if one.weight is not Weight.NOTE]
-    first = next(iter(found.violations or told), None)
-    what = ""
-    if first is not None:
-        what = f"L{first.layer} {first.look}"
-        if first.weight is Weight.WARNING:
-            what += " (a warning)"
-    counts = f"{found.runs} / {found.step_trials} / {found.run_trials}"
-    return [str(found.verdict), what, counts, f"{found.seconds:.0f}"]
+    if isinstance(judged, str):
+        return [judged, "", "", ""]
+    told = [item for item in judged.findings if item.weight is not Weight.NOTE]
+    looks = dict.fromkeys(f"L{item.layer} {item.look}" for item in judged.violations or told)
+    what = ", ".join(looks) + " (a warning)" * bool(looks and not judged.violations)
+    counts = f"{judged.runs} / {judged.step_trials} / {judged.run_trials}"
+    return [str(judged.verdict), what, counts, f"{seconds:.0f}"]
 
 
-def row(bug: Bug, found: ScriptVerdict | str, twin: ScriptVerdict | str) -> str:
-    """A line of the table."""
-    verdict, what, counts, seconds = cells(twin)
-    said = f"{verdict}, {what}" if what else verdict
-    return "| " + " | ".join([bug.name, *cells(found), bug.twin, said, counts, seconds]) + " |"
+def row(bug: Bug, judged: list[str], twin: list[str]) -> str:
+    """A line of the table, of the cells of both."""
+    said = ", ".join(filter(None, twin[:2]))
+    return "| " + " | ".join([bug.name, *judged, bug.twin, said, *twin[2:]]) + " |"
 
 
-def right(bug: Bug, found: ScriptVerdict | str, twin: ScriptVerdict | str) -> bool:
+def right(bug: Bug, judged: ScriptVerdict | str, twin: ScriptVerdict | str) -> bool:
     """Whether the bug was told, and nothing was told of the twin."""
-    if isinstance(found, str) or isinstance(twin, str) or twin.verdict is Verdict.VIOLATION:
+    if isinstance(judged, str) or isinstance(twin, str) or twin.verdict is Verdict.VIOLATION:
         return False
     if bug.weight is None:
-        return found.verdict is not Verdict.VIOLATION
-    return bug.weight in {one.weight for one in found.findings}
+        return judged.verdict is not Verdict.VIOLATION
+    return bug.weight in {item.weight for item in judged.findings}
 
 
 def main() -> None:
@@ -203,9 +203,9 @@ def main() -> None:
     for bug in [known[name] for name in given.names] or BUGS:
         budget, size = parse_duration(given.budget), bug.secret_size
         options = Options(budget, layers, seed=given.seed, secret_size=size)
-        found, twin = audited(bug.target(), options), audited(bug.target(twin=True), options)
-        print(row(bug, found, twin), flush=True)
-        if not right(bug, found, twin):
+        judged, twin = (audited(bug.target(twin), options) for twin in (False, True))
+        print(row(bug, cells(*judged), cells(*twin)), flush=True)
+        if not right(bug, judged[0], twin[0]):
             wrong.append(bug.name)
     if wrong:
         sys.exit(f"not as it should be: {', '.join(wrong)}")
