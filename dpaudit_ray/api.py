@@ -67,10 +67,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     if executor not in (names := get_args(ExecutorName)):
         raise SpecError("executor", f"must be {' or '.join(names)}, got {executor!r}")
     if address and executor != "ray":
-        raise SpecError(
-            "address",
-            f"is {address!r}, but executor {executor} joins no cluster; leave one of them out",
-        )
+        raise SpecError("address", f"is {address!r}, but {executor} joins no cluster; leave it out")
     phase("reading the sweep")
     if isinstance(sweep, Sweep):
         prepared = sweep
