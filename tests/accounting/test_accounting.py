@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -161,11 +159,6 @@ def test_delta_follows_from_epsilon(epsilon):
     assert OneMethod().delta(Training(0.01, 9), 0.0) == 1
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_no_delta_is_above_one(name):
-    assert accounting.delta_of(Training(0.2, 9), 0.0, name).upper <= 1
-
-
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampling_lies_between_none_and_all(name):
     sampled = accounting.epsilon(1.0, 100, 1e-5, 0.1, name)
@@ -233,12 +226,6 @@ def test_prv_names_its_fallback_where_it_fails(setting, instead, reason, capfd, 
         np.testing.assert_array_equal(curve, [0.0, found.upper])
 
 
-def test_prv_refuses_large_grids_before_any_work():
-    training = Training(0.1, 20_000, 0.2)
-    with pytest.raises(accounting.UnansweredError, match="grid points"):
-        accounting.find("prv").epsilon(training, 1e-6)
-
-
 @pytest.mark.parametrize(
     ("noise", "rate"), [(0.01, 0.2), (0.1, 1e-4), (0.1, 1.0), (1.0, 0.2), (100.0, 1.0)]
 )
@@ -254,10 +241,11 @@ def test_nothing_and_everything(name):
     assert least_delta(1.0, 0, 0.0, accountant=name) == 0
     assert accounting.epsilon(0.0, 5, 1e-5, accountant=name) == math.inf
     assert least_delta(0.0, 5, 3.0, accountant=name) == 1
+    assert least_delta(0.2, 9, 0.0, accountant=name) <= 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("asked", "message"),
     [
         ({"noise_multiplier": -1.0}, "noise_multiplier must be at least 0 and finite, got -1"),
         ({"noise_multiplier": math.nan}, "noise_multiplier must be at least 0 and finite, got nan"),
@@ -271,25 +259,16 @@ def test_nothing_and_everything(name):
         ({"sampling": "sorted"}, "sampling must be one of poisson, shuffle, balls-and-bins, got"),
         ({"adjacency": "swap"}, "adjacency must be one of add-remove, replace, got 'swap'"),
         ({"accountant": "gdp"}, "not an upper bound"),
-    ],
-)
-def test_refusals_name_value_and_bound(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        accounting.epsilon(**{"noise_multiplier": 1.0, "steps": 3, "delta": 1e-5, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
         (lambda: least_delta(1.0, 3, -1.0), "epsilon must be at least 0, got -1"),
         (lambda: accounting.noise_multiplier(0.0, 3, 1e-5), "epsilon must be positive and finite"),
         (lambda: accounting.noise_multiplier(1.0, 3, 1e-5, 0.1, "rdp", 0), "tolerance must be pos"),
         (lambda: rdp.divergences(1.0, 1, 0.1, [1.0]), "orders must exceed 1"),
     ],
 )
-def test_refusals_of_the_other_functions(call, message):
+def test_refusals_name_value_and_bound(asked, message):
+    usual = {"noise_multiplier": 1.0, "steps": 3, "delta": 1e-5}
     with pytest.raises(ValueError, match=message):
-        call()
+        asked() if callable(asked) else accounting.epsilon(**usual | asked)
 
 
 # --- slow twins ----------------------------------------------------------------------------------
@@ -318,15 +297,3 @@ def test_the_orders_beside_the_best_whole_one_are_enough():
     for noise, rate, delta in ((0.4, 0.01, 1e-8), (1.0, 0.9, 1e-2), (8.0, 0.2, 1e-5)):
         every = rdp.Rdp().epsilon(Training(noise, 300, rate), delta)
         assert rdp.quick_epsilon(noise, 300, rate, delta) == every
-
-
-def test_importing_loads_no_accounting_library():
-    code = "import sys; import dpaudit_ray.accounting; print(*sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"torch", "opacus", "prv_accountant", "dp_accounting"} & {*shown.stdout.split()}
-    assert shown.stderr == ""
-
-
-def test_libraries_stay_silent(capfd, recwarn):
-    bound(1.5, 500, 1e-5, 0.04, "prv")
-    assert (capfd.readouterr(), len(recwarn)) == (("", ""), 0)

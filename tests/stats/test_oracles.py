@@ -37,12 +37,10 @@ def test_clopper_pearson_intervals(case):
         assert stats.clopper_pearson_lower(*counts, 0.025) == expected["lower"]
         return
     two, one = expected["two_sided95"], expected["one_sided95"]
+    bounds = stats.clopper_pearson_lower, stats.clopper_pearson_upper
     for alpha, ends in ((0.025, two), (0.05, (one["lower"], one["upper"]))):
-        assert interval(*counts, alpha) == approx(tuple(ends), abs=case["tol"] or 1e-12)
-
-
-def interval(k: int, n: int, alpha: float) -> tuple[float, float]:
-    return stats.clopper_pearson_lower(k, n, alpha), stats.clopper_pearson_upper(k, n, alpha)
+        found = [bound(*counts, alpha) for bound in bounds]
+        assert found == approx(list(ends), abs=case["tol"] or 1e-12)
 
 
 def _two_rates(inputs: dict) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -282,50 +280,9 @@ def test_quoted(pair):
 # --- inlined, for a checkout without the reference file ------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mu", "delta", "epsilon"),
-    [
-        (0.25, 1e-5, 0.9263415039982295),
-        (1.0, 1e-5, 4.3771780956812245),
-        (2.0, 1e-6, 10.99715121422065),
-        (3.952847075210474, 1e-5, 23.995358986997164),
-        (6.0, 1e-3, 35.737692919520164),
-    ],
-)
-def test_inlined_gaussian_conversions(mu, delta, epsilon):
-    assert gdp.epsilon(mu, delta) == approx(epsilon, abs=1e-9)
-    assert gdp.mu(epsilon, delta) == approx(mu, abs=1e-9)
-    assert gdp.delta(epsilon, mu) == approx(delta, rel=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("v", "r", "m", "delta", "confidence", "epsilon"),
-    [
-        (80, 100, 100, 0.0, 0.95, 0.9583920452860184),
-        (80, 100, 100, 1e-3, 0.95, 0.925611),
-        (75, 100, 1000, 0.0, 0.95, 0.702214),
-        (75, 100, 1000, 1e-4, 0.95, 0.672984664107),  # off by one it would be .674808
-        (1439, 1510, 100_000, 1e-5, 0.95, 2.675851007632),
-        (1429, 1500, 100_000, 1e-5, 0.99, 1.6652734944364),
-        (9820, 10_000, 10_000, 1e-5, 0.95, 3.871316930046),
-    ],
-)
-def test_inlined_one_run_bounds(v, r, m, delta, confidence, epsilon):
-    found = one_run.epsilon_lower(v, r, m, delta, confidence)
-    assert found == approx(epsilon, abs=1e-6)
-
-
 def test_inlined_counts():
     found = epsilon_of_counts((0, 0), (1000, 1000), 1e-5, 0.05)[0]
     assert found == approx(5.6005774942916355, abs=1e-9)
     assert mu_of_counts((61, 61), (2500, 2500), 0.05)[0] == approx(3.7259291519403908, abs=1e-9)
     assert stats.clopper_pearson_lower(4878, 5000, 0.05) == approx(0.9716978117309093)
-
-
-def test_inlined_simultaneous_and_sequential():
-    scores, members = two_worlds(500, 1.0)
-    alg4 = stats.estimate(scores, members, **LEVEL, method="paper-gdp")
-    assert alg4.epsilon_lower == approx(3.242088875308495, abs=1e-6)
-    assert e_process.anytime_lower(678, 1000, 0.05) == approx(0.6287501593915987, abs=1e-9)
-    assert one_run_fdp.mu_lower(90, 100, 100, 0.95) == approx(0.8413762981, abs=1e-8)
     assert power.trials_needed(4, 0.2, 0.8, **LEVEL) == approx(1602, rel=0.005)

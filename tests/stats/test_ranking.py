@@ -30,14 +30,6 @@ CLAIMS = [
 IDS = ["gaussian", "strong", "point", "three", "unsorted"]
 
 
-def test_the_sum_of_two_costs_is_a_convolution():
-    rng = np.random.default_rng(2)
-    one, other = (Costs(first, rng.dirichlet(np.ones(n))) for first, n in ((3, 40), (5, 17)))
-    both = one.plus(other)
-    assert both.first == 8
-    np.testing.assert_allclose(both.chances, np.convolve(one.chances, other.chances), atol=1e-15)
-
-
 def test_the_smallest_costs_and_those_below_rounding_are_dropped():
     kept = Costs(3, np.array([0.1, 0.2, 0.3, 0.4, 0.0, 0.0])).above(1)
     assert (kept.first, kept.chances.tolist()) == (4, [0.2, 0.3, 0.4])
@@ -165,13 +157,13 @@ def test_rank_errs_at_every_level_no_more_than_it_may(size, mu):
 
 
 def test_rank_errs_in_5_percent_at_5000_trials():
-    """From guesses to μ. 10,000 audits; 4.3 standard errors, 1e-5."""
+    """From guesses to μ. 4000 audits; 4.3 standard errors, 1e-5."""
     coins, rng, wrong = Responses.from_curve(gaussian(0.262)), np.random.default_rng(8), 0
-    for _ in range(10_000):
+    for _ in range(4000):
         trials = rng.multinomial(5000, coins.shares / coins.shares.sum())
         group = rng.random(5000) < np.repeat(coins.mistakes, trials)
         wrong += ranking.mu_lower(group, 0.05) > 0.262
-    assert 0.04 < wrong / 10_000 <= 0.05 + 4.3 * math.sqrt(0.05 * 0.95 / 10_000)
+    assert 0.035 < wrong / 4000 <= 0.05 + 4.3 * math.sqrt(0.05 * 0.95 / 4000)
 
 
 def test_rank_of_a_thousand_audits_together_is_hardly_below_that_of_one():
@@ -183,14 +175,6 @@ def test_rank_of_a_thousand_audits_together_is_hardly_below_that_of_one():
     assert found[1] - found[2] < 1e-3
     assert found[3] > found[0] - 0.25  # 2.2 standard deviations of about .1
     assert found[4] > 1.4
-
-
-def test_weights_fall_and_cost_adds_up():
-    weights = Weights.from_responses(100, Responses.from_curve(gaussian(1.0)))
-    assert weights.edges[[0, -1]].tolist() == [0, 100]
-    assert (np.diff(weights.costs) <= 1e-12).all()
-    wrong = np.random.default_rng(2).random(100) < 0.3
-    assert weights.cost(wrong) == wrong @ np.repeat(weights.costs, np.diff(weights.edges))
 
 
 def test_what_a_frequency_may_have_is_looked_for_on_seven_paths():

@@ -4,13 +4,12 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import e_process, guess_count_bound, one_run
+from dpaudit_ray.stats import e_process, guess_count_bound
 from tests.stats.reference import SINGLE, gaussian_trials
 
 EVERY = sorted(SINGLE)
@@ -90,16 +89,6 @@ def guesses_after_each(scores, members):
 MANY_RUN = sorted(name for name, cls in SINGLE.items() if not cls.one_run)
 
 
-def best_of(repeats: int, call: Callable[[], object]) -> float:
-    """Shortest of several timings, in CPU seconds: what the code needs when left alone."""
-    found = []
-    for _ in range(repeats):
-        start = time.thread_time()
-        call()
-        found.append(time.thread_time() - start)
-    return min(found)
-
-
 @pytest.mark.parametrize("method", MANY_RUN)
 def test_estimate_after_a_pack(method):
     scores, members = gaussian_trials(np.random.default_rng(2), 5000, 2.0)
@@ -118,16 +107,8 @@ def test_estimate_after_a_pack(method):
 @pytest.mark.parametrize("method", MANY_RUN)
 def test_a_million_scores(method):
     scores, members = gaussian_trials(np.random.default_rng(3), 1_000_000, 1.0)
-
-    def whole() -> None:
-        state = stats.make(method, 1_000_000, canaries=100)  # where a method asks for them
-        state.fold(scores, members)
-        state.bound(1e-5, 0.95)
-
-    assert best_of(1, whole) <= 2.0
-
-
-def test_one_run_theorem_at_a_hundred_thousand_canaries():
-    for v, r in ((69_146, 100_000), (1439, 1510), (99_000, 100_000)):
-        one_run._log_ratios.cache_clear()
-        assert best_of(3, lambda v=v, r=r: one_run.epsilon_lower(v, r, 100_000, 1e-5, 0.95)) < 0.05
+    start = time.thread_time()
+    state = stats.make(method, 1_000_000, canaries=100)  # where a method asks for them
+    state.fold(scores, members)
+    state.bound(1e-5, 0.95)
+    assert time.thread_time() - start <= 2.0

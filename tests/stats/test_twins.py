@@ -56,6 +56,8 @@ def test_gaussian_delta_is_the_hockey_stick_integral(mu, epsilon):
     start = epsilon / mu + mu / 2
     twin = integrate.quad(excess, start, start + 12, epsabs=1e-13)[0]
     assert gdp.delta(epsilon, mu) == approx(twin, rel=1e-8)
+    assert gdp.epsilon(mu, twin) == approx(epsilon, abs=1e-7)
+    assert gdp.mu(epsilon, twin) == approx(mu, abs=1e-7)
 
 
 def test_epsilon_of_rates_by_search():
