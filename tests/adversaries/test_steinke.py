@@ -218,16 +218,6 @@ def test_canaries_apart_share_no_parameter(tiny):
         opened(tiny, {"name": f"{__name__}:Overlapping"})
 
 
-def test_a_model_that_leaks_all_its_bits_is_told(tiny, tmp_path):
-    """With next to no noise nearly all of 60 bits are read off one training."""
-    tiny["mechanism"] |= {"noise_multiplier": 0.01, "batch_size": 4, "model": "mlp3"}
-    tiny["audit"] |= {"trials": 60, "estimators": [{"name": "one-run", "guesses": 60}]}
-    tiny |= {"grid": {}, "adversary": attack("dirac", 60), "resources": {}}
-    result = da.run(tiny, storage_path=str(tmp_path), executor="inline")
-    last = result.estimates.query("step == 6")
-    assert last["epsilon_lower"].max() > 2
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

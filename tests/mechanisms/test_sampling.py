@@ -15,7 +15,6 @@ from dpaudit_ray.mechanisms.dp_sgd.sampling import Poisson, Sampler, Sizes
 from dpaudit_ray.mechanisms.dp_sgd.steps import Insertion
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.seeds import derive
-from dpaudit_ray.sweep import spec
 from tests.trainings import along, cell, path
 
 SIZES = Sizes(examples=103, batch_size=10)
@@ -124,11 +123,3 @@ def test_each_canary_of_a_model_has_coins_of_its_own():
     inserted = insertion.at(2, theta)
     assert inserted is not None
     assert [rows.tolist() for rows in inserted.rows] == [[0, 1], [2, 3]]
-
-
-def test_options_at_their_default_change_no_fingerprint(tiny):
-    plain = spec.from_raw(tiny).fingerprint
-    constant = {"name": "constant", "warmup": 0}
-    stated = {"sampling": "fixed", "batches": "known", "optimizer": "sgd", "schedule": constant}
-    tiny["mechanism"] |= stated
-    assert spec.from_raw(tiny).fingerprint == plain
