@@ -66,10 +66,21 @@ def test_housing_is_read_from_a_csv(table, tmp_path):
     assert np.array_equal(data.x, other.x), "order and number of columns do not matter"
 
 
-def test_the_real_file(shared_data):
-    data = CaliforniaHousing(path=str(shared_data / "california_housing.csv")).load()
-    assert data.x.shape == (20_640, 8)
-    assert abs(int(data.y.sum()) - 10_320) < 100
+@pytest.mark.parametrize(
+    ("data", "file", "features", "first_classes"),
+    [
+        (CaliforniaHousing, "california_housing.csv", 8, [10_323, 10_317]),
+        (Bank, "bank-full.csv.gz", 50, [39_922, 5_289]),
+        (CervicalCancer, "risk_factors_cervical_cancer.csv", 32, [803, 55]),
+        (Location, "location30.npz", 446, [169, 178]),
+    ],
+)
+def test_the_real_files(data, file, features, first_classes, shared_data):
+    found = data(path=str(shared_data / file)).load()
+    assert found.x.shape == (len(found.y), features)
+    assert np.isfinite(found.x).all()
+    assert np.bincount(found.y)[:2].tolist() == first_classes
+    assert found.classes == (30 if data is Location else 2)
 
 
 @pytest.mark.parametrize("data", [CaliforniaHousing, Bank, CervicalCancer, Location])
@@ -132,22 +143,6 @@ def test_calls_are_numbers_and_one_hot_categories(tmp_path):
     assert np.allclose(data.x[:, 2], (days - days.mean()) / days.std(), atol=1e-6)
     assert (data.x[:, 4] == 0).all()  # pdays is -1 everywhere
     assert data.x[:, 6:9].tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]  # None, management, ...
-
-
-def test_the_real_calls(shared_data):
-    data = Bank(path=str(shared_data / "bank-full.csv.gz")).load()
-    assert data.x.shape == (45_211, 50)
-    assert np.bincount(data.y).tolist() == [39_922, 5_289]
-    assert np.allclose(data.x[:, :6].mean(axis=0), 0, atol=1e-4)
-    assert np.allclose(data.x[:, :6].std(axis=0), 1, atol=1e-4)
-    assert (data.x[:, 6:].sum(axis=1) == 9).all()  # one value of each category
-
-
-def test_the_real_patients(shared_data):
-    data = CervicalCancer(path=str(shared_data / "risk_factors_cervical_cancer.csv")).load()
-    assert data.x.shape == (858, 32)
-    assert int(data.y.sum()) == 55
-    assert np.isfinite(data.x).all()
 
 
 def test_a_missing_value_becomes_the_median(cervical, tmp_path):
@@ -240,6 +235,10 @@ def test_text_is_a_class_and_bits(name, tmp_path):
     assert data.y.tolist() == Y.tolist()
     from_zero = "".join(f"{y},{','.join(map(str, x))}\n" for x, y in zip(X, Y, strict=True))
     assert purchase(tmp_path, from_zero).y.tolist() == Y.tolist()
+    np.savez(tmp_path / "x.npz", x=X.astype(bool), y=Y.astype(np.uint8))
+    by_arrays = Purchase(path=str(tmp_path / "x.npz")).load()
+    assert np.array_equal(by_arrays.x, data.x)
+    assert (by_arrays.x.dtype, by_arrays.y.dtype) == (np.float32, np.int64)
 
 
 def test_quoted_classes_do(tmp_path):
@@ -248,21 +247,6 @@ def test_quoted_classes_do(tmp_path):
     data = Location(path=str(tmp_path / "bangkok")).load()
     assert np.array_equal(data.x, X)
     assert data.y.tolist() == Y.tolist()
-
-
-def test_arrays_do_as_well(tmp_path):
-    np.savez(tmp_path / "x.npz", x=X.astype(bool), y=Y.astype(np.uint8))
-    data = Purchase(path=str(tmp_path / "x.npz")).load()
-    assert data.x.dtype == np.float32
-    assert np.array_equal(data.x, X)
-    assert data.y.dtype == np.int64
-
-
-def test_the_real_locations(shared_data):
-    data = Location(path=str(shared_data / "location30.npz")).load()
-    assert data.x.shape == (5_010, 446)
-    assert data.classes == 30
-    assert set(np.unique(data.x)) == {0, 1}
 
 
 @pytest.mark.parametrize(

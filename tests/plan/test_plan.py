@@ -1,6 +1,5 @@
 """From a sweep to packs, and back from a run directory to what remains."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -272,10 +271,7 @@ def test_another_sweep_is_refused_with_the_difference(key, value, difference, ti
     assert message.endswith(f"use a new name{seed}, or the old settings to resume")
 
 
-def claimed(**fields: Any) -> Callable[[dict[str, Any]], object]:
-    """Puts what accountants were asked into a plan of two steps."""
-    asked = {"noise_multiplier": 2.0, "releases": 7} | fields
-    return lambda plan: plan["audits"][0].update(claimed=[asked, asked])
+NAN = {"noise_multiplier": float("nan"), "releases": 7}  # that accountants were asked for
 
 
 @pytest.mark.parametrize(
@@ -285,13 +281,10 @@ def claimed(**fields: Any) -> Callable[[dict[str, Any]], object]:
         (lambda p: p["audits"][0].update(fingerprint="abc"), "audits.0.fingerprint: String should"),
         (lambda p: p["audits"][0].update(id="000-../../x-28b2e936"), "is not the id of audit 0"),
         (lambda p: p["audits"][0].update(packs=[[0, -1], [0, 89]]), "do not make up its 90 trials"),
-        (lambda p: p["audits"][0].update(trials=10**12), "trials: Input should be less than"),
         (lambda p: p["audits"][0].update(claims={"gaussian": [1.0, 2.0]}), "after step 6 by gauss"),
-        (lambda p: p.update(code=[{"modules": {"x": "0" * 64}}]), "code.0.versions: Field"),
         (lambda p: p["audits"][0]["packs"].append([85, 99]), "do not make up its 90 trials"),
         (lambda p: p["audits"][0].update(claims={}), "do not fit its 2 steps"),
-        (claimed(noise_multiplier=float("nan")), "noise_multiplier: Input should be"),
-        (claimed(sample_rate=2.0), "sample_rate: Input should be less than or equal to 1"),
+        (lambda p: p["audits"][0].update(claimed=[NAN, NAN]), "noise_multiplier: Input should be"),
         (lambda p: p["audits"][0].update(horizons=[2, 6]), "is the plan of another sweep"),
         (lambda p: p["audits"][0].update(declared=[100, 90]), "which do not rise to its trials"),
         (lambda p: p["audits"].pop(), "is the plan of another sweep"),
@@ -342,6 +335,8 @@ def test_a_lost_recording_is_written_again(tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
     before = contents(run.location)
     (Path(run.location) / "sweep.yaml").unlink()
+    with pytest.raises(RunDirectoryError, match=r"is no run directory \(it has no sweep\.yaml"):
+        planning.read(run)
     other = spec.from_raw(tiny, overrides={"mechanism.clip_norm": 2.0})
     assert "is the plan of another sweep" in refusal(other, run)
     planning.open_run(spec.from_raw(tiny), run)
@@ -356,14 +351,6 @@ def test_a_lost_plan_is_made_again_unless_there_are_scores(tiny, run):
     store(run, plan, Pack(0, 0, 9))
     (Path(run.location) / "plan.json").unlink()
     assert "holds scores but no plan.json" in refusal(spec.from_raw(tiny), run)
-
-
-def test_a_folder_that_is_no_run_is_told(tiny, run):
-    for missing in ("plan.json", "sweep.yaml"):
-        planning.open_run(spec.from_raw(tiny), run)
-        (Path(run.location) / missing).unlink()
-        with pytest.raises(RunDirectoryError, match=rf"is no run directory \(it has no {missing}"):
-            planning.read(run)
 
 
 def test_packs_are_limited_to_what_a_disk_can_hold(tiny):

@@ -75,6 +75,10 @@ NO_CHANGES: list[tuple[str, Any]] = [
     ("audit.confidence", 0.95),
     ("mechanism.noise_multiplier", 2),
     ("mechanism.engine", "packed"),
+    ("mechanism.sampling", "fixed"),
+    ("mechanism.batches", "known"),
+    ("mechanism.optimizer", "sgd"),
+    ("mechanism.schedule", {"name": "constant", "warmup": 0}),
     ("mechanism.model", "fcnn"),
     ("adversary", "biased-dimension"),  # the grid replaces it
     ("resources.num_gpus", 0.25),
