@@ -18,6 +18,7 @@ from dpaudit_ray.sweep import spec
 from tests.adversaries import networks
 from tests.command import changed, refused, write_sweep
 from tests.orchestration.test_faults import assert_same, start
+from tests.orchestration.test_preparation import parts_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,10 +32,6 @@ def sweep(tiny: dict[str, Any], *adversaries: Any) -> dict[str, Any]:
 
 STATIC = {"name": "static-poison", "shadows": 40, "ascent": 1}
 ADAPTIVE = {"name": "adaptive-poison", "shadows": 40, "ascent": 2, "inner": 1}
-
-
-def parts_of(location: str | Path) -> list[Path]:
-    return sorted(Path(location).glob("preparations/*/*.parquet"))
 
 
 def test_audits_share_the_shadows_they_ask_for(tiny, tmp_path, monkeypatch):
@@ -99,7 +96,7 @@ def test_killed_while_shadows_are_trained_it_ends_the_same(tiny, tmp_path, monke
     assert da.run(asked, storage_path=str(tmp_path / "killed"), executor="inline").complete
     assert first.stat().st_mtime_ns == written, "what was stored is not made again"
     assert_same(location, quiet)
-    pairs = zip(parts_of(location), parts_of(quiet), strict=True)
+    pairs = zip(parts_of(location), parts_of(Path(quiet)), strict=True)
     assert [one.read_bytes() == other.read_bytes() for one, other in pairs] == [True] * 3
 
 

@@ -223,6 +223,7 @@ def test_storage_that_fails_one_write_in_five_changes_nothing(light, tmp_path, m
 def test_stop_when_ends_an_audit_after_the_same_trial_in_any_order(light, tmp_path):
     """The bound reaches a tenth of the claim; packs stored beyond the decision change nothing."""
     light["audit"] |= {"trials": 600, "record_every": 6}
+    light["resources"]["pack_size"] = 30
     full = da.run(light, storage_path=str(tmp_path), executor="inline")
     whole = full.estimates
     assert set(whole["trials"]) == {600}

@@ -183,11 +183,8 @@ def test_text_stays_text_when_written_and_read_again(text):
     assert parse_yaml(dump_yaml({"name": text, "delta": 1e-5}), "") == {"name": text, "delta": 1e-5}
 
 
-def test_keys_keep_their_order():
+def test_keys_keep_their_order_and_merged_ones_may_be_overridden():
     assert list(parse_yaml(dump_yaml({"z": 1, "a": 2, "m": 3}), "")) == ["z", "a", "m"]
-
-
-def test_merged_keys_may_be_overridden():
     text = "base: &base {steps: 5, clip: 1}\nother: {<<: *base, clip: 2}\n"
     assert parse_yaml(text, "")["other"] == {"steps": 5, "clip": 2}
 
