@@ -1,5 +1,6 @@
 """What runs with held releases show, and what else private records went into: made-up cases."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,6 +118,26 @@ def test_data_of_files_are_left_alone(tmp_path):
     for values in (array, *data.tensors, data.view):
         assert values.reshape(-1).tolist() == list(range(8))
     assert data.memory.tolist() == [2, 1, 2, 3]
+
+
+@pytest.mark.parametrize("held", ["alone", "exchanged"])
+def test_a_loop_s_records_are_found_in_its_arrays(tmp_path, monkeypatch, held):
+    for package in ("jax", "tensorflow"):  # another test may have imported it
+        monkeypatch.delitem(sys.modules, package, raising=False)
+    x, y, order = torch.randn(50, 3), np.arange(50) % 3, torch.arange(50)
+    raw, places, generator = x.tolist(), [7, 2, 9, 4], torch.Generator()
+    run = WatchedRun(RunRequest(0, held=held), tmp_path / "record")
+    batch = [x[places], torch.from_numpy(y[places])]
+    held_runs.find_tables(run, [torch.zeros(4, 3), *batch])
+    assert [id(table) for table in run.tables] == [id(x), id(y)]
+    assert (run.chosen, run.drawing) == (9, [generator])
+    moved = [number for number, row in enumerate(raw) if row != x[number].tolist()]
+    assert moved == [9] * (held == "exchanged")
+    assert (y[9] != 0) == (held == "exchanged")
+    assert torch.equal(order, torch.arange(50))
+    if not moved:
+        assert held_runs.has_row(run, batch)
+        assert not held_runs.has_row(run, [rows[:2] for rows in batch])
 
 
 def test_what_is_returned_has_a_name(tmp_path):

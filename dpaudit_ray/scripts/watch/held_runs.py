@@ -145,6 +145,7 @@ def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
     leaves = [a for v in leaves for a in (arrays_of(v) if _is_sized(v) else [v])]
     arrays = (v for v in leaves if isinstance(v, torch.Tensor) or _has_numbers(v))
     tables = [a for a in arrays if a.ndim > 0 and len(a) <= _MOST and _is_alone(a)]
+    tables.sort(key=len, reverse=True)  # batches are among them
     for table, rows in itertools.product(tables, examples):
         if table.ndim > 1 and _of_one_kind(table, rows):
             numbers = {row: number for number, row in enumerate(_digests(table))}
@@ -171,7 +172,8 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _digests(rows: Any) -> Iterator[bytes]:
-    return map(step_probe.digest, torch.as_tensor(rows))
+    # Of a copy: memory that numpy has seen is taken for a file's.
+    return map(step_probe.digest, torch.as_tensor(rows).clone())
 
 
 def _of_one_kind(first: Any, second: Any) -> bool:
