@@ -1,0 +1,48 @@
+"""The table of a run: `python -m jobs.text.table RUN...`, a row for trainings that differ by seed.
+
+Bounds are median, least and most over these trainings. TPR at an FPR of 1 % is of all of their
+scores, with a 95 % interval that counts trainings.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import numpy as np
+
+import dpaudit_ray as da
+from dpaudit_ray.stats.membership import Membership
+
+
+def main(*locations: str) -> None:
+    """Prints the tables."""
+    for location in locations:
+        result = da.open(location, trust="jobs.text")
+        table = result.estimates
+        group = table["label"].map(lambda label: re.sub(r", seed=\d+", "", label))
+        names = list(dict.fromkeys(table["estimator"]))
+        lines = [f"| audit | trainings | claim | {' | '.join(names)} | TPR at 1 % |"]
+        lines.append("|" + " --- |" * (len(names) + 4))
+        audits = [audit.id for audit in result.run.plan.audits]
+        for label, rows in table.groupby(group, sort=False):
+            ids = dict.fromkeys(rows["audit"])
+            pairs = {audit: result.matrix(audits.index(audit)) for audit in ids}
+            ended = {audit: pair for audit, pair in pairs.items() if pair[0].size}
+            if not ended:
+                continue
+            rows = rows[rows["audit"].isin(ended)]
+            cells = [f"{rows['epsilon_upper'].iloc[0]:.3g}"]
+            for name in names:
+                bounds = rows.loc[rows["estimator"] == name, "epsilon_lower"]
+                spread = f" ({bounds.min():.2f} to {bounds.max():.2f})" * (len(bounds) > 1)
+                cells.append(f"{bounds.median():.2f}{spread}")
+            shown = Membership(*map(np.concatenate, zip(*ended.values(), strict=True)))
+            rate = shown.true_positive_rate(0.01)
+            cells.append(f"{rate.value:.3f} ({rate.low:.3f} to {rate.high:.3f})")
+            lines.append(f"| {label} | {len(shown.scores)} | {' | '.join(cells)} |")
+        sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
