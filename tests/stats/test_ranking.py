@@ -30,6 +30,14 @@ CLAIMS = [
 IDS = ["gaussian", "strong", "point", "three", "unsorted"]
 
 
+def test_the_sum_of_two_costs_is_a_convolution():
+    rng = np.random.default_rng(2)
+    one, other = (Costs(first, rng.dirichlet(np.ones(n))) for first, n in ((3, 40), (5, 17)))
+    both = one.plus(other)
+    assert both.first == 8
+    np.testing.assert_allclose(both.chances, np.convolve(one.chances, other.chances), atol=1e-15)
+
+
 def test_the_smallest_costs_and_those_below_rounding_are_dropped():
     kept = Costs(3, np.array([0.1, 0.2, 0.3, 0.4, 0.0, 0.0])).above(1)
     assert (kept.first, kept.chances.tolist()) == (4, [0.2, 0.3, 0.4])
