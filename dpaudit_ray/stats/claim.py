@@ -36,12 +36,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from . import gdp
+from . import cut, gdp
 from .base import Estimator, Members, Scores
 from .curve import Curve, gaussian
+from .cut import Cut
 from .e_process import log_mixture
 from .error_rates import Counts, Floats, last_refuted
 from .lower_bound import Estimate, Status
+from .trial_log import TrialLog
 
 OFFSETS = np.linspace(0.0, 3.3, 12)  # of thresholds from the classes' midpoint, in deviations
 STAKES = np.array([0.02, 0.08, 0.2, 0.45, 0.75, 0.95])  # share of the stake lost by a wrong guess
@@ -83,7 +85,8 @@ class Wagers:
     """Outcomes of trials 32 to 63, 64 to 127, ...: `epochs` are int64 [OUTCOMES] each.
 
     Thresholds are placed by the mean and spread of both worlds' past scores at the start of an
-    epoch: fixed trial numbers, so that any split of the stream gives the same counts. Nothing
+    epoch, or by a `cut`: fixed trial numbers, so that any split of the stream gives the same
+    counts. Nothing
     is guessed before the first, nor while one world was not seen. A diverged trial is guessed
     to be of the world in which more have diverged so far; a miss is wrong in every slot.
     """
@@ -96,6 +99,8 @@ class Wagers:
     _origin: float = math.nan
     _moments: Floats = dataclasses.field(default_factory=lambda: np.zeros((3, 2)))
     _diverged: Counts = dataclasses.field(default_factory=lambda: np.zeros(2, dtype=np.int64))
+    _log: TrialLog = dataclasses.field(default_factory=TrialLog)
+    _cut: Cut | None = None
 
     def fold(self, scores: Scores, members: Members) -> None:
         for part in self._parts(len(scores)):
@@ -132,9 +137,13 @@ class Wagers:
         """Number of the outcome of each trial, int64 [n], below OUTCOMES."""
         finite = np.isfinite(scores)
         with np.errstate(invalid="ignore", over="ignore"):
-            distance = np.where(finite, scores - self.centre, 0.0)[:, None]
-            passed_up = (distance >= self.spread * OFFSETS).sum(axis=1)
-            passed_down = (distance < -self.spread * OFFSETS).sum(axis=1)
+            if self._cut is None:
+                distance, spread = scores - self.centre, self.spread
+            else:
+                distance, spread = self._cut.position(scores), 1.0
+            distance = np.where(finite, distance, 0.0)[:, None]
+            passed_up = (distance >= spread * OFFSETS).sum(axis=1)
+            passed_down = (distance < -spread * OFFSETS).sum(axis=1)
         up = np.where(members, _UP_RIGHT[passed_up - 1], _UP_WRONG[passed_up - 1])
         down = np.where(members, _DOWN_WRONG[passed_down - 1], _DOWN_RIGHT[passed_down - 1])
         before = [
@@ -159,6 +168,8 @@ class Wagers:
                     terms = np.concatenate([[self._moments[power, world]], x**power])
                     # cumsum adds strictly in order, so a split stream sums to the same bits
                     self._moments[power, world] = np.cumsum(terms)[-1]
+        if self.trials < cut.LAST:
+            self._log.append(scores, members)
 
     def _place(self) -> None:
         """Puts thresholds between the worlds; beyond all scores if one world diverged."""
@@ -172,6 +183,12 @@ class Wagers:
             within = float(np.sum(square - count * means**2) / count.sum())
             self.centre = float(means.mean()) + self._origin
             self.spread = math.sqrt(max(within, 0.0)) if math.isfinite(within) else math.nan
+        if self.trials <= cut.LAST:
+            self._cut = cut.learnt(*self._log.arrays())
+        else:
+            self._log = TrialLog()
+        if self._cut is not None:
+            self.centre, self.spread = self._cut.threshold, 1.0
 
     def log_wealth(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Floats:
         """Log of supermartingales of constant stakes, [len(epsilons), slots, stakes]."""

@@ -28,7 +28,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
-from . import e_process
+from . import cut, e_process
 from .base import Members, Scores
 from .claim import Claim
 from .curve import Curve, Responses
@@ -92,14 +92,23 @@ class DeclaredTest:
         return self.trials if complete and self._diverging(curve, rest) <= rest else None
 
     def _rank(self) -> None:
-        """Ranks the trials before each look that is due, around the midpoint of all outputs."""
+        """Ranks the trials before each look that is due, around the midpoint of all outputs.
+
+        Where earlier bits show that means do not tell the worlds apart, by their `cut`.
+        """
         scores, members = self._log.arrays()
         first = self._ends[len(self._groups) - 1] if self._groups else 0
         for end in self._ends[len(self._groups) :]:
             if end > len(scores):
                 break
             group = scores[first:end], members[first:end]
-            self._groups.append(ranked_mistakes(*group, two_means(scores[:end]), self._diverged))
+            learnt = cut.learnt(scores[:first], members[:first])
+            if learnt is None:
+                ranked = ranked_mistakes(*group, two_means(scores[:end]), self._diverged)
+            else:
+                away = np.where(np.isfinite(group[0]), learnt.position(group[0]), group[0])
+                ranked = ranked_mistakes(away, group[1], 0.0, self._diverged)
+            self._groups.append(ranked)
             self._diverged.fold(*group)
             first = end
 

@@ -1,6 +1,6 @@
 """Bounds from how often a predictable guess hits the secret bit.
 
-Trial i is guessed "in" when its score exceeds a threshold computed from trials before i only.
+Trial i is guessed "in" when its score is above a cut that trials before i alone tell (`cut`).
 Because the bit is a fair coin independent of the past, P(hit | past) ≤ Φ(μ/2) under μ-GDP for
 any such rule, so the number of hits is dominated by a binomial, at any stopping time.
 """
@@ -16,18 +16,20 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 from scipy import special
 
-from . import gdp
+from . import cut, gdp
 from .base import Estimator, Members, Scores
+from .cut import Cut
 from .e_process import anytime_lower
 from .error_rates import clopper_pearson_lower
 from .lower_bound import Estimate, Family, Status, TradeOff
+from .trial_log import TrialLog
 
 ThroughCurve = Literal["gaussian", "any", "claimed"]
 
 
 @dataclasses.dataclass
 class GuessCounter:
-    """Counts hits of "score above the midpoint of the two running class means".
+    """Counts hits of "score above the midpoint of the two running class means", or beyond a `cut`.
 
     The first `warmup` trials, and all until both worlds were seen, only set the threshold.
     Afterwards a diverged trial (NaN, ±inf) is guessed to be of the world in which more have
@@ -41,12 +43,34 @@ class GuessCounter:
     diverged: tuple[int, int] = (0, 0)  # (out, in)
     _sums: tuple[float, float] = (0.0, 0.0)
     _counts: tuple[int, int] = (0, 0)
+    _log: TrialLog = dataclasses.field(default_factory=TrialLog)
+    _cut: Cut | None = None
+    _due: int = cut.FIRST  # trials after which a cut is learnt
 
     def fold(self, scores: Scores, members: Members, batch: int = 1) -> tuple[Members, Members]:
         """Adds trials in order: which were guessed, and which guesses were right, bool [n] each.
 
         `batch` trials in a row are guessed by what was known before the first of them.
         """
+        parts: list[tuple[Members, Members]] = []
+        start = 0
+        while start < len(scores) or not parts:
+            self._learn()
+            stop = start + -(-(self._due - self.trials) // batch) * batch
+            parts.append(self._fold(scores[start:stop], members[start:stop], batch))
+            start = stop
+        guessed, right = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return guessed, right
+
+    def _learn(self) -> None:
+        if self._due <= self.trials and self._due <= cut.LAST:
+            self._cut = cut.learnt(*self._log.arrays())
+        while self._due <= self.trials:
+            self._due = math.ceil(cut.GROWTH * self._due)
+        if self._due > cut.LAST:
+            self._log = TrialLog()  # a sweep has many of them
+
+    def _fold(self, scores: Scores, members: Members, batch: int) -> tuple[Members, Members]:
         finite = np.isfinite(scores)
         totals, seen, lost = [], [], []
         for world in (0, 1):
@@ -65,9 +89,14 @@ class GuessCounter:
         threshold = np.where(seen[0][start] == 0, -np.inf, threshold)
         ready = ((seen[0] + lost[0] > 0) & (seen[1] + lost[1] > 0))[start]
         guessed = ready & (self.trials + start >= self.warmup)
-        guess = np.where(finite, scores > threshold, (lost[1] >= lost[0])[start])
+        above = scores > threshold
+        if self._cut is not None:
+            above = (scores > self._cut.threshold) == self._cut.rising
+        guess = np.where(finite, above, (lost[1] >= lost[0])[start])
         right = guessed & (guess == members)
         self.trials += len(scores)
+        if self._due <= cut.LAST:
+            self._log.append(scores, members)
         self.guesses += int(guessed.sum())
         self.hits += int(right.sum())
         self._sums = (float(totals[0][-1]), float(totals[1][-1]))
@@ -83,6 +112,8 @@ class GuessCounter:
     @property
     def threshold(self) -> float:
         """The threshold for the next trial, NaN until both worlds were seen."""
+        if self._cut is not None:
+            return self._cut.threshold
         if min(self._counts) == 0:
             return math.nan
         return self._sums[0] / self._counts[0] / 2 + self._sums[1] / self._counts[1] / 2

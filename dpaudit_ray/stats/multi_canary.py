@@ -25,7 +25,7 @@ WARMUP = 20  # scores that only set the first threshold
 class RunAccuracies:
     """Share of each run's canaries that were guessed, as runs come in.
 
-    The threshold of a run is the midpoint of the class means of the runs before it; runs before
+    The threshold of a run is told by the runs before it, as `GuessCounter` has it; runs before
     `WARMUP` scores of both worlds were seen are left out. A run without output guessed none.
     """
 

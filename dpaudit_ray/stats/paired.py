@@ -19,9 +19,9 @@ import dataclasses
 from typing import ClassVar
 
 import numpy as np
-from scipy import special
 
 from .base import Members, Scores
+from .cut import normal_scores
 from .error_rates import Floats
 from .lower_bound import Status
 from .multi_canary import WARMUP, RunAccuracies, SeveralCanaries
@@ -98,18 +98,12 @@ class _Ramp:
     def right(self, scores: Scores, members: Members) -> Floats:
         """The share of each guess that is right, float64 [n] in [0, 1]."""
         # Where all of a world diverged so far, a finite score is a sign of the other one.
-        inside = _normal_score(scores, self.inside) if len(self.inside) else -_SURE
-        outside = _normal_score(scores, self.outside) if len(self.outside) else _SURE
+        inside = normal_scores(scores, self.inside) if len(self.inside) else -_SURE
+        outside = normal_scores(scores, self.outside) if len(self.outside) else _SURE
         middle = np.broadcast_to((inside + outside) / 2, scores.shape)
         guess = np.clip(0.5 + middle / _WIDTH * (1 if self.rising else -1), 0.0, 1.0)
         guess = np.where(np.isfinite(scores), guess, self.diverged)
         return np.where(members, guess, 1 - guess)
-
-
-def _normal_score(scores: Scores, earlier: Floats) -> Floats:
-    """The normal quantile of each score's rank among `earlier` ones, which are sorted."""
-    below = np.searchsorted(earlier, scores, "left") + np.searchsorted(earlier, scores, "right")
-    return np.asarray(special.ndtri((below + 1) / (2 * (len(earlier) + 1))))
 
 
 @dataclasses.dataclass

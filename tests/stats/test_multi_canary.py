@@ -128,7 +128,7 @@ def test_a_false_claim_is_refuted_and_the_noise_found():
 
 @pytest.mark.parametrize(
     ("mu", "right", "shares"),
-    [(0.2, 0.4, [0, 0, 0]), (0.2, 0.6, [0.98, 0.2, 0.02]), (2.5, 1.0, [1, 1, 0])],
+    [(0.2, 0.5, [0, 0, 0]), (0.2, 0.6, [0.98, 0.2, 0.02]), (2.5, 1.0, [1, 1, 0])],
 )
 def test_imagined_audits_are_as_accurate_as_their_noise_makes_them(mu, right, shares):
     """Of 50 audits each, drawn by a fixed seed: worse than a coin, some right, and all right."""

@@ -1,8 +1,10 @@
-"""How often the bound of pairs is wrong, on mechanisms whose privacy loss is known exactly.
+"""How often a bound is wrong, on mechanisms whose privacy loss is known exactly.
 
-`python -m jobs.studies.paired [AUDITS [PAIRS]]` prints a table: a row for what is done to scores, a
-column for each true ε at δ = 1e-5, and in each cell the share of audits whose bound lies above the
-truth (nominal: 5 %) and the median bound. Seeds are fixed: the row's and column's numbers.
+`python -m jobs.studies.cells ESTIMATOR [AUDITS [PAIRS]]` prints a table: a row for what is done to
+scores, a column for each true ε at δ = 1e-5, and in each cell the share of audits whose bound lies
+above the truth (nominal: 5 %) and the median bound. Two trainings of a pair share noise for
+`paired`; for other estimators each is a trial of its own. Seeds are fixed: the row's and column's
+numbers.
 """
 
 from __future__ import annotations
@@ -54,27 +56,41 @@ def diverging(rng: np.random.Generator, bits: Bits, epsilon: float) -> Floats:
 KINDS: dict[str, Callable[[np.random.Generator, Bits, float], Floats]] = {
     "all noise shared": gaussian(1.0),
     "all shared, the best of 10 looks": gaussian(1.0),
+    "the best of 10 looks": gaussian(0.0),
     ".9 of the variance shared": gaussian(0.9),
-    "nothing shared": gaussian(0.0),
+    "noise of its own": gaussian(0.0),
     "tied: rounded to halves": lambda *of: np.round(2 * gaussian(0.9)(*of)) / 2,
     "reversed": lambda *of: -gaussian(0.9)(*of),
+    "cubed": lambda *of: gaussian(0.0)(*of) ** 3,
+    "-exp(2z)": lambda *of: -np.exp(2 * gaussian(0.0)(*of)),
     "5 % diverge": diverging,
     "randomised response × Cauchy³": responses,
 }
 
 
-def cell(row: int, column: int, audits: int, pairs: int) -> tuple[float, float]:
+def rows(estimator: str) -> list[str]:
+    """Of all kinds those that mean something for an estimator."""
+    method = stats.estimators()[estimator]
+    kinds = [kind for kind in KINDS if method.by_pair or "shared" not in kind]
+    kinds = [kind for kind in kinds if method.interim_valid or "looks" not in kind]
+    through_curve = "curve" in stats.option_names(method)
+    return [kind for kind in kinds if through_curve or KINDS[kind] is not responses]
+
+
+def cell(estimator: str, kind: str, epsilon: float, audits: int, pairs: int) -> tuple[float, float]:
     """The share of audits that are wrong, and their median ε."""
-    kind, epsilon = list(KINDS)[row], EPSILONS[column]
-    rng, wrong, shown = np.random.default_rng([row, column]), 0, []
-    curve = "any" if KINDS[kind] is responses else "gaussian"
+    place = [list(KINDS).index(kind), EPSILONS.index(epsilon)]
+    rng, wrong, shown = np.random.default_rng(place), 0, []
+    by_pair = stats.estimators()[estimator].by_pair
+    options = {"curve": "any"} if KINDS[kind] is responses else {}
     looks = LOOKS if "looks" in kind else 1
     for _ in range(audits):
-        first = rng.random(pairs) < 0.5
-        bits = np.stack([first, ~first], axis=1)
+        bits = rng.random((pairs if by_pair else 2 * pairs, 1)) < 0.5
+        if by_pair:
+            bits = np.concatenate([bits, ~bits], axis=1)
         scores = KINDS[kind](rng, bits, epsilon)
-        state, best = stats.make("paired", 2 * pairs, curve=curve), 0.0
-        for part in np.array_split(np.arange(pairs), looks):
+        state, best = stats.make(estimator, 2 * pairs, **options), 0.0
+        for part in np.array_split(np.arange(len(bits)), looks):
             state.fold(scores[part].ravel(), bits[part].ravel())
             best = max(best, state.bound(DELTA, CONFIDENCE).epsilon_lower)
         wrong += best > epsilon
@@ -82,21 +98,26 @@ def cell(row: int, column: int, audits: int, pairs: int) -> tuple[float, float]:
     return wrong / audits, float(np.median(shown))
 
 
-def main(audits: int = 10_000, pairs: int = 100) -> None:
+def main(estimator: str, audits: int = 10_000, pairs: int = 100) -> None:
     """All cells, two at a time."""
-    places = [(row, column) for row in range(len(KINDS)) for column in range(len(EPSILONS))]
+    kinds = rows(estimator)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, context) as pool:
-        cells = [pool.submit(cell, *place, audits, pairs) for place in places]
-        found = [done.result() for done in cells]
-    columns = " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS)
-    lines = [f"| {audits:,} audits of {pairs} pairs | {columns} |", "| --- |" + " --- |" * 5]
-    for row, kind in enumerate(KINDS):
-        of_kind = found[len(EPSILONS) * row : len(EPSILONS) * (row + 1)]
-        shares = " | ".join(f"{100 * share:.2f} %, {median:.2f}" for share, median in of_kind)
-        lines.append(f"| {kind} | {shares} |")
+        cells = [
+            [pool.submit(cell, estimator, kind, epsilon, audits, pairs) for epsilon in EPSILONS]
+            for kind in kinds
+        ]
+        columns = " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS)
+        lines = [
+            f"| `{estimator}`, {audits:,} audits of {2 * pairs} trials | {columns} |",
+            "| --- |" + " --- |" * len(EPSILONS),
+        ]
+        for kind, of_kind in zip(kinds, cells, strict=True):
+            drawn = [done.result() for done in of_kind]
+            shares = " | ".join(f"{100 * share:.2f} %, {median:.2f}" for share, median in drawn)
+            lines.append(f"| {kind} | {shares} |")
     sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))
