@@ -94,7 +94,7 @@ def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> f
     return max(part.epsilon(delta) for part in _composed(events, width, pessimistic))
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=4)  # with little noise each takes 150 MB
 def _composed(events: tuple[Training, ...], width: float, pessimistic: bool) -> list[LossSum]:
     """The loss of all steps of all events: with the record against without it, and the reverse."""
     steps = (step_losses(part.after(1), width, pessimistic) for part in events)
