@@ -42,8 +42,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Picks d and returns C e_d, a row for each canary. Raises SpecError for more than p."""
-        parameters = len(public.initial)
-        if self.count > parameters:
+        if self.count > (parameters := len(public.initial)):
             raise SpecError(
                 "adversary.count",
                 f"is {self.count}, but the model has {parameters} parameters, and each canary "
@@ -75,8 +74,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         """
         noise, _, rank = self.strategy.partition("-")  # as in "noisy-final"
         # Without noise, all runs from a known θ_0 are the same.
-        alike = noise == "noiseless" and bool(public.initial.any())
-        runs = 1 if alike else self.simulations
+        runs = 1 if noise == "noiseless" and bool(public.initial.any()) else self.simulations
         start = previous = public.initial.expand(runs, -1)
         moved = start.new_zeros(start.shape)
         for current in public.simulate(runs, noisy=noise == "noisy", seed=seed):

@@ -73,8 +73,7 @@ class CraftedQuery(RecordCanary):
 
 def gap(absent: Tensor, present: Tensor) -> Tensor:
     """How far the mean losses [k] of two worlds are apart, in units of their spread; a scalar."""
-    spread = absent.var() + present.var()
-    return (absent.mean() - present.mean()) / (spread + 1e-12) ** 0.5
+    return (absent.mean() - present.mean()) / (absent.var() + present.var() + 1e-12) ** 0.5
 
 
 def _upwards(public: PublicKnowledge, seek: list[Tensor], x: Tensor, y: Tensor) -> Tensor:

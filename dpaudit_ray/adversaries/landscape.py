@@ -11,8 +11,7 @@ from .base import Adversary
 
 
 def _threshold(value: Any) -> Any:
-    number = type(value) in (int, float) and math.isfinite(value)
-    if number or value in ("optimal", "searched"):
+    if (type(value) in (int, float) and math.isfinite(value)) or value in ("optimal", "searched"):
         return value
     raise ValueError("must be a number, optimal or searched")
 

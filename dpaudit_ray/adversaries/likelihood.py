@@ -91,8 +91,7 @@ class Projected(Sums):
         total = self._part(update) * self.public.batch_size
         if self.reading.subtract:
             batch, clip_norm = self.public.batch(step), self.public.clip_norm
-            others = self.public.gradients(before, *batch, clip_norm=clip_norm)
-            total = total - self._part(others)
+            total = total - self._part(self.public.gradients(before, *batch, clip_norm=clip_norm))
         self.shown += self.reading.score(total / self.public.clip_norm, self.public)
 
     def _part(self, gradients: Tensor) -> Tensor:

@@ -31,8 +31,7 @@ class Loss(FinalModelAdversary[SampleCanary]):
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         index = int(rng.integers(public.examples)) if self.example is None else self.example
         x, y = public.example(index)
-        shift = int(rng.integers(1, public.classes))
-        return SampleCanary(x, (y + shift) % public.classes)
+        return SampleCanary(x, (y + int(rng.integers(1, public.classes))) % public.classes)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         if self.statistic == "loss":

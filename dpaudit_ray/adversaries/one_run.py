@@ -97,9 +97,8 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
         size, like = len(public.initial), public.initial
         if self.which == "dirac":
             places = torch.from_numpy(rng.permutation(size)[: self.count]).to(like.device)
-            rows = torch.arange(self.count, device=like.device)
             entries, shape = like.new_full((self.count,), public.clip_norm), (self.count, size)
-            at = torch.stack([rows, places])
+            at = torch.stack([torch.arange(self.count, device=like.device), places])
             directions = torch.sparse_coo_tensor(at, entries, shape, check_invariants=True)
         else:
             seeded = torch.Generator().manual_seed(int(rng.integers(2**63)))
@@ -182,6 +181,5 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         """Minus the loss of each, or how much larger that of the other one of its pair is."""
         losses = observed.losses(canary.x, canary.y)
-        others = losses[:, self.count :] if self.replaces else 0.0
-        scores = others - losses[:, : self.count]
+        scores = (losses[:, self.count :] if self.replaces else 0.0) - losses[:, : self.count]
         return scores[:, 0] if self.count == 1 else scores

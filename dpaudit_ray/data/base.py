@@ -114,8 +114,7 @@ def _stamps(files: tuple[Path, ...]) -> Stamps | None:
 
 def existing_file(path: str, what: str, remedy: str) -> Path:
     """The file at `path`, or a DataError that says where it was looked for and how to get it."""
-    file = Path(path).expanduser()
-    if not file.is_file():
+    if not (file := Path(path).expanduser()).is_file():
         beside = "" if file.is_absolute() else ", nor beside the sweep file"
         folder = ", which is a folder" * file.is_dir()
         raise DataError(f"{what}: no file at {file.absolute()}{folder or beside}; {remedy}")
@@ -124,8 +123,7 @@ def existing_file(path: str, what: str, remedy: str) -> Path:
 
 def standardized(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     """Features [N, ...] with mean 0 and standard deviation 1; constant ones become 0."""
-    wide = x.astype(np.float64)
-    if not len(wide):
+    if not len(wide := x.astype(np.float64)):
         return wide.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # `checked` refuses what came of it
         spread = wide.std(axis=0)

@@ -91,8 +91,7 @@ class CaliforniaHousing(Data):
             table = _read_table(file, remedy, dict.fromkeys(_HOUSING, np.float64)).to_numpy()
             require_finite(table, str(file))
             x, target = table[:, :-1], table[:, -1]
-        y = (target > np.median(target)).astype(np.int64)
-        return checked(standardized(x), y, self.name)
+        return checked(standardized(x), (target > np.median(target)).astype(np.int64), self.name)
 
 
 class Bank(Data):
@@ -175,9 +174,8 @@ class _Records(Data):
             y = y - 1 if y.min() == 1 else y
         if x.ndim != 2 or x.dtype.kind not in "fiub":
             raise DataError(f"{source}: x must be records [N, features], got {x.dtype} {x.shape}")
-        wrong = (x != 0) & (x != 1)
-        if wrong.any():
-            row, column = np.argwhere(wrong)[0]
+        if len(wrong := np.argwhere((x != 0) & (x != 1))):
+            row, column = wrong[0]
             raise DataError(
                 f"{source}: feature {column + 1} of record {row + 1} is {x[row, column]}; must be "
                 "0 or 1, or read the file as npz"
@@ -203,8 +201,7 @@ class Location(_Records):
 def _read_table(file: Path, remedy: str, types: Mapping[str, type], **options: Any) -> Any:
     """The columns of `types`, in order, as a data frame; `options` alone say which cells miss."""
     options |= {"usecols": list(types), "dtype": types, "keep_default_na": False}
-    table = read_csv(file, remedy, **options)
-    if table.empty:
+    if (table := read_csv(file, remedy, **options)).empty:
         raise DataError(f"{file}: holds no rows; {remedy}")
     return table[list(types)]
 

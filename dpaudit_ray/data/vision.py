@@ -49,9 +49,8 @@ class _Images(Data):
                 pixels = trained[:, channel].copy()
                 shift = pixels.mean(dtype=np.float64)
                 pixels -= shift
-                scale = pixels.std(dtype=np.float64) or 1.0
                 x[:, channel] -= shift
-                x[:, channel] /= scale
+                x[:, channel] /= pixels.std(dtype=np.float64) or 1.0
         return checked(x, y, str(self._root / self.folder))
 
     def _read(self, train: bool) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:

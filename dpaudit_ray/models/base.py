@@ -81,8 +81,7 @@ def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Examples [N, ...] in a network's `input_dtype`. Raises SpecError for fractions lost."""
     if x.dtype == dtype:
         return x
-    wrong = (x != x.trunc()) | (x.abs() >= _EXACT)
-    if bool(wrong.any()):
+    if bool((wrong := (x != x.trunc()) | (x.abs() >= _EXACT)).any()):
         problem = f"runs on whole numbers only, as nn.Embedding does, not on {x[wrong][0]:g}"
         remedy = "give whole numbers below 2^24, or take floats in forward"
         raise SpecError("mechanism.model", f"{problem}; {remedy}")

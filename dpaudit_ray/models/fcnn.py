@@ -70,7 +70,6 @@ def perceptron(
 
     kinds = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
     layers: list[nn.Module] = [nn.Flatten()]
-    widths = [math.prod(shape), *hidden, outputs(classes)]
-    for before, width in itertools.pairwise(widths):
+    for before, width in itertools.pairwise([math.prod(shape), *hidden, outputs(classes)]):
         layers += [nn.Linear(before, width), kinds[activation]()]
     return nn.Sequential(*layers[:-1])

@@ -21,8 +21,7 @@ def conv3x3(channels: int, out: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _two_convolutions(channels: int, out: int, stride: int, groups: int) -> list[nn.Module]:
-    first, second = conv3x3(channels, out, stride), conv3x3(out, out)
-    return [first, nn.GroupNorm(groups, out), nn.ReLU(), second]
+    return [conv3x3(channels, out, stride), nn.GroupNorm(groups, out), nn.ReLU(), conv3x3(out, out)]
 
 
 class BasicBlock(nn.Module):
@@ -69,8 +68,7 @@ def stages(
     """Two blocks of each width, of which the first halves the image but in the first stage."""
     blocks: list[nn.Module] = []
     for width in widths:
-        blocks.append(block(before, width, 2 if blocks else 1, groups))
-        blocks.append(block(width, width, 1, groups))
+        blocks += [block(before, width, 2 if blocks else 1, groups), block(width, width, 1, groups)]
         before = width
     return blocks
 
