@@ -130,8 +130,7 @@ def fitted_coefficients() -> npt.NDArray[np.int64]:
 
     nodes = (1 - np.cos((np.arange(DEGREE + 1) + 0.5) * np.pi / (DEGREE + 1))) / 2
     octave, part = np.divmod(np.arange(OCTAVES * PARTS), PARTS)
-    share = (part[:, None] + nodes) / PARTS
-    tail = 2.0 ** -(octave[:, None] + 2.0) * (1 + share)
+    tail = 2.0 ** -(octave[:, None] + 2.0) * (1 + (part[:, None] + nodes) / PARTS)
     powers = np.linalg.solve(np.vander(nodes), -special.ndtri(tail).T).T
     return np.rint(powers / UNIT).astype(np.int64)
 

@@ -38,9 +38,7 @@ class Limits:
     def exceeded(self, child: int, seconds: float) -> Stop | None:
         if self.seconds is not None and seconds > self.seconds:
             return "hung"
-        if self.gib is not None and _resident(child) > self.gib * 2**30:
-            return "memory"
-        return None
+        return "memory" if self.gib is not None and _resident(child) > self.gib * 2**30 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +150,6 @@ class Sandbox:
         return self._server
 
     def _end_server(self) -> None:
-        """Ends the server, and with it all children."""
         if self._server is None:
             return
         (server, connection), self._server = self._server, None

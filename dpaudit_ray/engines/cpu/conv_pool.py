@@ -173,8 +173,7 @@ class ConvPoolRule(Rule):
         loops.input_gradients(winners, weight, images, room, self.steps, self.static(g.dtype))
         left, _, top, _ = self.convolution.zero_pad
         gradient = gradient.view(-1, gradient.shape[2], gradient.shape[3] // channels, channels)
-        inside = gradient[:, top : top + kept.size[0], left : left + kept.size[1]]
-        return inside.permute(0, 3, 1, 2)
+        return gradient[:, top : top + kept.size[0], left : left + kept.size[1]].permute(0, 3, 1, 2)
 
     def samples(self, theta: Tensor, kept: Pooled, g: Tensor) -> SampleGradients:
         return self.samples_shared(theta, kept, [g.reshape(len(theta), -1, *g.shape[1:])], {})
@@ -219,8 +218,7 @@ class ConvPoolRule(Rule):
 
     def windows(self, size: Sequence[int]) -> Pair:
         """Rows and columns of what is pooled of images of this height and width."""
-        positions = self.convolution.output_size(size)
-        sizes = zip(positions, self.size, self.stride, strict=True)
+        sizes = zip(self.convolution.output_size(size), self.size, self.stride, strict=True)
         rows, columns = (max(0, (of - size) // stride + 1) for of, size, stride in sizes)
         return rows, columns
 
@@ -339,9 +337,8 @@ class ConvChain:
             head = _Head(self.linear, group, features)
             head.back(y, step.loss)
             g = head.below.flatten(2).contiguous().numpy()
-            factors = head.squares.numpy()
             room = loops.window_room(stages)
-            loops.descend(stages, g, factors, weigh, step.clip_norm, room)
+            loops.descend(stages, g, head.squares.numpy(), weigh, step.clip_norm, room)
             for rule, stage in zip(reversed(self.convolutions), stages, strict=True):
                 rule.write(out[rows], torch.from_numpy(stage.sums), torch.from_numpy(stage.biases))
             head.write(out[rows])
@@ -391,13 +388,11 @@ class _Head:
             y = torch.bmm(self._inputs[-1], weight.mT)
             if rule.bias is not None:
                 y += rule.bias.of(theta).unsqueeze(1)
-            last = len(self._inputs) == len(rules)
-            self._inputs.append(y if last else y.relu_())
+            self._inputs.append(y if len(self._inputs) == len(rules) else y.relu_())
 
     def back(self, y: Tensor, loss: Loss) -> None:
         """Finds all gradients for these labels, and `squares` [n, B], norms of these layers'."""
-        outputs = self._inputs.pop()
-        g = output_gradients(outputs.mT, y, loss).mT
+        g = output_gradients(self._inputs.pop().mT, y, loss).mT
         self.squares = g.new_zeros(g.shape[:2])
         self._samples: list[SampleGradients] = []
         for i in reversed(range(len(self._rules))):

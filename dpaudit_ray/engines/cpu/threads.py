@@ -46,8 +46,7 @@ def torchs(threads: int = 0) -> Iterator[None]:
 
 def spread(task: Callable[[int, slice], None], models: int) -> None:
     """Calls `task` with each thread's number and part of range(models); inside, torch has one."""
-    threads = min(count(), models)
-    if threads < 2:
+    if (threads := min(count(), models)) < 2:
         with torchs():
             task(0, slice(0, models))
         return
@@ -57,10 +56,7 @@ def spread(task: Callable[[int, slice], None], models: int) -> None:
 
 
 def beside(task: Callable[[], object], worth: bool) -> Callable[[], object]:
-    """Runs `task` while others compute, on a thread of its own, where there are several.
-
-    Where there is one, or it is not `worth` a thread, at once. Who calls the result waits for it.
-    """
+    """Runs `task` on one of several threads if it is `worth` it, else now; the result waits."""
     if not worth or count() < 2:
         task()
         return lambda: None

@@ -100,8 +100,7 @@ def converted(
     What has no parameters stays torch's own, before the rule: padding that a convolution's rule
     does not know, and the division by norms.
     """
-    learnt = [name for name, p in module.named_parameters(recurse=False) if p.requires_grad]
-    if learnt:
+    if learnt := [name for name, p in module.named_parameters(recurse=False) if p.requires_grad]:
         of_layer = {name: slots[f"{path}{name}"] for name in learnt}
         if isinstance(module, nn.Conv1d):
             flat, of_layer = convolution.as_2d(module, of_layer)
@@ -135,10 +134,7 @@ def _with_rule(module: nn.Module, slots: dict[str, Slot], passes: Passes) -> nn.
 def find_loops(
     module: nn.Module, packed: nn.Module, slots: dict[str, Slot]
 ) -> tuple[Loops | None, int]:
-    """Returns loops for the whole module, which is `packed` once its layers have rules.
-
-    And how many of its convolutions are pooled in loops on a CPU.
-    """
+    """Loops for all of a module that is `packed` by now; how many convolutions loops pool."""
     from ..cpu.conv_pool import ConvChain, ConvPool
     from ..cpu.mlp_loops import MlpLoops
 

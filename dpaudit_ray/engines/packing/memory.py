@@ -96,8 +96,7 @@ def keep_heap() -> None:
     That maps every large tensor afresh: unfolding patches took five times as long. All threads
     share one heap: others go back when they are empty.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(_ARENA_MAX, 1)

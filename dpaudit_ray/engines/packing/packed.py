@@ -156,10 +156,7 @@ class PackedModel:
         return out
 
     def viewed_sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
-        """`clipped_sums` of examples x [B, K, ...] with K views each, by the mean of their losses.
-
-        Their norms follow from none of the views', so every example is computed alone.
-        """
+        """`clipped_sums` of examples x [B, K, ...] of K views, each by the mean of its losses."""
         self.settle(x[:, 0], y)
         if self._viewed is None:
             slow = Samplewise(self._source, self.loss, views=True)
@@ -199,12 +196,10 @@ class PackedModel:
     def together(self, x: Tensor, y: Tensor) -> int:
         """How many models go through the module's own code at once, on a batch like this."""
         if self._groups is None:
-            step = Step(x, y, 1.0, self.loss)
-            self._groups = self._fitted(None, self.initial[None], step)
+            self._groups = self._fitted(None, self.initial[None], Step(x, y, 1.0, self.loss))
         return self._groups.inner
 
     def _fitted(self, loops: Loops | None, theta: Tensor, step: Step) -> Groups:
-        """Returns groups that fit, from what one model's pass leaves behind."""
         if loops is not None:
             return self._fast().fitted(loops.bytes_of_one(step.x) * self._threads)
         try:

@@ -130,7 +130,6 @@ class Passes:
         self._shared.clear()
 
     def _enter(self, models: slice) -> None:
-        """Starts one group of these models."""
         self._models = models
         self.theta = self._all[models]
         # A leaf that needs a gradient, so that autograd visits the first layer too.

@@ -94,8 +94,7 @@ class Samplewise:
             parameter.grad = None
         with torch.enable_grad():
             x, y = (x[0], y.expand(x.shape[1])) if self.views else (x, y)
-            loss = self.loss(self.module(x.clone()), y).mean()
-            if loss.requires_grad:
+            if (loss := self.loss(self.module(x.clone()), y).mean()).requires_grad:
                 torch.autograd.backward(loss)
         # Zeros where the loss does not depend on it; dense where an embedding's is sparse.
         gradients = [
@@ -148,11 +147,10 @@ def _mappable(module: nn.Module) -> Iterator[None]:
     if not recurrent:
         yield
         return
-    enabled = torch._C._get_mkldnn_enabled()
     with contextlib.ExitStack() as stack:
         for layer in recurrent:
             stack.callback(layer.register_forward_pre_hook(_with_state, with_kwargs=True).remove)
-        stack.callback(torch._C._set_mkldnn_enabled, enabled)
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
         yield
 

@@ -72,8 +72,7 @@ class Candidate:
 
     def few(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The first examples, and again from the first where there are fewer."""
-        count = 2 if self.large else 5
-        rows = torch.arange(count, device=self.x.device) % max(1, len(self.x))
+        rows = torch.arange(2 if self.large else 5, device=self.x.device) % max(1, len(self.x))
         return cast(self.x[rows], dtype), self.y[rows]
 
     def models(self, count: int) -> Tensor:
@@ -102,10 +101,8 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
                 raise
             except Exception as error:  # a user's code may raise anything
                 if dtype == torch.float32:
-                    reason = first_line(error)
-                    raise SpecError(
-                        "mechanism.model", f"does not run on these examples: {reason}"
-                    ) from error
+                    problem = f"does not run on these examples: {first_line(error)}"
+                    raise SpecError("mechanism.model", problem) from error
                 continue
             way = _first_right(candidate, expected)
         if not has_loops or way != Way():
@@ -184,11 +181,7 @@ def _expected(candidate: Candidate, dtype: torch.dtype) -> _Expected:
 
 
 def _difference(candidate: Candidate, make: Callable[[], Any], expected: _Expected) -> str | None:
-    """What is wrong with a way, by autograd; None for nothing.
-
-    Where numbers of float32 differ, float64 decides if the module runs in it: of `resnet18` on
-    images of 8 by 8, rounding moved a ReLU and with it a sum by a seventh.
-    """
+    """What is wrong with a way, by autograd; None for nothing."""
     theta, x, clip_norm = expected.theta, expected.x.clone(), expected.clip_norm
     try:
         way = make()
@@ -198,10 +191,8 @@ def _difference(candidate: Candidate, make: Callable[[], Any], expected: _Expect
         raise
     except Exception as error:  # noqa: BLE001 (a user's code may raise anything)
         return f"cannot be packed ({first_line(error):.80})"
-    errors = [
-        relative_error(a, b, _CANCELLED * clip_norm)
-        for a, b in zip(sums, expected.sums, strict=True)
-    ]
+    pairs = zip(sums, expected.sums, strict=True)
+    errors = [relative_error(a, b, _CANCELLED * clip_norm) for a, b in pairs]
     errors += map(relative_error, outputs, expected.outputs)
     if max(errors) <= _BOUNDS[theta.dtype] and torch.equal(x, expected.x):
         return None
@@ -221,10 +212,7 @@ def _difference(candidate: Candidate, make: Callable[[], Any], expected: _Expect
 def _difference_among_many(
     candidate: Candidate, make: Make, expected: _Expected, groups: Groups | None
 ) -> str | None:
-    """What is wrong where many rows go through together only: sums that are not those of parts.
-
-    `groups` were right on a few examples. Float64 decides where float32 is near its bound.
-    """
+    """What is wrong where many rows go through `groups` together: sums that are not of parts."""
     dtype = expected.theta.dtype
     try:
         count = make(groups, False).together(cast(candidate.x, dtype), candidate.y)
@@ -245,8 +233,7 @@ def _difference_among_many(
 def _error_among_many(candidate: Candidate, make: Make, count: int, clip_norm: float) -> float:
     """The largest relative error of sums that are computed together, against these apart.
 
-    A batch is held against its halves in one model, and `count` models at once against two of them
-    alone, on as many copies of one example as would crowd whatever has room for some only.
+    Groups see copies of one example, as many as would crowd whatever has room for some only.
     """
     theta = candidate.models(max(1, min(count, _MOST // len(candidate.initial))))
     x, y = cast(candidate.x, theta.dtype), candidate.y

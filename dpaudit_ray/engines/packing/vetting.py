@@ -135,8 +135,7 @@ def _called(module: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         outputs = module(x.clone())
     if not isinstance(outputs, Tensor):
-        kind = type(outputs).__name__
-        raise _refusal(f"gives a {kind}; it must give one tensor of scores")
+        raise _refusal(f"gives a {type(outputs).__name__}; it must give one tensor of scores")
     if outputs.dim() != 2 or len(outputs) != len(x):
         raise _refusal(
             f"gives {tuple(outputs.shape[1:])} per example and {len(outputs)} rows for {len(x)} "

@@ -54,9 +54,8 @@ def slots_of(module: nn.Module) -> dict[str, Slot]:
         slots[name] = Slot(start, tuple(parameter.shape))
         start += parameter.numel()
     if not slots:
-        why = "has no parameters to train"
-        if list(module.parameters()):
-            why = "all of its parameters are frozen; leave some with requires_grad"
+        frozen = "all of its parameters are frozen; leave some with requires_grad"
+        why = frozen if list(module.parameters()) else "has no parameters to train"
         raise SpecError("mechanism.model", why)
     return slots
 
@@ -107,13 +106,11 @@ class Formed(SampleGradients):
     parts: tuple[tuple[Slot, Tensor], ...]
 
     def squared_norms(self) -> Tensor:
-        squares = [torch.linalg.vector_norm(g, dim=2) ** 2 for _, g in self.parts]
-        return torch.stack(squares).sum(0)
+        return torch.stack([torch.linalg.vector_norm(g, dim=2) ** 2 for _, g in self.parts]).sum(0)
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         for slot, part in self.parts:
-            summed = torch.bmm(weights.unsqueeze(1), part)
-            slot.of(out).copy_(summed.view(len(out), *slot.shape))
+            slot.of(out).copy_(torch.bmm(weights.unsqueeze(1), part).view(len(out), *slot.shape))
 
 
 def by_model(x: Tensor, n: int) -> Tensor:

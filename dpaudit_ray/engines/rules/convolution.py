@@ -38,8 +38,7 @@ class Conv2dRule(Rule):
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         n = len(theta)
-        y = self._convolved(_side_by_side(x, n), theta, n * self._groups)
-        return _in_turn(y, n), x
+        return _in_turn(self._convolved(_side_by_side(x, n), theta, n * self._groups), n), x
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         if self._groups > 1:
@@ -57,8 +56,7 @@ class Conv2dRule(Rule):
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
         weight, n = self.weight.of(theta).flatten(0, 1), len(theta)
         of_x, of_g = _side_by_side(x, n), _side_by_side(g, n)
-        groups = n * self._groups
-        return _in_turn(self._backward(weight, of_x, of_g, (True, False), groups)[0], n)
+        return _in_turn(self._backward(weight, of_x, of_g, (True, False), n * self._groups)[0], n)
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
         n, outputs, groups = len(theta), g.shape[1], self._groups
@@ -109,8 +107,7 @@ class Conv2dRule(Rule):
 
     def _patches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Unfolded patches of as many samples at a time as `_PATCHES` allows."""
-        area = x[0, 0].numel()  # at stride 1; less for larger strides
-        size = max(1, _PATCHES // (self._inputs * area))
+        size = max(1, _PATCHES // (self._inputs * x[0, 0].numel()))  # as at stride 1
         for start in range(0, len(x), size):
             rows = slice(start, start + size)
             yield rows, self.unfolded(x[rows])
@@ -137,10 +134,8 @@ class Conv2dRule(Rule):
     def write_sum(self, out: Tensor, x: Tensor, g: Tensor) -> None:
         """Writes Σ_j of the gradients of one model into its row `out` [1, p]; g is weighted."""
         weight = self.weight.of(out)[0]
-        positions = self.output_size(x.shape[2:])
-        self.weight.of(out)[0].copy_(
-            self._backward(weight, x, g.reshape(*g.shape[:2], *positions), (False, True))[1]
-        )
+        of_y = g.reshape(*g.shape[:2], *self.output_size(x.shape[2:]))
+        weight.copy_(self._backward(weight, x, of_y, (False, True))[1])
         if self.bias is not None:
             self.bias.of(out)[0].copy_(g.sum((0, 2)))
 
@@ -207,8 +202,7 @@ def _side_by_side(x: Tensor, n: int) -> Tensor:
 
 def _in_turn(x: Tensor, n: int) -> Tensor:
     """The way back: [B, n*c, h, w] as [n*B, c, h, w]."""
-    wide = x.view(len(x), n, -1, *x.shape[2:])
-    return x if n == 1 else wide.transpose(0, 1).flatten(0, 1)
+    return x if n == 1 else x.view(len(x), n, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
 def as_2d(layer: nn.Conv1d, slots: Mapping[str, Slot]) -> tuple[nn.Conv2d, dict[str, Slot]]:
@@ -219,8 +213,7 @@ def as_2d(layer: nn.Conv1d, slots: Mapping[str, Slot]) -> tuple[nn.Conv2d, dict[
         padding, (1, layer.dilation[0]), layer.groups, layer.bias is not None,
         layer.padding_mode, device="meta",
     )  # fmt: skip
-    weight = Slot(slots["weight"].start, tuple(flat.weight.shape))
-    return flat, {**slots, "weight": weight}
+    return flat, {**slots, "weight": Slot(slots["weight"].start, tuple(flat.weight.shape))}
 
 
 _PADDINGS = {
@@ -232,7 +225,6 @@ _PADDINGS = {
 def padding(layer: nn.Conv2d) -> nn.Module | None:
     """The padding as a layer of its own; None for the same number of zeros on both sides."""
     left, right, top, bottom = (int(p) for p in layer._reversed_padding_repeated_twice)
-    even = (left, top) == (right, bottom)
-    if even and (layer.padding_mode == "zeros" or not any((left, top))):
+    if (left, top) == (right, bottom) and (layer.padding_mode == "zeros" or not any((left, top))):
         return None
     return _PADDINGS[layer.padding_mode]((left, right, top, bottom))

@@ -69,9 +69,8 @@ class _Ghost(SampleGradients):
         return flat.view(self.x.shape[:2])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        n = len(out)
         scaled = self.g * weights[:, :, None, None]
         product = torch.bmm(scaled.flatten(1, 2).transpose(1, 2), self.x.flatten(1, 2))
-        self.weight.of(out).copy_(product.view(n, *self.weight.shape))
+        self.weight.of(out).copy_(product.view(len(out), *self.weight.shape))
         if self.bias is not None:
             self.bias.of(out).copy_(scaled.sum((1, 2)))

@@ -150,8 +150,7 @@ class _Rows(SampleGradients):
 
     def squared_norms(self) -> Tensor:
         g, tokens = self.g.flatten(0, 1), self.tokens.flatten(0, 1)
-        same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
-        squares = torch.bmm(g, g.transpose(1, 2)) * same
+        squares = torch.bmm(g, g.transpose(1, 2)) * (tokens.unsqueeze(2) == tokens.unsqueeze(1))
         return squares.sum((1, 2)).clamp_(min=0).view(self.tokens.shape[:2])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
@@ -203,7 +202,6 @@ class AffineRule(Rule):
         if self._by_channel:
             summed = g if g.dim() == 2 else g.flatten(2).sum(2)
         else:
-            size = len(self._weight.shape)
-            flat = g.flatten(-size)
+            flat = g.flatten(-len(self._weight.shape))
             summed = flat if flat.dim() == 2 else flat.flatten(1, -2).sum(1)
         return by_model(summed, n)

@@ -39,5 +39,4 @@ def output_gradients(outputs: Tensor, y: Tensor, loss: Loss = losses) -> Tensor:
         return g.view(outputs.mT.shape).mT.contiguous()
     if outputs.shape[1] == 1:
         return torch.sigmoid(outputs).sub_(y.to(outputs.dtype))
-    of_class = F.one_hot(y, outputs.shape[1]).t().to(outputs.dtype)
-    return torch.softmax(outputs, 1).sub_(of_class)
+    return torch.softmax(outputs, 1).sub_(F.one_hot(y, outputs.shape[1]).t().to(outputs.dtype))
