@@ -125,9 +125,7 @@ class LabelGradient(Mechanism):
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
         """The last batch; with `exact`, every one, or every `record_every`."""
-        if self.sampled:
-            return (self.steps,)
-        return recorded_steps(self.steps, record_every or 1)
+        return (self.steps,) if self.sampled else recorded_steps(self.steps, record_every or 1)
 
     def check(self, adversary: Adversary) -> None:
         super().check(adversary)
@@ -183,8 +181,7 @@ class LabelGradient(Mechanism):
         and g_1, and both statistics are linear in it. Records that are drawn make a mixture, and so
         would models that are not given.
         """
-        alone = cast(Label, adversary).record == "largest"
-        return TradeOff.GAUSSIAN if alone else TradeOff.UNKNOWN
+        return TradeOff.GAUSSIAN if cast(Label, adversary).record == "largest" else TradeOff.UNKNOWN
 
     def preparation(self, adversary: Adversary) -> Preparation:
         """The target, once for all that attack it."""
@@ -278,8 +275,7 @@ class Shape:
         slopes = [np.ones_like(before[-1])]
         for (weight, _), z in zip(layers[:0:-1], before[-2::-1], strict=True):
             slopes.append((slopes[-1] @ weight) * slope(z))
-        chances = special.expit(before[-1][:, 0])
-        return Pass(tuple(inputs[:-1]), tuple(slopes[::-1]), chances)
+        return Pass(tuple(inputs[:-1]), tuple(slopes[::-1]), special.expit(before[-1][:, 0]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -520,8 +516,7 @@ class Trials:
             y = np.tile(release.y, (len(rows), 1))
             trials = np.arange(len(rows))
             y[trials, records] ^= members[rows]
-            sums = release.sums(y, rng)
-            solved = release.solutions(sums)
+            solved = release.solutions(release.sums(y, rng))
             signs = 1 - 2 * release.y[records]  # of the coefficient, with the label as it is
             if self.adversary.statistic == "gradient":
                 # Log likelihood ratios of the whole release: along g_1 - g_0 it is N(b μ, 1), no

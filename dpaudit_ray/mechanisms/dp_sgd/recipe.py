@@ -95,7 +95,6 @@ class Recipe(Strict):
         return self
 
     def _check_noise(self) -> None:
-        """Takes σ or ε; `delta` and `accountant` belong to ε."""
         if self.epsilon is None:
             if self.noise_multiplier is None:
                 raise SpecError("noise_multiplier", "is required, or epsilon in its place")
@@ -155,8 +154,7 @@ class Recipe(Strict):
     def sizes(self) -> Sizes:
         """Loads the data to know N, and holds the batch size against it."""
         total = len(self.data.load().y)
-        size = self.trained_records(total)
-        if self.batch_size > size:
+        if self.batch_size > (size := self.trained_records(total)):
             left = "" if size == total else f" to train on, of {total}"
             problem = f"is {self.batch_size}, but {self.data.name} has {size} examples{left}"
             raise SpecError("mechanism.batch_size", f"{problem}; use at most {size}")
@@ -165,19 +163,16 @@ class Recipe(Strict):
     def trained_records(self, examples: int) -> int:
         """Number of the `examples` that are trained on. Raises SpecError for fewer than two."""
         reserved = self.share_of("reserved", examples)
-        left = examples - self.share_of("held_out", examples) - reserved
-        if left < 2:
+        if (left := examples - self.share_of("held_out", examples) - reserved) < 2:
             key = "mechanism.reserved" if reserved else "mechanism.held_out"
             raise SpecError(key, f"leaves {max(left, 0)} of {examples} examples; leave two")
         return left
 
     def share_of(self, option: Literal["held_out", "reserved"], examples: int) -> int:
         """Number of the `examples` that models are measured on, or that only adversaries have."""
-        share = getattr(self, option)
-        if not isinstance(share, float):
+        if not isinstance(share := getattr(self, option), float):
             return 0
-        count = round(share * examples)
-        if count < 1:
+        if (count := round(share * examples)) < 1:
             problem = f"is {share:g}, which is none of {examples} examples; take one or more"
             raise SpecError(f"mechanism.{option}", problem)
         return count

@@ -73,8 +73,7 @@ class PublicView:
         return None if records is None else (records[0].clone(), records[1].clone())
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
-        records = self.outside
-        if records is None:
+        if (records := self.outside) is None:
             raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
         recipe = self._training.recipe.model_copy(update={"steps": steps, "schedule": Constant()})
         elsewhere = dataclasses.replace(self._training, recipe=recipe).elsewhere(*records, seed)
@@ -207,13 +206,11 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
 def train_shadows(training: DpSgdTraining, plan: ShadowPlan, part: int, seed: int) -> Arrays:
     """Trains one pack of shadows; returns their final models: theta, float [at most 16, p]."""
     elsewhere = training.elsewhere(*_shadow_records(training, plan), derive("shadow batches", seed))
-    nobody = training.initial.new_zeros(plan.models_of(part))
-    *_, last = elsewhere.run(nobody, seed, None, 1)
+    *_, last = elsewhere.run(training.initial.new_zeros(plan.models_of(part)), seed, None, 1)
     return {"theta": last.cpu().numpy().copy()}
 
 
 def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> tuple[Tensor, Tensor]:
-    """What shadows are trained on. Raises SpecError where nothing is in reserve for them."""
     if plan.data is not None:
         return training.loaded(plan.data.load())
     if training.reserved is None:

@@ -105,10 +105,8 @@ class Insertion:
     def _crafted(
         self, canary: ChangingCanary, step: int, theta: Tensor, coins: Coins
     ) -> GradientCanary | SampleCanary:
-        """The canary of this step: crafted for all models, or for those that may get it."""
         some = canary.memoryless and self.inside.dim() == 1 and not coins.all()
-        place = torch.from_numpy(coins).nonzero()[:, 0].to(theta.device)
-        rows = place if some else slice(None)
+        rows = torch.from_numpy(coins).nonzero()[:, 0].to(theta.device) if some else slice(None)
         crafted = canary.at(step, theta[rows].clone())
         bits = self.inside.shape[1] if self.inside.dim() > 1 else 1
         check_claim(crafted, theta.shape[1], self.clip_norm, bits)
@@ -298,8 +296,7 @@ class OpacusSteps:
             joining = inserted.examples[model]
             x, y = torch.cat([x, canary.x[joining]]), torch.cat([y, canary.y[joining]])
         elif inserted is not None and isinstance(canary, GradientCanary):
-            inside = inserted.inside[model]
-            if inside.dim():
+            if (inside := inserted.inside[model]).dim():
                 self._direction = summed(canary.direction, inside[None])[0]
             elif inside:
                 self._direction = inserted.direction(model)

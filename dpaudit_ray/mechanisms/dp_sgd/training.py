@@ -291,13 +291,10 @@ def _features(
         return x.to(device, dtype)
     body = body.to(device).eval()
     with torch.no_grad():
-        parts = [body(part.to(device)) for part in torch.split(x, _BODY_BATCH)]
-    return torch.cat(parts).to(dtype)
+        return torch.cat([body(part.to(device)) for part in torch.split(x, _BODY_BATCH)]).to(dtype)
 
 
 def _batches(recipe: Recipe, examples: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Indices of the others at each of T steps."""
     drawn = recipe.sampling.batches(Sizes(examples, recipe.batch_size), np.random.default_rng(seed))
     rows = list(itertools.islice(drawn, recipe.steps))
-    joined = torch.from_numpy(np.concatenate(rows)).to(device)
-    return torch.split(joined, [len(row) for row in rows])
+    return torch.split(torch.from_numpy(np.concatenate(rows)).to(device), list(map(len, rows)))

@@ -139,8 +139,7 @@ class Schedule(Plugin):
 
     def check(self, steps: int) -> None:
         """Raises SpecError for a schedule that is longer than the training."""
-        needed = self.warmup + self.length
-        if needed > steps:
+        if (needed := self.warmup + self.length) > steps:
             over = f"is {self.name} over {needed} steps ({self.warmup} of them to warm up)"
             remedy = "shorten it, or raise mechanism.steps"
             raise SpecError("schedule", f"{over}, but there are only {steps}; {remedy}")

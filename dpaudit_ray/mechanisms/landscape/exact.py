@@ -95,17 +95,15 @@ class Mass:
         """Mass to the left and to the right of every panel edge, float64 [n + 1] each."""
         masses = (self.density * self.panels.weights).sum(axis=1)
         left = np.concatenate([[0.0], np.cumsum(masses)])
-        right = np.concatenate([np.cumsum(masses[::-1])[::-1], [0.0]])
-        return left, right
+        return left, np.concatenate([np.cumsum(masses[::-1])[::-1], [0.0]])
 
     def split(self, points: Floats) -> tuple[Floats, Floats]:
         """P(θ ≤ x) and P(θ > x), float64 [k] each, both accurate where they are small."""
         edges = self.panels.edges
         panel = np.clip(np.searchsorted(edges, points) - 1, 0, len(edges) - 2)
         half = np.diff(edges)[panel] / 2
-        unit = np.clip((points - edges[panel]) / half - 1, -1.0, 1.0)
         terms = (self.density[panel] @ _TO_INTEGRAL) * half[:, None]
-        here = legendre.legvander(unit, ORDER)
+        here = legendre.legvander(np.clip((points - edges[panel]) / half - 1, -1.0, 1.0), ORDER)
         left, right = self._sums
         below = left[panel] + (terms * (here - _AT_LEFT)).sum(axis=1)
         above = right[panel + 1] + (terms * (1.0 - here)).sum(axis=1)
@@ -122,8 +120,7 @@ def reach(process: Process, steps: int) -> tuple[float, float]:
 def entries(process: Process, steps: int) -> float:
     """About how many numbers the transition matrix of `evolve` will hold."""
     low, high = reach(process, steps)
-    nodes = ORDER * (high - low) / process.step_noise
-    return nodes * ORDER * (2 * REACH + 1)
+    return ORDER * (high - low) / process.step_noise * ORDER * (2 * REACH + 1)
 
 
 def evolve(
@@ -204,8 +201,7 @@ def _mu(outside: Mass, inside: Mass, points: Floats) -> Floats:
 
 def _z(below: Floats, above: Floats) -> Floats:
     """Φ⁻¹ of a probability that is given with its complement; uses the smaller one."""
-    low = np.where(below < above, below, above)
-    z = special.ndtri(np.clip(low, _FLOOR, 0.5))
+    z = special.ndtri(np.clip(np.where(below < above, below, above), _FLOOR, 0.5))
     return np.asarray(np.where(below < above, z, -z))
 
 
@@ -229,8 +225,7 @@ def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
 
     def divergence(epsilon: float) -> float:
         excess = ratio - epsilon
-        inside = excess > 0
-        if not np.any(inside):
+        if not np.any(inside := excess > 0):
             return 0.0
         at = np.flatnonzero(inside[1:] != inside[:-1])
         share = excess[at] / (excess[at] - excess[at + 1])
@@ -280,8 +275,7 @@ def best_width(process: Process, steps: int) -> float:
     """
 
     def loss(log_width: float) -> float:
-        wide = dataclasses.replace(process, width=math.exp(log_width))
-        return -final_power(wide, steps).epsilon
+        return -final_power(dataclasses.replace(process, width=math.exp(log_width)), steps).epsilon
 
     low, high = math.log(process.step_noise / 4), math.log(64 * process.first_noise)
     scanned = np.linspace(low, high, math.ceil((high - low) / _SPACING) + 1)

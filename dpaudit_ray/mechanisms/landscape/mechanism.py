@@ -160,8 +160,7 @@ class Landscape(Mechanism):
             problem = f"is {self.noise_multiplier:g}, but exact densities {remedy}"
             raise SpecError("mechanism.noise_multiplier", problem)
         fixed = self.model_copy(update={"width": 1.0}).process(LandscapeAdversary())
-        needed = entries(fixed, self.steps)
-        if needed > MAX_ENTRIES:
+        if (needed := entries(fixed, self.steps)) > MAX_ENTRIES:
             raise SpecError(
                 "mechanism.steps",
                 f"is {self.steps}, for which exact densities take {needed:.1e} numbers, more than "
