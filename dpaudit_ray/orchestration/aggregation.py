@@ -285,14 +285,13 @@ class AuditState:
     ) -> AuditProgress:
         """What is shown of it now."""
         bound = self._shown = self._shown or self._live_bound()
-        missed = sum(kind.trials for kind in self._kinds.values())
         return AuditProgress(
             self._audit.label,
             self._audit.trials,
             self._done,
             bound.epsilon_lower,
             self._audit.claim,
-            activity.failed.get(index, 0) + missed,
+            activity.failed.get(index, 0) + sum(kind.trials for kind in self._kinds.values()),
             activity.lost.get(index, 0),
             self.decided,
             bound.status.assumes(bound.mu_lower),
@@ -368,8 +367,7 @@ class StopRule:
         self._test: ClaimTest | RunTest | None = None
         if self._rule is not None and self._rule.verdict:
             # The level of `dpaudit verify`: the run's error budget, shared by its audits.
-            confidence = min(c.audit.confidence for c in sweep.cells)
-            self._alpha = (1 - confidence) / len(sweep.cells)
+            self._alpha = (1 - min(c.audit.confidence for c in sweep.cells)) / len(sweep.cells)
             claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
             family = claims.curves(claimed, next(iter(audit.claims)), cell.audit.delta)
             self._test = claims.test(audit, family(claimed.noise_multiplier))
@@ -482,8 +480,7 @@ class Estimates:
         added = max(0, len(self._specs) - len(self._cell.audit.estimators))  # exact: no specs
         shares = max(len(self._cell.budget.estimators), 1)
         holding = added if self._audit.extended else shares + added
-        divided = min(shares / holding, 1.0) if added else 1.0
-        return 1 - (1 - budget.each) * divided
+        return 1 - (1 - budget.each) * (min(shares / holding, 1.0) if added else 1.0)
 
     @property
     def _looked(self) -> bool:
@@ -527,11 +524,7 @@ class Estimates:
         return growth.Growing(states, growth.shares(len(audit.foreseen))[: len(states)])
 
     def _worth(self, state: State, bound: Estimate) -> tuple[Estimate, float]:
-        """The bound of a state under its status by now, and its ε at the sweep's split level.
-
-        A bound for a declared number of trials holds at that one, if it was the only one. The
-        second is NaN for what no decision may rest on (yet).
-        """
+        """The bound under its status now; its ε at the sweep's split level, NaN if none holds."""
         level = self._cell.audit
         if not state.time_uniform() and bound.status not in _CLAIM_NO_LEVEL:
             if self._audit.extended:

@@ -138,8 +138,7 @@ class Dispatcher:
         before = self._attribution.failure(pack)
         worker.pack, worker.since = pack, time.monotonic()
         self._pool.changed(worker)
-        answer = self._executor.call(worker.handle, "run_pack", pack, before)
-        self._owners[answer] = worker
+        self._owners[self._executor.call(worker.handle, "run_pack", pack, before)] = worker
 
     def _hand_due(self) -> None:
         """Packs that failed go to another trainer; those of a trainer that was replaced, to any."""
@@ -192,11 +191,9 @@ class Dispatcher:
             return None
         worker.proven = True
         if isinstance(outcome, Done):
-            began = time.monotonic() - outcome.seconds
-            if outcome.whole and self._client.silent_until <= began:
+            if outcome.whole and self._client.silent_until <= time.monotonic() - outcome.seconds:
                 self._deadlines.measured(outcome.pack, outcome.seconds)
-            guilty = self._attribution.done(outcome.pack, worker)
-            if guilty in self._pool.workers:
+            if (guilty := self._attribution.done(outcome.pack, worker)) in self._pool.workers:
                 self._replace(guilty)
         return outcome
 
@@ -219,8 +216,7 @@ class Dispatcher:
 
     def _hanging(self) -> list[Lost]:
         """Packs of trainers that hang, and are replaced; none while the aggregator is silent."""
-        now = time.monotonic()
-        if now - self._looked < HANG_SECONDS or self._client.silent:
+        if (now := time.monotonic()) - self._looked < HANG_SECONDS or self._client.silent:
             return []
         self._looked, lost = now, []
         for worker in self._pool.ready:
@@ -299,8 +295,7 @@ class AggregatorClient:
             self._seen = self._result(snapshot)
 
     def _check_pulse(self) -> None:
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if (now := time.monotonic()) - self._looked < LOOK_SECONDS:
             return
         self._looked = now
         if self._pulse is not None and self._pulse.done():

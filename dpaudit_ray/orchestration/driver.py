@@ -93,8 +93,7 @@ class Driver:
     def _top_up(self) -> bool:
         """Fills the window; False when no pack is left to hand out."""
         while not self._ending:
-            pack = self._queue.next()
-            if pack is None:
+            if (pack := self._queue.next()) is None:
                 return False
             if not self._dispatcher.free:
                 self._queue.put_back(pack)
@@ -272,8 +271,7 @@ class FailureBudget:
 
     def _hold_to_budget(self) -> None:
         limit = self._resources.max_trial_failures
-        failed = len(self.failures) + self.with_misses
-        if failed > limit and not self.exhausted:
+        if (failed := len(self.failures) + self.with_misses) > limit and not self.exhausted:
             self.exhausted = True
             some = f" ({self.with_misses} of them in some trials only)" if self.with_misses else ""
             self._tell(
@@ -283,8 +281,7 @@ class FailureBudget:
 
     def _lose(self, reason: str) -> None:
         self.losses += 1
-        limit = self._resources.max_worker_losses
-        if self.losses > limit:
+        if self.losses > (limit := self._resources.max_worker_losses):
             raise ClusterError(
                 f"lost {self.losses} workers, more than resources.max_worker_losses = {limit} "
                 f"(last: {reason}); {RESUME}"
@@ -293,8 +290,7 @@ class FailureBudget:
 
     def _in_a_row(self, failure: Failure) -> None:
         audit = failure.pack.audit
-        streak = self._streaks.setdefault(audit, [])
-        if failure.kind not in streak:
+        if failure.kind not in (streak := self._streaks.setdefault(audit, [])):
             streak.clear()
         streak.append(failure.kind)
         if len(streak) >= SAME_FAILURES and audit not in self.closed:

@@ -93,5 +93,4 @@ class InlineTrainer(Trainer):
 def dispatcher(work: Work) -> Dispatcher:
     """A dispatcher in this process. Raises RunDirectoryError where the run directory is damaged."""
     executor = InlineExecutor(work)
-    places = Places(executor, REQUEST, None, work.tell)
-    return Dispatcher(executor, work, places, HeadLiveness())
+    return Dispatcher(executor, work, Places(executor, REQUEST, None, work.tell), HeadLiveness())

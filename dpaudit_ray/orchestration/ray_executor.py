@@ -125,8 +125,7 @@ class RayExecutor:
         return {key: self._ray.put(value) for key, value in data.items()}
 
     def _arrive(self, answer: Future[Any], listed: bool, future: Future[Any]) -> None:
-        error = future.exception()
-        if error is None:
+        if (error := future.exception()) is None:
             answer.set_result(future.result())
         else:
             answer.set_exception(_translated(error, self._ray.exceptions))
@@ -199,9 +198,8 @@ def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
         places.require_room()
         if before is not None and (ended := executor.end_actors_of(before)):
             work.tell(f"{ended} trainers of the driver that had this run before are ended")
-        store = ray_internals.object_store_socket(ray)
         (here,) = (n for n in executor.nodes().nodes if n.id == context.get_node_id())
-        liveness.guard(f"{here.host}:{here.port}", store)
+        liveness.guard(f"{here.host}:{here.port}", ray_internals.object_store_socket(ray))
         return Dispatcher(executor, work, places, liveness)
     except BaseException:  # Ctrl-C too: nothing is left to watch
         liveness.close()

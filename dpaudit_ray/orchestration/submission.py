@@ -59,8 +59,7 @@ class SweepJob:
         python: str = "python",
         install: bool = False,
     ) -> None:
-        relative = Path(os.path.relpath(file, package.folder))
-        if relative not in package.files():
+        if (relative := Path(os.path.relpath(file, package.folder))) not in package.files():
             raise SpecError(
                 "SWEEP",
                 f"{file} is not sent; it must lie in the working directory, {package.folder}, and "
@@ -86,11 +85,10 @@ class SweepJob:
 
 def _installed_by_uv() -> dict[str, Any]:
     """Has Ray send this package and install what it needs, in these versions."""
-    needed = [Requirement(line) for line in importlib.metadata.requires("dpaudit-ray") or ()]
     packages = [
         # Without the build, such as +cpu: a node takes the one that is for its device.
         f"{needs.name}=={importlib.metadata.version(needs.name).partition('+')[0]}"
-        for needs in needed
+        for needs in map(Requirement, importlib.metadata.requires("dpaudit-ray") or ())
         if needs.marker is None and needs.name != "ray"
     ]
     return {"py_modules": [str(Path(__file__).parents[1])], "uv": {"packages": packages}}

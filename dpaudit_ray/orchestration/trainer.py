@@ -92,8 +92,7 @@ class PackTrainer:
         minutes = self._sweep.resources.checkpoint_minutes
         call = None if afresh else self._call
         if audit.paired:  # one seed for both trainings of each pair
-            halves = members.reshape(-1, 2, audit.in_a_training)
-            runs = (halves[:, side].ravel() for side in (0, 1))
+            runs = (members.reshape(-1, 2, audit.in_a_training)[:, side].ravel() for side in (0, 1))
             outcome = Measured.alternating(
                 [session.run(run, noise, audit.horizons) for run in runs], audit.in_a_training
             )
@@ -252,10 +251,7 @@ def _require_some(outcome: Measured) -> None:
 def _pack_scores(
     pack: Pack, members: npt.NDArray[np.bool_], steps: tuple[int, ...], outcome: Measured
 ) -> PackScores:
-    """What is stored of a pack: scores and utility by trial, NaN where one was missed, and why.
-
-    Raises where every trial was missed.
-    """
+    """Scores and utility by trial, NaN where one was missed, and why; raises where all were."""
     _require_some(outcome)
     scores, utility = outcome.scores, outcome.utility
     if outcome.missed:

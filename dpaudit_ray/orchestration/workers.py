@@ -101,10 +101,7 @@ class Places:
         )
 
     def room(self, ready: int) -> tuple[int, int]:
-        """How many trainers to have, of which `ready` have their place; how many fit now.
-
-        The others show demand to an autoscaler.
-        """
+        """Trainers to have, `ready` ones too, others to show demand; how many of them fit now."""
         self._cluster = self._executor.nodes()
         now = sum(self._fitting().values())
         wanted = max(1, now)
@@ -229,14 +226,12 @@ class Pool:
 
     def resize(self) -> None:
         """Starts trainers where there is room and work; gives back those that are too many."""
-        now = time.monotonic()
-        if now - self._resized < RESIZE_SECONDS:
+        if (now := time.monotonic()) - self._resized < RESIZE_SECONDS:
             return
         self._resized = now
         ready = [worker for worker in self.ready if not worker.leaving]
         wanted, room = self._places.room(len(ready))
-        work = sum(worker.pack is not None for worker in ready) + self.backlog
-        start = int(min(wanted, work))
+        start = int(min(wanted, sum(worker.pack is not None for worker in ready) + self.backlog))
         self._give_back(ready, start)
         pending = [worker for worker in self.workers if not worker.node]
         placed = sum(bool(worker.node) and not worker.leaving for worker in self.workers)

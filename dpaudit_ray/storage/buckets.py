@@ -1,9 +1,8 @@
 """Files that are either absent or whole, below one address of an object store.
 
 An upload is visible only when it is complete, and is made on a condition: an object that must be
-new is created where there is none, and one that is replaced is replaced only while it is the one
-that was there before the writer asked whether it may write. So a process that was paused in
-between, for however long, never replaces what somebody else has written meanwhile.
+new is created where there is none, and one that is replaced is still the one that was there before
+the writer asked whether it may write, for however long it was paused (`place` says why).
 """
 
 from __future__ import annotations
@@ -103,10 +102,9 @@ class Bucket:
         return [name for name, _, _ in self.stamps(folder)]
 
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
-        listing = self._call(obstore.list_with_delimiter, self._store, folder or None)
         return sorted(
             (e["path"].rpartition("/")[2], e["size"], int(e["last_modified"].timestamp() * 1e9))
-            for e in listing["objects"]
+            for e in self._call(obstore.list_with_delimiter, self._store, folder or None)["objects"]
         )
 
     def paths(self, depth: int) -> list[str]:

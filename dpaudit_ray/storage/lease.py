@@ -87,8 +87,7 @@ def held(
     container that is gone, else after it has stood still for `watch` seconds. Raises
     RunDirectoryError where another driver works on this run, and StorageError.
     """
-    stale = _read(run)
-    if stale is not None and not _is_gone(stale):
+    if (stale := _read(run)) is not None and not _is_gone(stale):
         now = _watched(run, stale, watch)
         if now is not None and now != stale:
             raise _taken(run, now)
@@ -102,10 +101,7 @@ def held(
 
 
 def _watched(run: RunDirectory, seen: Entry, seconds: float) -> Entry | None:
-    """The entry as soon as it is another one than `seen`, or as it is after so many seconds.
-
-    Looks are counted, not seconds: however long this process was paused, its owner had its turns.
-    """
+    """The entry once it is another one than `seen`, or after so many seconds, counted by looks."""
     pause = min(LOOK_SECONDS, seconds / 4)
     for _ in range(math.ceil(seconds / pause)):
         time.sleep(pause)
@@ -128,8 +124,7 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
             run.write_json(DRIVER, entry, unless_replaced)
         elif (other := run.create_json(DRIVER, entry)) is not None:
             raise _taken(run, other)
-    took = time.monotonic() - started
-    time.sleep(0.05 if locked else max(SETTLE_SECONDS, 5 * took))
+    time.sleep(0.05 if locked else max(SETTLE_SECONDS, 5 * (time.monotonic() - started)))
     if (now := _read(run)) != entry:
         raise _taken(run, now)
 
@@ -207,15 +202,13 @@ def holder(run: RunDirectory, wait: float = 2 * BEAT_SECONDS + 2) -> Holder | No
 
     A process of this machine is looked up; another's lease is watched for `wait` seconds at most.
     """
-    seen = _read(run)
-    if seen is None or _is_gone(seen):
+    if (seen := _read(run)) is None or _is_gone(seen):
         return None
     pid = seen["pid"] if isinstance(seen.get("pid"), int) else None
     driver = Holder(str(seen.get("host", "?")), pid)
     here = driver.host == socket.gethostname()
     if here and pid is not None and _started(pid) == seen.get("started"):
         return driver
-    now = _watched(run, seen, wait)
-    if now is None:
+    if (now := _watched(run, seen, wait)) is None:
         return None
     return driver if now != seen else dataclasses.replace(driver, silent=max(wait, 1))

@@ -62,8 +62,7 @@ class Patience:
             try:
                 return action(*arguments)
             except OSError as error:
-                spent = max(waited, time.monotonic() - started)
-                if spent >= self.seconds or not may_pass(error):
+                if max(waited, time.monotonic() - started) >= self.seconds or not may_pass(error):
                     raise
             wait = min(pause, 10.0) * random.uniform(0.5, 1)
             self.sleep(wait)

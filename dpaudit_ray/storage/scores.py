@@ -191,9 +191,8 @@ class PackScores:
             {trial: why for trial, why in enumerate(reasons, start=first) if why},
             stated=(table.schema.metadata or {}).get(_DIGEST, b"").decode("ascii", "replace"),
         )
-        others = table.drop(["score", *measured])
         again = pack.table(audit).drop(["score", *measured]) if len(pack.members) == n else None
-        if again is None or not again.equals(others):
+        if again is None or not again.equals(table.drop(["score", *measured])):
             raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
         if not all(np.isnan(column[pack.lost]).all() for column in pack._values):
             raise ValueError("it has scores of trials that were missed")
@@ -245,8 +244,7 @@ class ScoreFiles(Place):
         """Puts a pack's file in place for good. Raises StorageError where others are stored."""
 
         def difference() -> str | None:
-            there = self.read_scores(audit, pack.first, pack.last, len(pack.steps))
-            return there.difference(pack)
+            return self.read_scores(audit, pack.first, pack.last, len(pack.steps)).difference(pack)
 
         self._create(self.score_file(audit, pack.first, pack.last), pack.encoded(audit), difference)
 
