@@ -211,9 +211,8 @@ def check_inputs(sweep: Sweep, tell: Callable[[str], None] = lambda line: None) 
         mechanism.check_inputs()
     for cell in {cell.fingerprint: cell for cell in sweep.cells}.values():
         cell.mechanism.check_records(cell.adversary)
-    for delta, records in sorted(
-        {(cell.audit.delta, cell.mechanism.private_records or 0) for cell in sweep.cells}
-    ):
+    pairs = {(cell.audit.delta, cell.mechanism.private_records or 0) for cell in sweep.cells}
+    for delta, records in sorted(pairs):
         if delta * records > 1:
             tell(
                 f"warning: audit.delta is {plain(delta)}, above 1 / N = "

@@ -52,10 +52,7 @@ def out_of_memory(error: BaseException | str) -> bool:
 
 
 class DpauditError(Exception):
-    """Root of the tree; `exit_code` is what the command line returns for it.
-
-    `details` are lines below the message: what a script printed last, what code has changed.
-    """
+    """Root of the tree: `exit_code` is the command line's; `details` go below the message."""
 
     exit_code: ClassVar[Exit] = Exit.USAGE
 
@@ -72,12 +69,9 @@ REQUIRED = "is required"
 
 
 class SpecError(DpauditError):
-    """A sweep file that cannot be run. `key` is the dotted path of the offending entry.
+    """A sweep file that cannot be run. `key` is the dotted path of the offending entry."""
 
-    `meant` is for a key that nothing reads: the known one most like it, empty for none.
-    """
-
-    meant: str | None = None
+    meant: str | None = None  # of a key that nothing reads: the known one most like it, or empty
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(key, problem)

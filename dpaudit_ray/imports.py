@@ -1,11 +1,8 @@
 """Code that a sweep file names: what may be imported and called, and whose files that runs.
 
-A sweep file is code as much as the modules that it names: `package.module:name` imports a module,
-which runs it, and what lies there is called. So nothing is called before it was looked at, nothing
-of Python's own library at all, and `Trust` says which modules may be imported.
-
-Whose code a module is, and what it imports, is told without running anything: a module is found as
-Python would find it, and what it imports is read off its text.
+`package.module:name` imports a module, which runs it, and what lies there is called. So nothing is
+called before it was looked at, nothing of Python's own library at all, and `Trust` says which
+modules may be imported. Whose code a module is, and what it imports, is told without running it.
 """
 
 from __future__ import annotations
@@ -40,13 +37,10 @@ _PARSING = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class Trust:
-    """Modules that may be imported, with all that lies below them; None: any but Python's own.
-
-    `reads`: what may not be imported is read as plain data, and shown, but not run.
-    """
+    """Modules that may be imported, with all that lies below them; None: any but Python's own."""
 
     modules: tuple[str, ...] | None = None
-    reads: bool = False
+    reads: bool = False  # what may not be imported is read as plain data, and shown, but not run
 
     @classmethod
     def parse(cls, option: str | None, reads: bool = False) -> Trust:
@@ -154,9 +148,8 @@ def function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
 def network(path: str, key: str) -> Callable[..., Any]:
     """The class or function that gives a network, seen to do so before anything is called.
 
-    A class must be an `nn.Module`. A function must say that it returns one; only one in a file of
-    the user's, which was run when it was imported, may say nothing. Raises SpecError under `key`
-    for anything else.
+    A class must be an `nn.Module`; a function must say that it returns one, but in a file of the
+    user's, which was run when it was imported. Raises SpecError under `key` for anything else.
     """
     from torch import nn
 

@@ -25,14 +25,11 @@ __all__ = ["audited"]
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What `@audited` says of a function: δ and ε of its promise; None where it does not say.
-
-    `public` names what is returned beside private parameters, as in `audited`.
-    """
+    """What `@audited` says of a function: δ and ε of its promise; None where it does not say."""
 
     delta: float | None = None
     epsilon: float | None = None
-    public: tuple[str, ...] = ()
+    public: tuple[str, ...] = ()  # names of what is returned beside private parameters
 
     def __post_init__(self) -> None:
         if self.delta is not None and not 0 < self.delta < 1:

@@ -149,10 +149,7 @@ def carried() -> Iterator[None]:
 
 
 def registry(base: type[P], module: str | None = None) -> dict[str, type[P]]:
-    """Every class of this kind that lies in its home package, by name.
-
-    With `module`, those that are there when no other module than that was imported for it.
-    """
+    """Classes of this kind in its home package, by name; `module` alone is imported where given."""
     package = importlib.import_module(base.home)
     for info in pkgutil.iter_modules(getattr(package, "__path__", [])):  # one file has none
         if module in (None, info.name):

@@ -178,7 +178,6 @@ def _jax_key(seed: int, like: Any) -> Any:
     """A key of the kind of `like`: typed, of the same generator, or an array of numbers."""
     import jax
 
-    typed = hasattr(like, "dtype") and jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key)
-    if typed:
+    if hasattr(like, "dtype") and jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.random.key(seed % 2**32, impl=jax.random.key_impl(like))
     return jax.random.PRNGKey(seed % 2**32)

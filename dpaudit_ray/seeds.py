@@ -16,10 +16,7 @@ _BITS_PER_BLOCK = 512  # one BLAKE2b digest
 
 
 def derive(*parts: str | int) -> int:
-    """A 128-bit seed that is a function of `parts` alone.
-
-    Parts count by their texts: 1 and "1" are the same one.
-    """
+    """A 128-bit seed that is a function of the texts of `parts` alone: 1 and "1" are the same."""
     return int.from_bytes(_digest(parts, 16), "big")
 
 

@@ -68,9 +68,8 @@ def assert_private(
     broken = audit.verdict is Verdict.VIOLATION
     if broken or (conclusive and audit.verdict is not Verdict.CONSISTENT):
         findings = map(str, audit.violations if broken else audit.findings)
-        raise AssertionError(
-            "\n".join([f"{audit.verdict}: {audit.headline}", *findings, *audit.help])
-        )
+        lines = [f"{audit.verdict}: {audit.headline}", *findings, *audit.help]
+        raise AssertionError("\n".join(lines))
     return audit
 
 

@@ -1,11 +1,10 @@
 """What a hit rate says of the noise: the curves that one claim gives for every noise multiplier.
 
 An audit that knows which mechanism is claimed, not how much noise it really adds, may read its
-certified hit rate through that mechanism. A training with noise σ is
-told from its neighbour at a rate of (1 + δ(0)) / 2 at best, which falls in σ. A certified rate
-above that refutes σ and all noise beyond it; what is left has an ε of at least that of the first
-refuted σ. δ(0) is taken from above and ε from below: the accountants' errors count against what is
-shown. At a sample rate below 1 the Gaussian curve of the same hit rate gives far less.
+certified hit rate through that mechanism. A training with noise σ is told from its neighbour at a
+rate of (1 + δ(0)) / 2 at best, which falls in σ. A certified rate above that refutes σ and all
+noise beyond it; what is left has an ε of at least that of the first refuted σ. δ(0) is taken from
+above and ε from below: the accountants' errors count against what is shown.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ _LEAST, _MOST = -4 * 128, 8 * 128  # sixteenth of the claimed noise to 256 times
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A training whose noise multiplier may be another one than `training` has.
-
-    A new bound costs some compositions of privacy losses of .05 s each for 200 sampled steps,
-    and one of .5 s for ε; one like it, computed before in the process, costs 60 µs.
-    """
+    """A training whose noise multiplier may be another one than `training` has."""
 
     training: Training
 

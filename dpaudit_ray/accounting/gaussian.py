@@ -29,8 +29,6 @@ class Gaussian(Accountant):
 def mu(training: Training) -> float:
     """A training's GDP parameter. Raises ValueError for sampling, which has no closed form."""
     if training.sample_rate != 1:
-        raise ValueError(
-            f"the gaussian accountant is exact at sample_rate 1 only, "
-            f"got {training.sample_rate}; use prv, pld or rdp"
-        )
+        rule = "the gaussian accountant is exact at sample_rate 1 only"
+        raise ValueError(f"{rule}, got {training.sample_rate}; use prv, pld or rdp")
     return math.sqrt(training.steps) / training.unit_noise

@@ -75,10 +75,8 @@ def quick_epsilon(noise_multiplier: float, steps: int, sample_rate: float, delta
 
 
 def _training_divergences(training: Training) -> Floats:
-    if training.sample_rate < 1 and training.adjacency is Adjacency.REPLACE:
-        raise ValueError(
-            f"rdp handles replacement only at sample_rate 1, got {training.sample_rate}; use pld"
-        )
+    if (rate := training.sample_rate) < 1 and training.adjacency is Adjacency.REPLACE:
+        raise ValueError(f"rdp handles replacement only at sample_rate 1, got {rate}; use pld")
     if training.sample_rate == 1:
         return divergences(training.unit_noise, training.steps, 1)
     return training.steps * _step_divergences(training.unit_noise, training.sample_rate)

@@ -18,9 +18,8 @@ _ROUNDING = 1e-9  # relative: of rates that are quotients
 class Adjacency(StrEnum):
     """Difference of two neighbouring data sets.
 
-    Where an epoch is cut from an order of records, one less leaves its place empty ("zero-out",
-    Kairouz et al. 2021; Chua et al. 2024a): else one more or less would move others to another
-    batch.
+    Where an epoch is cut from an order of records, one less leaves its place empty, so that others
+    keep their batches ("zero-out", Kairouz et al. 2021; Chua et al. 2024a).
     """
 
     ADD_REMOVE = "add-remove"  # one record more or less: sums of clipped gradients move by C
@@ -61,10 +60,8 @@ class Training:
     sampling: str = Sampling.POISSON
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(
-                f"noise_multiplier must be at least 0 and finite, got {self.noise_multiplier}"
-            )
+        if not 0 <= (noise := self.noise_multiplier) < math.inf:
+            raise ValueError(f"noise_multiplier must be at least 0 and finite, got {noise}")
         if not isinstance(self.steps, Integral) or self.steps < 0:
             raise ValueError(f"steps must be a whole number of at least 0, got {self.steps}")
         if not 0 < self.sample_rate <= 1:

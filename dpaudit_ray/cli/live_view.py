@@ -39,16 +39,12 @@ _STATES = ("running", "given up", "waiting", "done")  # of audits, in the order 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """A moment of a sweep: a snapshot, once there is one, and what is known beside it.
-
-    `phase` is what goes on instead of training, for `phase_seconds`; empty while packs end. `rate`
-    is in trials per second, `seconds_left` until the end; NaN while unknown.
-    """
+    """A moment of a sweep: a snapshot, once there is one, and what is known beside it."""
 
     progress: Progress | None
-    phase: str
+    phase: str  # what goes on instead of training; empty while packs end
     phase_seconds: float
-    rate: float
+    rate: float  # in trials per second; NaN while unknown, like the next
     seconds_left: float
 
     @property

@@ -60,11 +60,7 @@ WORKLOADS = {
 
 @dataclasses.dataclass
 class Row:
-    """One model on this machine; times are seconds per model and step.
-
-    `ratio` is Opacus against the packed engine, whose trainings of 250 steps are
-    `trials_per_second`, and whose achieved operations are `flop_per_second`.
-    """
+    """One model on this machine; times are seconds per model and step."""
 
     model: str
     parameters: int
@@ -74,8 +70,8 @@ class Row:
     packed_seconds: float
     packs: dict[int, float]  # the same of every pack that was tried, by its models
     opacus_seconds: float
-    ratio: float = dataclasses.field(init=False)
-    trials_per_second: float = dataclasses.field(init=False)
+    ratio: float = dataclasses.field(init=False)  # Opacus against the packed engine
+    trials_per_second: float = dataclasses.field(init=False)  # of 250 steps, packed
     flop_per_second: float = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -129,9 +125,8 @@ def measure(
         fastest = min(tried, key=tried.__getitem__)
         of_opacus = _opacus(training, repeats) if beside else math.nan
         size, batch = training.model.size, training.recipe.batch_size
-        rows.append(
-            Row(name, size, batch, _flop(training), fastest, tried[fastest], tried, of_opacus)
-        )
+        row = Row(name, size, batch, _flop(training), fastest, tried[fastest], tried, of_opacus)
+        rows.append(row)
     product = _matmul(training.initial.device, repeats)
     return Benchmark(provenance.device(gpu), threads, gpu, product, tuple(rows))
 

@@ -69,15 +69,11 @@ class AuditOutlook:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """A whole sweep on this machine; `problem` says why no time could be measured.
-
-    Packs that wait for one of `preparations` can be timed once that is done: until then their
-    `seconds` are NaN.
-    """
+    """A whole sweep on this machine; packs that wait for one of `preparations` take NaN seconds."""
 
     audits: tuple[AuditOutlook, ...]
     workers: int
-    problem: str | None = None
+    problem: str | None = None  # why no time could be measured
     preparations: tuple[PreparationOutlook, ...] = ()
 
     @property

@@ -186,16 +186,13 @@ def feed(
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """A whole prefix: `members` bool [n], `scores` float64 [n, steps], `missed` bool [n].
-
-    A missed trial has NaN at every step. `utility` has what was measured beside, like `scores`.
-    """
+    """A whole prefix: `members` bool [n], `scores` float64 [n, steps], `missed` bool [n]."""
 
     steps: tuple[int, ...]
     members: npt.NDArray[np.bool_]
     scores: npt.NDArray[np.float64]
-    missed: npt.NDArray[np.bool_]
-    utility: Mapping[str, npt.NDArray[np.float64]]
+    missed: npt.NDArray[np.bool_]  # these have NaN at every step
+    utility: Mapping[str, npt.NDArray[np.float64]]  # what was measured beside, like `scores`
 
     @classmethod
     def joined(cls, audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> Trials:

@@ -53,16 +53,13 @@ _BESIDE = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A place in a file of the run directory where something stands that does not follow.
-
-    `audit` is a label, empty where it is of no one audit; `derived` is empty where nothing can be.
-    """
+    """A place in a file of the run directory where something stands that does not follow."""
 
     file: str
-    audit: str
+    audit: str  # a label, empty where it is of no one audit
     place: str
     stored: str
-    derived: str
+    derived: str  # empty where nothing can be
 
     def __str__(self) -> str:
         where = ", ".join(part for part in (self.audit, self.place) if part)

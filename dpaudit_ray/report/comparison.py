@@ -34,15 +34,12 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One audit of one run: its entry in `tables.overview`, verdict, quote, and right guesses.
-
-    `rate` and its interval at the audit's confidence are NaN without guesses that are independent.
-    """
+    """One audit of one run: its entry in `tables.overview`, verdict, quote, and right guesses."""
 
     entry: dict[str, Any]
     verdict: Verdict
     quote: Quote
-    rate: float = math.nan
+    rate: float = math.nan  # in an interval at the audit's confidence; NaN: not independent
     low: float = math.nan
     high: float = math.nan
 

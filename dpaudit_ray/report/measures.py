@@ -85,13 +85,10 @@ def utilities(audit: PlannedAudit, trials: Trials) -> Iterator[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class ObservedTradeOff:
-    """Observed error rates at every threshold, and μ of the fit: estimates, not bounds.
+    """Observed error rates at every threshold, and μ of the fit: estimates, not bounds."""
 
-    `alpha` and `beta` are false-positive and false-negative rates, float64 [n], alpha increasing.
-    """
-
-    alpha: Floats
-    beta: Floats
+    alpha: Floats  # false-positive rates [n], increasing
+    beta: Floats  # false-negative rates [n]
     mu: float
 
     @classmethod
@@ -126,13 +123,10 @@ def gaussian_trade_off(alpha: npt.ArrayLike, mu: float) -> Floats:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Curves that the last step's scores trace, and the claimed one.
-
-    `gaussian` is False where one μ fits not all thresholds, at the audit's confidence.
-    """
+    """Curves that the last step's scores trace, and the claimed one."""
 
     tradeoff: ObservedTradeOff
-    gaussian: bool
+    gaussian: bool  # False where one μ fits not all thresholds, at the audit's confidence
     claim: Curve
 
     @classmethod

@@ -89,31 +89,23 @@ class AuditVerdict(_Judged):
 
 @dataclasses.dataclass(frozen=True)
 class ExactVerdict(_Judged):
-    """One audit without trials: ε at δ is known, and compared at every recorded step.
+    """One audit without trials: ε at δ is known, and compared at every recorded step."""
 
-    `epsilon` and `claim` are those of `step`: the last, or where the claim is exceeded most. NaN
-    only while nothing is computed.
-    """
-
-    epsilon: float
-    step: int
+    epsilon: float  # like `claim` of this step; NaN while nothing is computed
+    step: int  # the last, or where the claim is exceeded most
 
 
 @dataclasses.dataclass(frozen=True)
 class RunVerdict:
-    """All audits, by whether trials or exact numbers speak for them, and what all say together.
-
-    `evidence` and `needed` are those of the averaged e-values, logarithms to base 10; `hints` say
-    what would decide it where an audit is weak.
-    """
+    """All audits, by whether trials or exact numbers speak for them, and what all say together."""
 
     verdict: Verdict
     confidence: float
     audits: tuple[AuditVerdict, ...]
     exact: tuple[ExactVerdict, ...] = ()
-    evidence: float = 0.0
+    evidence: float = 0.0  # of the averaged e-values, to base 10, like `needed`
     needed: float = math.inf
-    hints: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()  # what would decide it where an audit is weak
 
 
 def judge(run: Run, thorough: bool = True) -> RunVerdict:
@@ -144,15 +136,8 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
         nearest = max(weak, key=lambda index: audits[index].power)
         with contextlib.suppress(DpauditError):  # code or data that would tell are not here
             hints += detection.for_weak(run, nearest, tests[nearest], alpha)
-    return RunVerdict(
-        whole,
-        confidence,
-        tuple(audits.values()),
-        tuple(exact.values()),
-        evidence / math.log(10),
-        needed / math.log(10),
-        tuple(hints),
-    )
+    judged, logs = (*audits.values(),), (evidence / math.log(10), needed / math.log(10))
+    return RunVerdict(whole, confidence, judged, (*exact.values(),), *logs, tuple(hints))
 
 
 def _together(run: Run, verdicts: Mapping[int, Verdict], refuted: bool) -> Verdict:
@@ -251,18 +236,14 @@ class AuditAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What is said of a run. `sentence` begins with the verdict; `help` is what to do next.
-
-    `quote` is the largest of its audits' quotes, of the mechanisms that decide the verdict.
-    `judged` is the number of trials that it rests on.
-    """
+    """What is said of a run."""
 
     verdict: Verdict
-    sentence: str
-    help: tuple[str, ...]
+    sentence: str  # which begins with the verdict
+    help: tuple[str, ...]  # what to do next
     audits: tuple[AuditAnswer, ...]
-    quote: Quote
-    judged: int
+    quote: Quote  # the largest of its audits' quotes, of the mechanisms that decide the verdict
+    judged: int  # trials that it rests on
     derived: bool = True  # always: other programs read this key
 
 

@@ -138,10 +138,9 @@ def make(
 
 
 def _method_class(method: str | type[Estimator]) -> type[Estimator]:
-    methods = estimators()
     if not isinstance(method, str):
         return method
-    if method not in methods:
+    if method not in (methods := estimators()):
         raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
     return methods[method]
 
