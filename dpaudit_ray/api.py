@@ -160,10 +160,9 @@ class _Job:
 
     def _budget(self, recorded: list[Failure]) -> FailureBudget:
         labels = [audit.label for audit in self.plan.audits]
-        reached = {}
-        for index in {failure.pack.audit for failure in recorded}:
-            done = compaction.finished(self.directory, self.plan.audits[index])
-            reached[index] = max((first for first, _ in done), default=-1)
+        indices = {failure.pack.audit for failure in recorded}
+        done = {i: compaction.finished(self.directory, self.plan.audits[i]) for i in indices}
+        reached = {i: max((first for first, _ in packs), default=-1) for i, packs in done.items()}
         return FailureBudget(self.sweep.resources, labels, self.tell, recorded, reached)
 
     def _conclude(self, dispatcher: Dispatcher, result: Result) -> None:
@@ -229,8 +228,6 @@ def _require_gpu(sweep: Sweep) -> None:
         import torch
 
         if (there := torch.cuda.device_count()) < gpus:
-            raise SpecError(
-                "resources.num_gpus",
-                f"is {gpus:g}, but this process sees {there or 'no'} GPU; use --set "
-                "resources.num_gpus=0, or --executor ray on a cluster that has them",
-            )
+            problem = f"is {gpus:g}, but this process sees {there or 'no'} GPU"
+            remedy = "use --set resources.num_gpus=0, or --executor ray on a cluster that has them"
+            raise SpecError("resources.num_gpus", f"{problem}; {remedy}")

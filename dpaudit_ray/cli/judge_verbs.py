@@ -56,7 +56,6 @@ def check(run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None) ->
 def _show_check(checked: Checked) -> None:
     counts = [plural(count, name.removesuffix("s")) for name, count in checked.derived.items()]
     verdict = f", the verdict ({checked.verdict})" if checked.verdict else ""
-    derived = f"{', '.join(counts) or 'nothing'}{verdict}"
     if not checked.in_order:
         places = plural(checked.different, "place")
         terminal.say(f"not what it says, in {places}: {checked.location}")
@@ -71,7 +70,7 @@ def _show_check(checked: Checked) -> None:
         terminal.explain(f"not checked: {labels}{line}")
     partial = f" as far as it goes (partial, {checked.partial})" if checked.partial else ""
     ending = f"in order{partial}" if checked.in_order else "derived again"
-    terminal.explain(f"{ending}: {derived}")
+    terminal.explain(f"{ending}: {', '.join(counts) or 'nothing'}{verdict}")
 
 
 @app.command(rich_help_panel=ADVANCED)

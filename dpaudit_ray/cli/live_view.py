@@ -2,8 +2,7 @@
 
 One thread writes, and nobody else: whoever has something to show hands it over and goes on. So a
 message may come from any thread and from a signal's handler, which must not wait for a lock that
-the code it interrupts may hold; a terminal that is paused (Ctrl-S) holds up no sweep; and messages
-stand above the picture.
+the code it interrupts may hold; and a terminal that is paused (Ctrl-S) holds up no sweep.
 """
 
 from __future__ import annotations

@@ -223,9 +223,8 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
     )
     assumed = [audit.label for audit in audits if audit.status is not Status.CERTIFIED]
     if assumed:
-        terminal.explain(
-            f"max eps and power assume a Gaussian curve for {terminal.and_more(assumed)}"
-        )
+        labels = terminal.and_more(assumed)
+        terminal.explain(f"max eps and power assume a Gaussian curve for {labels}")
     weak = [audit for audit in audits if (audit.power or 0.0) < USUAL_POWER]
     if weak:
         weak.sort(key=lambda audit: audit.power or 0.0)
@@ -238,7 +237,6 @@ def _power(audit: AuditOutlook) -> Figure:
 
 
 def _advice(audit: AuditOutlook) -> Iterator[str]:
-    """Sentences on the power of an audit, and on what would raise it."""
     if audit.claim == 0:
         yield "nothing is claimed to leak, so no bound comes near; `verify` tests the claim"
         return

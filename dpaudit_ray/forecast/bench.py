@@ -107,6 +107,7 @@ def measure(
     """
     import torch
 
+    from ..mechanisms.dp_sgd.steps import OpacusSteps, PackedSteps
     from ..mechanisms.dp_sgd.training import DpSgdTraining
 
     for name in models:
@@ -121,13 +122,21 @@ def measure(
     rows = []
     for name, training in trainings.items():
         usual = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
-        tried = {n: _packed(training, n, repeats) for n in packs or usual}
-        fastest = min(tried, key=tried.__getitem__)
-        of_opacus = _opacus(training, repeats) if beside else math.nan
-        size, batch = training.model.size, training.recipe.batch_size
+        recipe, device = training.recipe, training.initial.device
+        tried = {
+            n: _step_seconds(PackedSteps(recipe, training.model, 0, device), training, n, repeats)
+            for n in packs or usual
+        }
+        fastest, of_opacus = min(tried, key=tried.__getitem__), math.nan
+        if beside:
+            steps = OpacusSteps(recipe, training.module, 0, device)
+            of_opacus = _step_seconds(steps, training, 1, repeats)
+        size, batch = training.model.size, recipe.batch_size
         row = Row(name, size, batch, _flop(training), fastest, tried[fastest], tried, of_opacus)
         rows.append(row)
-    product = _matmul(training.initial.device, repeats)
+    side = _SIDE if device.type == "cpu" else _SIDE_ON_GPU
+    a = torch.randn(side, side, device=device)
+    product = 2 * side**3 / _median_seconds(lambda: a @ a, device, repeats)
     return Benchmark(provenance.device(gpu), threads, gpu, product, tuple(rows))
 
 
@@ -165,20 +174,6 @@ def _fitting_packs(model_bytes: int) -> tuple[int, ...]:
     return tuple(n for n in PACKS if n == 1 or n * needed <= gpu_settings.budget())
 
 
-def _packed(training: DpSgdTraining, models: int, repeats: int) -> float:
-    from ..mechanisms.dp_sgd.steps import PackedSteps
-
-    steps = PackedSteps(training.recipe, training.model, 0, training.initial.device)
-    return _step_seconds(steps, training, models, repeats)
-
-
-def _opacus(training: DpSgdTraining, repeats: int) -> float:
-    from ..mechanisms.dp_sgd.steps import OpacusSteps
-
-    steps = OpacusSteps(training.recipe, training.module, 0, training.initial.device)
-    return _step_seconds(steps, training, 1, repeats)
-
-
 def _step_seconds(steps: Steps, training: DpSgdTraining, models: int, repeats: int) -> float:
     """A step of one model, on the first half of the workload's records, which are a batch."""
     theta = training.initial.repeat(models, 1)
@@ -214,11 +209,3 @@ def _flop(training: DpSgdTraining) -> float:
         outputs = training.module(training.x[batch])
         torch.autograd.backward(losses(outputs, training.y[batch]).sum())
     return float(counter.get_total_flops())
-
-
-def _matmul(device: torch.device, repeats: int) -> float:
-    import torch
-
-    side = _SIDE if device.type == "cpu" else _SIDE_ON_GPU
-    a = torch.randn(side, side, device=device)
-    return 2 * side**3 / _median_seconds(lambda: a @ a, device, repeats)

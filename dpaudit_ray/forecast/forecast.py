@@ -43,9 +43,6 @@ class AuditOutlook:
     `status` is what that ε would be, and `largest_certifiable`: converted from the μ of `accuracy`,
     both are certified where the trade-off curve is known to be Gaussian. Of canaries of one
     training, all are what the first of its estimators that hold shows in simulations.
-    `trials_needed` would do so with a chance of 80 %; None where no feasible number does. All three
-    are None where no trials are run. `likely` is the ε that a tight attack shows with a chance of
-    80 %; NaN where the claim is no number.
     """
 
     label: str
@@ -54,16 +51,15 @@ class AuditOutlook:
     packs_done: int
     claim: float
     seconds: float  # of one trainer's time, for the packs that are left
-    largest_certifiable: float | None = None
+    largest_certifiable: float | None = None  # None, like the next, where no trials are run
     power: float | None = None
-    trials_needed: int | None = None
+    trials_needed: int | None = None  # for it at a chance of 80 %; None where no number would do
     status: stats.Status = stats.Status.CERTIFIED
-    likely: float = math.nan
+    likely: float = math.nan  # ε of a tight attack at such a chance; NaN: the claim is no number
     grows: bool = False  # whether `audit.up_to` plans for `trials_needed`
 
     @property
     def sampled(self) -> bool:
-        """Whether it runs trials."""
         return self.power is not None
 
 

@@ -1,5 +1,4 @@
-"""What accountants promise of each audit: computed when a run is planned, held against its sweep
-whenever it is read."""
+"""What accountants promise of each audit: computed with its plan, held against it on reading."""
 
 from __future__ import annotations
 

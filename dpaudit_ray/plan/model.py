@@ -75,8 +75,7 @@ class PlannedAudit:
     was planned with the first of them, `up_to` that many (None: it was not). `claimed` is what
     accountants were asked at each horizon, where it takes code of somebody's own to tell. So many
     trials in a row as it has `canaries` are of one training, or of a pair of them where they are
-    `paired`, and a pack holds whole ones; 0 stands for all trials, in however many packs. Its packs
-    wait for `preparation`.
+    `paired`, and a pack holds whole ones; 0 stands for all trials, in however many packs.
     """
 
     id: str
@@ -89,7 +88,7 @@ class PlannedAudit:
     declared: Annotated[tuple[Count, ...], Field(min_length=1)]
     claimed: tuple[Claimed, ...] | None = None
     canaries: Count = 1
-    preparation: PlannedPreparation | None = None
+    preparation: PlannedPreparation | None = None  # which its packs wait for
     up_to: Count | None = None
     paired: bool = False
 

@@ -40,10 +40,8 @@ def _plan_audit(
     start = kept[-1][1] + 1 if kept else 0
     trials = cell.audit.trials if cell.mechanism.sampled else 0
     if (trials - start) // size > MAX_PACKS:
-        raise SpecError(
-            "resources.pack_size",
-            f"is {size}, which cuts {trials} trials into more than {MAX_PACKS} packs; raise it",
-        )
+        problem = f"is {size}, which cuts {trials} trials into more than {MAX_PACKS} packs"
+        raise SpecError("resources.pack_size", f"{problem}; raise it")
     if old is None and cell.audit.up_to is not None and cell.audit.up_to < cell.audit.trials:
         raise SpecError(
             "audit.up_to",
@@ -84,9 +82,7 @@ def pack_size(cell: Cell, sweep: Sweep) -> int:
         step_trials = 1 if cell.adversary.private_records else together  # these cost no step
         return max(cell.mechanism.auto_pack_size // step_trials, 1) * together
     if size % together and cell.mechanism.sampled:
-        raise SpecError(
-            "resources.pack_size",
-            f"is {size}, but {cell.unit}, and a pack holds whole ones; "
-            f"use {-(-size // together) * together}",
-        )
+        problem = f"is {size}, but {cell.unit}, and a pack holds whole ones"
+        remedy = f"use {-(-size // together) * together}"
+        raise SpecError("resources.pack_size", f"{problem}; {remedy}")
     return size

@@ -21,11 +21,8 @@ def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPrepa
     if preparation is None:
         return None
     if not 1 <= preparation.parts <= MAX_PARTS:
-        raise SpecError(
-            "mechanism.name",
-            f"{cell.mechanism.name} has a preparation of {preparation.parts} parts; "
-            f"it must have 1 to {MAX_PARTS}",
-        )
+        problem = f"{cell.mechanism.name} has a preparation of {preparation.parts} parts"
+        raise SpecError("mechanism.name", f"{problem}; it must have 1 to {MAX_PARTS}")
     read = provenance.files_of_cell(cell, files)
     identity = digest([preparation.identity, preparation.parts, seed, read])
     return PlannedPreparation(identity, preparation.parts)

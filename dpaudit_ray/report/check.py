@@ -38,8 +38,7 @@ from . import verdict
 from .tables import Run
 
 PLAN, SWEEP, ESTIMATES = record.FILE, record.SWEEP_FILE, "estimates.parquet"
-# Relative: what other versions of numpy and scipy, on another kind of machine, may differ by, and
-# what they may take for 0.
+# What other versions of numpy and scipy, on another kind of machine, may differ by, and take for 0.
 TOLERANCE, _ZERO = 1e-9, 1e-12
 KEPT = 1000  # differences that are remembered; the others are counted
 NOTHING = "nothing"

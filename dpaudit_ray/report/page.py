@@ -44,8 +44,8 @@ def write(run: Run) -> str:
 
 def notebook_card(run: Run, answer: Answer, figure: bytes) -> str:
     """A run as a notebook shows it: verdict, a table, and a figure, a PNG file's content."""
-    template = environment().get_template("card.html.j2")
     quotes = [audit.quote for audit in answer.audits]
+    template = environment().get_template("card.html.j2")
     return template.render(
         name=run.sweep.name,
         location=run.directory.location,

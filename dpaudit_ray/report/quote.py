@@ -21,8 +21,7 @@ class Quote:
     """The lower bound of an audit that is quoted, and all that is said with it.
 
     `epsilon`, at `delta`, is None where there is none to quote; `reason` says why. Where it holds
-    `together` with all other bounds of the run, it does so at `confidence`. `claim` is that of
-    `accountant`, at the same `step`.
+    `together` with all other bounds of the run, it does so at `confidence`.
     """
 
     label: str
@@ -30,7 +29,7 @@ class Quote:
     delta: float
     confidence: float
     assumes: str
-    claim: float
+    claim: float  # by the accountant, at the same step
     accountant: str
     estimator: str
     step: int

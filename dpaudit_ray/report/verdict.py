@@ -1,8 +1,7 @@
 """`dpaudit verify`: do the trials of a run contradict the claim, whatever the mechanism is?
 
 Every audit is judged once, at its last recorded step, by `stats.claim_verdict`, and may be at any
-time. Audits share the error, and e-values of all of them are averaged as well, since evidence that
-no single audit has may lie in several.
+time. Audits share the error, and e-values of all are averaged: evidence may lie in several audits.
 
 Terminal, page, `Result` and metrics show the verdict as one answer. It takes seconds, so it is kept
 in the run directory, and believed where this user's seal is under it and the trials are the same.
@@ -428,8 +427,6 @@ def _sentence(run: Run, judged: RunVerdict, audits: list[AuditAnswer], largest: 
 
 
 def _help(run: Run, judged: RunVerdict) -> Iterator[str]:
-    """What would help, the nearest first."""
-
     def again(why: str) -> Iterator[str]:
         if fresh := detection.options_of_its_own(run, "again", {}):
             yield f"a run of its own with another seed: {why}: {fresh[1]}"

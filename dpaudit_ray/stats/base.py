@@ -48,9 +48,7 @@ class Estimator(ABC):
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
     by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
     by_pair: ClassVar[bool] = False  # ... or pairs of trainings that share their noise
-
-    # Whether trials are guessed by the bits of earlier ones: then their order matters.
-    learns = True
+    learns = True  # guesses trials by the bits of earlier ones: then their order matters
 
     @classmethod
     def time_uniform(cls) -> bool:

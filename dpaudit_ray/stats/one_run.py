@@ -51,14 +51,13 @@ _TOLD_SHARE = 0.05  # of the error probability, spent on "more trainings told th
 class Canaries(Logged):
     """Mixin: all trials, and which of them to guess.
 
-    Canaries of one training: half of the guesses are "in" for the highest scores, half "out"
-    for the lowest. A canary whose score is not a number is guessed first, and wrong. `guesses`
-    fixes how many to guess, or as (k+, k-) how many of each kind; 0 tries the `shares` and
-    splits the error over them.
+    Canaries of one training: half of the guesses are "in" for the highest scores, half "out" for
+    the lowest. A canary whose score is not a number is guessed first, and wrong. `guesses` fixes
+    how many to guess, or as (k+, k-) how many of each kind; 0 splits the error over the `shares`.
 
-    `independent` trainings: the first 5 % of the planned trials, 10 at least, teach which
-    scores to guess and how, one-sided or not. Diverged trainings are an outcome like a score. A
-    trial without output is a wrong guess and teaches nothing.
+    `independent` trainings: the first 5 % of the planned trials, 10 at least, teach which scores to
+    guess and how, one-sided or not. Diverged trainings are an outcome like a score. A trial without
+    output is a wrong guess and teaches nothing.
     """
 
     planned: int

@@ -132,11 +132,7 @@ class _Side:
         return np.maximum(records if variance == "record" else shared, 1e-6 * shared + 1e-12)
 
     def like(self, features: npt.ArrayLike | None) -> tuple[Floats, Floats]:
-        """Mean and deviation that records of such features [m, d] have, [m] each.
-
-        The likeliest normal distribution, by turns: the mean given the variance, then a step of
-        the log variance. ValueError for other features.
-        """
+        """Mean and deviation, [m] each, of the likeliest normal distribution by features [m, d]."""
         given = np.asarray(features, np.float64)
         if given.ndim != 2 or len(given) != len(self.count) or not np.isfinite(given).all():
             problem = f"features must be finite numbers [{len(self.count)} records, any number]"
@@ -151,7 +147,7 @@ class _Side:
             coefficients = np.linalg.lstsq(weighed @ design, weighed @ target, rcond=1e-10)[0]
             return np.asarray(design @ coefficients)
 
-        for turn in range(_TURNS):
+        for turn in range(_TURNS):  # the mean given the variance, then a step of the log variance
             mean = fitted(self.mean, counts * np.exp(-log_variance))
             squares = (self.squares + counts * (self.mean - mean) ** 2) / np.maximum(counts, 1)
             if turn == 0:
