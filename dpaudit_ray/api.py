@@ -59,8 +59,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
             code does not give the same scores each time, their trials stay misses.
         tell: called with a line for the user when a run is resumed, or something is given up, or
             takes long.
-        phase: called with what is begun now, before and after there are snapshots to show; theirs
-            is `Progress.phase`.
+        phase: called with what is begun before and after snapshots, whose `phase` says the same.
 
     Raises DpauditError: one line for the user; see `dpaudit_ray.errors`.
     """

@@ -7,8 +7,7 @@
 
 A promise that is kept fails the test in at most 5 % of audits with other seeds; with one seed the
 coins are always the same, so a test that passes does not fail by chance another day unless the
-script's own randomness differs. `INCONCLUSIVE` fails, as the command does, unless `conclusive` is
-False.
+script's own randomness differs. `INCONCLUSIVE` fails, too, unless `conclusive` is False.
 """
 
 from __future__ import annotations

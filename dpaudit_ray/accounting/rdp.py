@@ -1,7 +1,6 @@
 """Rényi differential privacy of the Poisson-sampled Gaussian mechanism, by Opacus.
 
-Mironov 2017; Mironov, Talwar, Zhang 2019 for sampling. Divergences add up over steps; ε follows
-from the best of many orders.
+Mironov 2017; Mironov, Talwar, Zhang 2019 for sampling. ε follows from the best of many orders.
 """
 
 from __future__ import annotations

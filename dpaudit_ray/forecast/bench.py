@@ -101,9 +101,8 @@ def measure(
 ) -> Benchmark:
     """Measures `models`; every figure is the median of `repeats` runs.
 
-    In packs of so many models, of which the fastest counts; by default those of the workloads on a
-    CPU, PACKS on a GPU. Opacus is measured `beside` them, or NaN. Raises SpecError for an unknown
-    model, and for a GPU where there is none.
+    In packs of so many models, of which the fastest counts; by default the workloads' on a CPU,
+    PACKS on a GPU. Opacus is measured `beside` them, or NaN. Raises SpecError for what is not here.
     """
     import torch
 

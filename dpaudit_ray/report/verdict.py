@@ -63,23 +63,20 @@ class _Judged:
 class AuditVerdict(_Judged):
     """One audit against its claim.
 
-    `evidence` and `needed` are logarithms to base 10 of e-values; `trials` were used, the claim
-    was first refuted after `refuted_after` of them (None: never). With the run's confidence the
-    training is no more private than noise multiplier `effective_noise` (None: any noise would do);
-    `power` is the chance that noise of 0.7 of the claimed one would have been found. `diverged`
-    counts trainings per world, (out, in). Nothing is CONSISTENT where these are `lopsided`, or
-    where a bound that holds together with all others of the run is `above` its claim.
+    With the run's confidence the training is no more private than `effective_noise`. Nothing is
+    CONSISTENT where what diverged is `lopsided`, or where a bound that holds together with all
+    others of the run is `above` its claim.
     """
 
     noise_multiplier: float
-    effective_noise: float | None
-    evidence: float
+    effective_noise: float | None  # as a noise multiplier; None: any noise would do
+    evidence: float  # an e-value, to base 10, like `needed`
     needed: float
-    trials: int
+    trials: int  # that were used
     planned: int
-    refuted_after: int | None
-    power: float
-    diverged: tuple[int, int] = (0, 0)
+    refuted_after: int | None  # so many trials the claim was; None: never
+    power: float  # chance that noise of 0.7 of the claimed one would have been found
+    diverged: tuple[int, int] = (0, 0)  # trainings per world, (out, in)
     lopsided: bool = False
     mixed: bool = False  # always: other programs read this key
     above: bool = False
