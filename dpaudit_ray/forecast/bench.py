@@ -102,7 +102,7 @@ def measure(
     """Measures `models`; every figure is the median of `repeats` runs.
 
     In packs of so many models, of which the fastest counts; by default the workloads' on a CPU,
-    PACKS on a GPU. Opacus is measured `beside` them, or NaN. Raises SpecError for what is not here.
+    PACKS on a GPU. Opacus is measured `beside`, or NaN. SpecError: unknown model, or no GPU here.
     """
     import torch
 

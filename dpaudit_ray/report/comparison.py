@@ -39,7 +39,7 @@ class Side:
     entry: dict[str, Any]
     verdict: Verdict
     quote: Quote
-    rate: float = math.nan  # in an interval at the audit's confidence; NaN: not independent
+    rate: float = math.nan  # NaN, like its ends at the audit's confidence, if guesses are dependent
     low: float = math.nan
     high: float = math.nan
 

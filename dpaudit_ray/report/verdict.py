@@ -70,11 +70,11 @@ class AuditVerdict(_Judged):
 
     noise_multiplier: float
     effective_noise: float | None  # as a noise multiplier; None: any noise would do
-    evidence: float  # an e-value, to base 10, like `needed`
+    evidence: float  # log10 of an e-value, like `needed`
     needed: float
     trials: int  # that were used
     planned: int
-    refuted_after: int | None  # so many trials the claim was; None: never
+    refuted_after: int | None  # trials after which the claim first was; None: never
     power: float  # chance that noise of 0.7 of the claimed one would have been found
     diverged: tuple[int, int] = (0, 0)  # trainings per world, (out, in)
     lopsided: bool = False
@@ -99,7 +99,7 @@ class RunVerdict:
     confidence: float
     audits: tuple[AuditVerdict, ...]
     exact: tuple[ExactVerdict, ...] = ()
-    evidence: float = 0.0  # of the averaged e-values, to base 10, like `needed`
+    evidence: float = 0.0  # log10 of the averaged e-values, like `needed`
     needed: float = math.inf
     hints: tuple[str, ...] = ()  # what would decide it where an audit is weak
 
