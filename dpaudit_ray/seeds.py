@@ -16,7 +16,10 @@ _BITS_PER_BLOCK = 512  # one BLAKE2b digest
 
 
 def derive(*parts: str | int) -> int:
-    """A 128-bit seed that is a function of the texts of `parts` alone: 1 and "1" are the same."""
+    """A 128-bit seed that is a function of the texts of `parts` alone: 1 and "1" are the same.
+
+    A control character stands between them, so that ("a", "b") and ("ab",) differ.
+    """
     return int.from_bytes(_digest(parts, 16), "big")
 
 
