@@ -86,9 +86,8 @@ class Wagers:
 
     Thresholds are placed by the mean and spread of both worlds' past scores at the start of an
     epoch, or by a `cut`: fixed trial numbers, so that any split of the stream gives the same
-    counts. Nothing
-    is guessed before the first, nor while one world was not seen. A diverged trial is guessed
-    to be of the world in which more have diverged so far; a miss is wrong in every slot.
+    counts. Nothing is guessed before the first, nor while one world was not seen. A diverged trial
+    is guessed to be of the world in which more have diverged so far; a miss is wrong in every slot.
     """
 
     trials: int = 0
