@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 
 from ..errors import RunDirectoryError
 from ..stats.base import Estimator, alike_in_a_row
@@ -123,6 +124,7 @@ def in_order(
             yield coming.result()
     for _, coming in waiting:
         yield coming.result()
+    pa.default_memory_pool().release_unused()  # which may be half a gigabyte
 
 
 class RecentPacks:
@@ -228,8 +230,9 @@ class Trials:
     def with_errors(self) -> npt.NDArray[np.float64]:
         """Scores at the last step, float64 [n]; missed trials err: "out" highest, "in" lowest."""
         last = self.scores[:, -1].copy()
-        finite = last[np.isfinite(last)]
-        low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
-        errors = np.where(self.members, np.nextafter(low, -np.inf), np.nextafter(high, np.inf))
-        last[self.missed] = errors[self.missed]
+        if self.missed.any():
+            finite = last[np.isfinite(last)]
+            low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
+            errors = np.nextafter(low, -np.inf), np.nextafter(high, np.inf)
+            last[self.missed] = np.where(self.members[self.missed], *errors)
         return last

@@ -398,6 +398,7 @@ def _check_derived(given: _Given, stored: pd.DataFrame) -> None:
             checked.cannot("its estimates", first_line(error), audit.label)
             continue
         taken[index] = state.take()
+        del state  # with all its scores; the verdict reads them again
         rows += here
         there = stored[stored["audit"] == audit.id]
         behind |= _behind(given, index, lost, here, there)

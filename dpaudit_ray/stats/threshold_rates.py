@@ -42,12 +42,11 @@ class Worlds:
     def from_scores(cls, scores: Scores, members: Members) -> Worlds:
         """Splits float64 [n] scores, NaN for misses, by their bool [n] members."""
         counted = ~np.isnan(scores)
-        return cls(
-            np.sort(scores[counted & ~members]),
-            np.sort(scores[counted & members]),
-            int((~counted & ~members).sum()),
-            int((~counted & members).sum()),
-        )
+        outside, inside = scores[counted & ~members], scores[counted & members]
+        outside.sort()  # in place: there may be millions
+        inside.sort()
+        missed = ~counted & ~members, ~counted & members
+        return cls(outside, inside, int(missed[0].sum()), int(missed[1].sum()))
 
     @classmethod
     def observed(cls, scores: Scores, members: Members) -> Worlds:
@@ -70,11 +69,12 @@ class Worlds:
     def midpoints(self, most: int | None = None) -> Scores:
         """Alg. 4's candidates, rising: midpoints of pooled scores; of many about `most`."""
         pooled = self.pooled
-        places = np.arange(max(len(pooled) - 1, 0))
-        if most is not None and len(places) > most:
-            near = np.geomspace(1, len(places), most // 4).astype(np.int64) - 1
-            evenly = np.linspace(0, len(places) - 1, most // 2).astype(np.int64)
-            places = np.unique(np.concatenate([near, evenly, len(places) - 1 - near]))
+        if most is None or len(pooled) - 1 <= most:
+            return _between(pooled[:-1], pooled[1:])
+        last = len(pooled) - 2
+        near = np.geomspace(1, last + 1, most // 4).astype(np.int64) - 1
+        evenly = np.linspace(0, last, most // 2).astype(np.int64)
+        places = np.unique(np.concatenate([near, evenly, last - near]))
         return _between(pooled[places], pooled[places + 1])
 
     def errors(self, thresholds: npt.ArrayLike) -> tuple[Counts, Counts]:

@@ -105,6 +105,6 @@ def settled(scores: Scores, members: Members, learn: int) -> Scores:
     seen, taught = Diverged(), learn or len(scores)
     seen.fold(scores[:taught], members[:taught])
     guess = np.inf if seen.guessed_in else -np.inf
-    lost = np.isinf(scores)
-    lesson = lost & (np.arange(len(scores)) < learn)
-    return np.where(lesson, np.nan, np.where(lost, guess, scores))
+    judged = np.where(np.isinf(scores), guess, scores)
+    judged[:learn][np.isinf(scores[:learn])] = np.nan
+    return judged

@@ -109,9 +109,8 @@ class Masks:
         guesses, wrong = np.cumsum(masked[surest]), np.cumsum((masked * self._doubt)[surest])
         if len(guesses) == 0:
             return False
-        tried = np.searchsorted(guesses, guesses[-1] ** _EXPONENTS)
-        tried[-1] = len(guesses) - 1  # as it is; rounding may have put it beyond
-        tried = np.unique(tried)
+        tried = np.searchsorted(guesses, guesses[-1] ** _EXPONENTS)  # the last may be rounded up
+        tried = np.unique(np.minimum(tried, len(guesses) - 1))
         rates = hit_rate(guesses[tried] * 1.0, wrong[tried], alpha, revealed, missed)
         best = tried[int(np.argmax(rates))]
         if rates.max() <= rates[-1]:
@@ -152,23 +151,21 @@ class Groups:
     @classmethod
     def from_scores(cls, scores: Scores) -> Groups:
         """Groups float64 [R] scores, equal ones always together, all that are not finite too."""
-        rising = np.flatnonzero(np.isfinite(scores))
+        rising = np.flatnonzero(np.isfinite(scores)).astype(np.int32)
         rising = rising[np.argsort(scores[rising])]
-        first = _changes(scores[rising])
-        count = np.diff(first, append=len(rising))
-        place = np.arange(len(first))
+        first = np.flatnonzero(_changes(scores[rising])).astype(np.int32)
+        count = np.diff(first, append=np.int32(len(rising)))
+        place = np.arange(min(len(first), GROUPS), dtype=np.int16)  # sorted by digits below
         if len(first) > GROUPS:
-            coarse = (first + count - count // 2 - 1) * GROUPS // len(rising)
-            place = np.searchsorted(_changes(coarse), place, side="right") - 1
-        place = place.astype(np.int16)  # so few values are sorted by digits
+            coarse = np.multiply(first + count - count // 2 - 1, GROUPS, dtype=np.int64)
+            place = np.cumsum(_changes(coarse // len(rising)), dtype=np.int16) - 1
         total = int(place[-1]) + 1 if len(place) else 0
         group = np.full(len(scores), total, dtype=np.int16)
         group[rising] = np.repeat(place, count)
-        ranked = max(len(rising), 1)
         del first, count, place, rising  # arrays as long as the scores
         size = np.bincount(group, minlength=total + 1)
         start = np.cumsum(size) - size
-        rank = (start + size / 2)[:-1] / ranked
+        rank = (start + size / 2)[:-1] / max(len(scores) - int(size[-1]), 1)
         order = np.argsort(group, kind="stable").astype(np.int32)
         normal = np.clip(special.ndtri(rank), _LOW, _HIGH)
         ramps = (normal - (_BOTTOM + _TOP) / 2) / (_TOP - _BOTTOM)
@@ -189,9 +186,9 @@ def _counted(marked: Members) -> npt.NDArray[np.int32]:
     return counts
 
 
-def _changes(rising: Floats | Counts) -> Counts:
-    """Where a value begins, int64, of values in rising order."""
-    return np.flatnonzero(np.concatenate([[len(rising) > 0], rising[1:] != rising[:-1]]))
+def _changes(rising: Floats | Counts) -> Members:
+    """Which of values in rising order is the first of its kind, bool [n]."""
+    return np.concatenate([np.ones(min(len(rising), 1), np.bool_), rising[1:] != rising[:-1]])
 
 
 def _average(
