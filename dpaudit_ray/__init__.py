@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .version import __version__
-
 if TYPE_CHECKING:
     from . import accounting, stats
     from .api import run
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
 
     open = Result.open
 
+__version__ = "1.0.0"
 __all__ = ["DpauditError", "Result", "__version__", "accounting", "membership", "open", "run",
            "stats"]  # fmt: skip
 

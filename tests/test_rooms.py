@@ -13,7 +13,7 @@ import dpaudit_ray
 PACKAGE = Path(dpaudit_ray.__file__).parent
 # From the ground up; a room may import what comes before it.
 ROOMS = (
-    *("errors", "version", "seeds", "imports", "plugins"),
+    *("errors", "seeds", "imports", "plugins"),
     "isolation",
     *("stats", "accounting"),
     "storage",
@@ -45,6 +45,8 @@ def imported(name: str, file: Path, known: dict[str, Path]) -> Iterator[str]:
         base = package[: len(package) - node.level + 1]
         target = ".".join([*base, *([node.module] if node.module else [])])
         for alias in node.names:
+            if (target, alias.name) == ("", "__version__"):
+                continue  # of the package itself, which loads nothing with it
             longer = f"{target}.{alias.name}".lstrip(".")
             yield longer if longer in known else target
 

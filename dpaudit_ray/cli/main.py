@@ -11,9 +11,9 @@ from typing import Annotated, Never, cast
 
 import typer
 
+from .. import __version__
 from ..errors import DpauditError, Exit, SpecError, first_line, out_of_memory
 from ..orchestration import interruption
-from ..version import __version__
 from . import judge_verbs, read_verbs, run_verbs, script_verb, start_verbs, terminal
 
 # Click's class, wherever Typer keeps its copy of it.

@@ -15,12 +15,12 @@ from typing import Annotated, Protocol, runtime_checkable
 
 from pydantic import Field
 
+from .. import __version__
 from ..errors import DataError
 from ..imports import is_users, module_file, source_closure
 from ..storage.files import reason
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
-from ..version import __version__
 
 _PACKAGES = ("torch", "numba", "numpy", "opacus", "ray")
 _MOVES_NO_SCORE = ("ray", "python")  # whose versions are recorded, and may differ

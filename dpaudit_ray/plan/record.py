@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from .. import stats
+from .. import __version__, stats
 from ..errors import DataError, RunDirectoryError, SpecError
 from ..mechanisms.base import Recorded
 from ..plugins import Unread
@@ -22,7 +22,6 @@ from ..storage.run_directory import RESTORE, RunDirectory
 from ..sweep import spec, yamlfile
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
-from ..version import __version__
 from . import claims
 from .model import Plan, PlannedAudit
 

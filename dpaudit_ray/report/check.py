@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from .. import __version__
 from ..errors import DpauditError, RunDirectoryError, first_line, printable
 from ..imports import is_data
 from ..mechanisms.base import Recorded
@@ -33,7 +34,6 @@ from ..storage.run_directory import RunDirectory
 from ..storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
-from ..version import __version__
 from . import verdict
 from .tables import Run
 

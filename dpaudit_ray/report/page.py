@@ -11,8 +11,8 @@ from typing import Any
 import jinja2
 import markupsafe
 
+from .. import __version__
 from ..errors import lines, percent, plain
-from ..version import __version__
 from . import words
 from .quote import claimed
 from .tables import Run, overview

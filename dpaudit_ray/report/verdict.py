@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from .. import accounting
+from .. import __version__, accounting
 from ..errors import DpauditError, RunDirectoryError, StorageError, percent, printable
 from ..plan import claims, outcomes, score_stream
 from ..stats.budget import average_evidence
 from ..stats.claim_verdict import EVIDENCE_SHARE
 from ..storage import strangers
-from ..version import __version__
 from . import detection
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test
 from .quote import Quote, quote

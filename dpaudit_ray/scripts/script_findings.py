@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from .. import __version__
 from ..errors import StorageError, lines, percent, plain
 from ..report import page
 from ..report.verdict import Verdict
-from ..version import __version__
 
 # The error of the whole audit, one in twenty, and what each layer has of it.
 ALPHA = {0: 0.01, 1: 0.02, 2: 0.02}

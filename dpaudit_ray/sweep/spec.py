@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from .. import __version__
 from ..errors import REQUIRED, Mistakes, SpecError, unknown_key
 from ..plugins import Strict, Unread, validated
 from ..stats.budget import SweepBudget
-from ..version import __version__
 from . import grid
 from .audit import AuditSpec
 from .cell import Cell, digest, parse_cell
