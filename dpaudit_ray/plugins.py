@@ -209,6 +209,7 @@ def _path(loc: tuple[int | str, ...], raw: Any) -> tuple[str, ...]:
 def _problems(
     item: dict[str, Any], path: tuple[str, ...], model: type[BaseModel] | None
 ) -> list[SpecError]:
+    """One error of pydantic's, about an option of `model` at `path`, in this project's words."""
     kind, key = item["type"], ".".join(part for part in path if part)
     context = item.get("ctx", {})
     if isinstance(inner := context.get("error"), _CarriedError):

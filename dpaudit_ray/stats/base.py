@@ -79,10 +79,10 @@ class Estimator(ABC):
         threshold: float = math.nan,
     ) -> Estimate:  # fmt: skip
         # By what was computed: nobody can declare a conversion certified.
-        status = self._worded(mu) if self.status.holds else self.status
+        status = self._status_at(mu) if self.status.holds else self.status
         return Estimate(self.name, status, epsilon, mu, *level, trials, threshold)
 
-    def _worded(self, mu: float) -> Status:
+    def _status_at(self, mu: float) -> Status:
         """The status of a bound that holds."""
         if self.assumes:
             return Status.IF_ASSUMED

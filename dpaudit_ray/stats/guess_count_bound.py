@@ -152,7 +152,7 @@ class Guesses(Estimator):
         level, counter = (delta, confidence), self._counter
         return self._estimate(*shown, level, counter.trials, counter.threshold)
 
-    def _worded(self, mu: float) -> Status:
+    def _status_at(self, mu: float) -> Status:
         return status_through(self.curve, self.family)
 
 

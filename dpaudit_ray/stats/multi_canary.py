@@ -108,5 +108,5 @@ class SeveralCanaries(Estimator):
         shown = read_rate(self._known[2], delta, self.curve, self.family)
         return self._estimate(*shown, (delta, confidence), runs.trials, runs.counter.threshold)
 
-    def _worded(self, mu: float) -> Status:
+    def _status_at(self, mu: float) -> Status:
         return status_through(self.curve, self.family)

@@ -42,5 +42,5 @@ class OrderStatistics(OneRunFdp):
     def lower(self, correct: int, guesses: int, canaries: int, confidence: float) -> float:
         return gaussian_mu(correct, guesses, canaries, confidence)
 
-    def _worded(self, mu: float) -> Status:
+    def _status_at(self, mu: float) -> Status:
         return Status.IF_GAUSSIAN if self.independent else self.status

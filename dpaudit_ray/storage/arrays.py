@@ -79,6 +79,7 @@ def _rows(name: str, array: npt.NDArray[Any]) -> list[dict[str, Any]]:
 
 
 def _array(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """The bytes of a file as numbers. Raises ValueError where they are not so many."""
     if dtype.kind not in _KINDS or min(shape, default=0) < 0:
         raise ValueError(f"it has an array of {dtype}, shape {shape}")
     if math.prod(shape) * dtype.itemsize != len(content):

@@ -160,6 +160,7 @@ def claims(accountants: list[Any], deltas: list[float], first: float) -> list[di
 
 
 def _epsilon(accountant: Any, delta: float) -> float | None:
+    """ε of the steps so far; None where the accountant cannot tell."""
     if not accountant.history:
         return 0.0
     try:
