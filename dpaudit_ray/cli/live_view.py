@@ -23,7 +23,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import printable
+from ..errors import plain, printable
 from ..orchestration.progress import AuditProgress, Progress, Speed
 from ..report.quote import claimed
 from ..sweep.grid import shorten_labels
@@ -85,7 +85,7 @@ class View:
         audit = progress.audits[first]
         return (
             f"{totals}; {audit.label}: {audit.done}/{audit.trials}, eps >= {_bound(audit)} so far "
-            f"({audit.assumes}), claim {claimed(audit.claim, 2)}"
+            f"(δ = {plain(audit.delta)}, {audit.assumes}), claim {claimed(audit.claim, 2)}"
         )
 
 
@@ -133,7 +133,7 @@ def _bound(audit: AuditProgress) -> str:
 def _table(progress: Progress, labels: list[str], shown: list[int]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="underline")
     table.add_column("audit", min_width=12)
-    for head in ("trials", "ε ≥ so far", "assumes", "claim"):
+    for head in ("trials", "ε ≥ so far", "δ", "assumes", "claim"):
         table.add_column(head, justify="left" if head == "assumes" else "right", no_wrap=True)
     for index in shown:
         audit, state = progress.audits[index], _state(progress, index)
@@ -142,8 +142,8 @@ def _table(progress: Progress, labels: list[str], shown: list[int]) -> Table:
             done = f"prepared {audit.parts_done:,} / {audit.parts:,}"
         elif audit.decided is not None:
             done = f"{audit.done:,} enough"
-        bound = _bound(audit)
-        cells = (done, bound, state if bound == "–" else audit.assumes, claimed(audit.claim, 2))
+        bound, claim = _bound(audit), claimed(audit.claim, 2)
+        cells = done, bound, plain(audit.delta), state if bound == "–" else audit.assumes, claim
         style = ALARM if audit.above else "dim" * (state in ("waiting", "done"))
         table.add_row(_one_line(labels[index]), *map(Text, cells), style=style)
     return table

@@ -291,6 +291,7 @@ class AuditState:
             self._done,
             bound.epsilon_lower,
             self._audit.claim,
+            self._cell.audit.delta,
             activity.failed.get(index, 0) + sum(kind.trials for kind in self._kinds.values()),
             activity.lost.get(index, 0),
             self.decided,

@@ -42,8 +42,8 @@ class Activity:
 class AuditProgress:
     """What is shown of one audit while it runs.
 
-    `epsilon_lower` holds for all audits and looks at once, given what it `assumes`. By `stop_when`
-    `decided` trials were enough. Trials wait for `parts` of a preparation.
+    `epsilon_lower`, at `delta`, holds for all audits and looks at once, given what it `assumes`. By
+    `stop_when` `decided` trials were enough. Trials wait for `parts` of a preparation.
     """
 
     label: str
@@ -51,6 +51,7 @@ class AuditProgress:
     done: int
     epsilon_lower: float
     claim: float
+    delta: float
     failed: int = 0
     lost: int = 0
     decided: int | None = None

@@ -21,6 +21,7 @@ def snapshot(done: int, audits: int = 6, **activity: object) -> Progress:
             min(100, max(0, done - 100 * i)),
             5.6 if i == 1 else 1.5,
             5.5,
+            1e-5,
         )
         for i in range(audits)
     )

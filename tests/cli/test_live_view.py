@@ -21,7 +21,7 @@ from tests.screen import DPAUDIT, Screen
 
 
 def audit(label: str, done: int, **more: object) -> AuditProgress:
-    return AuditProgress(label, 2000, done, 1.25, 13.207, **more)  # type: ignore[arg-type]
+    return AuditProgress(label, 2000, done, 1.25, 13.207, 1e-5, **more)  # type: ignore[arg-type]
 
 
 def twenty_audits() -> Progress:
@@ -109,7 +109,7 @@ def test_a_log_has_a_line_at_first_now_and_then_and_at_the_end(monkeypatch, caps
         display(Progress((audit("one", 0, assumes="if"),)))
         start = (
             "0/2000 trials, trainers start and import what they run, 0s; one: 0/2000, eps >= – so "
-            "far (if), claim"
+            "far (δ = 1e-5, if), claim"
         )
         assert said().startswith(start)
         for now, done in ((113.0, 10), (115.0, 30), (118.0, 60)):
@@ -174,7 +174,7 @@ def test_twenty_audits_fit_any_terminal_and_a_stopped_run_goes_on(twenty, pace):
     totals, legend, heads, first, *_, rest = shown
     assert len(shown) < 24
     assert totals.split()[1:4] == ["/", "2,000", "trials"]
-    assert heads.split() == ["audit", "trials", "ε", "≥", "so", "far", "assumes", "claim"]
+    assert heads.split() == ["audit", "trials", "ε", "≥", "so", "far", "δ", "assumes", "claim"]
     assert legend == "audit: gradient, noise_multiplier, clip_norm"
     assert first.startswith("threshold, 1, 1 ")
     assert first.split()[-1] == "4.38", "the claim is not cut off"

@@ -17,7 +17,7 @@ from tests.command import inline, write_sweep
 
 
 def progress(done: int, trials: int = 100, label: str = "loss") -> Progress:
-    return Progress((AuditProgress(label, trials, done, 1.5, 5.545, assumes="assumes Gaussian"),))
+    return Progress((AuditProgress(label, trials, done, 1.5, 5.545, 1e-5, assumes="if"),))
 
 
 def test_durations_and_numbers_are_as_people_read_them():

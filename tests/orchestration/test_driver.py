@@ -69,7 +69,8 @@ class Scripted:
 
     def progress(self, activity: Activity) -> Progress:
         audits = [
-            AuditProgress("x", 100, 0, 0.0, 1.0, decided=self.decided.get(i)) for i in range(2)
+            AuditProgress("x", 100, 0, 0.0, 1.0, 1e-5, decided=self.decided.get(i))
+            for i in range(2)
         ]
         return Progress(tuple(audits), activity)
 
@@ -262,7 +263,7 @@ def test_deadlines_follow_the_slowest_pack():
 
 
 def snapshot(done: int, **activity: object) -> Progress:
-    audits = (AuditProgress("one", 1000, done, 0.0, 1.0),)
+    audits = (AuditProgress("one", 1000, done, 0.0, 1.0, 1e-5),)
     return Progress(audits, Activity(**activity))  # type: ignore[arg-type]
 
 
@@ -297,9 +298,9 @@ def test_the_speed_is_that_of_the_last_half_minute_or_of_the_last_packs():
 
 def test_what_is_left_knows_decided_audits_and_failed_packs():
     audits = (
-        AuditProgress("decided", 1000, 300, 1.0, 1.0, decided=250),
-        AuditProgress("given up", 1000, 0, 0.0, 1.0),
-        AuditProgress("goes on", 1000, 100, 0.0, 1.0, failed=37),
+        AuditProgress("decided", 1000, 300, 1.0, 1.0, 1e-5, decided=250),
+        AuditProgress("given up", 1000, 0, 0.0, 1.0, 1e-5),
+        AuditProgress("goes on", 1000, 100, 0.0, 1.0, 1e-5, failed=37),
     )
     progress = Progress(audits, Activity(failed={1: 30, 2: 20}, over=frozenset({1})))
     assert progress.left == 880, "single trials that failed are among those that are done"
@@ -319,8 +320,8 @@ def test_what_is_left_knows_decided_audits_and_failed_packs():
 
 
 def test_phases_until_a_pack_is_done():
-    waiting = AuditProgress("one", 100, 0, 0.0, 1.0, parts_done=3, parts=16)
-    ready = AuditProgress("two", 100, 0, 0.0, 1.0)
+    waiting = AuditProgress("one", 100, 0, 0.0, 1.0, 1e-5, parts_done=3, parts=16)
+    ready = AuditProgress("two", 100, 0, 0.0, 1.0, 1e-5)
     works = Activity(trainers=2, packs_in_flight=4)
     phases = {
         "trainers start and import what they run": Progress((ready,), Activity()),
@@ -396,8 +397,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def two_audits(done: int, **activity: Any) -> Progress:
     audits = (
-        AuditProgress("loss", 100, done, 0.5, 2.0, failed=3, lost=4),
-        AuditProgress("other", 50, 20, 0.0, math.inf, decided=20),
+        AuditProgress("loss", 100, done, 0.5, 2.0, 1e-5, failed=3, lost=4),
+        AuditProgress("other", 50, 20, 0.0, math.inf, 1e-5, decided=20),
     )
     return Progress(audits, Activity(**activity))
 
@@ -426,8 +427,8 @@ def test_every_metric_is_set_from_the_snapshot(recorder):
 
 @pytest.mark.parametrize(("epsilon", "refuted"), [(2.0, 0), (2.1, 1)])
 def test_a_claim_is_refuted_by_the_bound_that_is_shown(recorder, epsilon, refuted):
-    leaky = AuditProgress("leaky", 100, 50, epsilon, 2.0)
-    fine = AuditProgress("fine", 100, 50, 3.0, math.inf)
+    leaky = AuditProgress("leaky", 100, 50, epsilon, 2.0, 1e-5)
+    fine = AuditProgress("fine", 100, 50, 3.0, math.inf, 1e-5)
     values = recorder.publish(Progress((leaky, fine)))
     verdicts = {("verdict", "leaky"): refuted, ("verdict", "fine"): 0}
     assert (verdicts | {("sweep_verdict", ""): refuted}).items() <= values.items()
