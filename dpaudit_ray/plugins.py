@@ -223,10 +223,11 @@ def _problems(
         listed = get_args(fields[path[-1]].annotation) if path[-1] in fields else ()
         words = " or ".join(word for word in listed if isinstance(word, str))
         return [SpecError(key, f"{REQUIRED}: {words}" if words else REQUIRED)]
-    template = _PROBLEMS.get(kind)
+    template = _PROBLEMS.get(kind.replace("parsing", "type"))  # a word of the command line
     limits = {name: plain(v) if isinstance(v, int | float) else v for name, v in context.items()}
     theirs = item["msg"].removeprefix("Value error, ")
-    problem = (template.format(**limits) if template else theirs) + got(item["input"])
+    problem = template.format(**limits) if template else theirs
+    problem += got(item["input"]) if f"'{item['input']}'" not in problem else ""
     if kind == "literal_error" and isinstance(item["input"], str):
         choices = re.findall("'([^']*)'", context["expected"])
         problem += suggestion(item["input"], choices).rstrip("; ")

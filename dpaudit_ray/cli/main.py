@@ -10,10 +10,12 @@ import traceback
 from typing import Annotated, Never, cast
 
 import typer
+from pydantic import ValidationError
 
 from .. import __version__
 from ..errors import DpauditError, Exit, SpecError, first_line, out_of_memory
 from ..orchestration import interruption
+from ..plugins import spec_error
 from . import judge_verbs, read_verbs, run_verbs, script_verb, start_verbs, terminal
 
 # Click's class, wherever Typer keeps its copy of it.
@@ -102,8 +104,9 @@ def _error_lines(error: Exception) -> list[str]:
         return lines[:_MAX_MISTAKES] + more
     message = str(getattr(error, "format_message", error.__str__)())
     verb = getattr(getattr(error, "ctx", None), "command_path", "dpaudit")
-    plain = message.replace("Value error, ", "").removesuffix(".")
-    return [f"{plain}; see {verb} --help"] if plain else []
+    if isinstance(error.__cause__, ValidationError):
+        message = str(spec_error(error.__cause__, message.split("'")[1], None))
+    return [f"{message.removesuffix('.')}; see {verb} --help"] if message else []
 
 
 def _cut(word: str) -> str:

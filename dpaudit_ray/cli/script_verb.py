@@ -38,7 +38,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
         str, typer.Argument(metavar="SCRIPT.py:FUNCTION", help="What trains: train.py:main.")
     ],
     budget: Annotated[str, typer.Option(help="Time it may take: 90s, 10min.")] = "10min",
-    delta: Annotated[str | None, typer.Option(help="δ, where no @audited tells.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ, where no @audited tells.")] = None,
     layers: Annotated[
         str, typer.Option(help="0 one run, 1 canaries in steps, 2 in runs.")
     ] = "0,1,2",
@@ -57,7 +57,9 @@ def audit(  # noqa: PLR0913 (options of a command line)
     from ..scripts.script_audit import Options, parse_duration
     from ..scripts.script_runs import Target
 
-    target = Target.from_text(script, _delta(delta))
+    if delta is not None and not 0 < delta < 1:
+        raise SpecError("--delta", f"must lie between 0 and 1, got {delta:g}; write it as 1e-5")
+    target = Target.from_text(script, delta)
     if target is None:
         remedy = f"write path/to/script.py:function; `dpaudit verify {script}` judges a run"
         raise SpecError("", f"{script} is no script; {remedy}")
@@ -77,13 +79,6 @@ def audit(  # noqa: PLR0913 (options of a command line)
         _show(judged)
         terminal.say(f"report: {page}")
     raise typer.Exit(exit_code(judged.verdict))
-
-
-def _delta(text: str | None) -> float | None:
-    with contextlib.suppress(ValueError):
-        if text is None or 0 < float(text) < 1:
-            return None if text is None else float(text)
-    raise SpecError("--delta", f"must lie between 0 and 1, got {text!r}; write it as 1e-5")
 
 
 def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdict:

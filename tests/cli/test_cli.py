@@ -396,14 +396,17 @@ def test_a_storage_path_that_cannot_be_written(sweep, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["repot"], "No such command 'repot'. Did you mean 'report'?; see dpaudit --help"),
-        (["plan"], "Missing argument 'sweep'; see dpaudit plan --help"),
-        (["plan", "a", "--foo"], "No such option: --foo; see dpaudit plan --help"),
-        (["run", "a", "--set"], "Option '--set' requires an argument; see dpaudit --help"),
+        ("repot", "No such command 'repot'. Did you mean 'report'?; see dpaudit --help"),
+        ("plan", "Missing argument 'sweep'; see dpaudit plan --help"),
+        ("plan a --foo", "No such option: --foo; see dpaudit plan --help"),
+        ("run a --set", "Option '--set' requires an argument; see dpaudit --help"),
+        ("audit a --seed x", "--seed: must be a whole number, got 'x'; see dpaudit audit --help"),
+        ("audit a --memory x", "--memory: must be a number, got 'x'; see dpaudit audit --help"),
+        ("bench --threads 0", "--threads: must be at least 1, got '0'; see dpaudit bench --help"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments, problem):
-    assert refused(*arguments).lower() == problem.lower()
+    assert refused(*arguments.split()).lower() == problem.lower()
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_options_are_those_of_the_class_and_of_its_variants():
 
 def test_what_is_not_there_is_told_with_what_was_meant():
     assert refused("list", "estmators").startswith(
-        "Invalid value for 'KIND': 'estmators' is not one of 'accountants', 'adversaries', 'data'"
+        "KIND: 'estmators' is not one of 'accountants', 'adversaries', 'data'"
     )
     assert refused("list", "models", "fccn").startswith(
         "NAME: 'fccn' is none of the models; did you mean fcnn? known: alexnet, cnn4"
