@@ -47,8 +47,9 @@ class Quote:
 
     @property
     def level(self) -> str:
-        confidence = "" if self.exact else f", {percent(self.confidence)}"
-        return f"δ = {plain(self.delta)}{confidence}, {self.assumes}"
+        share = percent(self.confidence)
+        words = {EXACT: EXACT, "not final": f"not final: {share} holds only after all trials"}
+        return f"δ = {plain(self.delta)}, {words.get(self.assumes, f'{share}, {self.assumes}')}"
 
     @property
     def exact(self) -> bool:

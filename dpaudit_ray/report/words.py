@@ -27,7 +27,7 @@ ASSUMPTIONS = {
     "approximate": "holds in the limit of many trials",
     "credible": "holds under a prior",
     "as published": "by a paper's procedure, which misses its level",
-    "not final": "holds once all trials are done, not for looking until it suits",
+    "not final": "trials are missing, and the confidence holds only after the last of them",
     "extended": "trials were added after looking, for which it does not hold",
 }
 MU = (
@@ -94,9 +94,8 @@ def conditions(assumed: Collection[str], cells: Collection[Cell]) -> list[str]:
                 assumptions.add(f"{spec.name} assumes: {spec.method.assumes}")
         training = cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).training
         for name in cell.audit.accountants:
-            if ":" in name and imports.is_data(name):
-                continue
-            if remark := accounting.remark(training, name):
+            unread = ":" in name and imports.is_data(name)
+            if not unread and (remark := accounting.remark(training, name)):
                 remarks.add(f"claim by {name}: {remark}")
     return [*sorted(assumptions), *sorted(remarks)]
 

@@ -96,11 +96,12 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
 
 
 def test_a_partial_run(sweep, tmp_path):
-    run = run_of(sweep, tmp_path, CLAIMED)
+    run = run_of(sweep, tmp_path, 1.0)
     (tmp_path / f"scores/{run.plan.audits[0].id}/200-299.parquet").unlink()
     found = verdict.current(rebuilt(run))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "500 of 600 trials are done, 200 of them usable before a gap" in found.sentence
+    assert found.sentence.endswith("(δ = 1e-5, not final: 95 % holds only after all trials).")
     assert found.help == ("`dpaudit run` with the same sweep file goes on",)
 
 
