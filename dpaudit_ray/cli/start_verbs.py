@@ -156,9 +156,8 @@ def _show_entry(key: str, entry: Entry, as_json: bool) -> None:
         terminal.say("no options")
         return
     defaults = ["required" if option.required else _written(option.default) for option in options]
-    columns: Columns = {"option": [option.name for option in options]}
-    columns |= {"takes": [option.takes for option in options], "default": defaults}
-    terminal.show_table("", columns)
+    names, takes = zip(*((option.name, option.takes) for option in options), strict=True)
+    terminal.show_table("", {"option": names, "takes": takes, "default": defaults})
 
 
 def _written(value: Any) -> str:

@@ -221,12 +221,10 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
         "max eps: if every guess is right; power: chance of a bound of 90 % of a tight claim, by "
         "an attack that sees all that it allows; needed: trials that would give it 4 times in 5"
     )
-    assumed = [audit.label for audit in audits if audit.status is not Status.CERTIFIED]
-    if assumed:
+    if assumed := [audit.label for audit in audits if audit.status is not Status.CERTIFIED]:
         labels = terminal.and_more(assumed)
         terminal.explain(f"max eps and power assume a Gaussian curve for {labels}")
-    weak = [audit for audit in audits if (audit.power or 0.0) < USUAL_POWER]
-    if weak:
+    if weak := [audit for audit in audits if (audit.power or 0.0) < USUAL_POWER]:
         weak.sort(key=lambda audit: audit.power or 0.0)
         labels = terminal.and_more([audit.label for audit in weak])
         terminal.explain(f"power {_power(weak[0])}, {labels}: {'; '.join(_advice(weak[0]))}")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpaudit_ray.plan.score_stream import Trials
-from dpaudit_ray.report.figures import whole_run
+from dpaudit_ray.report.figures import one_audit, whole_run
 from dpaudit_ray.report.figures.whole_run import is_axis
 from dpaudit_ray.report.measures import HitRate, ObservedTradeOff, gaussian_trade_off
 from dpaudit_ray.report.tables import Run
@@ -41,6 +41,21 @@ def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
     bounds = whole_run.bounds_table(Run.open(str(played(tiny, tmp_path, 10_000))))
     assert whole_run.evolution_figure(bounds) is None
     assert whole_run.bars_figure(bounds).axes[0].get_xlabel() == "ε at δ = 1e-5"
+
+
+def test_the_legend_of_bounds_stands_above_them(tiny, tmp_path, monkeypatch):
+    """On no curve, below the title and on paper; the axis says at which δ."""
+    tiny["audit"] |= {"trials": 40, "estimators": ["accuracy", "one-run", "eps-delta"]}
+    run = Run.open(str(played(tiny, tmp_path, 10_000)))
+    none, scores = np.zeros(0, bool), np.zeros((0, 2))
+    trials = Trials((3, 6), none, scores, none, {})
+    monkeypatch.setattr(one_audit, "png", lambda figure: figure)
+    figure = one_audit.audit_figure("audit", run.rows(run.plan.audits[0]), trials, None)
+    (axes,), title = figure.axes, figure._suptitle
+    assert axes.get_ylabel() == "ε at δ = 1e-5"
+    legend = axes.get_legend().get_window_extent()
+    assert axes.get_window_extent().y1 <= legend.y0 < legend.y1 <= title.get_window_extent().y0
+    assert legend.x1 <= figure.bbox.x1
 
 
 @pytest.mark.parametrize(

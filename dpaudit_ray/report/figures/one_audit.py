@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,12 +33,16 @@ def audit_figure(
     if curves is not None:
         panels.append(functools.partial(_trade_off, curves=curves))
     width = max(9, 4 * len(panels))
-    # A layout engine takes most of a page's time; these margins hold labels of six characters.
     with canvas(width, 3.4, 1, len(panels), layout=None) as (figure, row):
-        figure.subplots_adjust(0.6 / width, 0.145, 1 - 0.15 / width, 0.9, wspace=0.24)
         figure.suptitle(title, fontsize=10)
         for axes, draw in zip(row, panels, strict=True):
             draw(axes)
+        # A layout engine takes most of a page's time; these margins hold labels of six characters,
+        # and legends above the panels, where they lie on no curve.
+        height = 3.4 + 0.16 * math.ceil(len(row[0].get_legend().texts) / 2)
+        figure.set_figheight(height)
+        sides = 0.6 / width, 0.49 / height, 1 - 0.15 / width, 3.06 / height
+        figure.subplots_adjust(*sides, wspace=0.24)
         return png(figure)
 
 
@@ -56,7 +61,7 @@ def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
     axes.plot(above["x"], above["y"], "X", color=ALARM, ms=9, zorder=3)
     axes.set(xlabel="step", ylabel=epsilon_at(estimates["delta"]))
     axes.set_ylim(bottom=0)
-    legend(axes)
+    legend(axes, above=True)
 
 
 def _last_scores(axes: Any, trials: Trials) -> None:
@@ -70,7 +75,7 @@ def _last_scores(axes: Any, trials: Trials) -> None:
         for world, name in _WORLDS.items():
             shown = values[finite & (members == world)]
             axes.hist(shown, edges, color=COLOURS[world], label=name, alpha=0.55)
-        legend(axes, "upper right")
+        legend(axes, above=True)
     diverged = int((~finite).sum())
     axes.set_xlabel("score" + f" ({diverged} diverged trials not drawn)" * (diverged > 0))
     axes.set_ylabel("trials")
@@ -92,4 +97,4 @@ def _trade_off(axes: Any, curves: Profile) -> None:
     reach = min(max(8 * float(special.ndtr(-observed.mu / 2)), 0.02), 1.0)
     axes.set(xlim=(-0.02 * reach, reach), ylim=(-0.02 * reach, reach), aspect="equal",
              xlabel="false-positive rate α", ylabel="false-negative rate β")  # fmt: skip
-    legend(axes, "upper right")
+    legend(axes, above=True)

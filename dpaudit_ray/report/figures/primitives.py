@@ -116,6 +116,7 @@ def logarithmic(axes: Any, which: Literal["x", "y"]) -> None:
     getattr(axes, f"{which}axis").set_major_formatter(lambda number, _: plain(number))
 
 
-def legend(axes: Any, place: str = "best", size: float = 7) -> None:
-    """Names what a panel shows; a `place` that is given is not searched, which takes a while."""
-    axes.legend(loc=place, frameon=False, fontsize=size)
+def legend(axes: Any, size: float = 7, above: bool = False) -> None:
+    """Names what a panel shows, where it finds room, or in two columns `above` the panel."""
+    place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2} if above else {}
+    axes.legend(frameon=False, fontsize=size, **place)
