@@ -57,8 +57,9 @@ def _show_check(checked: Checked) -> None:
     counts = [plural(count, name.removesuffix("s")) for name, count in checked.derived.items()]
     verdict = f", the verdict ({checked.verdict})" if checked.verdict else ""
     if not checked.in_order:
-        places = plural(checked.different, "place")
-        terminal.say(f"not what it says, in {places}: {checked.location}")
+        terminal.say(
+            f"not what it says, in {plural(checked.different, 'place')}: {checked.location}"
+        )
     for difference in checked.differences[:_MAX_LINES]:
         terminal.say(f"  {difference}")
     if (more := checked.different - _MAX_LINES) > 0:
@@ -99,8 +100,7 @@ def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
     verdicts = comparison.verdicts
     terminal.say(f"1: {names[0]}, {verdicts[0]}; 2: {names[1]}, {verdicts[1]}")
     for change in comparison.changes[:_MAX_LINES]:
-        old, new = map(_stated, (change.old, change.new))
-        terminal.explain(f"  {change.key}: {old} -> {new}")
+        terminal.explain(f"  {change.key}: {_stated(change.old)} -> {_stated(change.new)}")
     if (more := len(comparison.changes) - _MAX_LINES) > 0:
         terminal.say(f"  and {more} more")
     for line in comparison.code:
@@ -115,9 +115,11 @@ def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
 
 
 def _stated(value: Any) -> str:
-    if value is None:
-        return "not set"
-    return plain(value, "") if isinstance(value, float) else f"{value}"
+    from ..sweep.yamlfile import dump_yaml
+
+    if value is None or isinstance(value, float):
+        return "not set" if value is None else plain(value, "")
+    return dump_yaml({"v": value}, in_one_line=True)[4:-2]
 
 
 def _show_pairs(comparison: Comparison) -> None:

@@ -46,7 +46,9 @@ class Npz(Data):
 
     def _features(self, x: np.ndarray, source: str) -> np.ndarray:
         if x.dtype.kind not in "fiub" or x.ndim < 2:
-            raise DataError(f"{source}: x must be real numbers [N, ...], got {x.dtype} {x.shape}")
+            kind = "text" if x.dtype.kind in "SU" else x.dtype
+            problem = f"x must be real numbers [N, ...], got {kind} {x.shape}"
+            raise DataError(f"{source}: {problem}; a table with text is read as a CSV file")
         require_finite(x, source)
         images = x.dtype == np.uint8 and x.ndim == 4
         if images and x.shape[3] > _CHANNELS >= x.shape[1]:

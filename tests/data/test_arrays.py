@@ -68,6 +68,10 @@ def test_standardizing_keeps_the_precision_of_the_file(tmp_path):
         ({"x": np.zeros((40, 3, 8, 8), np.uint8), "y": Y}, "x are images [40, 3, 8, 8], with"),
         ({"x": X, "y": Y[:30]}, "x has 40 rows and y has 30"),
         ({"x": X[:0], "y": Y[:0]}, "holds no data, x is (0, 5)"),
+        (
+            {"x": X.astype(str), "y": Y},
+            "x must be real numbers [N, ...], got text (40, 5); a table",
+        ),
         ({"x": X[:, 0], "y": Y}, "x must be real numbers [N, ...], got float64 (40,)"),
     ],
 )

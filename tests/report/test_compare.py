@@ -120,6 +120,7 @@ def test_other_adversaries_on_one_mechanism_stand_beside_each_other(tmp_path, mo
     monkeypatch.setattr(terminal, "interactive", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     lines = dpaudit("compare", *runs).out.splitlines()
+    assert "  grid.adversary: [loss, cosine] -> [watched-dimension]" in lines
     assert all(0 < len(line) <= 80 for line in lines)
 
 
