@@ -42,14 +42,12 @@ def report(
     details: Details = False,
 ) -> None:
     """Figures and tables of a run; one that is not complete is marked interim."""
+    from ..report import page, verdict
+
     opened = open_run(run)
     if format == "html":
-        from ..report import page
-
         terminal.say(page.write(opened))
     elif format == "table":
-        from ..report import verdict
-
         tables.show_overview(opened, verdict.quick(opened), details)
     elif format == "csv":
         terminal.say(opened.table.to_csv(index=False).rstrip("\n"))

@@ -126,8 +126,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
         return
     cluster = JobsClient(address, terminal.complain)
     submission = cluster.submit(job)
-    stop = cluster.stop_command(submission)
-    terminal.complain(f"stop it: {stop}; the same command resumes it then")
+    terminal.complain(f"stop it: {cluster.stop_command(submission)}; the same command resumes it")
     if not wait:
         return
     try:

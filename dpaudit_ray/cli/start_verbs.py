@@ -142,8 +142,9 @@ def list_names(
     elif as_json:
         terminal.show_json(list(map(dataclasses.asdict, by_name.values())))
     else:
-        lines = [entry.line for entry in by_name.values()]
-        terminal.show_table("", {"name": list(by_name), "what it is": lines})
+        terminal.show_table(
+            "", {"name": [*by_name], "what it is": [e.line for e in by_name.values()]}
+        )
         terminal.explain(f"goes to {_KEYS[kind]}; `dpaudit list {kind} NAME` has options")
 
 

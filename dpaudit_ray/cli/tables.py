@@ -43,14 +43,13 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
                 for name in UTILITY}  # fmt: skip
     sentences = words.below(quotes)
     if details:
-        lower = column("epsilon_lower")
         above = [row["epsilon_lower"] > row["epsilon_upper"] for row in rows]
         flags = {"interim": "interim", "above_claim": "above its claim"}
         notes = [", ".join(text for key, text in flags.items() if row[key]) for row in rows]
         columns |= {
             "estimator": column("estimator"),
             "mu": column("mu_lower"),
-            "eps alone": list(map(marked, map(number, lower), above)),
+            "eps alone": list(map(marked, map(number, column("epsilon_lower")), above)),
             "assumption-free eps": column("epsilon_lower_free"),
             "note": notes if any(notes) else None,
         }
@@ -112,13 +111,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
             "claim": [Figure(claimed(a.claim)) for a in audits],
             "noise\nat most": [a.effective_noise or Figure("any") for a in audits],
         }
-        for audit in audits:
-            if audit.lopsided:
-                outside, inside = audit.diverged
-                sentences.append(
-                    f"{audit.label}: {inside} trainings with the canary diverged and {outside} "
-                    "without it, so diverging depends on the canary"
-                )
+        sentences += [f"{audit.label}: {audit.divergence}" for audit in audits if audit.lopsided]
         if details:
             columns |= {
                 "claimed\nnoise": [a.noise_multiplier for a in audits],

@@ -81,6 +81,12 @@ class AuditVerdict(_Judged):
     above: bool = False
     remark: str = ""
 
+    @property
+    def divergence(self) -> str:
+        """What is said where trainings of one world diverge too often."""
+        outside, inside = self.diverged
+        return f"diverging depends on the canary: {inside:,} trainings with it, {outside:,} without"
+
 
 @dataclasses.dataclass(frozen=True)
 class ExactVerdict(_Judged):
@@ -342,10 +348,9 @@ def worded(run: Run, judged: RunVerdict) -> Answer:
         (shown.get(cell.mechanism.model_dump_json()) is judged.verdict, audit.quote)
         for cell, audit in zip(run.sweep.cells, audits, strict=True)
     ]
-    decides = any(deciding for deciding, _ in quotes)
-    largest = max(
-        (quote for deciding, quote in quotes if deciding or not decides),
-        key=lambda quote: (quote.together, -math.inf if quote.epsilon is None else quote.epsilon),
+    _, largest = max(
+        quotes,
+        key=lambda it: (it[0], it[1].together, it[1].epsilon is not None, it[1].epsilon or 0),
     )
     return Answer(
         verdict=judged.verdict,
@@ -389,8 +394,7 @@ def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerd
         used = f", {audit.trials:,} of them usable before a gap" if audit.trials < done else ""
         return f"{done:,} of {audit.planned:,} trials are done{used}"
     if audit.lopsided:
-        outside, inside = audit.diverged
-        return f"diverging depends on the canary: {inside:,} trainings with it, {outside:,} without"
+        return audit.divergence
     chance = percent(round(audit.power, 2))
     return f"the audit is weak: it would have noticed {LESS_NOISE} with a chance of {chance}"
 

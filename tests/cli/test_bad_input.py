@@ -92,12 +92,6 @@ def test_a_wrong_value(key, value, expected, tiny, tmp_path):
     assert line.startswith(expected), line
 
 
-def test_an_address_that_no_executor_would_join(tiny, tmp_path):
-    where = ("--executor", "inline", "--address", "10.0.0.1:6379")
-    line = refused("run", write_sweep(tmp_path, tiny), "--storage-path", tmp_path / "runs", *where)
-    assert line == "address: is '10.0.0.1:6379', but inline joins no cluster; leave it out"
-
-
 def test_a_canary_example_beyond_the_data_is_told_by_plan(tiny, tmp_path):
     tiny.pop("grid")
     tiny["adversary"]["example"] = 569

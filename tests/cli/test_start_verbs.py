@@ -63,16 +63,6 @@ def test_options_are_those_of_the_class_and_of_its_variants():
     assert dpaudit("list", "accountants", "rdp").out.endswith("no options\n")
 
 
-def test_what_is_not_there_is_told_with_what_was_meant():
-    assert refused("list", "estmators").startswith(
-        "KIND: 'estmators' is not one of 'accountants', 'adversaries', 'data'"
-    )
-    assert refused("list", "models", "fccn").startswith(
-        "NAME: 'fccn' is none of the models; did you mean fcnn? known: alexnet, cnn4"
-    )
-    assert refused("list", "models", "xyz").startswith("NAME: 'xyz' is none of the models; known:")
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)

@@ -36,26 +36,21 @@ def test_repetitions_are_one_line_and_claims_one_panel(tiny, tmp_path):
         assert tuple(mine["claim"]) == audit.claims["gaussian"]
 
 
-def test_a_run_that_records_one_step_has_no_evolution(tiny, tmp_path):
+def test_axes_say_at_which_delta_and_legends_stand_above_bounds(tiny, tmp_path, monkeypatch):
+    """A run that records one step has no evolution."""
     tiny["audit"] |= {"trials": 10, "record_every": 6}
-    bounds = whole_run.bounds_table(Run.open(str(played(tiny, tmp_path, 10_000))))
+    run = Run.open(str(played(tiny, tmp_path, 10_000)))
+    bounds = whole_run.bounds_table(run)
     assert whole_run.evolution_figure(bounds) is None
     assert whole_run.bars_figure(bounds).axes[0].get_xlabel() == "ε at δ = 1e-5"
-
-
-def test_the_legend_of_bounds_stands_above_them(tiny, tmp_path, monkeypatch):
-    """On no curve, below the title and on paper; the axis says at which δ."""
-    tiny["audit"] |= {"trials": 40, "estimators": ["accuracy", "one-run", "eps-delta"]}
-    run = Run.open(str(played(tiny, tmp_path, 10_000)))
-    none, scores = np.zeros(0, bool), np.zeros((0, 2))
-    trials = Trials((3, 6), none, scores, none, {})
     monkeypatch.setattr(one_audit, "png", lambda figure: figure)
-    figure = one_audit.audit_figure("audit", run.rows(run.plan.audits[0]), trials, None)
-    (axes,), title = figure.axes, figure._suptitle
+    audit, none = run.plan.audits[0], np.zeros(0, bool)
+    trials = Trials(audit.horizons, none, np.zeros((0, 1)), none, {})
+    figure = one_audit.audit_figure("audit", run.rows(audit), trials, None)
+    (axes,), title = figure.axes, figure._suptitle.get_window_extent()
     assert axes.get_ylabel() == "ε at δ = 1e-5"
     legend = axes.get_legend().get_window_extent()
-    assert axes.get_window_extent().y1 <= legend.y0 < legend.y1 <= title.get_window_extent().y0
-    assert legend.x1 <= figure.bbox.x1
+    assert axes.get_window_extent().y1 <= legend.y0 < legend.y1 <= title.y0
 
 
 @pytest.mark.parametrize(

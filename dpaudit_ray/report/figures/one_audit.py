@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -27,16 +26,14 @@ def audit_figure(
 
     `estimates` are the audit's rows of `Run.table`, `trials` those that gave an output.
     """
-    panels: list[Callable[[Any], None]] = [functools.partial(_bounds, estimates=estimates)]
-    if len(trials.members):
-        panels.append(functools.partial(_last_scores, trials=trials))
-    if curves is not None:
-        panels.append(functools.partial(_trade_off, curves=curves))
+    panels: list[tuple[Callable[[Any, Any], None], Any]] = [(_bounds, estimates)]
+    panels += [(_last_scores, trials)] * bool(len(trials.members))
+    panels += [(_trade_off, curves)] * (curves is not None)
     width = max(9, 4 * len(panels))
     with canvas(width, 3.4, 1, len(panels), layout=None) as (figure, row):
         figure.suptitle(title, fontsize=10)
-        for axes, draw in zip(row, panels, strict=True):
-            draw(axes)
+        for axes, (draw, content) in zip(row, panels, strict=True):
+            draw(axes, content)
         # A layout engine takes most of a page's time; these margins hold labels of six characters,
         # and legends above the panels, where they lie on no curve.
         height = 3.4 + 0.16 * math.ceil(len(row[0].get_legend().texts) / 2)
