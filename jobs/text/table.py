@@ -1,11 +1,13 @@
 """The table of a run: `python -m jobs.text.table RUN...`, a row for trainings that differ by seed.
 
 Bounds are median, least and most over these trainings. TPR at an FPR of 1 % is of all of their
-scores, with a 95 % interval that counts trainings.
+scores, with a 95 % interval that counts trainings. `--control` tosses the coins again: no training
+knew these, so the same scores must show nothing of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 
@@ -15,8 +17,9 @@ import dpaudit_ray as da
 from dpaudit_ray.stats.membership import Membership
 
 
-def main(*locations: str) -> None:
+def main(*locations: str, control: bool = False) -> None:
     """Prints the tables."""
+    rng = np.random.default_rng(0)
     for location in locations:
         result = da.open(location, trust="jobs.text")
         table = result.estimates
@@ -31,7 +34,15 @@ def main(*locations: str) -> None:
             ended = {audit: pair for audit, pair in pairs.items() if pair[0].size}
             if not ended:
                 continue
-            rows = rows[rows["audit"].isin(ended)]
+            rows = rows[rows["audit"].isin(ended)].copy()
+            if control:
+                ended = {audit: (x, rng.random(x.shape) < 0.5) for audit, (x, _) in ended.items()}
+                rows["epsilon_lower"] = [
+                    da.stats.estimate(
+                        *map(np.ravel, ended[row.audit]), row.delta, row.confidence, row.estimator
+                    ).epsilon_lower
+                    for row in rows.itertuples()
+                ]
             cells = [f"{rows['epsilon_upper'].iloc[0]:.3g}"]
             for name in names:
                 bounds = rows.loc[rows["estimator"] == name, "epsilon_lower"]
@@ -45,4 +56,8 @@ def main(*locations: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="python -m jobs.text.table", description=__doc__)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--control", action="store_true", help="with coins that no training knew")
+    given = parser.parse_args()
+    main(*given.runs, control=given.control)
