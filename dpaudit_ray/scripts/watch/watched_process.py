@@ -215,9 +215,9 @@ def _left(state: WatchedRun, value: Any, file: str = "") -> dict[str, list[str]]
     private = {id(p) for p in trained}
     inner = [list(w.optimizer.original_optimizer.state.values()) for w in state.optimizers]
     trained += filter(has_numbers, tree_flatten(inner)[0])  # of private gradients, as parameters
-    explained = state.before | {digest(p) for p in trained}
-    streams = state.streams.values()
-    shapes = collections.Counter(shape for s in streams for shape in s.released_shapes)
+    before = opacus_engine.digests_of_all_networks() if file and not state.steps else state.before
+    explained = before | {digest(p) for p in trained}
+    shapes = collections.Counter(x for s in state.streams.values() for x in s.released_shapes)
     spare = shapes.copy()
     for key, kind, p in opacus_engine.named_tensors(value):
         name = file + key
@@ -239,7 +239,7 @@ def _left(state: WatchedRun, value: Any, file: str = "") -> dict[str, list[str]]
             left["statistics"].append(name)
         elif state.modules and digest(p) not in explained:
             left["tensors"].append(name)
-        elif not state.modules and digest(p) not in state.before:
+        elif not state.modules and digest(p) not in before:
             if spare[tuple(p.shape)] > 0:
                 spare[tuple(p.shape)] -= 1
             else:
