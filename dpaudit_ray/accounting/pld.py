@@ -103,6 +103,7 @@ def _composed(events: tuple[Training, ...], width: float, pessimistic: bool) -> 
     return [LossSum(tuple(zip(side, counts, strict=True)), pessimistic) for side in sides]
 
 
+@functools.lru_cache(maxsize=64)  # a curve asks for it at every ε
 def _width(training: Training, delta: float) -> float:
     """Grid width for the losses that matter at δ (by RDP): the finest one, doubled or halved."""
     noise, rate = training.unit_noise, training.sample_rate
@@ -145,7 +146,7 @@ class Losses:
         return np.asarray(np.exp(theta * self.points - self.log_moment(theta)) * self.masses)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=4)
 def step_losses(training: Training, width: float, pessimistic: bool) -> tuple[Losses, ...]:
     """Losses of one step with its record against without it, and the reverse, if it differs."""
     noise, rate = training.noise_multiplier, training.sample_rate
@@ -245,7 +246,6 @@ class LossSum:
         self._slip = _ROUNDING * sum(
             count * (1 + float(np.abs(step.points).max())) for step, count in parts
         )
-        self._weighted = functools.lru_cache(maxsize=4)(self._weigh)
 
     def delta(self, epsilon: float) -> float:
         """A bound on δ at ε, in [0, 1]."""
@@ -297,12 +297,17 @@ class LossSum:
 
     def _best(self, worth: Callable[[float], float]) -> float:
         """The power of 2 with the least `worth`, which falls up to a point, if ever, and rises."""
-        theta = 2.0 ** math.floor(-math.log2(self._spread(0.0)))
+        theta = self._flat
         while theta * self._parts[0][0].width < 1 and worth(2 * theta) < worth(theta):
             theta *= 2
         while theta > _FLATTEST and worth(theta / 2) < worth(theta):
             theta /= 2
         return theta
+
+    @functools.cached_property
+    def _flat(self) -> float:
+        """θ at which losses within their spread weigh about alike."""
+        return float(2.0 ** math.floor(-math.log2(self._spread(0.0))))
 
     def _spread(self, theta: float) -> float:
         """Standard deviation of the weighted loss; a cell at least."""
@@ -324,7 +329,8 @@ class LossSum:
             ends.append(max(furthest, *reach) if side < 0 else min(furthest, *reach))
         return ends[0], ends[1]
 
-    def _weigh(self, theta: float) -> tuple[float, Floats, Floats, float]:
+    @functools.lru_cache(maxsize=4)  # noqa: B019 (of all sums together: arrays are large)
+    def _weighted(self, theta: float) -> tuple[float, Floats, Floats, float]:
         """K(θ), losses and weighted masses in the window, and how far these may be off in norm."""
         from scipy import fft
 

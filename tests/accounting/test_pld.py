@@ -10,8 +10,10 @@ the trapezoid rule, whose error falls exponentially for such functions.
 """
 
 import functools
+import gc
 import itertools
 import math
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -195,3 +197,17 @@ def test_pld_is_that_of_dp_accounting():
     grid = {"sampling_prob": 0.1, "value_discretization_interval": 1e-4}
     theirs = from_gaussian_mechanism(2.0, **grid).self_compose(50).get_epsilon_for_delta(1e-6)
     assert accounting.epsilon(2.0, 50, 1e-6, 0.1, "pld") == approx(theirs, rel=2e-3)
+
+
+def test_sums_of_losses_go_with_their_arrays():
+    """Four weighings of all sums are kept; of a sum of its own each, in a cycle, all six stayed."""
+    gc.disable()
+    try:
+        sums = list[weakref.ref[LossSum]]()
+        for noise in np.linspace(1.0, 1.5, 6):
+            total = LossSum(((step_losses(Training(noise, 1, 0.1), 0.02, True)[0], 12),), True)
+            assert 0 < total.delta(1.0) < 1
+            sums.append(weakref.ref(total))
+        assert sum(total() is not None for total in sums) == 4
+    finally:
+        gc.enable()
