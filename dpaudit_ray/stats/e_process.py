@@ -43,7 +43,7 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
         most = np.maximum.reduce(wealth)
         # A mean is below the largest of its terms: no other look can have the largest mean.
         near = most >= most.max() - math.log(len(wealth))
-        return float(_mean([path[near] for path in wealth]).max()) - target
+        return float(log_mean([path[near] for path in wealth]).max()) - target
 
     # Wealth need not fall steadily in m: the bound ends at the first mean that is not refuted.
     grid = np.linspace(0.5, 1.0, _GRID)[:-1]
@@ -59,12 +59,13 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
 def evidence(outcomes: npt.ArrayLike, mean: float) -> Floats:
     """Log wealth of bets against "no mean exceeds `mean`", an e-process, float64 [n]."""
     values = np.asarray(outcomes, dtype=np.float64)
-    return _mean([_log_wealth(values, *gambler, mean) for gambler in _moments(values)])
+    return log_mean([_log_wealth(values, *gambler, mean) for gambler in _moments(values)])
 
 
-def _mean(wealth: list[Floats]) -> Floats:
-    """Log of the mean wealth of the gamblers, whose logs these are, after each outcome."""
-    return np.asarray(np.logaddexp.reduce(wealth, axis=0) - math.log(len(wealth)))
+def log_mean(logs: npt.ArrayLike) -> Floats:
+    """Log of the mean wealth of gamblers, whose logs these are, [gamblers, any]."""
+    wealth = np.asarray(logs, dtype=np.float64)
+    return np.asarray(np.logaddexp.reduce(wealth) - math.log(len(wealth)))  # quicker than logsumexp
 
 
 def _moments(values: Floats) -> list[tuple[float, Floats, Floats]]:

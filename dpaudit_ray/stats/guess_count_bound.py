@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from abc import abstractmethod
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy import special
@@ -23,8 +23,6 @@ from .e_process import anytime_lower
 from .error_rates import clopper_pearson_lower
 from .lower_bound import Estimate, Family, Status, TradeOff
 from .trial_log import TrialLog
-
-ThroughCurve = Literal["gaussian", "any", "claimed"]
 
 
 @dataclasses.dataclass
@@ -120,21 +118,49 @@ class GuessCounter:
 
 
 @dataclasses.dataclass
-class Guesses(Estimator):
-    """Base: the stream of hits and misses, and what a bound on the hit rate says about ε.
+class ThroughCurve(Estimator):
+    """Base: an estimator that bounds a hit rate, and reads it as ε through a trade-off curve.
 
     `curve: gaussian` reads the rate as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve; `claimed`
     reads it through `family`, the curves that the claimed mechanism has with more noise or less.
     """
 
-    warmup: int = 20  # first trials, which are not judged
-    curve: ThroughCurve = "gaussian"  # how a hit rate is read as ε
+    curve: Literal["gaussian", "any", "claimed"] = "gaussian"  # how a hit rate is read as ε
     family: Family | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.curve not in ("gaussian", "any", "claimed"):
+            raise ValueError(f"curve must be gaussian, any or claimed, got {self.curve!r}")
+
+    def _read(self, rate: float, delta: float) -> tuple[float, float]:
+        """(ε, μ) that a hit rate of at least `rate` shows; μ is NaN where no curve is assumed."""
+        if self.curve == "any":
+            return epsilon_from_accuracy(rate, delta), math.nan
+        mu = mu_from_accuracy(rate)
+        if self.curve == "gaussian":
+            return _gaussian_epsilon(mu, delta), mu
+        if self.family is None:
+            raise ValueError("curve is claimed, but nobody said of what; give a family")
+        return self.family.epsilon(rate, delta), mu
+
+    def _status_at(self, mu: float) -> Status:
+        if self.curve == "any":
+            return Status.CERTIFIED
+        through = self.family if self.curve == "claimed" else None
+        gaussian = through is None or through.trade_off is TradeOff.GAUSSIAN
+        return Status.IF_GAUSSIAN if gaussian else Status.IF_CLAIMED
+
+
+@dataclasses.dataclass
+class Guesses(ThroughCurve):
+    """Base: the stream of hits and misses, and what a bound on the hit rate says about ε."""
+
+    warmup: int = 20  # first trials, which are not judged
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.warmup < 0:
             raise ValueError(f"warmup must be at least 0, got {self.warmup}")
-        check_curve(self.curve)
         self._counter = GuessCounter(self.warmup)
 
     def _fold(self, scores: Scores, members: Members) -> None:
@@ -148,12 +174,9 @@ class Guesses(Estimator):
         """Lower bound on the hit rate, wrong with a probability of `alpha` at most."""
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        shown = read_rate(self._rate(1 - confidence), delta, self.curve, self.family)
+        shown = self._read(self._rate(1 - confidence), delta)
         level, counter = (delta, confidence), self._counter
         return self._estimate(*shown, level, counter.trials, counter.threshold)
-
-    def _status_at(self, mu: float) -> Status:
-        return status_through(self.curve, self.family)
 
 
 @dataclasses.dataclass
@@ -201,39 +224,9 @@ class Anytime(Guesses):
         return max(anytime_lower(*look, alpha) for look in looks)
 
 
-def check_curve(curve: str) -> None:
-    """Raises ValueError for what is none of them."""
-    if curve not in get_args(ThroughCurve):
-        raise ValueError(f"curve must be gaussian, any or claimed, got {curve!r}")
-
-
-def read_rate(
-    rate: float, delta: float, curve: ThroughCurve, family: Family | None = None
-) -> tuple[float, float]:
-    """(ε, μ) that a hit rate of at least `rate` shows; μ is NaN where no curve is assumed."""
-    if curve == "any":
-        return epsilon_from_accuracy(rate, delta), math.nan
-    mu = mu_from_accuracy(rate)
-    if curve == "gaussian":
-        return _gaussian_epsilon(mu, delta), mu
-    if family is None:
-        raise ValueError("curve is claimed, but nobody said of what; give a family")
-    return family.epsilon(rate, delta), mu
-
-
 @functools.lru_cache  # counts of hits, and so μ, come again and again
 def _gaussian_epsilon(mu: float, delta: float) -> float:
     return float(gdp.epsilon(mu, delta))
-
-
-def status_through(curve: ThroughCurve, family: Family | None) -> Status:
-    """What an ε rests on that was read through this curve."""
-    if curve == "any":
-        return Status.CERTIFIED
-    through = family if curve == "claimed" else None
-    if through is None or through.trade_off is TradeOff.GAUSSIAN:
-        return Status.IF_GAUSSIAN
-    return Status.IF_CLAIMED
 
 
 def mu_from_accuracy(rate: float) -> float:

@@ -14,10 +14,10 @@ from typing import ClassVar
 import numpy as np
 
 from . import e_process
-from .base import Estimator, Members, Scores, alike_in_a_row
+from .base import Members, Scores, alike_in_a_row
 from .error_rates import Floats
-from .guess_count_bound import GuessCounter, ThroughCurve, check_curve, read_rate, status_through
-from .lower_bound import Estimate, Family, Status
+from .guess_count_bound import GuessCounter, ThroughCurve
+from .lower_bound import Estimate, Status
 
 WARMUP = 20  # scores that only set the first threshold
 
@@ -75,23 +75,17 @@ class RunAccuracies:
 
 
 @dataclasses.dataclass
-class SeveralCanaries(Estimator):
-    """Trainings of `canaries` canaries each, a coin for each: one outcome for every training.
-
-    `curve: gaussian` reads the mean accuracy as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve;
-    `claimed` reads it through `family`, as `accuracy` does.
-    """
+class SeveralCanaries(ThroughCurve):
+    """Trainings of `canaries` canaries each, a coin for each: one outcome for every training."""
 
     canaries: int = 1
-    curve: ThroughCurve = "gaussian"  # how a hit rate is read as ε
-    family: Family | None = dataclasses.field(default=None, kw_only=True)
     name: ClassVar[str] = "several-canaries"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
     interim_valid: ClassVar[bool] = True
     by_run: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_curve(self.curve)
+        super().__post_init__()
         self._runs = RunAccuracies(self.canaries)
         self._known: tuple[int, float, float] = (0, 0.0, 0.5)  # of so many trials, at alpha
 
@@ -105,8 +99,5 @@ class SeveralCanaries(Estimator):
         runs, alpha = self._runs, 1 - confidence
         if self._known[:2] != (runs.trials, alpha):
             self._known = (runs.trials, alpha, e_process.mean_lower(runs.outcomes(), alpha))
-        shown = read_rate(self._known[2], delta, self.curve, self.family)
+        shown = self._read(self._known[2], delta)
         return self._estimate(*shown, (delta, confidence), runs.trials, runs.counter.threshold)
-
-    def _status_at(self, mu: float) -> Status:
-        return status_through(self.curve, self.family)
