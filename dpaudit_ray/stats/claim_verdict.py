@@ -32,7 +32,7 @@ from . import cut, e_process
 from .base import Members, Scores
 from .claim import Claim
 from .curve import Curve, Responses
-from .error_rates import Counts, Floats, clopper_pearson_lower, first_where
+from .error_rates import Counts, Floats, clopper_pearson_lower
 from .growth import shares
 from .guess_count_bound import GuessCounter
 from .multi_canary import RunAccuracies
@@ -196,11 +196,16 @@ class _Test(ABC):
         Multipliers are tried 2 % apart up to 29 times the claimed one, with one error for all,
         since their claims (`family`) are nested.
         """
-        refutes, most = self._refutes(alpha), 2 * _STEPS
-        noises = [claimed * _RATIO ** (step - _STEPS) for step in range(most + 1)]
-        if not refutes(family(noises[most])):
+        refutes, low, high = self._refutes(alpha), -_STEPS, _STEPS
+        if not refutes(family(claimed * _RATIO**high)):
             return None
-        return noises[first_where(lambda step: refutes(family(noises[step])), most)]
+        if refutes(family(claimed * _RATIO**low)):
+            return claimed * _RATIO**low
+        while high - low > 1:
+            middle = (low + high) // 2
+            refuted = refutes(family(claimed * _RATIO**middle))
+            low, high = (low, middle) if refuted else (middle, high)
+        return claimed * _RATIO**high
 
 
 @dataclasses.dataclass
