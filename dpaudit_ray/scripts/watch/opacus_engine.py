@@ -161,10 +161,8 @@ def claims(accountants: list[Any], deltas: list[float], first: float) -> list[di
 
 def _epsilon(accountant: Any, delta: float) -> float | None:
     """ε of the steps so far; None where the accountant cannot tell."""
-    if not accountant.history:
-        return 0.0
     try:
-        return float(accountant.get_epsilon(delta=delta))
+        return float(accountant.get_epsilon(delta=delta)) if accountant.history else 0.0
     except Exception:  # noqa: BLE001 (an accountant of somebody else's: what it cannot tell is None)
         return None
 
