@@ -54,7 +54,7 @@ NAMES: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 ESTIMATORS: list[tuple[Any, str]] = [
     (3, "audit.estimators.0: must be a name or a mapping with a name, got 3"),
-    ({"name": "accuracy", "foo": 1}, "audit.estimators.0.foo: unknown key; known: warmup, curve"),
+    ({"name": "accuracy", "foo": 1}, "audit.estimators.0.foo: unknown key; known: curve, warmup"),
     ({"name": "eps-delta", "threshold": "x"}, "audit.estimators.0.threshold: must be 'past'"),
     ({"name": "eps-delta", "threshold": "fixed"}, "audit.estimators.0: eps-delta: threshold: fix"),
     ({"name": "accuracy", "warmup": 1.5}, "audit.estimators.0.warmup: must be a whole number"),

@@ -59,7 +59,7 @@ def test_options_are_those_of_the_class_and_of_its_variants():
     assert by_name["model"] == ["a", "model", "required"]
     assert by_name["sampling"] == ["a", "sampling", "scheme", "fixed"]
     accuracy = json.loads(dpaudit("list", "estimators", "accuracy", "--json").out)
-    assert [option["name"] for option in accuracy["options"]] == ["warmup", "curve"]
+    assert [option["name"] for option in accuracy["options"]] == ["curve", "warmup"]
     assert dpaudit("list", "accountants", "rdp").out.endswith("no options\n")
 
 
