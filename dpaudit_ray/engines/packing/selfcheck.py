@@ -196,7 +196,7 @@ def _difference(candidate: Candidate, make: Callable[[], Any], expected: _Expect
     errors += map(relative_error, outputs, expected.outputs)
     if max(errors) <= _BOUNDS[theta.dtype] and torch.equal(x, expected.x):
         return None
-    if theta.dtype == torch.float32:
+    if theta.dtype == torch.float32:  # rounding may have moved a ReLU: float64 decides
         with in_dtype(candidate.module, torch.float64):
             try:
                 exact = _expected(candidate, torch.float64)
