@@ -122,6 +122,7 @@ def one_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks go by rules, which are checked on a GPU where each of them takes a step."""
+    monkeypatch.setattr(packed, "_WAYS", {})  # no other test goes by them
     monkeypatch.setattr(packed, "fastest_right_way", lambda *_: Way())
 
 
@@ -240,6 +241,7 @@ def one_step(asked: DpSgd, gpu: bool, kind: str, mode: StandIn | None) -> torch.
 )
 def test_a_step_of_every_network_waits_for_nothing(name, kind, monkeypatch):
     """By rules on the CPU as well, without loops. Small networks are checked on the GPU, too."""
+    monkeypatch.setattr(packed, "_WAYS", {})
     if name in ("cnn4", "convnet"):
         monkeypatch.setattr(packed, "fastest_right_way", lambda *_: Way())
     monkeypatch.setattr(packed, "find_loops", lambda *_: (None, 0))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dpaudit_ray import accounting, plugins
 from dpaudit_ray.adversaries.base import SampleCanary
+from dpaudit_ray.engines.packing import packed
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.recipe import Recipe
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
@@ -32,8 +33,7 @@ def end(found: Recipe, kind: str = "gradient", seed: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "optimizer"),
-    [("fixed", "sgd"), ("poisson", "momentum"), ("shuffle", "adam")],
+    ("sampling", "optimizer"), [("fixed", "sgd"), ("poisson", "momentum"), ("shuffle", "adam")]
 )
 def test_engines_agree_over_twenty_steps(sampling, optimizer, tiny):
     """With hardly any noise, and torch's own optimizers on the one side."""
@@ -259,6 +259,16 @@ def narrow() -> nn.Module:
 
 def one_of_two() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(30, 1), nn.Unflatten(1, (1, 1)))
+
+
+def test_packs_check_a_network_once_but_a_user_s_own_each_time(tiny, monkeypatch):
+    own = {"name": "module", "path": "torch.nn:LayerNorm", "options": {"normalized_shape": 30}}
+    asked, real = [], packed.fastest_right_way
+    monkeypatch.setattr(packed, "_WAYS", {})
+    monkeypatch.setattr(packed, "fastest_right_way", lambda *a: asked.append(a) or real(*a))
+    for model in ("mlp3", own) * 3:
+        DpSgdTraining.prepare(recipe(tiny, model=model), seed=1, gpu=False)
+    assert len(asked) == 1 + 3
 
 
 @pytest.mark.parametrize(

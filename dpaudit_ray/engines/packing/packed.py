@@ -8,7 +8,8 @@ networks take which. Here is decided how many models go together, and on which t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,10 +31,12 @@ from .conversion import (
 from .memory import Groups, one_model_too_large, slices, warn_of_short_memory
 from .passes import Passes, Step
 from .samplewise import Samplewise
-from .selfcheck import Candidate, fastest_right_way
+from .selfcheck import Candidate, Way, fastest_right_way
 
 if TYPE_CHECKING:
     from .conversion import Loops
+
+_WAYS: dict[Hashable, Way] = {}  # a sweep's packs share few, and to find each takes up to seconds
 
 
 class PackedModel:
@@ -70,19 +73,25 @@ class PackedModel:
             self._passes.module = packed
             self._loops, self._convolutions_in_loops = find_loops(module, packed, slots)
 
-    def settle(self, x: Tensor, y: Tensor) -> None:
+    def settle(self, x: Tensor, y: Tensor, remembered: bool = False) -> None:
         """Finds, on a first batch, how the module can be packed, and keeps to it.
 
         Examples `x` [B, ...] have classes, or numbers, `y` [B]. What takes a slow way is said once.
+        A way that an equal module took with these examples in this process may be `remembered`.
         Raises SpecError where the module mixes examples, draws random numbers or keeps state.
         """
         if self._settled:
             return
         has_loops = x.device.type == "cpu" and bool(self._loops or self._convolutions_in_loops)
-        candidate = Candidate(self._source, self._obstacle or self._copy, x, y, self.loss)
-        way = fastest_right_way(candidate, has_loops)
+        key = _key(self._source, x, y, (self.loss, has_loops)) if remembered else None
+        if (way := _WAYS.get(key)) is None:
+            candidate = Candidate(self._source, self._obstacle or self._copy, x, y, self.loss)
+            way = fastest_right_way(candidate, has_loops)
+            if key is not None:
+                _WAYS[key] = way
         self._settled = True
-        self._alone = way.alone
+        if way.alone is not None:
+            self._alone = Samplewise(self._source, self.loss, way.alone)
         if way.groups is not None:
             self._groups, self._rows = way.groups, way.rows
         if has_loops and not way.loops:
@@ -214,3 +223,18 @@ class PackedModel:
 
     def _fast(self) -> Groups:
         return Groups.for_cpu(self._source, self._convolutions_in_loops)
+
+
+def _key(module: nn.Module, x: Tensor, y: Tensor, learnt: Hashable) -> Hashable:
+    """The same for equal modules of the same code; None for code that is an instance's own."""
+    parts = list(module.modules())
+    if any(
+        "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks for part in parts
+    ):
+        return None
+    code = tuple((type(part), type(part).forward, part.training) for part in parts)
+    numbers = hashlib.sha256(repr(module).encode())
+    for t in (*module.parameters(), *module.buffers(), x, y):
+        numbers.update(repr((t.shape, t.dtype, t.device, t.requires_grad)).encode())
+        numbers.update(t.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return code, numbers.digest(), learnt

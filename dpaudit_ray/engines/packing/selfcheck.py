@@ -46,7 +46,7 @@ class Way:
     groups: Groups | None = None  # None: as many models as is fast
     rows: int | None = None  # the most that go through together, where more would be wrong
     loops: bool = False  # whether compiled ones are right
-    alone: Samplewise | None = None  # every example alone, in place of rules
+    alone: int | None = None  # every example alone; so many models through `vmap` together
     obstacle: Obstacle | None = None  # why it is no faster
 
 
@@ -139,7 +139,7 @@ def _first_right(candidate: Candidate, expected: _Expected) -> Way:
     for mapped in (MODELS, 1, 0):  # PReLU goes through `vmap` with one model only
         alone = functools.partial(Samplewise, module, candidate.loss, mapped)
         if _difference(candidate, alone, expected) is None:
-            return Way(alone=alone(), obstacle=obstacle)
+            return Way(alone=mapped, obstacle=obstacle)
     raise SpecError(
         "mechanism.model",
         "has another gradient when it is asked again; draw nothing at random and keep nothing "

@@ -9,10 +9,8 @@ and where it is sampled; |B| is the expected size, so that none gives the canary
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
@@ -26,15 +24,11 @@ from ...plugins import Strict, carried, nested, parse
 from .sampling import Fixed, Sampler, Sizes
 from .updates import Constant, Optimizer, Schedule, Sgd
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 _LARGEST = 1e6  # noise multiplier; above it, no gradient survives
 _DIGITS = 6  # of the answer: fewer than accountants of different versions agree to
 _ITERATIONS = 50  # a few are enough, but for accountants that jump
 _EXAMPLES_TRIED = 64
 _NoneIsInfinite = BeforeValidator(lambda raw: math.inf if raw is None else raw)
-_TRIED_MODELS: dict[Hashable, int] = {}  # a sweep's audits share few, and each takes a second
 
 
 def _share_or_data(raw: Any) -> Any:
@@ -277,8 +271,6 @@ class Recipe(Strict):
                 x = x if body is None else body.eval()(x)
                 module = network(model, tuple(x.shape[1:]), data.classes, 0)
                 x = as_input(x, input_dtype(module, x))
-                if (key := _model_key(module, x, y, (data.classes, loss))) in _TRIED_MODELS:
-                    return _TRIED_MODELS[key]
                 packed = PackedModel(module, loss=loss)
                 outputs = module(x[:2].clone())
         except SpecError:
@@ -295,8 +287,8 @@ class Recipe(Strict):
             raise SpecError("mechanism.model", f"{problem} {data.classes} classes; {remedy}")
         if self.loss != "cross-entropy":
             check_loss(self.loss, outputs, y[:2])
-        packed.settle(x, y)
-        return _TRIED_MODELS.setdefault(key, len(packed.initial))
+        packed.settle(x, y, remembered=True)
+        return len(packed.initial)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -346,16 +338,3 @@ def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
         problem = f"{name} has examples of shape {other.x.shape[1:]} in {other.classes} classes"
         wanted = f"the data of {data.x.shape[1:]} in {data.classes}; give the same features"
         raise SpecError(key, f"{problem}, {wanted}, and no other class")
-
-
-def _model_key(module: nn.Module, x: Tensor, y: Tensor, learnt: Hashable) -> Hashable:
-    """The same for a network that was tried, of the same code: classes are compared as objects."""
-    import torch
-
-    code = tuple((type(part), type(part).forward, part.training) for part in module.modules())
-    numbers = tuple(
-        (t.shape, t.dtype, t.requires_grad, hashlib.sha256(bits.numpy().tobytes()).digest())
-        for t in (*module.parameters(), *module.buffers(), x, y)
-        for bits in [t.detach().flatten().view(torch.uint8)]
-    )
-    return code, repr(module), numbers, learnt

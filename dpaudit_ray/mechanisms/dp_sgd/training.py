@@ -22,7 +22,7 @@ from ...engines.packing import memory
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import slots_of, trained
 from ...errors import SpecError
-from ...models.base import as_input, input_dtype
+from ...models.base import Model, as_input, input_dtype
 from ...seeds import derive
 from .checkpointing import PackCheckpoints
 from .network import loss_of, network, seeded
@@ -134,7 +134,10 @@ class DpSgdTraining:
         batches = _batches(recipe, len(y), derive("batches", seed, recipe.seed), device)
         most = max(recipe.batch_size, *map(len, batches))
         most = min(most, recipe.physical_batch_size or most)
-        model.settle(features[:most], y[:most])
+        # A user's code may do otherwise the next time, whatever its numbers are.
+        native = recipe.model.name != "module" and ":" not in recipe.loss
+        native &= type(recipe.model).__module__.startswith(Model.home)
+        model.settle(features[:most], y[:most], remembered=native)
         held_out, reserved = (None if part is None else loaded(part) for part in others)
         initial = torch.zeros_like(model.initial) if recipe.hidden_start else model.initial
         public = (recipe, module, model, initial, features, y, batches, data.classes, loaded)
