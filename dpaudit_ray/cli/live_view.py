@@ -32,7 +32,7 @@ from .terminal import ALARM, duration, marked, plural, speed
 
 PLAIN_SECONDS = 5.0  # between two lines of a log
 _REFRESH_SECONDS = 0.25
-_WRITE_SECONDS = 1.0  # that a thread waits for its message: it may be about to end the process
+_WRITE_SECONDS = 1.0  # that a thread waits for its line before it ends the process
 _STATES = ("running", "given up", "waiting", "done")  # of audits, in the order of the picture
 
 
@@ -163,8 +163,8 @@ class Display:
         self._plain = not terminal.interactive() or self._console.is_dumb_terminal
         self._interval = PLAIN_SECONDS if self._plain else _REFRESH_SECONDS
         self._live: Live | None = None
-        # What is to be done, and when it was handed over; None at the end.
-        self._jobs = queue.SimpleQueue[tuple[float, Callable[[float], None] | None]]()
+        # When it was handed over, what is to be done, and whether nothing is written after it.
+        self._jobs = queue.SimpleQueue[tuple[float, Callable[[float], None], bool]]()
         self._writer = threading.Thread(target=self._write, name="display", daemon=True)
         self._open = False
         self._speed = Speed()
@@ -190,7 +190,7 @@ class Display:
 
     def __exit__(self, *error: Any) -> None:
         self._open = False
-        self._hand_over(None)
+        self._hand_over(self._finish, last=True)
         self._writer.join()
 
     def __call__(self, progress: Progress) -> None:
@@ -201,29 +201,31 @@ class Display:
         self._hand_over(lambda now: self._enter_phase(text, now))
 
     def tell(self, text: str) -> None:
-        """Writes a line to standard error; above the picture where that is the same terminal."""
+        """Writes a line to standard error; above the picture where that is the same terminal.
+
+        It is the last line when it comes from a thread: that is about to end this process.
+        """
         if not (self._open and self._writer.is_alive()):
             terminal.complain(text)
             return
-        shown = threading.Event()
-        self._hand_over(lambda _: self._say(text, shown))
-        if threading.current_thread() is not threading.main_thread():
-            shown.wait(_WRITE_SECONDS)
+        ends = threading.current_thread() is not threading.main_thread()
+        self._hand_over(lambda _: self._say(text), last=ends)
+        if ends:
+            self._writer.join(_WRITE_SECONDS)
 
-    def _hand_over(self, job: Callable[[float], None] | None) -> None:
-        self._jobs.put((time.monotonic(), job))
+    def _hand_over(self, job: Callable[[float], None], last: bool = False) -> None:
+        self._jobs.put((time.monotonic(), job, last))
 
     def _write(self) -> None:
         """The writer thread: does what is handed over, and shows what goes on in between."""
-        while True:
+        last = False
+        while not last:
             try:
-                now, job = self._jobs.get(timeout=_REFRESH_SECONDS)
+                now, job, last = self._jobs.get(timeout=_REFRESH_SECONDS)
             except queue.Empty:
                 now, job = time.monotonic(), lambda now: None
-            self._surviving(job or self._finish, now)
-            if job is None:
-                return
-            if now - self._last_shown >= self._interval:
+            self._surviving(job, now)
+            if now - self._last_shown >= self._interval and not last:
                 self._surviving(self._show, now)
 
     def _surviving(self, job: Callable[[float], None], now: float) -> None:
@@ -249,12 +251,11 @@ class Display:
             self._phase_began = now
         self._phase = text
 
-    def _say(self, text: str, shown: threading.Event) -> None:
+    def _say(self, text: str) -> None:
         if self._live is None or not sys.stderr.isatty():
             terminal.complain(text)
         else:
             self._live.console.print(Text(f"dpaudit: {printable(text)}"), soft_wrap=True)
-        shown.set()
 
     def _show(self, now: float) -> None:
         self._last_shown = now
@@ -272,10 +273,8 @@ class Display:
 
     def _finish(self, now: float) -> None:
         """Leaves the sentence about the end on the screen, or nothing of what never began."""
-        if self._live is None:
-            return
-        if self._progress is None:
-            self._live.transient = True
-        else:
-            self._live.update(final_line(self._progress, now - self._began))
-        self._live.stop()
+        if self._live is not None:
+            self._live.transient = self._progress is None
+            if self._progress is not None:
+                self._live.update(final_line(self._progress, now - self._began))
+            self._live.stop()

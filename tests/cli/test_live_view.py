@@ -5,6 +5,7 @@ import math
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,10 @@ def test_a_log_has_a_line_at_first_now_and_then_and_at_the_end(monkeypatch, caps
         display.phase("ending Ray")
         now = 132.0
         assert said() == "2000/2000 trials, ending Ray, 7s\n"
+        now = 140.0
+        ThreadPoolExecutor().submit(display.tell, "the head is gone").result()
+        display(Progress((audit("two", 0),)))
+    assert capsys.readouterr() == ("", "dpaudit: the head is gone\n"), "a thread's line is the last"
 
 
 PLAYED = Path(__file__).with_name("played.py")
@@ -247,7 +252,7 @@ def test_messages_stand_above_the_picture_and_a_bound_above_its_claim_is_marked(
     assert screen.colour("! 5.60") == colour
     assert screen.colour("1.50") == "default"
     assert screen.end() == 0
-    said = ("dpaudit: from the driver", "dpaudit: from a thread", "UserWarning: of a library",
+    said = ("dpaudit: from the driver", "UserWarning: of a library",
             "printed by code of the user's", "dpaudit: from a signal's handler")  # fmt: skip
     for text in said:
         (place,) = (y for y, line in enumerate(screen.lines) if text in line)
