@@ -50,7 +50,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
         bool, typer.Option("--secret-size", help="The number of records is secret, too.")
     ] = False,
     junit: Annotated[Path | None, typer.Option(help="Writes a JUnit file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="The page. Default SCRIPT-audit.html.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Default SCRIPT-FUNCTION-audit.html.")] = None,
 ) -> None:
     """Does a training script keep its promise? Exit 0 consistent, 1 violation, 5 not decided."""
     from ..scripts import script_findings

@@ -237,10 +237,8 @@ def _left(state: WatchedRun, value: Any, file: str = "") -> dict[str, list[str]]
             left["earlier"].append(f"{name} of step {step} of {watched.steps}")
         elif id(p) not in private and shared_records.is_statistic(p, state.data):
             left["statistics"].append(name)
-        elif state.modules and digest(p) not in explained:
-            left["tensors"].append(name)
-        elif not state.modules and digest(p) not in before:
-            if spare[tuple(p.shape)] > 0:
+        elif digest(p) not in explained:
+            if not state.modules and spare[tuple(p.shape)] > 0:
                 spare[tuple(p.shape)] -= 1
             else:
                 left["tensors"].append(name)
