@@ -89,7 +89,7 @@ class GuessCounter:
         guessed = ready & (self.trials + start >= self.warmup)
         above = scores > threshold
         if self._cut is not None:
-            above = (scores > self._cut.threshold) == self._cut.rising
+            above = self._cut.guesses(scores)
         guess = np.where(finite, above, (lost[1] >= lost[0])[start])
         right = guessed & (guess == members)
         self.trials += len(scores)

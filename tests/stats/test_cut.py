@@ -1,15 +1,17 @@
 """Scores of any shape and direction: a monotone map of them changes no bound by much."""
 
 import math
+from statistics import NormalDist, fmean
 
 import numpy as np
 import pytest
 from scipy import special
 
 from dpaudit_ray import stats
-from dpaudit_ray.stats import cut
+from dpaudit_ray.stats import cut, gdp
 from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
+from tests.long import LONG
 
 TRIALS, AUDITS, MU = 1000, 12, 1.0
 MAPS = {
@@ -29,7 +31,7 @@ def audits(mu: float = MU, number: int = AUDITS):
 
 
 def shown(name: str, scores: np.ndarray, members: np.ndarray, **options) -> float:
-    state = stats.make(name, TRIALS, **options)
+    state = stats.make(name, len(scores), **options)
     state.fold(scores, members)
     bound = state.bound(1e-5, 0.95)
     return bound.epsilon_lower if math.isnan(bound.mu_lower) else bound.mu_lower
@@ -48,20 +50,31 @@ def test_a_map_of_the_scores_hardly_moves_a_bound(name, kind):
         for z, members in audits()
     ]
     plain, mapped = np.mean(pairs, axis=0)
-    assert mapped == pytest.approx(plain, rel=0.08)
+    assert mapped == pytest.approx(plain, rel=0.065)
 
 
-@pytest.mark.parametrize("name", ["accuracy", "claim"])
-def test_bits_times_anything_show_what_the_bits_do(name):
-    """Randomised response at ε = 2, times a cubed Cauchy variable."""
-    pairs = []
-    for _, members in audits(0.0):
-        rng = np.random.default_rng([9, len(pairs)])
-        signs = np.where(members ^ (rng.random(TRIALS) < 1 / (1 + math.exp(2))), 1.0, -1.0)
-        tailed = signs * np.abs(rng.standard_cauchy(TRIALS)) ** 3
-        pairs.append((shown(name, signs, members), shown(name, tailed, members)))
-    plain, mapped = np.mean(pairs, axis=0)
-    assert mapped == pytest.approx(plain, rel=0.08)
+MOVED = [("accuracy", 2, 1000, 0.08), ("claim", 2, 1000, 0.08), ("accuracy", 1, 10_000, 0.02)]
+MOVED += [("claim", 4, 10_000, 0.02), ("accuracy", 4, 10_000, 0.02)] * LONG
+
+
+@pytest.mark.parametrize(("name", "epsilon", "trials", "most"), MOVED)
+def test_a_map_of_scores_or_bits_moves_bounds_by_little(name, epsilon, trials, most):
+    """Means of twenty audits, seeds fixed; -z is left out: its direction takes 2.03 % at ε = 1."""
+    mu, pairs = float(gdp.mu(epsilon, 1e-5)), dict[str, list[list[float]]]()
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        members = rng.random(trials) < 0.5
+        z = rng.normal(size=trials) + mu * (members - 0.5)
+        bits = np.where(members ^ (rng.random(trials) < 1 / (1 + math.exp(epsilon))), 1.0, -1.0)
+        mapped = {kind: (z, of(z)) for kind, of in MAPS.items()}
+        mapped["Cauchy"] = z, np.tan(np.pi * (special.ndtr(z) - 0.5))
+        mapped["bits"] = bits, bits * np.abs(rng.standard_cauchy(trials)) ** 3
+        for kind, both in mapped.items():
+            pairs.setdefault(kind, []).append([shown(name, scores, members) for scores in both])
+    means = {kind: np.mean(both, axis=0) for kind, both in pairs.items() if kind != "-z"}
+    assert {kind: moved / plain for kind, (plain, moved) in means.items()} == pytest.approx(
+        dict.fromkeys(means, 1.0), abs=most
+    )
 
 
 @pytest.mark.parametrize("kind", MAPS)
@@ -119,26 +132,20 @@ def slow_cut(scores: np.ndarray, members: np.ndarray) -> tuple[int, bool]:
     order = sorted(scores)
     places = [k for k in range(len(order) + 1) if k in (0, len(order)) or order[k] > order[k - 1]]
 
-    def errors(k: int) -> tuple[int, int]:
+    def normal_score(score: float) -> float:
+        rank = sum(other < score for other in order) + (1 + sum(o == score for o in order)) / 2
+        return NormalDist().inv_cdf(rank / (len(order) + 1))
+
+    def mistakes(k: int) -> int:
         under = set(order[:k])
-        return sum(s in under for s in scores[members]), sum(
-            s not in under for s in scores[~members]
-        )
+        wrong = sum((s in under) == member for s, member in zip(scores, members, strict=True))
+        return wrong if rising else len(scores) - wrong
 
-    def unequal(k: int) -> float:
-        missed, alarms = errors(k)
-        return abs(missed / members.sum() - alarms / (~members).sum())
-
-    least = min(map(unequal, places))
-    equal = [k for k in places if unequal(k) <= least + 1e-12]
-    middle = equal[len(equal) // 2]
-    rising = 2 * sum(errors(middle)) <= len(scores)
-
-    def cost(k: int) -> float:
-        mistakes = sum(errors(k))
-        return (mistakes if rising else len(scores) - mistakes) + 0.3 * abs(k - middle)
-
-    return min(places, key=cost), rising
+    inside, outside = ([normal_score(s) for s in scores[w]] for w in (members, ~members))
+    rising = fmean(inside) >= fmean(outside)
+    midpoint = (fmean(inside) + fmean(outside)) / 2
+    middle = sum(normal_score(s) <= midpoint for s in scores)
+    return min(places, key=lambda k: mistakes(k) + 0.5 * abs(k - middle)), rising
 
 
 def test_ranks_tell_the_cut_of_a_search_through_all():
