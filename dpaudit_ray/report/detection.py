@@ -94,7 +94,10 @@ def _share_found(
         declared = (test.planned, *test.later)
         first, *later = declared if trials in declared else (trials,)
         imagined = ClaimTest(test.curve, first, later=tuple(later))
-        imagined.fold(rng.normal(size=trials) + mu * members, members)
+        scores = rng.normal(size=trials) + mu * members
+        imagined.process.fold(scores, members)
+        for part in imagined.declared:  # nobody asks how many guesses were right
+            part.fold(scores, members)
         imagined.look(now=True)
         refuted += imagined.refuted_after(alpha) is not None
         hopeless = (SIMULATIONS - (tried - refuted)) / SIMULATIONS < required

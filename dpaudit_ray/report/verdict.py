@@ -26,7 +26,7 @@ from .. import __version__, accounting
 from ..errors import DpauditError, RunDirectoryError, StorageError, percent, printable
 from ..plan import claims, outcomes, score_stream
 from ..stats.budget import average_evidence
-from ..stats.claim_verdict import EVIDENCE_SHARE
+from ..stats.claim_verdict import EVIDENCE_SHARE, RunTest
 from ..storage import strangers
 from . import detection
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test
@@ -187,9 +187,14 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
     noise, accountant = claimed.noise_multiplier, next(iter(audit.claims))
     family = claims.curves(claimed, accountant, cell.audit.delta)
     test = claims.test(audit, family(noise))
-    for pack in score_stream.up_to_looks(audit, run.prefix(audit), lambda: test.due):
-        score_stream.feed(test, pack)
-        test.look()
+    watched = test if isinstance(test, RunTest) else test.process
+    rest = () if isinstance(test, RunTest) else test.between_looks
+    for pack in run.prefix(audit):
+        for part in score_stream.up_to_looks(audit, (pack,), lambda: test.due):
+            score_stream.feed(watched, part)
+            test.look()
+        for state in rest:
+            score_stream.feed(state, pack)
     test.look(now=True)
     refuted_after, done = test.refuted_after(alpha), test.trials == audit.trials
     chance = detection.chance_to_refute(test, alpha) if done or thorough else 0.0
@@ -200,7 +205,7 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
     elif done and strong and not (test.lopsided or above):
         verdict = Verdict.CONSISTENT
     if thorough or verdict is Verdict.VIOLATION:
-        effective_noise = test.effective_noise(family, noise, alpha)
+        effective_noise = test.effective_noise(family, noise, alpha, claimed.gaussian)
     return test, AuditVerdict(
         label=audit.label,
         verdict=verdict,

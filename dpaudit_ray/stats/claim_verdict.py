@@ -42,6 +42,8 @@ from .trial_log import Diverged, TrialLog
 
 EVIDENCE_SHARE = 0.3  # of the error, for the e-process
 _RATIO, _STEPS = 1.02, 170  # noise multipliers that are tried: up to 29 times more or less
+# In a fixed order, where it must be one: 4 % apart within a factor of four, 22 % beyond.
+_ORDER = (*range(_STEPS, 70, -10), *range(70, -70, -2), *range(-70, -_STEPS - 1, -10))
 _LOOK = 1.02  # ratio of trials between looks at the evidence
 _LOPSIDED = 1e-3  # chance from which diverging by the bit is no accident
 LOOKS = 16  # more would find little earlier, and each costs a distribution
@@ -189,14 +191,22 @@ class _Test(ABC):
         """The test at level `alpha` of any claim, on the trials so far."""
 
     def effective_noise(
-        self, family: Callable[[float], Curve], claimed: float, alpha: float
+        self, family: Callable[[float], Curve], claimed: float, alpha: float, gaussian: bool = True
     ) -> float | None:
         """The least noise multiplier that is refuted at level `alpha`; None where no tried one is.
 
-        Multipliers are tried 2 % apart up to 29 times the claimed one, with one error for all,
-        since their claims (`family`) are nested.
+        Claims (`family`) are nested. Where who refutes one refutes all of more noise, as of those
+        that are `gaussian`, multipliers 2 % apart are searched by halves. Else they are tried from
+        much noise to little, up to one that is not refuted: only the first true one of them can be
+        wrongly refuted first, so that the answer is too small with probability `alpha` at most.
         """
-        refutes, low, high = self._refutes(alpha), -_STEPS, _STEPS
+        refutes, least, low, high = self._refutes(alpha), None, -_STEPS, _STEPS
+        if not gaussian:
+            for power in _ORDER:
+                if not refutes(family(noise := claimed * _RATIO**power)):
+                    break
+                least = noise
+            return least
         if not refutes(family(claimed * _RATIO**high)):
             return None
         if refutes(family(claimed * _RATIO**low)):
@@ -210,16 +220,18 @@ class _Test(ABC):
 
 @dataclasses.dataclass
 class ClaimTest(_Test):
-    """Fold trials in order, `look` as often as wanted."""
+    """Fold trials in order, `look` as often as wanted: it asks `process` alone.
+
+    What is `between_looks` takes the same trials, and may do so later, many at once.
+    """
 
     later: tuple[int, ...] = ()  # declared with `planned`: each has a sharp test of its own
     _reached: list[tuple[int, float]] = dataclasses.field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.process, self.hits = Claim(planned=self.planned), GuessCounter()
-        self._declared = [DeclaredTest(number) for number in (self.planned, *self.later)]
-        self._parts: list[Claim | GuessCounter | DeclaredTest]
-        self._parts = [self.process, self.hits, *self._declared]
+        self.declared = [DeclaredTest(number) for number in (self.planned, *self.later)]
+        self.between_looks: tuple[GuessCounter | DeclaredTest, ...] = (self.hits, *self.declared)
 
     @property
     def trials(self) -> int:
@@ -233,11 +245,11 @@ class ClaimTest(_Test):
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials; `scores` float64 [n], not finite where diverged, `members` bool [n]."""
-        for part in self._parts:
+        for part in (self.process, *self.between_looks):
             part.fold(scores, members)
 
     def miss(self, members: Members) -> None:
-        for part in self._parts:
+        for part in (self.process, *self.between_looks):
             part.miss(members)
 
     def look(self, now: bool = False) -> None:
@@ -265,7 +277,7 @@ class ClaimTest(_Test):
     def _crossings(self, curve: Curve, alpha: float) -> list[int]:
         """Trials after which each test for a declared number refuted `curve`, if it did."""
         level = (1 - EVIDENCE_SHARE) * alpha
-        split = zip(self._declared, shares(len(self._declared)), strict=True)
+        split = zip(self.declared, shares(len(self.declared)), strict=True)
         crossings = (test.refuted_after(curve, share * level) for test, share in split)
         return [trials for trials in crossings if trials is not None]
 

@@ -7,14 +7,7 @@ import pytest
 from scipy import special
 
 from dpaudit_ray.stats import gdp
-from dpaudit_ray.stats.claim import (
-    LOSSES,
-    OUTCOMES,
-    PLAIN,
-    WINS,
-    Claim,
-    Portfolio,
-)
+from dpaudit_ray.stats.claim import LOSSES, OUTCOMES, PLAIN, WINS, Claim, Portfolio
 from dpaudit_ray.stats.claim_verdict import ClaimTest, DeclaredTest, boundary
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
 from tests.long import LONG
@@ -208,3 +201,8 @@ def test_looks_are_spaced_by_their_cost():
     test.fold(*gaussian_trials(rng, 10, 9.0))
     test.look(now=True)
     assert test.latest != last
+
+
+def test_noise_that_is_not_refuted_bounds_it_whatever_smaller_noise_is(monkeypatch):
+    monkeypatch.setattr(ClaimTest, "_refutes", lambda *_: lambda noise: not 0.1 < noise < 0.2)
+    assert 0.2 <= ClaimTest(gaussian(1.0), 100).effective_noise(float, 1.0, 0.05, False) < 0.22
