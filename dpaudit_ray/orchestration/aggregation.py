@@ -322,7 +322,7 @@ class AuditState:
     def _advance(self, stretches: Iterable[Stretch], settle: bool = False) -> None:
         """Folds packs that follow, until they are enough; lets the estimates `settle` at once."""
         ahead = score_stream.read_ahead(self._audit)
-        for packs in score_stream.in_order(self._read, stretches, ahead, self._kept):
+        for packs in score_stream.in_order(self._run, self._read, stretches, ahead, self._kept):
             for pack in self._rule.cut(packs):
                 self._taken.append(pack)
                 self.folded = compaction.number(self._audit, pack.last) + 1
@@ -578,7 +578,7 @@ class Compactor:
         file = compaction.span(audit, parts)
         read = functools.partial(score_stream.read_stretch, self._run, self._plan, index)
         if file not in files:
-            packs = score_stream.in_order(read, parts, score_stream.UNDERWAY)
+            packs = score_stream.in_order(self._run, read, parts, score_stream.UNDERWAY)
             scores = PackScores.joined([pack for pack in packs if isinstance(pack, PackScores)])
             self._run.write_scores(audit.id, scores)
         read(Stretch(file, parts[0].start, parts[-1].stop))

@@ -7,6 +7,7 @@ code is trusted and imported, and so is what takes data that cannot be read here
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +84,16 @@ def _check_audit(audit: PlannedAudit, index: int) -> None:
 
 def load(run: RunDirectory) -> Plan | None:
     """The plan in a run directory, None when there is none."""
-    raw = run.read_json(FILE)
+    text = run.read_text(FILE)
     try:
-        return None if raw is None else from_json(raw)
+        return None if text is None else _parsed(text)
     except ValueError as error:
         raise RunDirectoryError(f"{run.location}/{FILE} is damaged ({error}); {RESTORE}") from error
+
+
+@functools.lru_cache(maxsize=1)  # starting a driver reads the same plan five times
+def _parsed(text: str) -> Plan:
+    return from_json(strangers.parsed(text))
 
 
 def require(run: RunDirectory) -> Plan:

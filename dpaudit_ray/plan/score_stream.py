@@ -22,8 +22,9 @@ import pyarrow as pa
 
 from ..errors import RunDirectoryError
 from ..stats.base import Estimator, alike_in_a_row
-from ..stats.claim_verdict import ClaimTest, RunTest
+from ..stats.claim_verdict import ClaimTest, DeclaredTest, RunTest
 from ..stats.growth import Growing
+from ..stats.guess_count_bound import GuessCounter
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import PackScores, score_frame
 from ..sweep.spec import Sweep
@@ -32,6 +33,7 @@ from .compaction import Stretch
 from .model import Plan, PlannedAudit
 
 READERS = 32  # an object store takes tens of milliseconds to answer, whoever asks
+_NEAR = 3  # of a local folder: more would take the processor from the one that comes first
 UNDERWAY = 2 * READERS
 _VALUES = 2**21  # scores that are read ahead; a file of them takes ten times their bytes to read
 
@@ -66,7 +68,8 @@ def prefix(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> Iterator[
     given_up = {(pack.first, pack.last) for pack in recorded if pack.audit == index}
     end = outcomes.decided(run, sweep, plan).get(index, audit.trials)
     there = compaction.prefix(audit, compaction.stored(run, audit), given_up, end=end)
-    return in_order(functools.partial(read_stretch, run, plan, index), there, read_ahead(audit))
+    read = functools.partial(read_stretch, run, plan, index)
+    return in_order(run, read, there, read_ahead(audit))
 
 
 def read_stretch(run: RunDirectory, plan: Plan, index: int, packs: Stretch) -> ConsumedPack:
@@ -97,11 +100,12 @@ def stored_scores(run: RunDirectory, plan: Plan, index: int) -> pd.DataFrame:
     """All finished trials of an audit, those behind a gap too, as the columns of a score file."""
     audit = plan.audits[index]
     read = functools.partial(read_stretch, run, plan, index)
-    packs = in_order(read, compaction.stored(run, audit), read_ahead(audit))
+    packs = in_order(run, read, compaction.stored(run, audit), read_ahead(audit))
     return score_frame(audit.id, (pack for pack in packs if isinstance(pack, PackScores)))
 
 
 def in_order(
+    run: RunDirectory,
     read: Callable[[Stretch], ConsumedPack],
     packs: Iterable[Stretch],
     most: int,
@@ -109,11 +113,11 @@ def in_order(
 ) -> Iterator[ConsumedPack]:
     """What `kept` or else `read` gives for each, in order; threads read `most` packs ahead."""
     waiting = collections.deque[tuple[int, Future[ConsumedPack]]]()
-    ahead = 0
+    readers, ahead = _readers(_NEAR if run.local else READERS), 0
     for stretch in packs:
         size = stretch.stop - stretch.start
         if (pack := kept(stretch)) is None:
-            waiting.append((size, _readers().submit(read, stretch)))
+            waiting.append((size, readers.submit(read, stretch)))
         else:
             waiting.append((size, Future()))
             waiting[-1][1].set_result(pack)
@@ -148,8 +152,8 @@ class RecentPacks:
 
 
 @functools.cache
-def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(READERS, thread_name_prefix="replay")
+def _readers(number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(number, thread_name_prefix="replay")
 
 
 def read_ahead(audit: PlannedAudit) -> int:
@@ -171,7 +175,9 @@ def up_to_looks(
 
 
 def feed(
-    state: Estimator | Growing | ClaimTest | RunTest, pack: ConsumedPack, column: int = -1
+    state: Estimator | Growing | ClaimTest | RunTest | GuessCounter | DeclaredTest,
+    pack: ConsumedPack,
+    column: int = -1,
 ) -> None:
     """Folds a pack into `state`, in the order of its trials, by scores at step number `column`."""
     if isinstance(pack, MissedPack):

@@ -116,12 +116,14 @@ class AtOneThreshold(Logged):
             first = math.ceil(SHARES[self.threshold] * self.planned)
             past = Worlds.from_scores(settled(scores[:first], members[:first], 0), members[:first])
             threshold = best_test(past, alpha, gain)[1]
-        scores = settled(scores, members, first or math.ceil(LEARN * self.planned))
-        judged = Worlds.from_scores(scores[first:], members[first:])
-        if math.isnan(threshold) or min(judged.sizes) == 0:
+        scores = settled(scores, members, first or math.ceil(LEARN * self.planned))[first:]
+        inside = members[first:]
+        sizes = int((~inside).sum()), int(inside.sum())
+        if math.isnan(threshold) or min(sizes) == 0:
             return 0.0, float(threshold)
-        rates = rates_at_most(judged.errors(threshold), judged.sizes, alpha)
-        return float(gain(*rates)[0]), float(threshold)
+        # What was missed is NaN, neither below nor above: an error in either world.
+        errors = (~inside & ~(scores < threshold)).sum(), (inside & ~(scores >= threshold)).sum()
+        return float(gain(*rates_at_most(errors, sizes, alpha))[0]), float(threshold)
 
 
 def best_test(worlds: Worlds, alpha: float, gain: Gain) -> tuple[float, float]:
@@ -145,7 +147,9 @@ def best_test(worlds: Worlds, alpha: float, gain: Gain) -> tuple[float, float]:
 
     while width > 1:
         fpr, fnr = rates(places)
-        fpr_at_end, _ = rates(np.minimum(places + width, count) - 1)
+        ends = np.minimum(places + width, count) - 1
+        alarms, _ = worlds.errors(_between(pooled[ends], pooled[ends + 1]))
+        fpr_at_end = clopper_pearson_upper(alarms, worlds.sizes[0], alpha / 2)
         kept = places[gain(fpr_at_end, fnr) >= gain(fpr, fnr).max()]
         width //= _PARTS
         places = (kept[:, None] + width * np.arange(_PARTS)).ravel()

@@ -96,8 +96,8 @@ class Place:
         self._patience = patience or Patience()
         self.owner = owner
         try:
-            local = "://" not in location or location.startswith("file://")
-            self._folder = Folder(location) if local else Bucket(location)
+            self.local = "://" not in location or location.startswith("file://")
+            self._folder = Folder(location) if self.local else Bucket(location)
         except (ValueError, OSError) as error:
             raise RunDirectoryError(
                 f"cannot use storage path {location} ({reason(error)}); give a folder, or an "

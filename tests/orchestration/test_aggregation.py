@@ -278,7 +278,7 @@ def stretches(packs: int, size: int) -> list[Stretch]:
     return [Stretch((n * size, n * size + size - 1), n, n + 1) for n in range(packs)]
 
 
-def test_packs_come_in_order_from_memory_or_else_from_storage():
+def test_packs_come_in_order_from_memory_or_else_from_storage(tmp_path):
     read: list[int] = []
 
     def reader(packs: Stretch) -> PackScores:
@@ -290,16 +290,15 @@ def test_packs_come_in_order_from_memory_or_else_from_storage():
     recent = RecentPacks(limit=5 * 90)
     for first in range(0, 100, 10):
         recent.put("a", pack(first))
-    found = in_order(
-        reader, stretches(100, 10), 100, lambda each: recent.take("a", 10 * each.start)
-    )
+    run, packs = RunDirectory(str(tmp_path)), stretches(100, 10)
+    found = in_order(run, reader, packs, 100, lambda each: recent.take("a", 10 * each.start))
     assert [p.first for p in found] == list(range(0, 1000, 10))
     assert sorted(read) == [*range(0, 50, 10), *range(100, 1000, 10)], "the latest five were kept"
     assert recent.take("a", 90) is None, "each is handed out once"
 
 
 @pytest.mark.parametrize(("size", "most"), [(1, UNDERWAY), (2**17, 16)])
-def test_no_more_is_read_than_is_asked_for_soon(size, most):
+def test_no_more_is_read_than_is_asked_for_soon(tmp_path, size, most):
     """Neither many packs nor large ones: those of 1 MiB hold 16 MiB."""
     read: list[int] = []
 
@@ -309,7 +308,8 @@ def test_no_more_is_read_than_is_asked_for_soon(size, most):
 
     claims, bounds = {"gaussian": (1.0,)}, tuple(each.file for each in stretches(1000, size))
     audit = PlannedAudit("a", "a", "f", 1000 * size, (1,), claims, bounds, (1000 * size,))
-    packs = in_order(reader, iter(stretches(1000, size)), read_ahead(audit))
+    run = RunDirectory(str(tmp_path))
+    packs = in_order(run, reader, iter(stretches(1000, size)), read_ahead(audit))
     for _ in range(5):
         next(packs)
     time.sleep(0.1)
