@@ -11,6 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -65,10 +66,10 @@ def canvas(
 
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file's content."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png")
+    drawn: Any = FigureCanvasAgg(figure)
     buffer = io.BytesIO()
-    picture = Image.open(drawn).convert("RGB")
+    drawn.draw()  # once: `savefig` draws it a second time to lay it out
+    picture = Image.fromarray(np.asarray(drawn.buffer_rgba())).convert("RGB")
     picture.quantize(_SHADES, method=Image.Quantize.FASTOCTREE).save(buffer, "png")
     return buffer.getvalue()
 
