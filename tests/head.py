@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -89,9 +90,13 @@ def wait_for(what: Callable[[], Any], seconds: float = 300) -> Any:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that is free now, and none that the system gives to Ray's processes meanwhile."""
+    while True:
+        # From where those of Ray's workers end to where the system's begin.
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
@@ -121,9 +126,9 @@ def head(
         *("--min-worker-port=0", "--max-worker-port=0"),  # free ones: other tests have Ray, too
         *("--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--temp-dir={temp}/r"),
         *(f"--dashboard-port={page}", f"--dashboard-agent-listen-port={free_port()}"),
-        f"--include-dashboard={str(dashboard).lower()}",
+        *(f"--include-dashboard={str(dashboard).lower()}", "--include-log-monitor=false"),
         *(f"--ray-client-server-port={free_port()}", "--disable-usage-stats"),
-        *([] if worker is None else [f"--autoscaling-config={_autoscaling(temp, port, worker)}"]),
+        f"--autoscaling-config={_autoscaling(temp, port, worker)}" if worker else "--no-monitor",
     ]
     with (temp / "log").open("w") as log:
         process = subprocess.Popen(

@@ -59,7 +59,7 @@ class Nodes:
             *("ray", "start", "--block", f"--address={self.head.gcs}", f"--num-cpus={cpus}"),
             *(f"--node-ip-address={address}", f"--temp-dir={self._folder}/{number}"),
             *("--num-gpus=0", f"--object-store-memory={SMALL}", "--disable-usage-stats"),
-            *(f"--dashboard-agent-listen-port={free_port()}",),
+            *(f"--dashboard-agent-listen-port={free_port()}", "--include-log-monitor=false"),
             *("--min-worker-port=0", "--max-worker-port=0"),
         ]
         with log.open("wb") as out:

@@ -286,6 +286,11 @@ def answering() -> Iterator[str]:
     server.stop(None)
 
 
+def test_a_port_told_to_a_test_s_head_is_none_that_the_system_gives_to_anyone():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert max(free_port() for _ in range(50)) < server.getsockname()[1]
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_a_head_that_is_gone_is_told_after_a_while(there, answering, monkeypatch):
     monkeypatch.setattr(interruption, "LOOK_SECONDS", 0.1)
