@@ -24,15 +24,7 @@ from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
 from dpaudit_ray.sweep import spec
-from tests.command import (
-    changed,
-    completed,
-    contents,
-    dpaudit,
-    inline,
-    refused,
-    write_sweep,
-)
+from tests.command import changed, completed, contents, dpaudit, inline, refused, write_sweep
 from tests.orchestration.test_faults import assert_same
 from tests.plan.test_inputs import write_data
 

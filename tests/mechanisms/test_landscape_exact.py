@@ -116,10 +116,7 @@ def test_a_constant_gradient_stays_gaussian(first, batch):
 
 @pytest.mark.parametrize(
     ("sigma", "batch", "gradient", "first", "width"),
-    [
-        (8.0, 16, "threshold", "scaled", 1.0),
-        (1.0, 16, "linear", "scaled", 0.25),
-    ],
+    [(8.0, 16, "threshold", "scaled", 1.0), (1.0, 16, "linear", "scaled", 0.25)],
 )
 def test_a_finer_grid_changes_nothing(sigma, batch, gradient, first, width):
     """1e-5 is the promise; it is kept by far."""

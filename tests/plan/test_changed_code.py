@@ -113,7 +113,7 @@ def test_other_code_is_refused(more, sweep):
     assert outcome.err.splitlines() == [
         f"dpaudit: {sweep.parent}/runs/own was run with other code, in which comments count too "
         f"(own_package/noise.py has SHA-256 {old[:12]}... there, SHA-256 {new[:12]}... here); "
-        "restore it, or use a new name and a new seed",
+        "restore it, or use a new name and a new seed"
     ]
     assert contents(sweep.parent / "runs") == before
 

@@ -91,7 +91,7 @@ def swept(folder: Path, seed: int, mechanism: dict[str, Any], **more: Any) -> Ru
     return Run.open(directory.location)
 
 
-@pytest.mark.parametrize("curve", ["gaussian", "unknown"])
+@pytest.mark.parametrize("curve", ["unknown", *["gaussian"] * LONG])
 def test_marks_over_ten_recorded_steps_are_wrong_in_at_most_5_percent_of_sweeps(curve, tmp_path):
     """Also for a mechanism whose curve is unknown: the claim is Gaussian, and its μ is tested."""
     marked = unsplit = 0

@@ -24,7 +24,7 @@ from tests.report.test_multiplicity import LEVEL, SWEEPS, swept
 
 @pytest.mark.parametrize(
     ("curve", "first"),
-    [("unknown", "accuracy"), ("gaussian", "paper-gdp")] + [("unknown", "anytime")] * LONG,
+    [("unknown", "accuracy"), *[("gaussian", "paper-gdp"), ("unknown", "anytime")] * LONG],
 )
 def test_no_quote_is_above_its_claim_beside_consistent(curve, first, tmp_path, monkeypatch):
     """Of true claims, three audits of two steps; bounds alone are above them in many sweeps.

@@ -16,12 +16,7 @@ from scipy import special
 from dpaudit_ray import stats
 from dpaudit_ray.stats import claim, gdp, group_sequential, threshold_rates
 from tests.long import LONG, long
-from tests.stats.reference import (
-    allowed,
-    gaussian_trials,
-    laplace_trials,
-    randomised_response,
-)
+from tests.stats.reference import allowed, gaussian_trials, laplace_trials, randomised_response
 
 DELTA = 1e-5
 LEVEL = {"delta": DELTA, "confidence": 0.95}

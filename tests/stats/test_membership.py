@@ -11,7 +11,7 @@ from scipy import optimize, special, stats
 import dpaudit_ray as da
 from dpaudit_ray.stats.curve import gaussian
 from dpaudit_ray.stats.membership import Interval, Membership, sentence
-from tests.long import long
+from tests.long import LONG, long
 
 STUDIES, SHORT = 1000, 60
 
@@ -163,7 +163,7 @@ def study(rng, shape, shared, shift):
 @pytest.mark.parametrize("studies", [SHORT, pytest.param(STUDIES, marks=long("1000 studies"))])
 @pytest.mark.parametrize(
     ("shape", "shared", "shift"),
-    [((500,), 0, 1.0), ((64, 50), 0, 1.0), ((64, 50), 0.3, 1.0), ((40, 50), 0.3, 3.0)],
+    [((500,), 0, 1.0), ((64, 50), 0.3, 1.0), *[((64, 50), 0, 1.0), ((40, 50), 0.3, 3.0)] * LONG],
 )
 def test_intervals_cover(shape, shared, shift, studies):
     """At 95 %: fewer than 93 % of 1000, or 86 % of 60, come by chance in 1 of 400 tests."""

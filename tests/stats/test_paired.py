@@ -17,10 +17,7 @@ from dpaudit_ray.stats.paired import PairOutcomes
 
 DELTA = 1e-5
 LEVEL = {"delta": DELTA, "confidence": 0.95}
-MAPS = {
-    "-exp(-2z)": lambda z: -np.exp(-2 * z),
-    "reversed": lambda z: -z,
-}
+MAPS = {"-exp(-2z)": lambda z: -np.exp(-2 * z), "reversed": lambda z: -z}
 
 
 def pairs(rng, number, mu, shared=1.0, each=1):

@@ -191,10 +191,7 @@ def test_keys_keep_their_order_and_merged_ones_may_be_overridden():
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [
-        ("seed: 1\nname: x\nseed: 2\n", 3),
-        ("mechanism:\n  seed: 5\n  name: x\n\n  seed: 6\n", 5),
-    ],
+    [("seed: 1\nname: x\nseed: 2\n", 3), ("mechanism:\n  seed: 5\n  name: x\n\n  seed: 6\n", 5)],
 )
 def test_a_repeated_key_is_told_with_its_line(text, line):
     with pytest.raises(
