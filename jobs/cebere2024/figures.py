@@ -21,7 +21,7 @@ from jobs.paper_figures import Drawings, Figures, bounds, claims, command, last,
 ADVERSARIES = {
     "biased-dimension simulated": "A_GC-S",
     "biased-dimension random": "A_GC-R",
-    "biased-dimension nan": "A_GC",
+    "biased-dimension unnamed": "A_GC",
     "cosine": "A_CotS",
     "loss": "A_L",
 }
@@ -31,7 +31,7 @@ SIGMA, BATCH = "mechanism.noise_multiplier", "mechanism.batch_size"
 def with_series(run: da.Result) -> pd.DataFrame:
     """Bounds as the paper converts them, `series` named by adversary and whatever else varies."""
     table = bounds(run, "accuracy", "exact-gdp")
-    choice = table.get("adversary.choice", pd.Series(np.nan, table.index)).astype(str)
+    choice = table.get("adversary.choice", pd.Series("unnamed", table.index)).fillna("unnamed")
     name = table["adversary.name"].mask(
         table["adversary.name"] == "biased-dimension", "biased-dimension " + choice
     )

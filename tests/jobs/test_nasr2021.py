@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
+import dpaudit_ray as da
 from dpaudit_ray.sweep import spec
+from jobs.nasr2021 import order
 from tests.jobs.small import JOBS, names, noise_images, run_small
 
 FOLDER = JOBS / "nasr2021"
@@ -23,8 +27,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", names("nasr2021"))
 def test_every_sweep_file_runs(name, images, tmp_path):
     raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    data = f"{{name: npz, path: {images[raw['mechanism']['model']['name']]}}}"
+    model = raw["mechanism"]["model"]["name"]
+    data = f"{{name: npz, path: {images.get(model, images['convnet'])}}}"
     sets = ["mechanism.batch_size=8", "mechanism.steps=4", "audit.trials=4", "resources={}"]
+    sets += [] if model in images else ["mechanism.model.name=convnet"]
     by_grid = PLACES.removeprefix("grid.") in raw.get("grid", {})
     sets.append(f"{PLACES}=[[{data}, convnet]]" if by_grid else f"mechanism.data={data}")
     if "mechanism.epsilon" in raw.get("grid", {}):
@@ -41,8 +47,33 @@ def test_every_sweep_file_runs(name, images, tmp_path):
         sets.append("grid.adversary=[api-access, gradient]")
     if "record_every" in raw["audit"]:
         sets.append("audit.record_every=2")
+    if name == "order":
+        sets += ["audit.canaries_drawn=2", "grid.adversary=[api-access, intermediate-poison]"]
     run = run_small(FOLDER / f"{name}.yaml", tmp_path, *sets)
     assert len(run.plan.audits) == len(run.sweep.cells)
+    if name == "order":
+        drawn = order.shifts(da.open(run.directory.location))
+        assert [len(values) for values in drawn.values()] == [2, 2]
+
+
+def test_pairs_tell_a_small_shift_that_single_trainings_hide():
+    """Worlds .2 apart and .1 of the noise not shared: a standard error of .01, where .09 is usual.
+
+    So .03 is three standard errors; seeds are fixed. Any rising map of the scores changes nothing.
+    """
+    rng = np.random.default_rng(0)
+    first = rng.random((250, 1)) < 0.5
+    members = np.concatenate([first, ~first], axis=1)
+    noise = np.sqrt(0.99) * rng.normal(size=(250, 1)) + 0.1 * rng.normal(size=(250, 2))
+    scores = noise + 0.2 * members
+    assert order.shift(scores, members) == pytest.approx(0.2, abs=0.03)
+    assert order.shift(np.exp(scores), members) == order.shift(scores, members)
+    values = {"a": [0.4, 0.5, 0.6], "b": [0.1, 0.1, 0.2], "c": [0.1, 0.2, 0.3]}
+    drawn = {name: np.array(shifts) for name, shifts in values.items()}
+    table = order.differences(drawn).set_index(["first", "second"])
+    assert len(table) == 3
+    one = stats.ttest_ind(drawn["a"], drawn["b"], equal_var=False).confidence_interval(1 - 0.05 / 3)
+    assert tuple(table.loc["a", "b"][["low", "high"]]) == pytest.approx(tuple(one))
 
 
 def test_the_figures_are_slices_of_the_first():

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import re
+import types
 
 import numpy as np
 import pandas as pd
@@ -22,10 +23,7 @@ GUESSED = "[{name: one-run, guesses: 40}, {name: one-run-fdp, guesses: 40}]"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The runs of a paper by their sweep files, with changes, and what their first figure shows.
-
-    Those are the `middle` of bounds by `estimators` of repetitions, over `x`.
-    """
+    """Runs of a paper by sweep file, with changes; the first figure has the `middle` of bounds."""
 
     paper: str
     runs: dict[str, tuple[str, ...]]
@@ -75,6 +73,14 @@ CASES = [
 ]  # fmt: skip
 
 
+def test_a_gradient_canary_of_an_unnamed_choice_is_drawn():
+    rows = [("0", "", name, 1, "accuracy", "certified") for name in ("biased-dimension", "loss")]
+    columns = ["audit", "label", "adversary.name", "step", "estimator", "status"]
+    run = types.SimpleNamespace(estimates=pd.DataFrame(rows, columns=columns))
+    drawn = importlib.import_module("jobs.cebere2024.figures").with_series(run)["series"]
+    assert [*drawn] == ["A_GC", "A_L"]
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.paper)
 def test_figures_show_what_runs_say(case, tmp_path, monkeypatch):
     module, locations = importlib.import_module(f"jobs.{case.paper}.figures"), []
@@ -83,7 +89,6 @@ def test_figures_show_what_runs_say(case, tmp_path, monkeypatch):
         sets = [*changes, *([f"mechanism.data={{name: npz, path: {data}}}"] if data else [])]
         run = run_small(JOBS / case.paper / f"{name}.yaml", tmp_path / name, *sets)
         locations.append(run.directory.location)
-
     monkeypatch.setattr("sys.argv", ["figures", *locations, "--out", str(tmp_path / "pictures")])
     more = []
     if case.paper == "nasr2021":  # Figure 10 needs no run
