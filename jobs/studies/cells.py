@@ -1,10 +1,10 @@
 """How often a bound is wrong, on mechanisms whose privacy loss is known exactly.
 
-`python -m jobs.studies.cells ESTIMATOR [AUDITS [PAIRS]]` prints a table: a row for what is done to
-scores, a column for each true ε at δ = 1e-5, and in each cell the share of audits whose bound lies
-above the truth (nominal: 5 %) and the median bound. Two trainings of a pair share noise for
-`paired`; for other estimators each is a trial of its own. Seeds are fixed: the row's and column's
-numbers.
+`python -m jobs.studies.cells ESTIMATOR [AUDITS [PAIRS [KIND...]]]` prints a table: a row for what
+is done to scores (each of `KINDS`, if none is named), a column for each true ε at δ = 1e-5, and in
+each cell the share of audits whose bound lies above the truth (nominal: 5 %) and the median bound.
+Two trainings of a pair share noise for `paired`; for other estimators each is a trial of its own.
+Seeds are fixed: the row's and column's numbers.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from dpaudit_ray import stats
 from dpaudit_ray.stats import gdp
@@ -65,6 +66,7 @@ KINDS: dict[str, Callable[[np.random.Generator, Bits, float], Floats]] = {
     "-exp(2z)": lambda *of: -np.exp(2 * gaussian(0.0)(*of)),
     "5 % diverge": diverging,
     "randomised response × Cauchy³": responses,
+    "Cauchy tails": lambda *of: np.tan(np.pi * (special.ndtr(gaussian(0.0)(*of)) - 0.5)),
 }
 
 
@@ -98,9 +100,9 @@ def cell(estimator: str, kind: str, epsilon: float, audits: int, pairs: int) -> 
     return wrong / audits, float(np.median(shown))
 
 
-def main(estimator: str, audits: int = 10_000, pairs: int = 100) -> None:
+def main(estimator: str, audits: int = 10_000, pairs: int = 100, named: Sequence[str] = ()) -> None:
     """All cells, two at a time."""
-    kinds = rows(estimator)
+    kinds = [kind for kind in rows(estimator) if not named or kind in named]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, context) as pool:
         cells = [
@@ -120,4 +122,4 @@ def main(estimator: str, audits: int = 10_000, pairs: int = 100) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], *map(int, sys.argv[2:4]), named=sys.argv[4:])
