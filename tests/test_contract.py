@@ -92,7 +92,7 @@ def test_exported_names_exist_and_are_sorted():
 def test_the_whole_stays_small_enough_to_take_in():
     """What counts is the total: a change that raises it says in its own commit what for."""
     lengths = {source: source.read_text().count("\n") for source in SOURCES}
-    assert sum(lengths.values()) <= 35_947
+    assert sum(lengths.values()) <= 35_997
     assert len(lengths) <= 222
     assert not [source.name for source, length in lengths.items() if length > 800]
 
