@@ -142,23 +142,12 @@ def shared_data() -> Path:
 
 
 _LONGEST = (
-    "test_submission.py",
-    "test_elastic.py",
-    "test_slurm.py",
-    "test_prometheus.py",
-    "test_chaos.py",
-    "test_readme.py",
-    "test_family.py",
-    "test_zoo_bugs.py",
-    "test_faults.py",
-    "test_convpool.py",
-    "test_gpu_step.py",
-    "test_bench.py",
-    "test_zoo_healthy.py",
-    "test_coverage.py",
-    "test_function.py",
-    "test_yuan2021.py",
-    "test_live_view.py",
+    *("test_submission.py", "test_elastic.py", "test_slurm.py", "test_prometheus.py"),
+    *("test_chaos.py", "test_readme.py", "test_zoo_bugs.py", "test_frameworks.py"),
+    *("test_faults.py", "test_convpool.py", "test_gpu_step.py", "test_family.py"),
+    *("test_digests.py", "test_bench.py", "test_zoo_healthy.py", "test_coverage.py"),
+    *("test_function.py", "test_yuan2021.py", "test_live_view.py", "test_gpu.py"),
+    *("test_answer.py", "test_altered.py", "test_imports.py"),
 )
 
 

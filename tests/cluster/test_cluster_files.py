@@ -70,10 +70,10 @@ def test_kuberay_files_fit_the_published_schema(file):
     crd = yaml.load(gzip.decompress(published.read_bytes()), Loader=yaml.CSafeLoader)
     (version,) = [v for v in crd["spec"]["versions"] if v["name"] == "v1"]
     schema = closed(version["schema"]["openAPIV3Schema"])
-    jsonschema.validate(manifest, schema)
+    check = jsonschema.Draft202012Validator(schema)  # without checking the schema, of 3 MiB, itself
+    check.validate(manifest)
     manifest["spec"]["shutdownAfterJobFinish"] = True
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(manifest, schema)
+    assert not check.is_valid(manifest)
 
 
 @pytest.mark.parametrize("file", KUBERAY, ids=lambda p: p.name)

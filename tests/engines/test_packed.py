@@ -113,7 +113,7 @@ model = PackedModel(nn.Sequential(*layers))
 model._settled = True
 theta, x = model.initial.repeat(32, 1), torch.randn(512, 64)
 y, faults = torch.arange(512) % 2, []
-for _ in range(48):  # the heap grows in the first dozen: two threads take from it in any order
+for _ in range(32):  # the heap grows in the first dozen: two threads take from it in any order
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     model.clipped_sums(theta, x, y, 1.0)
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -125,7 +125,7 @@ print(*faults)
 def test_memory_of_a_step_on_two_threads_is_kept_for_the_next():
     """Other heaps than the first go back to the kernel: some 4000 fresh pages a step."""
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
-    assert np.median([int(faults) for faults in done.stdout.split()[16:]]) < 1000
+    assert np.median([int(faults) for faults in done.stdout.split()[12:]]) < 1000
 
 
 def crowded(size: int, width: int) -> nn.Module:
