@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import dpaudit_ray as da
-from dpaudit_ray.report.figures.primitives import canvas, legend, lines
+from dpaudit_ray.report.figures.primitives import canvas, epsilon_at, legend, lines
 from dpaudit_ray.stats import gdp
 from jobs.paper_figures import Drawings, Figures, bounds, claims, command, last, spread, varied
 
@@ -56,7 +56,7 @@ def evolution(figure_name: str, runs: Sequence[da.Result]) -> Figures:
         for axes, (title, table) in zip(grid, panels, strict=True):
             lines(axes, claims(table, "step"), color="black", ls="--")
             lines(axes, spread(table, "step"), marker="o", ms=2.5)
-            axes.set(title=title, xlabel="step", ylabel="ε", ylim=(0, None))
+            axes.set(title=title, xlabel="step", ylabel=epsilon_at(table["delta"]), ylim=(0, None))
             legend(axes)
     yield figure_name, figure
 
@@ -104,7 +104,8 @@ def landscape(prefix: str, runs: Sequence[da.Result]) -> Figures:
                 panel = table[table[SIGMA] == sigma]
                 lines(axes, claims(panel, "step"), color="black", ls="--")
                 lines(axes, spread(panel, "step"))
-                axes.set(title=f"σ = {sigma:g}", xlabel="T", ylabel="ε", ylim=(0, None))
+                axes.set(title=f"σ = {sigma:g}", xlabel="T", ylim=(0, None))
+                axes.set_ylabel(epsilon_at(panel["delta"]))
             legend(grid[0], size=6)
         yield prefix + name, figure
     yield f"{prefix}figure3b", kept(table)

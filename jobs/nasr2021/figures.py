@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 import dpaudit_ray as da
 from dpaudit_ray import accounting
-from dpaudit_ray.report.figures.primitives import COLOURS, canvas, legend, lines
+from dpaudit_ray.report.figures.primitives import COLOURS, canvas, epsilon_at, legend, lines
 from jobs.paper_figures import Drawings, Figures, bounds, command, last
 
 DELTA = 1e-5
@@ -32,26 +33,35 @@ def with_data(run: da.Result, estimator: str) -> pd.DataFrame:
     return table.assign(series=table["audit"].map(dict(zip(ids, names, strict=True))))
 
 
+def measured_over_claimed(axes: Any, runs: Sequence[da.Result], adversary: str = "") -> None:
+    """Measured ε over the claim, each data set a line; dotted as published."""
+    for estimator, style in (("accuracy", "-"), (PUBLISHED, ":")):
+        table = pd.concat([with_data(run, estimator) for run in runs])
+        rows = table.rename(columns={"epsilon_upper": "x", "epsilon_lower": "y"})
+        if adversary:
+            rows = rows[rows["adversary.name"] == adversary]
+        if estimator == PUBLISHED:
+            rows["series"] += ", as published"
+        lines(axes, rows.sort_values("x")[["series", "x", "y"]], marker="o", ms=3, ls=style)
+    claims = sorted({0.0, *rows["x"]})
+    claim = pd.DataFrame({"series": "claim", "x": claims, "y": claims})
+    lines(axes, claim, color="black", ls="--")
+    axes.set(
+        xlabel="claimed ε", ylabel=epsilon_at(rows["delta"]), xticks=claims[1:], title=adversary
+    )
+    axes.set_xticklabels([f"{value:.3g}" for value in claims[1:]])
+
+
 def practical(figure_name: str, runs: Sequence[da.Result]) -> Figures:
-    """Figures 3 to 8: measured ε over the claim, each data set a line; dotted as published."""
+    """Figures 3 to 8, of one attack."""
     with canvas(4, 3.2) as (figure, (axes,)):
-        for estimator, style in (("accuracy", "-"), (PUBLISHED, ":")):
-            table = pd.concat([with_data(run, estimator) for run in runs])
-            rows = table.rename(columns={"epsilon_upper": "x", "epsilon_lower": "y"})
-            if estimator == PUBLISHED:
-                rows["series"] += ", as published"
-            lines(axes, rows.sort_values("x")[["series", "x", "y"]], marker="o", ms=3, ls=style)
-        claims = sorted({0.0, *rows["x"]})
-        claim = pd.DataFrame({"series": "claim", "x": claims, "y": claims})
-        lines(axes, claim, color="black", ls="--")
-        axes.set(xlabel="claimed ε", ylabel="measured ε", xticks=claims[1:])
-        axes.set_xticklabels([f"{value:.3g}" for value in claims[1:]])
+        measured_over_claimed(axes, runs)
         legend(axes)
     yield figure_name, figure
 
 
 def attacks(figure_name: str, runs: Sequence[da.Result]) -> Figures:
-    """Figures 1 and 9: a bar for each attack and data set at the claim next to 2."""
+    """Figures 1 and 9: a bar for each attack and data set at the claim next to 2; then 3 to 8."""
     table = pd.concat([with_data(run, "accuracy") for run in runs])
     claims = table["epsilon_upper"]
     table = table[claims == claims.iloc[(claims - 2).abs().argmin()]]
@@ -65,9 +75,14 @@ def attacks(figure_name: str, runs: Sequence[da.Result]) -> Figures:
             axes.bar(places + shift, bars[name], width, color=COLOURS[number], label=name)
         axes.axhline(table["epsilon_upper"].iloc[0], color="red", ls="--", label="claim")
         axes.set_xticks(places, bars.index, rotation=20)
-        axes.set_ylabel("measured ε")
+        axes.set_ylabel(epsilon_at(table["delta"]))
         legend(axes)
     yield figure_name, figure
+    with canvas(9, 5.4, 2, 3) as (figure, panels):
+        for axes, adversary in zip(panels, bars.index, strict=False):
+            measured_over_claimed(axes, runs, adversary)
+        legend(panels[0])
+    yield "figures3to8", figure
 
 
 def noises() -> pd.DataFrame:
@@ -87,7 +102,7 @@ def without_runs() -> Figures:
     """Figure 10: two accountants over σ."""
     with canvas(4, 3) as (figure, (axes,)):
         lines(axes, noises())
-        axes.set(xlabel="σ", ylabel="ε", ylim=(0, None))
+        axes.set(xlabel="σ", ylabel=epsilon_at([DELTA]), ylim=(0, None))
         legend(axes)
     yield "figure10", figure
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 import dpaudit_ray as da
-from dpaudit_ray.report.figures.primitives import canvas, legend, lines
+from dpaudit_ray.report.figures.primitives import canvas, epsilon_at, legend, lines
 from jobs.paper_figures import Drawings, Figures, bounds, claims, command, last, spread, varied
 
 # What a line of a figure is called by the options in which its audits differ.
@@ -34,7 +34,8 @@ def over_claims(figure_name: str, runs: Sequence[da.Result]) -> Figures:
             table = pd.concat([with_lines(run, estimator) for run in runs])
             lines(axes, claims(table, "epsilon_upper"), color="black", ls="--")
             lines(axes, spread(table, "epsilon_upper", "median"), marker="o", ms=3)
-            axes.set(title=title, xlabel="claimed ε", ylabel="measured ε", ylim=(0, None))
+            axes.set(title=title, xlabel="claimed ε", ylim=(0, None))
+            axes.set_ylabel(epsilon_at(table["delta"]))
             legend(axes)
     yield figure_name, figure
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import dpaudit_ray as da
-from dpaudit_ray.report.figures.primitives import canvas, legend, lines, logarithmic
+from dpaudit_ray.report.figures.primitives import canvas, epsilon_at, legend, lines, logarithmic
 from jobs.paper_figures import Drawings, Figures, bounds, claims, command, last, spread
 
 LAYER, CLIPPING = "adversary.layer", "mechanism.clipping"
@@ -28,7 +28,7 @@ def over_option(figure_name: str, runs: Sequence[da.Result]) -> Figures:
             named = table.assign(series="lower bound, " + table[LAYER])
             lines(axes, spread(named, option, "median"), marker="o", ms=3)
             logarithmic(axes, "y")
-            axes.set(title=run.run.sweep.name, xlabel=name, ylabel="ε")
+            axes.set(title=run.run.sweep.name, xlabel=name, ylabel=epsilon_at(table["delta"]))
             legend(axes)
     yield figure_name, figure
 
@@ -42,7 +42,8 @@ def over_batches(figure_name: str, runs: Sequence[da.Result]) -> Figures:
                 named = rows.assign(series=rows[LAYER] + f", {clipping} clipped")
                 style = ":" if clipping == "attacked" else "-"
                 lines(axes, spread(named, "step", "median"), ls=style)
-            axes.set(title=run.run.sweep.name, xlabel="batches", ylabel="ε", ylim=(0, None))
+            axes.set(title=run.run.sweep.name, xlabel="batches", ylim=(0, None))
+            axes.set_ylabel(epsilon_at(table["delta"]))
             legend(axes)
     yield figure_name, figure
 
