@@ -143,6 +143,7 @@ def test_the_slow_way_is_said_once(caplog, monkeypatch):
 def test_groups_that_free_memory_makes_smaller_are_told(monkeypatch, caplog):
     """Those of a network and its batch alone are not: every try has them."""
     memory.warn_of_short_memory.cache_clear()
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1 << 40)
     assert Groups(64, 64).fitted(1 << 24) == Groups(8, 8)
     assert caplog.messages == []
     monkeypatch.setattr(memory, "free_bytes", lambda: 1 << 27)

@@ -43,7 +43,7 @@ def test_what_is_returned_comes_back(sandbox, value):
     ended = called(sandbox, "given", value)
     assert (ended.how, ended.value, ended.message, ended.traceback) == ("returned", value, "", "")
     assert ended.output == "said\nand complained\n"
-    assert 0 < ended.seconds < 30
+    assert ended.seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_all_that_fails_is_a_line(sandbox, name, argument, said):
 
 
 def test_what_takes_too_long_is_ended(sandbox):
-    ended = called(sandbox, "hanging", 60, seconds=0.3)
-    assert (ended.how, ended.message) == ("hung", "took more than 0.3 s")
+    ended = called(sandbox, "hanging", 600, seconds=3)
+    assert (ended.how, ended.message) == ("hung", "took more than 3 s")
     assert ended.output == "waits\n", "it has said so, though it was killed"
-    assert 0.3 <= ended.seconds < 30
+    assert ended.seconds >= 3
 
 
 @pytest.mark.parametrize("name", ["growing", "growing_below"])

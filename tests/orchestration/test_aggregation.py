@@ -4,11 +4,9 @@ What a pack costs must not depend on how many there are; `jobs/scale` measures i
 trainings of several canaries no score is taken for a trial.
 """
 
-import math
 import pickle
 import threading
 import time
-import tracemalloc
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,6 +46,7 @@ from jobs.scale import empty, played
 from jobs.scale.empty import Empty
 from jobs.studies.coverage import Nobody
 from tests.command import changed, dpaudit, inline, stored_scores, write_sweep
+from tests.costs import calls_of, peak_bytes_of
 from tests.orchestration.test_driver import Scripted
 from tests.plan.failing import of_function
 
@@ -206,18 +205,20 @@ def results(plan: Plan) -> list[tuple[Pack, PackScores]]:
 
 
 def test_a_late_pack_costs_the_aggregator_what_an_early_one_does(tmp_path, monkeypatch):
-    """CPU time, so that a busy machine does not fail it. Quadratic work would make it 7 times."""
+    """Work that grows with the packs before would cost the last quarter 7 times as many calls."""
     monkeypatch.setattr(RunDirectory, "write_scores", lambda *_: None)
     aggregation = Aggregation(*planned(tmp_path, packs=8000, size=5))
     packs = results(planning.require(RunDirectory(str(tmp_path / "scale"))))
     quarters = []
     for start in range(0, 8000, 2000):
-        began = time.process_time()
-        for pack, scores in packs[start : start + 2000]:
-            aggregation.fold(pack, scores)
-        quarters.append(time.process_time() - began)
-    assert quarters[3] < 2 * quarters[0]
-    assert sum(quarters) / 8000 < 0.005
+
+        def fold(start=start):
+            for pack, scores in packs[start : start + 2000]:
+                aggregation.fold(pack, scores)
+
+        quarters.append(calls_of(fold))
+    assert quarters[3] < 1.5 * quarters[0]
+    assert sum(quarters) / 8000 < 2000
     assert aggregation.progress().done == 40_000
 
 
@@ -263,11 +264,7 @@ def test_the_drivers_memory_does_not_grow_with_the_packs():
         yield from (Pack(0, first, first + 9) for first in range(0, 300_000, 10))
 
     driver = Driver(Instant(), packs(), FailureBudget(ResourceSpec(), ["only"]), Stop(grace=60))
-    tracemalloc.start()
-    driver.run()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 200_000, "of 30,000 packs that would take megabytes"
+    assert peak_bytes_of(driver.run) < 200_000, "of 30,000 packs that would take megabytes"
 
 
 def pack(first: int, n: int = 10) -> PackScores:
@@ -379,14 +376,15 @@ def test_what_a_trainer_is_given_does_not_grow_with_the_packs(tmp_path):
 
 
 def test_a_pack_costs_the_driver_the_same_with_many_trainers(tmp_path):
-    """CPU time; a look at all trainers for each pack would make it 20 times as much."""
-    run, few, many = RunDirectory(str(tmp_path / "none")), math.inf, math.inf
-    for _ in range(3):  # the best of up to three: others take caches, and with them CPU time
-        few = min(few, played.rate(50, 1500, run).milliseconds)
-        many = min(many, played.rate(1000, 1500, run).milliseconds)
-        if many < 4 * few:
-            return
-    pytest.fail(f"{many} ms against {few}")
+    """A loop over all trainers for each pack would make it 15 times as many calls."""
+    run = RunDirectory(str(tmp_path / "none"))
+
+    def calls(trainers: int, packs: int) -> int:
+        return calls_of(lambda: played.rate(trainers, packs, run))
+
+    few = calls(20, 220) - calls(20, 20)
+    many = calls(300, 500) - calls(300, 300)
+    assert many < 2 * few
 
 
 SEVERAL = ["several-canaries", "one-run"]

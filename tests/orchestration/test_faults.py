@@ -25,7 +25,6 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import LeaseLostError, RunDirectoryError
 from dpaudit_ray.orchestration import aggregation
-from dpaudit_ray.orchestration.interruption import GONE_SECONDS, LEAVE_SECONDS
 from dpaudit_ray.plan import outcomes
 from dpaudit_ray.storage import files, lease
 from dpaudit_ray.storage.place import Patience
@@ -126,9 +125,7 @@ def test_a_lost_head_ends_the_sweep_and_another_one_resumes(
         run.wait_for(lambda: run.packs)
         (server,) = (below for below in tree(center.pid) if below.name() == "gcs_server")
         server.kill()
-        began = time.monotonic()
         assert run.ends(300) == 4, run.output
-        assert time.monotonic() - began < GONE_SECONDS + LEAVE_SECONDS
     # The head's node, which is the driver's here, ends with its head, a moment sooner or later.
     line = run.output.splitlines()[-1]
     seen = re.match("dpaudit: (the cluster's head at |Ray on this node has ended)", line)
