@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import SpecError
+from ..errors import SpecError, first_line
 from ..storage import strangers
 from ..storage.files import reason
 
@@ -24,10 +24,13 @@ _FLOAT = (
 MAX_VALUES = 100_000
 MAX_DEPTH = 64  # lists and mappings inside each other
 _LETTERS = 10
+MAX_DIGITS = 400  # characters of a number; the largest float has 309 digits
+_TAG = "tag:yaml.org,2002:"
+_NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 
 
 class _Loader(yaml.SafeLoader):
-    """Bounds what aliases repeat, and refuses repeated keys, of which YAML takes the last."""
+    """Bounds aliases and numbers, and refuses repeated keys, of which YAML takes the last."""
 
     def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
@@ -57,6 +60,27 @@ class _Loader(yaml.SafeLoader):
                 "fewer"
             )
         return node
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        """Returns a node's tag; 1:30 is text as in YAML 1.2, and not a number in base 60."""
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        if tag in _NUMBERS and kind is yaml.ScalarNode and ":" in value:
+            return f"{_TAG}str"
+        return tag
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Constructs a value; a value that its tag does not allow is an error with its place."""
+        if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
+            problem = f"a number has {len(node.value):,} characters; write at most {MAX_DIGITS}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError, MemoryError):
+            raise
+        except Exception as error:  # PyYAML passes on anything that a conversion raises
+            kind = node.tag.removeprefix(_TAG)
+            problem = f"{node.value!r:.40} cannot be read as {kind} ({first_line(error)})"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def _refuse(self, problem: str) -> None:
         mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]

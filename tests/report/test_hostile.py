@@ -155,6 +155,17 @@ def test_a_record_that_grows_is_refused(name, text, why, finished):
         assert len(said) < 1000
 
 
+@pytest.mark.parametrize("value", ['!!int ""', "!!bool maybe", "!!timestamp abc", "1" * 5000])
+def test_a_value_that_its_tag_does_not_allow_is_an_error_of_each_reader(value, finished):
+    """A library's exception was reported as a bug in dpaudit, with exit 70."""
+    file = finished / "sweep.yaml"
+    assert "--set: " in refused("plan", file, "--set", f"seed={value}")
+    file.write_text(f"seed: {value}\n")
+    for verb in ("plan", "status"):
+        said = refused(verb, file if verb == "plan" else finished)
+        assert "sweep.yaml:1:7: not valid YAML: " in said
+
+
 def test_rows_that_no_plan_can_have_are_not_read(finished):
     (scores, *_) = sorted((finished / "scores").rglob("*.parquet"))
     for file, schema, most in (
