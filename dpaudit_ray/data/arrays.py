@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 from zipfile import BadZipFile
 
 import numpy as np
@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field
 
 from ..errors import DataError
+from ..storage import decoding, strangers
 from .base import Data, Dataset, checked, existing_file, require_finite, scaled_images, standardized
 
 # What numpy, zipfile and zlib raise for a damaged or foreign file; TypeError for a bare .npy.
@@ -65,8 +66,10 @@ def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
     """Arrays `x` and `y`, and the name for messages; nothing is unpickled. Raises DataError."""
     file = existing_file(path, what, _REMEDY)
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in "xy" if name in archive.files}
+        with np.load(file, mmap_mode="r", allow_pickle=False) as archive:  # a bare .npy is not read
+            arrays = _bounded_arrays(archive, stored=decoding.stored_bytes(file))
+    except strangers.StrangeFileError as error:
+        raise DataError(f"{file}: {error}; write it uncompressed, with numpy.savez") from error
     except _DAMAGE as error:
         if "Object arrays" in str(error):
             raise DataError(
@@ -77,6 +80,17 @@ def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
     if lost := [name for name in "xy" if name not in arrays]:
         raise DataError(f"{file}: array {lost[0]} is missing; {_REMEDY}")
     return arrays["x"], arrays["y"], str(file)
+
+
+def _bounded_arrays(archive: Any, stored: int) -> dict[str, np.ndarray]:
+    """Reads `x` and `y` of an .npz file of `stored` bytes. Raises as `np.load`, or if too large."""
+    names = [name for name in ("x", "y") if name in archive.files]
+    files = {*names, *(f"{name}.npy" for name in names)}
+    decoding.require_members([m for m in archive.zip.infolist() if m.filename in files], stored)
+    arrays = {name: archive[name] for name in names}
+    for array in arrays.values():  # texts of no characters take no bytes
+        strangers.require(array.size, decoding.most_decoded(stored), "values")
+    return arrays
 
 
 def labels(

@@ -7,15 +7,19 @@ cervical cancer are as in Yuan et al. 2021.
 from __future__ import annotations
 
 import functools
+import io
+import lzma
 import warnings
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 
 from ..errors import DataError
+from ..storage import decoding
 from ..storage.files import reason
 from .arrays import labels, read_npz
 from .base import Data, Dataset, checked, existing_file, require_finite, standardized
@@ -211,8 +215,9 @@ def read_csv(file: Path, remedy: str, **options: Any) -> Any:
     import pandas as pd
 
     try:
-        return pd.read_csv(file, **options)
-    except (ValueError, OSError, EOFError, zlib.error) as error:
+        with io.BufferedReader(decoding.Table(file)) as table:
+            return pd.read_csv(table, **options)
+    except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, BadZipFile) as error:
         if isinstance(error, UnicodeError):
             remedy = f"save it as text in UTF-8, and {remedy}"
         raise DataError(f"{file}: not such a CSV table ({reason(error)}); {remedy}") from error

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
+from ..storage import decoding, strangers
 from ..storage.files import reason
 from .base import Data, Dataset, checked, scaled_images
 
@@ -57,6 +58,8 @@ class _Images(Data):
         from torchvision import datasets
 
         try:
+            for file in filter(Path.is_file, self.files()):
+                strangers.require(file.stat().st_size, decoding.FREE)
             source: Any = getattr(datasets, self.source)(self._root, train, download=self.download)
             pixels, y = np.asarray(source.data), np.asarray(source.targets, np.int64)
         except _FAILURES as error:

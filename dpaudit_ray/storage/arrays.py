@@ -27,7 +27,6 @@ SCHEMA = pa.schema(
     ]
 )
 _KINDS = "biuf"  # of dtypes: bool, int, unsigned int, float
-_MOST = 2**20  # rows
 _PIECE = 2**26  # bytes of a row: a page of Parquet holds less than 2**31
 
 
@@ -52,9 +51,9 @@ def encoded(arrays: Arrays) -> bytes:
 
 def decoded(content: bytes) -> Arrays:
     """The inverse; raises OSError, ValueError or ArrowException where `content` is damaged."""
-    table = scores.decoded(content, _MOST)
-    if not table.schema.equals(SCHEMA) or any(column.null_count for column in table.columns):
-        raise ValueError("its columns are not those of arrays")
+    table = scores.decoded(content, lambda names: SCHEMA)
+    if any(column.null_count for column in table.columns):
+        raise ValueError("it has an array that lacks a value")
     pieces: dict[str, list[bytes]] = {}
     kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     for row in table.to_pylist():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self, cast
 
 import numpy as np
@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import DamagedFileError
-from . import strangers
+from . import decoding, strangers
 from .place import Place, numbers
 
 Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
 RERUN = "run the sweep again: it is set aside and its trials are run again"
+ROW_BYTES = 2**11  # of a row in memory; a reason of 300 characters may have 1,800 when printed
 _STEPS = 10_000  # recorded of an audit, at most
 SCORE_SCHEMA = pa.schema(
     [
@@ -206,6 +207,10 @@ def _schema(measured: Iterable[str], missed: bool) -> pa.Schema:
     return schema.append(pa.field(MISSED, pa.string())) if missed else schema
 
 
+def _schema_of(names: list[str]) -> pa.Schema:
+    return _schema([name for name in UTILITY if name in names], missed=MISSED in names)
+
+
 def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
     """The trials of these packs as the columns of a score file."""
     tables = [pack.table(audit) for pack in packs] or [SCORE_SCHEMA.empty_table()]
@@ -221,15 +226,61 @@ def encoded(table: pa.Table) -> bytes:
     return cast(bytes, sink.getvalue().to_pybytes())
 
 
-def decoded(content: bytes, most: int | None = None) -> pa.Table:
-    """The inverse, of at most `most` rows. Raises OSError, ValueError, pa.ArrowException."""
+def decoded(
+    content: bytes, schema_of: Callable[[list[str]], pa.Schema], most_rows: int | None = None
+) -> pa.Table:
+    """Reads a table as `encoded` has written it, in bounded memory.
+
+    Args:
+        content: a Parquet file.
+        schema_of: returns the schema that a file with columns of these names must have.
+        most_rows: rows that it may have, of ROW_BYTES each; None: as many as its size allows.
+
+    Raises:
+        OSError, ValueError, pa.ArrowException: it is damaged, has another schema, or is too large.
+    """
     # `pq.read_table` goes through Arrow's data sets, which takes ten times as long here.
-    source = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
+    source = pq.ParquetFile(pa.BufferReader(content))
     metadata = source.metadata
-    groups = sum(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
-    if most is not None:
-        strangers.require(max(metadata.num_rows, groups), most, "rows")
-    return source.read(use_threads=False)
+    schema = schema_of(source.schema_arrow.names)
+    if not source.schema_arrow.equals(schema):
+        raise ValueError("its columns are not those of such a file")
+    most_bytes = decoding.most_decoded(len(content))
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    if most_rows is not None:
+        rows = sum(group.num_rows for group in groups)
+        strangers.require(max(metadata.num_rows, rows), most_rows, "rows")
+        most_bytes = strangers.SCORES + most_rows * ROW_BYTES
+    decoded_bytes = 0
+    for group in groups:
+        for index in range(group.num_columns):
+            decoded_bytes += _decoded_bytes(content, group.column(index))
+    strangers.require(decoded_bytes, most_bytes, "decoded bytes")
+    # A text may be stored once for many rows: its length is multiplied before it is repeated.
+    texts = [field.name for field in schema if pa.types.is_string(field.type)]
+    source = pq.ParquetFile(
+        pa.BufferReader(content), page_checksum_verification=True, read_dictionary=texts
+    )
+    table = source.read(use_threads=False)
+    for name in texts:
+        decoded_bytes += sum(map(_text_bytes, table[name].chunks))
+    strangers.require(decoded_bytes, most_bytes, "decoded bytes")
+    return table.cast(schema.with_metadata(table.schema.metadata))
+
+
+def _decoded_bytes(content: bytes, column: pq.ColumnChunkMetaData) -> int:
+    """Returns the bytes that Arrow allocates for a column before texts are repeated."""
+    start = column.dictionary_page_offset or column.data_page_offset
+    stop = start + column.total_compressed_size
+    if not 0 <= start <= stop <= len(content):
+        raise ValueError("its pages lie outside of it")
+    decoded, values = decoding.page_totals(content, start, stop)
+    return decoded + 8 * values  # bytes of the widest number
+
+
+def _text_bytes(texts: pa.DictionaryArray) -> int:
+    lengths = np.array([len(text.as_buffer()) for text in texts.dictionary])
+    return int(lengths[texts.indices].sum())
 
 
 def frame(table: pa.Table) -> pd.DataFrame:
@@ -259,7 +310,7 @@ class ScoreFiles(Place):
             content = self._content(name, strangers.SCORES + rows * strangers.SCORE_ROW)
             if content is None:
                 raise self._unusable(name, FileNotFoundError("it is gone"), "run the sweep again")
-            return PackScores.from_table(decoded(content, rows), audit, first, last)
+            return PackScores.from_table(decoded(content, _schema_of, rows), audit, first, last)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DamagedFileError(str(self._unusable(name, error, RERUN))) from error
 
