@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from ..errors import Exit, printable
+from ..errors import Exit
 from ..orchestration import ExecutorName
 from . import tables, terminal
 from .arguments import SWEEPS, Details, Set, StoragePath, Sweep, Trusted
 
 app = typer.Typer()
-_MAX_NAMES = 20  # files that are not sent and are named
 _STOPPED = "stopped; finished packs are safe: run the same command to resume"
 
 
@@ -98,6 +97,9 @@ def submit(  # noqa: PLR0913 (options of a command line)
     exclude: Annotated[
         list[str] | None, typer.Option(help="Not sent: a name or path with wildcards.")
     ] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Sent, too: a name or path with wildcards.")
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Follow the log and exit as the sweep does.")] = True,
     python: Annotated[str, typer.Option(help="The head's python with this package.")] = "python",
     install: Annotated[
@@ -114,10 +116,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
     from ..sweep.yamlfile import parse_changes
 
     prepared = spec.load(sweep, parse_changes(changes))
-    package = WorkingDirPackage(Path(working_dir), tuple(exclude or ()))
-    if names := [printable(str(path)) for path in package.withheld()]:
-        what = "not sent (links, what git ignores, what looks like a secret)"
-        terminal.complain(f"{what}: {terminal.and_more(names, _MAX_NAMES)}")
+    package = WorkingDirPackage(Path(working_dir), tuple(exclude or ()), tuple(include or ()))
     options = [word for change in changes or () for word in ("--set", change)]
     options += [] if trust is None else ["--trust", trust]
     job = SweepJob(prepared, sweep, storage_path, package, options, python, install)

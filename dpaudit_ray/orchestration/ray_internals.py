@@ -25,7 +25,8 @@ Value = TypeVar("Value")
 def take_token_at_hand() -> None:
     """Has Ray use a token that is there, also where only its mode is not set."""
     named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    if named or (Path.home() / ".ray" / "auth_token").exists():
+    # expanduser leaves the ~ where a user has neither HOME nor an entry in passwd.
+    if named or Path(os.path.expanduser("~/.ray/auth_token")).exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 

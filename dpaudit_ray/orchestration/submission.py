@@ -7,6 +7,7 @@ lies in the run directory, and the metadata of a job says which run it was an at
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import http.client
 import importlib.metadata
@@ -26,6 +27,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError
+from ..plan import provenance
 from ..sweep.spec import Sweep
 from . import ray_internals
 from .working_dir_package import WorkingDirPackage
@@ -59,11 +61,14 @@ class SweepJob:
         python: str = "python",
         install: bool = False,
     ) -> None:
-        if (relative := Path(os.path.relpath(file, package.folder))) not in package.files():
+        named = {Path(file).resolve(), *provenance.named_paths(sweep)}
+        package = dataclasses.replace(package, named=frozenset(named))
+        relative = Path(os.path.relpath(file, package.folder))
+        if relative not in package.files():
             raise SpecError(
                 "SWEEP",
                 f"{file} is not sent; it must lie in the working directory, {package.folder}, and "
-                "not be left out by --exclude, .rayignore, .gitignore, its name or as a link",
+                "not be left out by --exclude, .rayignore, its name or as a link",
             )
         if "://" not in storage_path and not Path(storage_path).is_absolute():
             raise SpecError(
@@ -186,6 +191,8 @@ class JobsClient:
                 return str(info.submission_id)
             before = theirs.get(_ATTEMPT, "")
             number = max(number, 1 + int(before) if before.isdecimal() else 1)
+        for line in job.package.omissions():
+            self._tell(line)
         # The run's hash is in the id: no two jobs have the same one, whatever run they work on.
         run_hash = hashlib.sha256(job.run.encode()).hexdigest()[:8]
         submission = f"{job.sweep.name}-{run_hash}-{number}"

@@ -1,7 +1,7 @@
 """The working directory of a job: what is sent to the cluster, and what is withheld.
 
-Ray's own packager follows links out of the folder and round in circles, does not know the
-.gitignore of folders above, and sends secrets. So it gets a copy of what may be sent.
+Ray's own packager follows links out of the folder and round in circles, and sends all it finds,
+secrets too. So it gets a copy of the files that git tracks and the sweep names.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..errors import SpecError
+from ..errors import SpecError, printable
+from ..storage import strangers
 
 LIMIT = 100 * 2**20  # bytes; what the dashboard of a Ray head takes in one request
 RAY_IGNORE = ".rayignore"
@@ -34,28 +37,77 @@ SECRETS = (
     *("credentials", "credentials.*", "*[_-]credentials", "*[_-]credentials.*"),
     *("secret", "secrets", "secret.*", "secrets.*", "client_secret*", "*service[_-]account*.json"),
 )
-CODE = ("*.py", "*.pyi", "*.ipynb")  # about secrets, perhaps, and none itself
+CODE = ("*.py", "*.pyi")  # about secrets, perhaps, and none itself
+_MAX_NAMES = 20  # of files that are not sent, in a message
+_INCLUDE = "; send them with --include NAME"
+_SUBMODULE = b"160000"  # mode of an entry of git's index
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsent:
+    """A file, or a folder of several files of which none is sent."""
+
+    path: Path
+    files: int
+    size: int  # bytes
+
+    def __str__(self) -> str:
+        if self.files == 1:
+            return f"{self.path} ({self.size:,} bytes)"
+        return f"{self.path}/ ({self.files:,} files, {self.size:,} bytes)"
+
+
+@dataclasses.dataclass
+class _Listing:
+    """The files of a folder: sizes of those that are sent, those that may not be, and others."""
+
+    sent: dict[Path, int] = dataclasses.field(default_factory=dict)
+    withheld: list[Path] = dataclasses.field(default_factory=list)
+    unsent: list[Unsent] = dataclasses.field(default_factory=list)
+
+    def add(self, folder: Path, below: _Listing) -> None:
+        """Adds a folder; several entries of one without a file that is sent become one."""
+        self.sent |= below.sent
+        self.withheld += below.withheld
+        if len(below.unsent) > 1 and not below.sent:
+            files = sum(entry.files for entry in below.unsent)
+            size = sum(entry.size for entry in below.unsent)
+            self.unsent.append(Unsent(folder, files, size))
+        else:
+            self.unsent += below.unsent
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkingDirPackage:
-    """The files of a folder that a job needs; packages are sent whole.
+    """The files of a folder that a job needs: tracked by git, named by the sweep, or included.
 
-    `excludes` are patterns of file or folder names, or of paths below the folder, beside those of
-    its .rayignore. Withheld is what begins with a dot, looks like a secret, was made by tools, is
-    ignored by git or is a link.
+    Without git, Python sources are sent in place of what it tracks. Withheld is whatever begins
+    with a dot, looks like a secret, was made by tools or is a link.
+
+    `excludes` and `includes` are patterns of file or folder names, or of paths below the folder;
+    the lines of its .rayignore are excluded, too. `named` are absolute paths.
     """
 
     folder: Path
     excludes: tuple[str, ...] = ()
+    includes: tuple[str, ...] = ()
+    named: frozenset[Path] = frozenset()
 
     def files(self) -> list[Path]:
-        """Paths below the folder that are sent, sorted. SpecError: too large or unreadable."""
-        with _readable():
-            paths = [path for path, withheld in self._paths() if not withheld]
-            sizes = {path: (self.folder / path).stat().st_size for path in paths}
+        """Returns paths below the folder that are sent, sorted.
+
+        Raises:
+            SpecError: they are too large, cannot be read, or have names that Ray cannot pack.
+        """
+        sizes = self._listing.sent
+        for path in sizes:
+            try:
+                str(path).encode()
+            except UnicodeEncodeError as error:
+                problem = f"the name of {str(path)!r} is not UTF-8; rename it, or --exclude it"
+                raise SpecError("--working-dir", problem) from error
         if sum(sizes.values()) > LIMIT:
-            largest = sorted(paths, key=lambda path: sizes[path], reverse=True)[:3]
+            largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
             names = ", ".join(f"{path} ({sizes[path] / 2**20:.0f} MiB)" for path in largest)
             raise SpecError(
                 "--working-dir",
@@ -63,12 +115,30 @@ class WorkingDirPackage:
                 f"what the sweep does not need, or list it in {RAY_IGNORE}; data belongs on shared "
                 "storage",
             )
-        return sorted(paths)
+        return sorted(sizes)
 
     def withheld(self) -> list[Path]:
-        """Links, secrets, and what git ignores: without a dot, folders whole, sorted."""
-        with _readable():
-            return sorted(path for path, withheld in self._paths() if withheld)
+        """Returns links and secrets, sorted; those that begin with a dot are not among them."""
+        return sorted(self._listing.withheld)
+
+    def unsent(self) -> list[Unsent]:
+        """Returns what neither git tracks nor the sweep names, folders as one entry, sorted."""
+        return sorted(self._listing.unsent, key=lambda entry: entry.path)
+
+    def omissions(self) -> list[str]:
+        """Returns a line on what is withheld and a line on what is not chosen, if there is any."""
+        lines = []
+        for what, names, remedy in (
+            ("links, what looks like a secret", self.withheld(), ""),
+            ("not tracked by git, not named by the sweep", self.unsent(), _INCLUDE),
+        ):
+            if names:
+                listed = ", ".join(printable(str(name)) for name in names[:_MAX_NAMES])
+                more = len(names) - _MAX_NAMES
+                if more > 0:
+                    listed += f" and {more:,} more"
+                lines.append(f"not sent ({what}): {listed}{remedy}")
+        return lines
 
     def copy(self, folder: Path) -> None:
         """Copies the files below a new folder, with their modes: equal ones are sent once."""
@@ -78,54 +148,125 @@ class WorkingDirPackage:
             with _readable():
                 shutil.copy(self.folder / path, folder / path)
 
-    def _paths(self) -> Iterator[tuple[Path, bool]]:
-        """Files that are not excluded, and whether they are withheld; or folders, so whole."""
+    @functools.cached_property
+    def _listing(self) -> _Listing:
         if not self.folder.is_dir():
             raise SpecError("--working-dir", f"{self.folder} is not a folder")
-        ray_ignore = self.folder / RAY_IGNORE
-        lines = ray_ignore.read_text().splitlines() if ray_ignore.is_file() else []
-        listed = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        patterns = (HIDDEN, *MADE, *listed, *self.excludes)
-        return self._below(Path(), patterns, _git_ignored(self.folder), packaged=False)
+        with _readable():
+            return self._below(Path(), included=False)
 
-    def _below(
-        self, here: Path, patterns: Sequence[str], ignored: frozenset[Path], packaged: bool
-    ) -> Iterator[tuple[Path, bool]]:
-        """`packaged`: whether a folder that leads here is a package."""
+    @functools.cached_property
+    def _omitted(self) -> tuple[str, ...]:
+        """Patterns of what is neither sent nor listed."""
+        ray_ignore = self.folder / RAY_IGNORE
+        text = ray_ignore.read_text(errors="replace") if ray_ignore.is_file() else ""
+        lines = [line.strip() for line in text.splitlines()]
+        listed = [line for line in lines if line and not line.startswith("#")]
+        return (HIDDEN, *MADE, *listed, *self.excludes)
+
+    @functools.cached_property
+    def _tracked(self) -> frozenset[Path] | None:
+        return _tracked_by_git(self.folder.resolve())
+
+    @functools.cached_property
+    def _parents(self) -> frozenset[Path]:
+        """Folders that lead to a file which is tracked or named."""
+        folder = self.folder.resolve()
+        files = [path.relative_to(folder) for path in self.named if path.is_relative_to(folder)]
+        files += self._tracked or ()
+        return frozenset(parent for path in files for parent in path.parents)
+
+    def _below(self, here: Path, included: bool) -> _Listing:
+        listing = _Listing()
+        in_package = (self.folder / here / "__init__.py").is_file()
         for path in (here / name for name in sorted(os.listdir(self.folder / here))):
             full = self.folder / path
-            if _matches(path, patterns):
+            if _matches(path, self._omitted):
                 continue
             package = (full / "__init__.py").is_file()
             code = package or _matches(path, CODE)
             secret = not code and _matches(Path(str(path).lower()), SECRETS)
-            if full.is_symlink() or path in ignored or secret:
-                yield path, True
+            chosen = included or self._is_chosen(path)
+            made = not (package or in_package or chosen or path in self._parents)
+            if full.is_symlink() or secret:
+                listing.withheld.append(path)
             elif full.is_file():
-                yield path, False
-            elif full.is_dir() and (packaged or package or not _matches(path, MADE_OUTSIDE)):
-                yield from self._below(path, patterns, ignored, packaged or package)
+                size = full.stat().st_size
+                if chosen:
+                    listing.sent[path] = size
+                else:
+                    listing.unsent.append(Unsent(path, files=1, size=size))
+            elif full.is_dir() and not (made and _matches(path, MADE_OUTSIDE)):
+                listing.add(path, self._below(path, chosen))
+        return listing
+
+    def _is_chosen(self, path: Path) -> bool:
+        if self.folder.resolve() / path in self.named or _matches(path, self.includes):
+            return True
+        if self._tracked is None:
+            return (self.folder / path).is_file() and _matches(path, CODE)
+        return path in self._tracked
 
 
 @contextlib.contextmanager
 def _readable() -> Iterator[None]:
     try:
         yield
+    except RecursionError as error:
+        why = "a folder is nested too deep; --exclude it"
+        raise SpecError("--working-dir", why) from error
     except OSError as error:
         why = f"cannot read {error.filename} ({error.strerror}); --exclude it"
         raise SpecError("--working-dir", why) from error
 
 
-def _matches(path: Path, patterns: Sequence[str]) -> bool:
+def _matches(path: Path, patterns: Iterable[str]) -> bool:
     names = (path.name, path.as_posix())
     return any(fnmatch.fnmatch(name, p.strip("/")) for p in patterns for name in names)
 
 
-def _git_ignored(folder: Path) -> frozenset[Path]:
-    """What git ignores below a folder, folders that it ignores whole; nothing outside of git."""
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--others", "--ignored"]
-    with contextlib.suppress(OSError):
-        options = ["--exclude-standard", "--directory"]
-        listed = subprocess.run([*command, *options], capture_output=True, check=False)
-        return frozenset(Path(os.fsdecode(name)) for name in listed.stdout.split(b"\0") if name)
-    return frozenset()
+def _tracked_by_git(folder: Path) -> frozenset[Path] | None:
+    """Returns the paths below a folder that git tracks, submodules too; None without git."""
+    homes = [home for home in (folder, *folder.parents) if (home / ".git").exists()]
+    if not homes:
+        return None
+    repositories = homes[:1]
+    tracked: list[Path] = []
+    for repository in repositories:
+        try:
+            entries = _index_entries(repository)
+        except (OSError, ValueError, subprocess.CalledProcessError):
+            if repository == homes[0]:
+                return None  # no git on this machine, nothing added yet, or a foreign index
+            continue
+        for entry in filter(None, entries):
+            head, _, name = entry.partition(b"\t")
+            path = repository / os.fsdecode(name)
+            if not head.startswith(_SUBMODULE):
+                tracked.append(path)
+            elif path.resolve() not in repositories:
+                repositories.append(path)
+    return frozenset(path.relative_to(folder) for path in tracked if path.is_relative_to(folder))
+
+
+def _index_entries(repository: Path) -> list[bytes]:
+    """Lists git's index from a copy, in an empty repository without settings of anyone.
+
+    Settings of a folder name programs that git runs: core.fsmonitor, hooks, filters, pagers.
+    """
+    git = repository / ".git"
+    if git.is_file():  # of a submodule or another worktree
+        link = os.fsdecode(strangers.content(str(git), most=2**12))
+        git = repository / link.removeprefix("gitdir:").strip()
+    index = strangers.content(str(git / "index"), strangers.RECORD)
+    with tempfile.TemporaryDirectory() as scratch:
+        home = Path(scratch)
+        for name in ("objects", "refs"):
+            (home / name).mkdir()
+        (home / "HEAD").write_text("ref: refs/heads/main\n")
+        (home / "index").write_bytes(index)
+        command = ["git", "--git-dir", scratch, "ls-files", "-z", "--stage"]
+        path = os.environ.get("PATH", os.defpath)
+        settings = {"PATH": path, "HOME": scratch, "GIT_CONFIG_NOSYSTEM": "1"}
+        listed = subprocess.run(command, cwd=scratch, env=settings, capture_output=True, check=True)
+    return listed.stdout.split(b"\0")

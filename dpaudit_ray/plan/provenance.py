@@ -19,6 +19,7 @@ from .. import __version__
 from ..errors import DataError
 from ..imports import is_users, module_file, source_closure
 from ..storage.files import reason
+from ..sweep import grid
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 
@@ -76,6 +77,14 @@ def sweep_code(sweep: Sweep) -> Code:
         if file is not None and not is_users(file):
             versions[package] = _version(package)  # stands for its content
     return Code(digests, versions, device())
+
+
+def named_paths(sweep: Sweep) -> set[Path]:
+    """Returns what a sweep names: files and folders of data, and its modules with their imports."""
+    modules = (module_file(name) for name in sweep_code(sweep).modules)
+    located = map(Path, grid.locations(sweep.raw))
+    paths = [*located, *_files(sweep.cells), *filter(None, modules)]
+    return {path.resolve() for path in paths if path.is_absolute()}
 
 
 def here() -> dict[str, str]:

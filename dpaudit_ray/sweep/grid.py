@@ -142,6 +142,18 @@ def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
     return node
 
 
+def locations(node: Any, key: str = "") -> Iterator[str]:
+    """Yields the paths in a sweep, which `located` has made absolute where they exist."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from locations(value, name.rpartition(".")[2])
+    elif isinstance(node, list):
+        for item in node:
+            yield from locations(item, key)
+    elif isinstance(node, str) and key in _LOCATIONS:
+        yield node
+
+
 def _parts(key: str) -> list[str]:
     return [part.strip() for part in key.split(",")]
 

@@ -401,19 +401,71 @@ def laid_out(folder: Path, *names: str) -> Path:
     return folder
 
 
-def sent(folder: Path, *excludes: str) -> list[str]:
-    return [path.as_posix() for path in WorkingDirPackage(folder, excludes).files()]
+def sent(folder: Path, *excludes: str, include: tuple[str, ...] = ("*",)) -> list[str]:
+    return [path.as_posix() for path in WorkingDirPackage(folder, excludes, include).files()]
 
 
-def test_leaves_out_what_is_not_needed(tmp_path):
+def git(folder: Path, *words: str) -> None:
+    settings = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+    subprocess.run(["git", "-C", folder, *settings, *words], check=True, capture_output=True)
+
+
+def test_without_git_python_sources_and_what_is_included_are_sent(tmp_path):
     laid_out(
         tmp_path,
-        *("sweep.yaml", "plugin.py", "data/table.csv", "data/big.csv", ".rayignore"),
+        *("sweep.yaml", "plugin.py", "types.pyi", "data/table.csv", "data/big.csv", ".rayignore"),
         *(".git/config", ".venv/bin/python", "runs/a/plan.json", "src/__pycache__/a.pyc"),
-        *("notes/draft.txt", "build/lib/a.py", "dist/a.whl", "venv/bin/python"),
+        *("notes/draft.py", "build/lib/a.py", "dist/a.whl", "venv/bin/a.py", "kaggle.json"),
     )
-    (tmp_path / ".rayignore").write_text("# comment\ndata/big.csv\n")
-    assert sent(tmp_path, "notes/") == ["data/table.csv", "plugin.py", "sweep.yaml"]
+    (tmp_path / ".rayignore").write_bytes(b"# comment \xff\ndata/big.csv\n")
+    assert sent(tmp_path, "notes/", include=()) == ["plugin.py", "types.pyi"]
+    included = sent(tmp_path, "notes", include=("data/", "*.yaml", "runs"))
+    assert included == [
+        "data/table.csv",
+        "plugin.py",
+        "runs/a/plan.json",
+        "sweep.yaml",
+        "types.pyi",
+    ]
+    assert list(map(str, WorkingDirPackage(tmp_path).unsent())) == [
+        "data/table.csv (14 bytes)", "kaggle.json (11 bytes)", "sweep.yaml (10 bytes)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [19, 25])
+def test_what_is_not_sent_is_listed_when_a_job_is_submitted(count, jobs, prepared, tmp_path):
+    laid_out(tmp_path, *(f"a{number:02}\n" for number in range(count)))
+    laid_out(tmp_path, "id_rsa", "keys/a", "keys/b")
+    JobsClient(ADDRESS, (told := []).append).submit(prepared())
+    assert told[0] == "not sent (links, what looks like a secret): id_rsa"
+    begin = r"not sent (not tracked by git, not named by the sweep): a00\n (4 bytes), a01\n (4 byte"
+    assert told[1].startswith(begin)
+    end = {19: r"a18\n (4 bytes), keys/ (2 files, 12 bytes)", 25: r"a19\n (4 bytes) and 6 more"}
+    assert told[1].endswith(f"{end[count]}; send them with --include NAME")
+
+
+def test_what_a_sweep_names_is_sent(tmp_path, tiny, monkeypatch):
+    """Its data, also where git ignores them, its modules, and what those import."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    laid_out(tmp_path, ".gitignore", "tracked.txt", "other.csv", "own_beside.py", "own_unused.py")
+    (tmp_path / ".gitignore").write_text("*\n")
+    (tmp_path / "own_net.py").write_text(
+        "import own_beside\nfrom torch import nn\n\n"
+        "def net() -> nn.Module:\n    return nn.Linear(2, 2)\n"
+    )
+    (tmp_path / "own_beside.py").write_text("")
+    (tmp_path / "own_unused.py").write_text("")
+    (tmp_path / "data.csv").write_text("a,b,label\n" + "1,0,0\n0,1,1\n" * 200)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-f", "tracked.txt")
+    tiny["mechanism"]["data"] = {"name": "csv", "path": "data.csv"}
+    tiny["mechanism"]["model"] = {"name": "module", "path": "own_net:net"}
+    file = write_sweep(tmp_path, tiny)
+    job = SweepJob(spec.load(file), str(file), "/shared/runs", WorkingDirPackage(tmp_path))
+    named = ["data.csv", "own_beside.py", "own_net.py", "sweep.yaml", "tracked.txt"]
+    assert list(map(str, job.package.files())) == named
+    assert [str(entry.path) for entry in job.package.unsent()] == ["other.csv", "own_unused.py"]
 
 
 SECRETS = (
@@ -441,10 +493,12 @@ def test_what_only_sounds_like_a_secret_is_sent(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["build", "dist", "runs", "venv", "secrets", "token"])
-def test_packages_are_sent_whole_whatever_they_are_called(tmp_path, name):
-    files = [f"{name}/__init__.py", f"{name}/dist/table.csv", f"{name}/runs/part.py"]
+def test_sources_of_packages_are_sent_whatever_they_are_called(tmp_path, name):
+    files = [f"{name}/__init__.py", f"{name}/dist/part.py", f"{name}/runs/part.py"]
     laid_out(tmp_path, *files, f"{name}/.env", f"{name}/__pycache__/a.pyc", f"{name}/a.pem")
-    assert sent(tmp_path) == files
+    laid_out(tmp_path, f"{name}/table.csv")
+    assert sent(tmp_path, include=()) == files
+    assert sent(tmp_path, include=(name,)) == [*files, f"{name}/table.csv"]
 
 
 def test_links_are_not_sent(tmp_path):
@@ -457,21 +511,142 @@ def test_links_are_not_sent(tmp_path):
     assert list(map(str, WorkingDirPackage(tmp_path / "repo").withheld())) == sorted(targets)
 
 
-def test_what_git_ignores_stays_at_home(tmp_path):
-    """Files of folders above, below, lines that take it back, and folders that are left whole."""
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    laid_out(tmp_path, "repo/sweep.yaml", "repo/big.csv", "repo/kept.csv", "top.txt")
-    laid_out(tmp_path / "repo", "out/a/b.txt", "a/out.txt", "a/deep.log", "a/needed.log", "a/b.bin")
-    laid_out(tmp_path / "repo", "above.txt", "whole/kept.csv")
-    (tmp_path / ".gitignore").write_text("# above\n/repo/above.txt\n*.bin\n")
-    (tmp_path / "repo/.gitignore").write_text("*.csv\n!kept.csv\nout/\nwhole\n*.log\n")
-    (tmp_path / "repo/a/.gitignore").write_text("!needed.log\n!b.bin\n")
-    (tmp_path / "repo/link.txt").symlink_to("big.csv")
-    assert sent(tmp_path / "repo") == [
-        "a/b.bin", "a/needed.log", "a/out.txt", "kept.csv", "sweep.yaml",
+def test_what_git_tracks_is_sent_and_nothing_else(tmp_path):
+    """Of a folder in a repository, of a submodule in it, and of another worktree."""
+    repository = laid_out(
+        tmp_path / "repository",
+        *("top.txt", "work/sweep.yaml", "work/kept.csv", "work/runs/a.txt", "work/auth.json"),
+        *("work/package/__init__.py", "work/package/table.csv"),
+    )
+    laid_out(tmp_path / "library", "library.py", "table.csv")
+    for folder in (tmp_path / "library", repository):
+        git(folder, "init", "-q")
+        git(folder, "add", "-f", ".")
+        git(folder, "commit", "-q", "-m", "all")
+    git(repository, "submodule", "add", "../library", "work/sub")
+    git(repository, "commit", "-q", "-m", "submodule")
+    git(repository, "worktree", "add", "-q", tmp_path / "other")
+    work = laid_out(repository / "work", "kaggle.json", "keys/a", "keys/b", "sub/new.py", "own.py")
+    tracked = ["kept.csv", "package/__init__.py", "package/table.csv", "runs/a.txt"]
+    package = WorkingDirPackage(work)
+    submodule = ["sub/library.py", "sub/table.csv"]
+    assert sent(work, include=()) == [*tracked, *submodule, "sweep.yaml"]
+    assert list(map(str, package.withheld())) == ["auth.json"]
+    assert [str(entry).partition(" (")[0] for entry in package.unsent()] == [
+        "kaggle.json", "keys/", "own.py", "sub/new.py",
     ]  # fmt: skip
-    told = [str(path) for path in WorkingDirPackage(tmp_path / "repo").withheld()]
-    assert told == ["a/deep.log", "above.txt", "big.csv", "link.txt", "out", "whole"]
+    assert str(package.unsent()[1]) == "keys/ (2 files, 12 bytes)"
+    assert sent(tmp_path / "other" / "work", include=()) == [*tracked, "sweep.yaml"]
+    assert {"keys/a", "own.py"} <= set(sent(work, include=("keys", "own.py")))
+
+
+PROGRAM_SETTINGS = """
+[core]
+    fsmonitor = {0}
+    hooksPath = {1}
+    pager = {0}
+    editor = {0}
+    sshCommand = {0}
+    gitProxy = {0}
+    askPass = {0}
+    attributesFile = {1}/attributes
+    excludesFile = {1}/excludes
+    untrackedCache = true
+[pager]
+    ls-files = {0}
+[alias]
+    ls-files = "!{0}"
+[filter "own"]
+    clean = {0}
+    smudge = {0}
+    process = {0}
+    required = true
+[diff "own"]
+    textconv = {0}
+    command = {0}
+[diff]
+    external = {0}
+[credential]
+    helper = "!{0}"
+[include]
+    path = {1}/included
+[includeIf "gitdir:/"]
+    path = {1}/included
+[trace2]
+    eventTarget = {1}/trace
+"""
+
+
+def test_no_setting_of_a_folder_is_obeyed(tmp_path, light, monkeypatch):
+    """A folder that was handed over has its own .git: its settings name programs."""
+    monkeypatch.chdir(tmp_path)
+    program, hooks, ran = tmp_path / "program", tmp_path / "hooks", tmp_path / "ran"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    program.chmod(0o755)
+    hooks.mkdir()
+    for hook in ("post-index-change", "fsmonitor-watchman", "query-watchman", "pre-auto-gc"):
+        shutil.copy(program, hooks / hook)
+    (hooks / "included").write_text(f"[core]\n    fsmonitor = {program}\n")
+    folder = laid_out(tmp_path / "folder", "plugin.py", ".gitattributes", "notes.txt")
+    (folder / ".gitattributes").write_text("* filter=own diff=own\n")
+    write_sweep(folder, light)
+    git(folder, "init", "-q")
+    git(folder, "add", "plugin.py", "sweep.yaml")
+    with (folder / ".git/config").open("a") as config:
+        config.write(PROGRAM_SETTINGS.format(program, hooks))
+    subprocess.run(["git", "-C", folder, "status"], capture_output=True, check=False)
+    assert ran.exists(), "git itself obeys them"
+    for name in ("GIT_EXTERNAL_DIFF", "GIT_PAGER", "GIT_SSH_COMMAND", "GIT_CONFIG_PARAMETERS"):
+        monkeypatch.setenv(name, f"'core.fsmonitor={program}'")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    linked = laid_out(tmp_path / "linked", "plugin.py", "notes.txt")
+    (linked / ".git").write_text(f"gitdir: {folder}/.git\n")
+    write_sweep(linked, light)
+    for place in (folder, linked):
+        ran.unlink(missing_ok=True)
+        said = refused(
+            "submit", place / "sweep.yaml", "--trust", "", "--working-dir", place,
+            "--address", "http://127.0.0.1:1", "--storage-path", "/shared/runs",
+        )  # fmt: skip
+        assert "no Ray dashboard answers" in said
+        assert not ran.exists()
+        assert sent(place, include=()) == ["plugin.py", "sweep.yaml"]
+        assert not ran.exists()
+
+
+@pytest.mark.parametrize("link", ["", "gitdir: \0", "gitdir: .", "gitdir: nowhere", "x" * 10**6])
+def test_a_foreign_repository_counts_as_none(tmp_path, link):
+    laid_out(tmp_path, "a.py", "b.txt")
+    (tmp_path / ".git").write_text(link)
+    assert sent(tmp_path, include=()) == ["a.py"]
+    (tmp_path / ".git").unlink()
+    os.mkfifo(tmp_path / "index")
+    (tmp_path / ".git").write_text("gitdir: .")
+    assert sent(tmp_path, include=()) == ["a.py"]
+    (tmp_path / "index").unlink()
+    (tmp_path / "index").write_bytes(b"DIRC\0\0\0\2\xff\xff\xff\xff" + bytes(99))
+    assert sent(tmp_path, include=()) == ["a.py"]
+
+
+def test_names_that_are_not_utf8_and_folders_without_end_are_one_line(tmp_path):
+    (tmp_path / os.fsdecode(b"\xff\xfe.py")).touch()
+    with pytest.raises(SpecError, match=r"name of '\\udcff\\udcfe\.py' is not UTF-8; rename it"):
+        WorkingDirPackage(tmp_path).files()
+    assert sent(tmp_path, "*.py") == []
+    deep, here = tmp_path / "deep", os.getcwd()
+    deep.mkdir()
+    try:
+        os.chdir(deep)
+        for _ in range(1100):
+            os.mkdir("a")
+            os.chdir("a")
+    finally:
+        os.chdir(here)
+    try:
+        with pytest.raises(SpecError, match="nested too deep; --exclude it"):
+            sent(tmp_path, "*.py")
+    finally:
+        subprocess.run(["rm", "-rf", deep], check=True)
 
 
 def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
@@ -492,7 +667,7 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
 def test_what_ray_packs_is_a_copy_with_modes(tmp_path):
     folder = laid_out(tmp_path / "folder", "venv/__init__.py", "run.sh", ".env")
     (folder / "run.sh").chmod(0o755)
-    WorkingDirPackage(folder).copy(tmp_path / "copy")
+    WorkingDirPackage(folder, includes=("*.sh",)).copy(tmp_path / "copy")
     copied = {str(p.relative_to(tmp_path / "copy")) for p in (tmp_path / "copy").rglob("*.*")}
     assert copied == {"venv/__init__.py", "run.sh"}
     assert (tmp_path / "copy/run.sh").stat().st_mode & 0o777 == 0o755
@@ -502,5 +677,5 @@ def test_too_much_is_refused_with_the_largest_files(tmp_path, monkeypatch):
     monkeypatch.setattr(working_dir_package, "LIMIT", 2**20)
     (tmp_path / "huge.bin").write_bytes(bytes(2**20 + 1))
     with pytest.raises(SpecError, match=r"more than 1 MiB .*huge\.bin \(1 MiB\)"):
-        WorkingDirPackage(tmp_path).files()
-    assert WorkingDirPackage(tmp_path, ("*.bin",)).files() == []
+        sent(tmp_path)
+    assert sent(tmp_path, "*.bin") == []
