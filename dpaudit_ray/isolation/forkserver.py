@@ -3,6 +3,10 @@
 The fork server of the standard library is not enough: a process has one at most, with one list of
 modules to import; its children import the main module of whoever asks; and a `socket.py` in the
 folder where one works would be imported in place of the real one.
+
+On Linux, all processes that a call starts end with it, in sessions of their own too: the server is
+their subreaper, to which the kernel passes orphans. The server is itself below a guardian, which
+ends them if the server is killed. If the guardian is killed, the server does.
 """
 
 from __future__ import annotations
@@ -24,15 +28,41 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ..errors import first_line
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _LEFT_TO_ASKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # who asks decides what they mean
+# A process in an uninterruptible call, or of another user, may stay longer.
+_END_SECONDS = 5.0
 
 
 def main() -> None:
-    """Imports what its settings name, then answers each request with a process id and a status."""
+    """Starts the server, waits for its end, and ends the processes that it leaves."""
     settings = json.loads(sys.argv[1])
+    for number in _LEFT_TO_ASKER:
+        signal.signal(number, signal.SIG_IGN)
+    _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
+    guardian = os.getpid()
+    server = os.fork()
+    if server == 0:
+        try:
+            _serve(settings, guardian)
+        finally:
+            os._exit(1)
+    os.close(settings["connection"])  # else its end would not be noticed
+    os.waitpid(server, 0)
+    _end_descendants()
+    shutil.rmtree(settings["folder"], ignore_errors=True)  # if the server was killed
+    os._exit(0)
+
+
+def _serve(settings: dict[str, Any], guardian: int) -> None:
+    """Imports what its settings name, then answers each request with a process id and a status."""
+    os.setsid()  # a signal for the asker's process group does not end server and guardian at once
+    _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
     asker, output = Connection(settings["connection"]), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what modules print on import is no output
     sys.path[:] = [*settings["path"], *(p for p in sys.path if p not in settings["path"])]
@@ -40,11 +70,10 @@ def main() -> None:
         with contextlib.suppress(Exception, SystemExit):  # the child that needs it tells
             importlib.import_module(module)
     gc.freeze()  # it stays: children that walk through it for garbage would copy it
-    for number in _LEFT_TO_ASKER:
-        signal.signal(number, signal.SIG_IGN)
+    helpers = frozenset(_children(os.getpid()))  # started by imports, and used by all calls
     try:
         while True:
-            _answer(asker, output, Path(settings["folder"], "result"))
+            _answer(asker, output, Path(settings["folder"], "result"), guardian, helpers)
     except (EOFError, OSError):  # whoever asks is gone
         pass
     finally:  # of one that was killed, nobody else removes it
@@ -52,10 +81,16 @@ def main() -> None:
     os._exit(0)  # tearing down what was imported takes seconds, and whoever asked waits
 
 
-def _answer(asker: Connection, output: int, result: Path) -> None:
-    """Makes the next call. Raises EOFError where the connection is closed meanwhile, too."""
+def _answer(
+    asker: Connection, output: int, result: Path, guardian: int, helpers: frozenset[int]
+) -> None:
+    """Makes the next call, and ends all processes that it started, except `helpers`.
+
+    Raises EOFError if the connection is closed meanwhile, or the guardian is gone.
+    """
     request = json.loads(asker.recv_bytes())
-    pid, began = os.fork(), time.monotonic()
+    began = time.monotonic()
+    pid = os.fork()
     if pid == 0:
         try:
             asker.close()
@@ -64,16 +99,63 @@ def _answer(asker: Connection, output: int, result: Path) -> None:
             os._exit(1)
     try:
         asker.send(pid)
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        while not ended:
-            # Nothing is asked meanwhile: what comes is the end. A look costs a call 2 % at most.
-            if asker.poll(min(0.05, 0.001 + 0.02 * (time.monotonic() - began))):
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        while ended != pid:
+            # Waiting takes at most 2 % of a call's time.
+            seconds = min(0.05, 0.001 + 0.02 * (time.monotonic() - began))
+            # No request comes during a call: a readable connection is a closed one.
+            if asker.poll(seconds) or os.getppid() != guardian:
                 raise EOFError
-            ended, status = os.waitpid(pid, os.WNOHANG)
-    finally:  # a child is a session of its own: all that it started ends with it
+            ended, status = os.waitpid(-1, os.WNOHANG)  # an orphan may have ended, too
+    finally:
+        # The child leads a session. Without subreapers, its process group is all that is known.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
+        _end_descendants(helpers)
     asker.send(os.waitstatus_to_exitcode(status))
+
+
+def _end_descendants(kept: frozenset[int] = frozenset()) -> None:
+    """Kills all processes below this one, except `kept`, until none is left.
+
+    A process that has lost its parent becomes a child of this one, which is its subreaper.
+    """
+    deadline = time.monotonic() + _END_SECONDS
+    pause = 0.0
+    while time.monotonic() < deadline:
+        descendants = set(_children(os.getpid())) - kept
+        if not descendants:
+            return
+        while descendants:
+            pid = descendants.pop()
+            below = _children(pid)  # before it ends: then they are children of this process
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # a grandchild
+                os.waitpid(pid, os.WNOHANG)
+            descendants.update(below)
+        time.sleep(pause)  # none at first: a process that forks may be faster
+        pause = min(0.05, pause + 0.0001)
+
+
+def _children(pid: int) -> list[int]:
+    """Returns the children of a process, whichever of its threads started them."""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():  # macOS
+        with contextlib.suppress(psutil.Error):
+            return [process.pid for process in psutil.Process(pid).children()]
+        return []
+    children: list[int] = []
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            listed = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+            children += map(int, listed.split())
+    return children
+
+
+def _set_process_option(option: int, value: int) -> None:
+    """Sets an option of this process by the system call `prctl`, which only Linux has."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _run_child(request: dict[str, Any], output: int, result: Path) -> None:
@@ -81,8 +163,7 @@ def _run_child(request: dict[str, Any], output: int, result: Path) -> None:
     os.setsid()
     for number in _LEFT_TO_ASKER:
         signal.signal(number, signal.SIG_DFL)
-    with contextlib.suppress(OSError, AttributeError):  # Linux only
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _set_process_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(output, 1)
     os.dup2(output, 2)
     for stream in (sys.stdout, sys.stderr):

@@ -36,9 +36,12 @@ class Limits:
     gib: float | None = None
 
     def exceeded(self, child: int, seconds: float) -> Stop | None:
+        """Returns the limit that a call of `child` exceeds after so many seconds."""
         if self.seconds is not None and seconds > self.seconds:
             return "hung"
-        return "memory" if self.gib is not None and _resident(child) > self.gib * 2**30 else None
+        if self.gib is not None and _resident_beside(child) > self.gib * 2**30:
+            return "memory"
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +121,11 @@ class Sandbox:
         return Ended("raised", None, line, traceback, output, seconds)
 
     def _running_server(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        if self._server is not None and self._server[0].poll() is None:
-            return self._server
+        if self._server is not None:
+            guardian, connection = self._server
+            # A connection that is readable between calls is a closed one: the server has died.
+            if guardian.poll() is None and not connection.poll():
+                return self._server
         self._end_server()
         ours, theirs = multiprocessing.Pipe()
         settings = {
@@ -201,12 +207,12 @@ class _Printed:
         return kept.decode(errors="replace")
 
 
-def _resident(pid: int) -> int:
-    """Bytes that a process and all it has started hold."""
+def _resident_beside(child: int) -> int:
+    """Returns the bytes of a call's processes: all below the server, which adopts orphans."""
     total = 0
     with contextlib.suppress(psutil.Error):
-        for process in psutil.Process(pid).children(recursive=True):
+        server = psutil.Process(child).parent()
+        for process in server.children(recursive=True) if server else ():
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
-        total += psutil.Process(pid).memory_info().rss
     return total

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -58,6 +60,69 @@ def printing(mebibytes: int) -> None:
 
 def leaving_one_behind(argument: None) -> int:
     return subprocess.Popen(["sleep", "60"]).pid
+
+
+def starting_apart(argument: tuple[str, str]) -> None:
+    """Starts processes that leave the call's process group, and some that resist their end."""
+    kind, folder = argument
+    if kind == "session":
+        subprocess.Popen(["sh", "-c", "sleep 60; :", *sys.argv[1:]], start_new_session=True)
+    elif kind == "daemon":
+        _detached(lambda: time.sleep(60))
+    elif kind == "deaf":
+        _detached(_ignoring_signals)
+    elif kind == "forking":
+        _detached(lambda: _forking_on(Path(folder, "beats")))
+    elif kind == "family":
+        for _ in range(5):
+            _detached(_having_children)
+
+
+def starting_apart_and_waiting(argument: tuple[str, str]) -> None:
+    starting_apart(argument)
+    print("started", flush=True)
+    Path(argument[1], "started").touch()
+    time.sleep(60)
+
+
+def growing_apart(gib: float) -> None:
+    """The process that takes the memory has no parent but the server."""
+    _detached(lambda: growing(gib))
+    time.sleep(60)
+
+
+def _detached(work: Callable[[], Any]) -> None:
+    """Calls `work` as daemons do: two forks, with a session of its own between them."""
+    if first := os.fork():
+        os.waitpid(first, 0)
+        return
+    os.setsid()
+    if os.fork() == 0:
+        work()
+    os._exit(0)
+
+
+def _ignoring_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(60)
+
+
+def _forking_on(beats: Path) -> None:
+    """Ends as soon as it has a child, which does the same: a list of processes misses most."""
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        if os.fork():
+            os._exit(0)
+        with beats.open("a") as file:
+            file.write(".")
+
+
+def _having_children() -> None:
+    for _ in range(3):
+        os.fork()
+    os.setpgid(0, 0)
+    time.sleep(60)
 
 
 def with_threads(number: int) -> int:

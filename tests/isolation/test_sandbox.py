@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import unittest.mock
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,20 @@ def gone(process: int) -> bool:
         return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def processes_of(sandbox: Sandbox) -> list[psutil.Process]:
+    """Returns all processes that a sandbox has started, its guardian and its server too.
+
+    Its folder is in the command line of all that are forked from these two.
+    """
+    name = str(sandbox.folder)
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        alive = process.info["status"] != psutil.STATUS_ZOMBIE
+        if alive and any(name in part for part in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
 
 
 @pytest.mark.parametrize("value", [1, 0.1 + 0.2, None, "ε", [1, {"a": [True]}], float("inf")])
@@ -74,7 +90,7 @@ def test_what_takes_too_long_is_ended(sandbox):
     assert ended.seconds >= 3
 
 
-@pytest.mark.parametrize("name", ["growing", "growing_below"])
+@pytest.mark.parametrize("name", ["growing", "growing_below", "growing_apart"])
 def test_what_takes_too_much_memory_is_ended(sandbox, name):
     ended = called(sandbox, name, 0.4, gib=0.2, seconds=20)
     assert (ended.how, ended.message) == ("memory", "took more than 0.2 GiB")
@@ -108,6 +124,90 @@ def test_what_a_call_leaves_behind_is_ended(sandbox):
     ended = called(sandbox, "leaving_one_behind")
     assert ended.how == "returned"
     wait_for(lambda: gone(ended.value))
+
+
+APART = ["session", "daemon", "deaf", "forking", "family"]
+
+
+def assert_no_beats(folder: Path) -> None:
+    """A process that forks on and on is in no list of processes, but writes all the time."""
+    beats = folder / "beats"
+    if beats.exists():
+        size = beats.stat().st_size
+        time.sleep(0.2)
+        assert beats.stat().st_size == size
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_processes_that_leave_their_group_end_with_the_call(kind, tmp_path):
+    with Sandbox(path=(HERE,)) as sandbox:
+        for _ in range(2):
+            assert called(sandbox, "starting_apart", [kind, str(tmp_path)]).how == "returned"
+            assert len(processes_of(sandbox)) == 2, "guardian and server"
+            assert_no_beats(tmp_path)
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_processes_of_a_call_that_hangs_end_with_it(kind, tmp_path):
+    with Sandbox(path=(HERE,)) as sandbox:
+        argument = [kind, str(tmp_path)]
+        ended = called(sandbox, "starting_apart_and_waiting", argument, seconds=0.5)
+        assert (ended.how, ended.output) == ("hung", "started\n")
+        assert len(processes_of(sandbox)) == 2
+        assert_no_beats(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "victim"),
+    [
+        ("session", "guardian"),
+        ("session", "server"),
+        ("forking", "server"),
+        ("session", "asker"),
+        ("session", "asker's group"),
+    ],
+)
+def test_no_process_of_a_call_outlives_those_around_it(kind, victim, tmp_path):
+    """Kills one of them by SIGKILL during the call, which none of them can answer."""
+    code = (
+        "from dpaudit_ray.isolation import Sandbox\n"
+        f"sandbox = Sandbox(path=({HERE!r},))\n"
+        f"server = sandbox.call('{CALLED}:where', None).value['parent']\n"
+        "print(sandbox.folder, sandbox._server[0].pid, server, flush=True)\n"
+        f"argument = {[kind, str(tmp_path)]!r}\n"
+        f"sandbox.call('{CALLED}:starting_apart_and_waiting', argument)\n"
+    )
+    asker = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    with asker:
+        assert asker.stdout is not None
+        folder, guardian, server = asker.stdout.readline().split()
+        wait_for((tmp_path / "started").exists, 30)
+        if victim == "asker's group":
+            os.killpg(asker.pid, signal.SIGKILL)
+        else:
+            pids = {"guardian": guardian, "server": server, "asker": asker.pid}
+            os.kill(int(pids[victim]), signal.SIGKILL)
+    marked = unittest.mock.Mock(folder=folder)
+    wait_for(lambda: not processes_of(marked), 30)
+    assert_no_beats(tmp_path)
+
+
+def test_helpers_that_a_preloaded_module_started_stay(tmp_path):
+    (tmp_path / "helped.py").write_text(
+        "import subprocess\nhelper = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    )
+    (tmp_path / "helping.py").write_text("import helped\npid = lambda _: helped.helper.pid\n")
+    with Sandbox(("helped",), (str(tmp_path),)) as sandbox:
+        helpers = {sandbox.call("helping:pid", None).value for _ in range(2)}
+        (helper,) = helpers
+        assert not gone(helper)
+    wait_for(lambda: gone(helper))
 
 
 def test_threads_hold_nothing_up(sandbox):
@@ -158,9 +258,9 @@ def test_whoever_asks_may_be_killed():
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as asks:
         assert asks.stdout is not None
         folder = Path(asks.stdout.readline().strip())
-        below = wait_for(lambda: (seen := tree(asks.pid)[1:])[1:] and seen)
+        below = wait_for(lambda: (seen := tree(asks.pid)[1:])[2:] and seen)
         asks.kill()
-    assert len(below) == 2
+    assert len(below) == 3
     wait_for(lambda: all(gone(process.pid) for process in below) and not folder.exists())
 
 
