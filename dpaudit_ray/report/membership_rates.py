@@ -72,8 +72,11 @@ class Reading:
         shown = self.shown
         for fpr, rate in reversed(shown.points.items()):
             yield membership.sentence(fpr, rate, shown.confidence, self.claim)
-        for name, it in (("AUC", shown.auc), ("balanced accuracy", shown.balanced_accuracy)):
-            yield f"{name} {it.value:.3f} ({it.low:.3f} to {it.high:.3f})"
+        for name, rate in (("AUC", shown.auc), ("balanced accuracy", shown.balanced_accuracy)):
+            if math.isnan(rate.value):
+                yield f"{name} unknown: its threshold is fitted to other training runs"
+            else:
+                yield f"{name} {rate.value:.3f} ({rate.low:.3f} to {rate.high:.3f})"
 
     @property
     def curves(self) -> pd.DataFrame:
@@ -87,8 +90,14 @@ class Reading:
 
 
 def matrix(audit: PlannedAudit, trials: Trials) -> tuple[Scores, Members]:
-    """Last scores and bits, [trainings or pairs, records]; NaN and ±inf are as the last finite."""
-    scores, shape = trials.with_errors(), (max(len(trials.members) // audit.together, 1), -1)
+    """Returns last scores and bits, [training runs or pairs, records].
+
+    ±inf become the nearest finite score, NaN the lowest. Trials of an unfinished training run are
+    dropped if there is a complete one.
+    """
+    rows = max(len(trials.members) // audit.together, 1)
+    trials = trials.first(rows * audit.together)
+    scores, shape = trials.with_errors(), (rows, -1)
     finite = scores[np.isfinite(scores)] if np.isfinite(scores).any() else np.zeros(1)
     scores = np.clip(np.nan_to_num(scores, nan=-np.inf), finite.min(), finite.max())
     return scores.reshape(shape), trials.members.reshape(shape)

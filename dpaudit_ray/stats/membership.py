@@ -121,9 +121,15 @@ class Membership:
 
     @functools.cached_property
     def balanced_accuracy(self) -> Interval:
-        """(TPR + 1 - FPR) / 2, of even trainings at odd ones' best threshold, and vice versa."""
+        """Computes (TPR + 1 - FPR) / 2 at a threshold that other training runs suggest.
+
+        NaN in 0 to 1 if there is no other training run with scores of both worlds.
+        """
         half, thresholds = np.arange(len(self.scores)) % 2 == 0, np.empty((len(self.scores), 1))
         for judged in (half, ~half):
+            bits = self.members[~judged]
+            if bits.all() or not bits.any():
+                return Interval(math.nan, 0.0, 1.0)
             thresholds[judged] = self._best_threshold(~judged)
         above = self.scores > thresholds
         value, moved = 0.0, np.zeros(len(self.scores))

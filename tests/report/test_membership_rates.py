@@ -12,7 +12,7 @@ from dpaudit_ray.plan.score_stream import Trials
 from dpaudit_ray.report.membership_rates import Reading
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
-from tests.command import dpaudit
+from tests.command import completed, dpaudit
 from tests.report.handed import DP_SGD, played, sweep
 
 
@@ -32,6 +32,26 @@ def test_python_status_and_page_say_what_scores_show_beside_the_claim(tmp_path):
     assert all(sentence in page for sentence in reading.sentences)
     assert "Members that the scores of the first six audits find" in page
     assert (location / "figures/membership.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("trainings", [1, 2, 3])
+def test_few_training_runs_have_a_report_and_a_status(tmp_path, trainings):
+    """No threshold can be fitted to other training runs if there are none."""
+    audit = {"trials": 60 * trainings, "delta": 1e-5, "estimators": ["order-statistics"]}
+    adversary = {"name": "one-run", "canaries": 60, "kind": "dirac"}
+    raw = sweep(mechanism=DP_SGD | {"model": "mlp3"}, adversary=adversary, audit=audit, grid={})
+    location = played(raw | {"resources": {"pack_size": 60}}, tmp_path, trainings)
+    page = Path(completed(dpaudit("report", location)).out.strip()).read_text()
+    status = completed(dpaudit("status", location, "--json")).out
+    assert "NaN" not in status
+    (entry,) = json.loads(status)["membership"].values()
+    assert entry["trainings"] == trainings
+    accuracy = entry["balanced_accuracy"]
+    if trainings == 1:
+        assert accuracy == {"value": None, "low": 0.0, "high": 1.0}
+        assert "balanced accuracy unknown" in page
+    else:
+        assert 0 <= accuracy["low"] <= accuracy["value"] <= accuracy["high"] <= 1
 
 
 def test_too_few_trials_tell_nothing(tmp_path):
