@@ -1,10 +1,21 @@
 """What a membership attack finds: ROC curve, TPR at low FPR, AUC, balanced accuracy, records' risk.
 
-Scores of one training share its model, so they are dependent, and every interval counts trainings,
-which are independent. One score from each: bounds are exact (Clopper, Pearson 1934). Several: they
-are of a binomial that varies as trainings do (Korn, Graubard 1998). The TPR at a given FPR is
-bounded at thresholds whose own FPR is below, or above, by so many standard deviations (Woodruff
-1952): what error is left bounds the TPR there, and the worst of all ways to share it counts.
+Scores of one training run share its model, so they are dependent. Training runs are independent and
+of one law, and all that is bounded is of that law:
+
+* TPR and FPR at a threshold: the expected share of accused ones among all members, or all
+  non-members, of many training runs. The TPR at an FPR is that of the lowest threshold whose FPR is
+  no higher.
+* AUC: the chance that a member of one training run scores above a non-member of another one. It is
+  the area under that curve.
+* Balanced accuracy: (TPR + 1 - FPR) / 2 in three of four training runs, at the threshold that is
+  best in the fourth.
+
+Intervals use no estimated variance. Given how many members each training run has, its hits are
+independent and bounded, so the bounds of `share_bounds` hold; with one score from each they are
+exact (Clopper, Pearson 1934). The threshold of an FPR is unknown but fixed. A threshold that is
+surely too low is lower than it, and one that is surely high enough is not, so that the TPR needs a
+bound at this one threshold only; the errors of both bounds add up.
 """
 
 from __future__ import annotations
@@ -12,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +31,21 @@ from scipy import special
 
 from .base import Members, Scores
 from .curve import Curve
-from .error_rates import Floats, clopper_pearson_lower, clopper_pearson_upper, first_where, in_unit
+from .error_rates import (
+    Floats,
+    clopper_pearson_lower,
+    first_where,
+    in_unit,
+    root,
+)
+from .share_bounds import betting_lower, binomial_lower, evidence
 
-RATES = (0.1, 0.01, 0.001)  # FPRs that are told, where they are resolved
+RATES = (0.1, 0.01, 0.001)  # FPRs that are reported if enough scores resolve them
 _FEWEST = 10  # false positives that an FPR must have, of as many scores as there are: 10 / R
-# At which error is shared between FPR and TPR; a little more of it, so that none between is worse.
-_ANGLES = np.linspace(0, math.pi / 2, 4)
-_MORE = 1 / math.cos(math.pi / 12)
 _BAND = 12  # FPRs that share the error of the simultaneous band
 _CUTS, _BLOCK = 1001, 2**21  # thresholds that are tried; scores that are ranked at once, 16 MiB
+_FITTED = 4  # every so many training runs, a threshold is fitted to one and judged by the others
+_ANGLES = np.linspace(0, math.pi / 2, 4)  # at which error is shared between FPR and TPR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,30 +87,42 @@ class Membership:
         """The least FPR that so many scores resolve: 10 / R."""
         return _FEWEST / self.scores.size
 
+    @property
+    def _fitted(self) -> Members:
+        return np.asarray(np.arange(len(self.scores)) % _FITTED == 0)
+
     @functools.cached_property
     def _worlds(self) -> tuple[_World, _World]:
         return _World.of_bits(self.scores, ~self.members), _World.of_bits(self.scores, self.members)
 
     def true_positive_rate(self, fpr: float, confidence: float | None = None) -> Interval:
-        """The TPR at an FPR in (0, 1), with its interval, at the confidence or another one."""
+        """Computes the TPR at the lowest threshold whose FPR is at most `fpr`.
+
+        Of tied scores at that threshold an attacker may accuse none, or so many that the FPR is
+        reached: the interval holds for both.
+
+        Args:
+            fpr: in (0, 1), of all non-members of many training runs.
+            confidence: of the two-sided interval; that of the class if None.
+        """
         in_unit("fpr", fpr)
         alpha = (1 - (self.confidence if confidence is None else confidence)) / 2
         outside, inside = self._worlds
         allowed = math.floor(fpr * outside.n * (1 + 1e-12))
-        accused = inside.above(outside.falling[allowed], "left")
-        value, low, high = accused / inside.n, 1.0, 0.0
-        z, tied = _MORE * float(special.ndtri(1 - alpha)), outside.opposed(allowed, inside, accused)
-        for off in z * np.sin(_ANGLES):  # by so many deviations the FPR may be off
-            rest = tied * off + math.sqrt((1 - tied**2) * (z**2 - off**2))  # and the TPR by these
-            of_fpr, of_tpr = special.ndtr([-off, -rest]).tolist()
-            below, beyond = outside.around(fpr, of_fpr)
-            edge = 0 if below < 0 else inside.above(outside.falling[below], "left")
-            low = min(low, inside.lower(edge, of_tpr))
-            edge = inside.n
-            if beyond <= outside.n:
-                edge = inside.above(outside.falling[beyond - 1], "right")
-            high = max(high, inside.upper(edge, of_tpr))
-        return Interval(value, min(low, value), max(high, value))
+        value = inside.above(outside.falling[allowed], "left") / inside.n
+        low, high = value, value
+        for of_fpr, of_tpr in self._levels(alpha):
+            below, above = outside.around(fpr, of_fpr)
+            accused = 0
+            if below >= 0:
+                accused = inside.above(outside.falling[below], "left")
+            low = min(low, inside.lower(inside.hits(accused), of_tpr))
+            accused = inside.n
+            if above <= outside.n:
+                accused = inside.above(outside.falling[above - 1], "right")
+            missed = inside.sizes - inside.hits(accused)
+            high = max(high, 1 - inside.lower(missed, of_tpr))
+        return Interval(value, low, high)
 
     @functools.cached_property
     def points(self) -> dict[float, Interval]:
@@ -111,34 +141,43 @@ class Membership:
 
     @functools.cached_property
     def auc(self) -> Interval:
-        """The chance that a member scores above another, ties by half (Obuchowski 1997)."""
+        """Computes the chance that a member scores above a non-member, ties by half.
+
+        The interval is for members and non-members of different training runs.
+        """
         outside, inside = self._worlds
-        beaten = 1 - inside.placements(outside)  # of each member's score: the share of others below
-        beating = outside.placements(inside)
-        value = float(beaten.mean())
-        moved = inside.sums(beaten - value) / inside.n + outside.sums(beating - value) / outside.n
-        return self._interval(value, moved)
+        value = float(1 - inside.placements(outside).mean())
+        if not self._single:
+            return self._interval(value, *self._comparisons())
+        # A mean over all ways to pair members with others, each of so many independent pairs.
+        wins = np.full(min(inside.n, outside.n), value)
+        return self._interval(value, wins, np.ones(len(wins)))
+
+    @functools.cached_property
+    def fitted_threshold(self) -> float | None:
+        """The best threshold in every fourth training run; None if it cannot be judged."""
+        fitted = self._fitted
+        for bits in (self.members[fitted], self.members[~fitted]):
+            if bits.all() or not bits.any():
+                return None
+        return self._best_threshold(fitted)
 
     @functools.cached_property
     def balanced_accuracy(self) -> Interval:
-        """Computes (TPR + 1 - FPR) / 2 at a threshold that other training runs suggest.
+        """Computes (TPR + 1 - FPR) / 2 at `fitted_threshold`, in all other training runs.
 
-        NaN in 0 to 1 if there is no other training run with scores of both worlds.
+        NaN in 0 to 1 if there is no threshold.
         """
-        half, thresholds = np.arange(len(self.scores)) % 2 == 0, np.empty((len(self.scores), 1))
-        for judged in (half, ~half):
-            bits = self.members[~judged]
-            if bits.all() or not bits.any():
-                return Interval(math.nan, 0.0, 1.0)
-            thresholds[judged] = self._best_threshold(~judged)
-        above = self.scores > thresholds
-        value, moved = 0.0, np.zeros(len(self.scores))
-        for world, right in enumerate((~above & ~self.members, above & self.members)):
-            of_world, hits = self._worlds[world], right.sum(axis=1)
-            rate = float(hits.sum()) / of_world.n
-            value += rate / 2
-            moved += (hits - rate * of_world.sizes) / of_world.n / 2
-        return self._interval(value, moved)
+        if self.fitted_threshold is None:
+            return Interval(math.nan, 0.0, 1.0)
+        bits = self.members[~self._fitted]
+        accused = self.scores[~self._fitted] > self.fitted_threshold
+        # Training runs weigh as much as they have of all members, and of all non-members.
+        of_member = len(bits) / bits.sum() / 2
+        of_other = len(bits) / (~bits).sum() / 2
+        hits = (accused & bits).sum(axis=1) * of_member + (~accused & ~bits).sum(axis=1) * of_other
+        sizes = bits.sum(axis=1) * of_member + (~bits).sum(axis=1) * of_other
+        return self._interval(min(float(hits.mean()), 1.0), hits, sizes)
 
     @functools.cached_property
     def risks(self) -> tuple[Floats, Floats]:
@@ -169,6 +208,18 @@ class Membership:
         ranked = np.lexsort((-auc, -low))
         return ranked[low[ranked] > 0.5]
 
+    @property
+    def _single(self) -> bool:
+        """Whether each training run has one score, so that all scores are independent."""
+        return bool(self.scores.shape[1] == 1)
+
+    def _levels(self, alpha: float) -> list[tuple[float, float]]:
+        """Returns levels of bounds on FPR and TPR; the loosest of their results errs with `alpha`.
+
+        If scores are independent, so are the two errors: a small one may go with a large one.
+        """
+        return _independent_levels(alpha) if self._single else [(alpha / 2, alpha / 2)]
+
     def _best_threshold(self, rows: Members) -> float:
         """Of 1,000 quantiles of these trainings' scores that of the largest TPR - FPR."""
         scores, bits = _ordered(self.scores[rows]), self.members[rows]
@@ -179,12 +230,44 @@ class Membership:
         ]
         return float(cuts[np.argmax(below[0] - below[1])])
 
-    def _interval(self, value: float, moved: Floats) -> Interval:
-        """Of a mean, from what each training moves it by, float64 [trainings]."""
+    def _interval(self, value: float, hits: Floats, sizes: Floats) -> Interval:
+        """Returns a value with bounds on the mean share of `hits`, float64 [units] like `sizes`."""
         alpha = (1 - self.confidence) / 2
-        size = _effective(value, moved, self.scores.size, alpha)
-        how = value * size, size, alpha
-        return Interval(value, clopper_pearson_lower(*how), clopper_pearson_upper(*how))
+        bounds = []
+        for part in (hits, sizes - hits):
+            part = np.maximum(part, 0.0)  # but for rounding, it is not below
+            if self._single:
+                largest = float(sizes.max())
+                total = min(float(part.sum()) / largest, len(part))
+                bounds.append(largest * binomial_lower(total, len(part), alpha))
+            else:
+                bounds.append(betting_lower(part, sizes, alpha))
+        return Interval(value, min(bounds[0], value), max(1 - bounds[1], value))
+
+    def _comparisons(self) -> tuple[Floats, Floats]:
+        """Returns wins of members over non-members, and comparisons, of pairs of training runs.
+
+        The first half of the training runs is paired with the second. Members of either meet
+        non-members of the other, and ties are half a win. Both are float64 [pairs].
+        """
+        half = len(self.scores) // 2
+        shape = 2, half, self.scores.shape[1]
+        distinct, ranks = np.unique(_ordered(self.scores), return_inverse=True)
+        ranks = ranks.reshape(self.scores.shape)[: 2 * half].reshape(shape)
+        keys = ranks + len(distinct) * np.arange(half)[:, None]  # sorted by pair, then by score
+        bits = self.members[: 2 * half].reshape(shape)
+        wins, sizes = np.zeros((2, half))
+        for inside, outside, member_keys, other_keys in (
+            (bits[0], ~bits[1], keys[0], keys[1]),
+            (bits[1], ~bits[0], keys[1], keys[0]),
+        ):
+            members, others = inside.sum(axis=1), outside.sum(axis=1)
+            below = _midranks(np.sort(other_keys[outside]), member_keys[inside])
+            pairs = np.repeat(np.arange(half), members)
+            of_earlier_pairs = members * (np.cumsum(others) - others)
+            wins += np.bincount(pairs, below, half) - of_earlier_pairs
+            sizes += members * others
+        return wins, sizes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -210,55 +293,66 @@ class _World:
         """Scores above another (`left`), or from there on (`right`)."""
         return int(np.searchsorted(self.falling, falling, side))  # type: ignore[call-overload]
 
-    def sums(self, values: Floats) -> Floats:
-        """By training, float64 [trainings], of a value for each score."""
-        return np.asarray(np.bincount(self.rows, values, len(self.sizes)), np.float64)
-
     def placements(self, other: _World) -> Floats:
         """The share of the other world's scores that are above each score, ties by half, [n]."""
-        ends = (np.searchsorted(other.falling, self.falling, side) for side in ("left", "right"))
-        return np.asarray(sum(ends) / (2 * other.n))
+        return _midranks(other.falling, self.falling) / other.n
 
     def around(self, rate: float, alpha: float) -> tuple[int, int]:
-        """The most highest scores of a rate surely below, and the fewest of one at least that."""
-        below = first_where(lambda k: self.upper(k, alpha) > rate, self.n) - 1
-        return below, first_where(lambda k: self.lower(k, alpha) >= rate, self.n + 1)
+        """Returns the most highest scores of a rate surely below, the fewest of one surely above.
 
-    def opposed(self, k: int, other: _World, j: int) -> float:
-        """How much trainings with more of the k highest have fewer of the other's j, in [0, 1]."""
-        moved = self._moved(k), other._moved(j)
-        scale = math.sqrt(float(moved[0] @ moved[0]) * float(moved[1] @ moved[1]))
-        return min(max(-float(moved[0] @ moved[1]) / scale, 0.0), 1.0) if scale > 0 else 0.0
+        They are -1 and `n` + 1 if there are none. Each errs with probability at most `alpha`.
+        """
+        below = first_where(
+            lambda k: not self.exceeds(self.sizes - self.hits(k), 1 - rate, alpha), self.n
+        )
+        above = first_where(lambda k: self.exceeds(self.hits(k), rate, alpha), self.n + 1)
+        return below - 1, above
 
-    def upper(self, k: int, alpha: float) -> float:
-        """Bound on the chance of a score as high as the k highest ones; exceeded with `alpha`."""
-        return float(clopper_pearson_upper(*self._counts(k, alpha), alpha))
+    def exceeds(self, hits: Floats, rate: float, alpha: float) -> bool:
+        """Returns `lower(hits, alpha) > rate`, in less time."""
+        if self.independent:
+            return self.lower(hits, alpha) > rate
+        return evidence(hits, self.sizes, rate) > -math.log(alpha)
 
-    def lower(self, k: int, alpha: float) -> float:
-        return float(clopper_pearson_lower(*self._counts(k, alpha), alpha))
+    def lower(self, hits: Floats, alpha: float) -> float:
+        """Bounds the mean share of `hits`, float64 [runs], from below."""
+        if self.independent:
+            return float(clopper_pearson_lower(hits.sum(), self.n, alpha))
+        return betting_lower(hits, self.sizes, alpha)
 
-    def _counts(self, k: int, alpha: float) -> tuple[float, float]:
-        if self.sizes.max() <= 1:  # independent
-            return k, self.n
-        rate = k / self.n
-        size = _effective(rate, self._moved(k), self.n, alpha)
-        return rate * size, size
+    @property
+    def independent(self) -> bool:
+        """Whether no training run has more than one of the scores."""
+        return bool(self.sizes.max() <= 1)
 
-    def _moved(self, k: int) -> Floats:
-        """By how much each training moves the share of the k highest, float64 [trainings]."""
-        counts = np.bincount(self.rows[:k], minlength=len(self.sizes))
-        return np.asarray((counts - k / self.n * self.sizes) / self.n, np.float64)
+    def hits(self, k: int) -> Floats:
+        """Returns how many of the k highest scores each training run has, [runs]."""
+        return np.bincount(self.rows[:k], minlength=len(self.sizes)).astype(np.float64)
 
 
-def _effective(value: float, moved: Floats, most: int, alpha: float) -> float:
-    """Independent scores whose mean varies as much; where nothing varies, one for each training."""
-    n = len(moved)
-    if n < 2:
-        return 0.0
-    variance, spread = n / (n - 1) * float(moved @ moved), value * (1 - value)
-    size = min(spread / variance, most) if variance > 0 < spread else min(n, most)
-    level = max(1 - alpha, 0.51)  # both quantiles are 0 at 1/2
-    return size * float(special.ndtri(level) / special.stdtrit(n - 1, level)) ** 2
+def _midranks(values: npt.NDArray[Any], queries: npt.NDArray[Any]) -> Floats:
+    """Returns how many sorted values are before each query, ties by half, [queries]."""
+    before = np.searchsorted(values, queries, "left")
+    return np.asarray((before + np.searchsorted(values, queries, "right")) / 2)
+
+
+def _independent_levels(alpha: float) -> list[tuple[float, float]]:
+    """Returns pairs of levels: with `alpha` at most, each has one of two independent errors.
+
+    They lie on a quarter of a circle in standard normal units, whose radius is solved for.
+    """
+
+    def levels(radius: float) -> tuple[Floats, Floats]:
+        return special.ndtr(-radius * np.cos(_ANGLES)), special.ndtr(-radius * np.sin(_ANGLES))
+
+    def excess(radius: float) -> float:
+        first, second = levels(radius)  # first rises, second falls
+        # The first p-value is between two of its levels; the second has to err at all before.
+        chances = np.diff(first, append=1.0)
+        return float(first[0] + chances @ second) - alpha
+
+    first, second = levels(root(excess, 0.0, 38.0, xtol=1e-10))
+    return list(zip(first.tolist(), second.tolist(), strict=True))
 
 
 def _ordered(scores: Scores) -> Scores:

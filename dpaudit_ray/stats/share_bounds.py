@@ -1,0 +1,109 @@
+"""Bounds on a mean share: of independent units, each with its hits among its scores.
+
+Units may follow different laws. Their mean share is Σ E[hits] / Σ size, given the sizes.
+
+Betting (Waudby-Smith, Ramdas 2024), here with bets that are fixed beforehand. A gambler whose stake
+is u in (0, 1] multiplies their wealth by 1 + u (hits - v size) / (v S) for each unit, where S is
+the largest size: no factor is negative. Factors are independent, so expected wealth is the product
+of their means, at most the power of the mean of these (AM-GM), and that is at most 1 if the mean
+share is at most v. Hence wealth exceeds 1/alpha with probability at most alpha (Markov). The same
+holds for a mean of gamblers, which depends neither on the order of units nor on any variance.
+
+Binomial: a sum of n independent numbers in [0, 1] of mean v is below a binomial one in the convex
+order (Hoeffding 1956), so P(sum ≥ x) ≤ E max(B - t, 0) / (x - t) for every t < x (Bentkus 2004). It
+holds for means of such sums, too: for U-statistics, which average over pairings (Hoeffding 1963).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from .error_rates import Floats, root
+
+# Half of the wealth goes to the boldest gambler, who wins most if shares differ little, and half to
+# 16 others by the arcsine law: stakes near 0 win most if units have all hits or none.
+_ANGLES = (np.arange(16) + 0.5) * math.pi / 32
+_STAKES = np.append(np.sin(_ANGLES) ** 2, 1.0)[:, None]
+_LOG_WEALTH = np.log(np.append(np.full(16, 1 / 32), 1 / 2))
+_SMALLEST = 1e-12  # rates below count as 0
+_MANY = 4096  # units, from which on equal ones are counted instead of listed
+
+
+def evidence(hits: Floats, sizes: Floats, rate: float) -> float:
+    """Returns the log wealth of bets against a mean share of at most `rate`; -inf for one unit.
+
+    Args:
+        hits: float64 [units], each from 0 to its size.
+        sizes: float64 [units].
+        rate: in (0, 1].
+    """
+    if np.count_nonzero(sizes) < 2:
+        return -math.inf  # one unit shows nothing of others
+    counts = np.ones(len(hits))
+    if len(hits) > _MANY:
+        units, numbers = np.unique(hits + 1j * sizes, return_counts=True)
+        hits, sizes, counts = units.real, units.imag, numbers.astype(np.float64)
+    gains = (hits / rate - sizes) / sizes.max()
+    with np.errstate(divide="ignore"):  # the boldest may lose everything
+        growth = np.log(np.maximum(1 + _STAKES * gains, 0.0)) @ counts
+    return float(np.logaddexp.reduce(_LOG_WEALTH + growth))
+
+
+def betting_lower(hits: Floats, sizes: Floats, alpha: float) -> float:
+    """Returns a bound that exceeds the mean share with probability at most `alpha`.
+
+    Args:
+        hits: float64 [units], each from 0 to its size.
+        sizes: float64 [units].
+        alpha: in (0, 1).
+    """
+
+    def excess(log_rate: float) -> float:
+        return evidence(hits, sizes, math.exp(log_rate)) + math.log(alpha)
+
+    lowest = math.log(_SMALLEST)
+    if excess(lowest) < 0:
+        return 0.0
+    return math.exp(root(excess, lowest, 0.0, xtol=1e-10))
+
+
+def binomial_lower(total: float, units: int, alpha: float) -> float:
+    """Returns a bound that exceeds the mean share with probability at most `alpha`.
+
+    Args:
+        total: sum of the units' shares, in [0, units], or its mean over pairings.
+        units: number of independent units.
+        alpha: in (0, 1).
+    """
+
+    def excess(rate: float) -> float:
+        return alpha - binomial_p_value(total, units, rate)
+
+    if units < 2 or excess(_SMALLEST) < 0:
+        return 0.0
+    return root(excess, _SMALLEST, 1.0, xtol=1e-10)
+
+
+def binomial_p_value(total: float, units: int, rate: float) -> float:
+    """Bounds the probability of a sum of at least `total`, if the mean share is at most `rate`."""
+    if total <= units * rate:
+        return 1.0
+    below = math.ceil(total) - 1  # any thresholds are allowed, and one of the integers is best
+    steps = np.geomspace(1, below + 1, 64).astype(np.int64) - 1
+    thresholds = (below - steps).astype(np.float64)
+    # E max(B - t, 0) = n v P(B' ≥ t) - t P(B > t), where B' is of n - 1 units.
+    at_least = _tail(thresholds - 1, units - 1, rate)
+    above = _tail(thresholds, units, rate)
+    mean_excess = units * rate * at_least - thresholds * above
+    return float(np.min(mean_excess / (total - thresholds)))
+
+
+def _tail(counts: Floats, units: int, rate: float) -> Floats:
+    """Returns P(B > count) of a binomial number B, for counts from -1 on."""
+    inside = np.clip(counts, 0, units - 1)
+    tail: npt.NDArray[np.float64] = special.betainc(inside + 1, units - inside, rate)
+    return np.where(counts < 0, 1.0, np.where(counts >= units, 0.0, tail))
