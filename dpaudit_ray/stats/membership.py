@@ -111,17 +111,21 @@ class Membership:
         allowed = math.floor(fpr * outside.n * (1 + 1e-12))
         value = inside.above(outside.falling[allowed], "left") / inside.n
         low, high = value, value
-        for of_fpr, of_tpr in self._levels(alpha):
-            below, above = outside.around(fpr, of_fpr)
+        # What no training run has shown may have a probability of log(1 / level) / runs. It widens
+        # upper bounds most, so these get the first level: of the FPR here, of the TPR there.
+        for first, second in self._levels(alpha):
+            below = outside.most_below(fpr, first)
             accused = 0
             if below >= 0:
                 accused = inside.above(outside.falling[below], "left")
-            low = min(low, inside.lower(inside.hits(accused), of_tpr))
+            low = min(low, inside.lower(inside.hits(accused), second))
+
+            above = outside.fewest_above(fpr, second)
             accused = inside.n
             if above <= outside.n:
                 accused = inside.above(outside.falling[above - 1], "right")
             missed = inside.sizes - inside.hits(accused)
-            high = max(high, 1 - inside.lower(missed, of_tpr))
+            high = max(high, 1 - inside.lower(missed, first))
         return Interval(value, low, high)
 
     @functools.cached_property
@@ -218,7 +222,7 @@ class Membership:
 
         If scores are independent, so are the two errors: a small one may go with a large one.
         """
-        return _independent_levels(alpha) if self._single else [(alpha / 2, alpha / 2)]
+        return _independent_levels(alpha) if self._single else [(0.75 * alpha, 0.25 * alpha)]
 
     def _best_threshold(self, rows: Members) -> float:
         """Of 1,000 quantiles of these trainings' scores that of the largest TPR - FPR."""
@@ -297,16 +301,18 @@ class _World:
         """The share of the other world's scores that are above each score, ties by half, [n]."""
         return _midranks(other.falling, self.falling) / other.n
 
-    def around(self, rate: float, alpha: float) -> tuple[int, int]:
-        """Returns the most highest scores of a rate surely below, the fewest of one surely above.
-
-        They are -1 and `n` + 1 if there are none. Each errs with probability at most `alpha`.
-        """
-        below = first_where(
-            lambda k: not self.exceeds(self.sizes - self.hits(k), 1 - rate, alpha), self.n
+    def most_below(self, rate: float, alpha: float) -> int:
+        """Returns the most highest scores of a rate surely below, -1 if there are none."""
+        return (
+            first_where(
+                lambda k: not self.exceeds(self.sizes - self.hits(k), 1 - rate, alpha), self.n
+            )
+            - 1
         )
-        above = first_where(lambda k: self.exceeds(self.hits(k), rate, alpha), self.n + 1)
-        return below - 1, above
+
+    def fewest_above(self, rate: float, alpha: float) -> int:
+        """Returns the fewest highest scores of a rate surely above, `n` + 1 if there are none."""
+        return first_where(lambda k: self.exceeds(self.hits(k), rate, alpha), self.n + 1)
 
     def exceeds(self, hits: Floats, rate: float, alpha: float) -> bool:
         """Returns `lower(hits, alpha) > rate`, in less time."""

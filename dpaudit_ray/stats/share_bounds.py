@@ -24,11 +24,11 @@ from scipy import special
 
 from .error_rates import Floats, root
 
-# Half of the wealth goes to the boldest gambler, who wins most if shares differ little, and half to
-# 16 others by the arcsine law: stakes near 0 win most if units have all hits or none.
+# Two thirds of the wealth go to the boldest gambler, who wins most if shares differ little, the rest
+# to 16 others by the arcsine law: stakes near 0 win most if units have all hits or none.
 _ANGLES = (np.arange(16) + 0.5) * math.pi / 32
 _STAKES = np.append(np.sin(_ANGLES) ** 2, 1.0)[:, None]
-_LOG_WEALTH = np.log(np.append(np.full(16, 1 / 32), 1 / 2))
+_LOG_WEALTH = np.log(np.append(np.full(16, 1 / 48), 2 / 3))
 _SMALLEST = 1e-12  # rates below count as 0
 _MANY = 4096  # units, from which on equal ones are counted instead of listed
 
