@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from . import plan as planning
-from .errors import DamagedFileError, SpecError, plain
+from .errors import DamagedFileError, MissingFileError, SpecError, StorageError, plain
 from .orchestration import ExecutorName, metrics
 from .orchestration.dispatcher import Dispatcher
 from .orchestration.driver import Driver, FailureBudget
@@ -29,6 +29,8 @@ from .storage.lease import Lease
 from .storage.run_directory import RunDirectory
 from .sweep import spec
 from .sweep.spec import Sweep
+
+_LOSSES = 3  # times that a run goes on after files have vanished
 
 
 def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
@@ -115,10 +117,17 @@ class _Job:
         recorded = [] if retry_failed else outcomes.failed(self.directory, self.plan)
         if missing < trials and self._remaining(recorded):
             self.tell(f"resuming at {trials - missing:,} of {trials:,} trials")
+        losses = 0
         with self.connection:
             while True:
                 try:
                     return self._run(executor, address, retry_failed)
+                except MissingFileError as error:
+                    losses += 1
+                    if losses > _LOSSES:
+                        problem = f"storage loses what it has taken ({error})"
+                        raise StorageError(f"{problem}; check it for other writers") from error
+                    self.tell(f"{error}: its trials are run again")
                 except DamagedFileError:
                     if not quarantine.set_aside(self.directory, self.plan, self.tell):
                         raise
@@ -149,7 +158,8 @@ class _Job:
                 dispatcher.flush()
             failures = outcomes.failed(self.directory, self.plan)
             failures += outcomes.failed_parts(self.directory, self.plan)
-            complete = self.directory.complete
+            enough = outcomes.decided(self.directory, self.sweep, self.plan)
+            complete = outcomes.complete(self.directory, self.plan, enough)
             stopped = summary.stopped and not complete
             location = self.directory.location
             result = Result(location, complete, tuple(failures), summary.lost, stopped)

@@ -187,6 +187,10 @@ class DamagedFileError(RunDirectoryError):
     """Scores, a part of a preparation or a checkpoint that is damaged: it can be made again."""
 
 
+class MissingFileError(DamagedFileError):
+    """Scores or a part of a preparation that storage has lost: a resumed run makes them again."""
+
+
 class ScriptError(DpauditError):
     """A script of the user's that cannot be audited. `details` are the last lines it printed."""
 

@@ -57,7 +57,7 @@ class Result:
             run = Run.open(str(location))
         where = run.directory, run.plan
         failures = (*outcomes.failed(*where), *outcomes.failed_parts(*where))
-        result = cls(run.directory.location, run.directory.complete, failures, trust=modules)
+        result = cls(run.directory.location, run.complete, failures, trust=modules)
         vars(result)["run"] = run
         return result
 

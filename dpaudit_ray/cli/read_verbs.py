@@ -99,7 +99,7 @@ def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
     return {
         "name": run.sweep.name,
         "verdict": dataclasses.asdict(summary) if summary else None,
-        "complete": run.directory.complete,
+        "complete": run.complete,
         "driver": dataclasses.asdict(driver) if driver else None,
         "missed": [
             dataclasses.asdict(kind) | {"outputs": run.directory.output_folder(kind.audit)}
@@ -130,7 +130,7 @@ def _show_status(run: Run, summary: Answer | None, details: bool) -> None:
         terminal.say(f"trained on several kinds of machine: {'; '.join(kinds)}")
     tables.show_answer(run, summary)
     driver = lease.holder(run.directory)
-    if run.directory.complete:
+    if run.complete:
         terminal.say("complete")
     elif driver is not None and not driver.silent:
         terminal.say(f"not complete; {driver}")

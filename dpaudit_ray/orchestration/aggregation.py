@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from .. import plan as planning
 from .. import stats
 from ..accounting import Family
-from ..errors import RunDirectoryError, StorageError
+from ..errors import MissingFileError, RunDirectoryError, StorageError
 from ..plan import claims, compaction, outcomes, score_stream
 from ..plan.compaction import Bounds, Stretch
 from ..plan.model import Pack, Part, Plan, PlannedAudit
@@ -154,15 +154,33 @@ class Aggregation:
             settled = [self._settled(index) for index in range(len(self._plan.audits))]
             takes = [taken for _, taken in settled]
             complete = all(t.complete and self._prepared.suffices(i) for i, t in enumerate(takes))
+            newly_complete = complete and not self._run.complete
+            if newly_complete:
+                self._require_stored(takes)
             self._run.write_estimates([row for audit, _ in settled for row in audit.rows()])
             missed = [kind for taken in takes for kind in taken.missed]
             enough = {i: t.decided for i, t in enumerate(takes) if t.decided is not None}
             self._record.set_derived(self._sweep, missed, enough)
-            if complete and not self._run.complete:
+            if newly_complete:
                 self._run.set_complete(True)
             self._compactor.work([audit.folded for audit in self._audits])
             cost = time.thread_time() - started
             self._due = time.monotonic() + max(FLUSH_SECONDS, cost / SHARE - cost)
+
+    def _require_stored(self, takes: Sequence[Taken]) -> None:
+        """Raises MissingFileError unless storage has all that this process believes to be there."""
+        missing = []
+        for audit, taken in zip(self._plan.audits, takes, strict=True):
+            end = audit.trials if taken.decided is None else taken.decided
+            for first, last in compaction.lost(self._run, audit, end):
+                missing.append(self._run.score_file(audit.id, first, last))
+        missing += self._prepared.lost()
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise MissingFileError(
+                f"{self._run.location}/{missing[0]}{more}: stored in this run, and gone; run the "
+                "same command again"
+            )
 
     def _settled(self, index: int) -> tuple[AuditState, Taken]:
         """An audit, whose estimates know all that was folded by now."""
@@ -582,6 +600,8 @@ class Compactor:
             scores = PackScores.joined([pack for pack in packs if isinstance(pack, PackScores)])
             self._run.write_scores(audit.id, scores)
         read(Stretch(file, parts[0].start, parts[-1].stop))
+        if file not in self._run.score_files(audit.id):
+            return  # lists lag behind, and a reader that does not find this file needs the others
         for other in files:
             if other != file:
                 self._run.delete_scores(audit.id, *other)

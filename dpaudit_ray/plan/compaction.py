@@ -21,6 +21,7 @@ from ..storage.scores import Bounds as Bounds
 GATHERED = 256  # packs
 FEWEST = 64  # of the last packs of an audit, or between two that failed
 MOST_ROWS = 2**20  # of a file: 8 MiB of scores
+_ASKED_IN_VAIN = 8  # requests, each of about 10 ms
 _WORTH_IT = 8  # packs that this leaves, or they stay as they are
 
 
@@ -45,8 +46,36 @@ class Stretch:
 
 
 def stored(run: RunDirectory, audit: Packed) -> list[Stretch]:
-    """The finished packs of an audit in their order, each once."""
-    return resolved(audit.packs, run.score_files(audit.id))
+    """Returns the finished packs of an audit in their order, each once.
+
+    If the run is marked as complete, packs that an object store does not list are asked for by
+    name, since its lists may lag behind. Those after the end that `stop_when` chose are not there:
+    after `_ASKED_IN_VAIN` no more are asked for.
+    """
+    files = run.score_files(audit.id)
+    stretches = resolved(audit.packs, files)
+    listed = packs_of(audit, stretches)
+    if run.local or len(listed) == len(audit.packs) or not run.complete:
+        return stretches
+    unlisted = set()
+    in_vain = 0
+    for pack in audit.packs:
+        if pack in listed:
+            continue
+        if run.has_scores_of(audit.id, pack):
+            unlisted.add(pack)
+        else:
+            in_vain += 1
+        if in_vain == _ASKED_IN_VAIN:
+            break
+    return resolved(audit.packs, files | unlisted)
+
+
+def lost(run: RunDirectory, audit: Packed, end: int) -> list[Bounds]:
+    """Returns the packs before trial `end` that storage has neither in its list nor by name."""
+    listed = packs_of(audit, resolved(audit.packs, run.score_files(audit.id)))
+    unlisted = [pack for pack in audit.packs if pack[0] < end and pack not in listed]
+    return [pack for pack in unlisted if not run.has_scores_of(audit.id, pack)]
 
 
 def finished(run: RunDirectory, audit: Packed) -> set[Bounds]:

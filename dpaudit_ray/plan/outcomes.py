@@ -248,6 +248,19 @@ def to_run(
     return [*(part for part in parts if not waiting.intersection(part.waiting)), *left]
 
 
+def complete(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
+    """Returns whether a run is marked as complete, and storage has all its packs and parts.
+
+    Args:
+        run: where to look.
+        plan: names the packs and parts.
+        enough: trials of the audits that `stop_when` has ended, by index.
+    """
+    if not run.complete or next(plan.remaining(run, enough), None) is not None:
+        return False
+    return not preparing.left(run, plan, ())
+
+
 def only_failed(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
     """Whether all that an incomplete run lacks has failed before: `dpaudit run` leaves that out."""
     given_up = {failure.pack for failure in failed(run, plan)}

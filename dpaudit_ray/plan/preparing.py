@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import SpecError
 from ..storage.arrays import Arrays
-from ..storage.run_directory import RunDirectory
+from ..storage.run_directory import RunDirectory, part_file
 from ..sweep.cell import Cell, digest
 from . import provenance
 from .model import MAX_PARTS, Pack, Part, Plan, PlannedPreparation
@@ -98,6 +98,12 @@ class Prepared:
         """Whether nothing but packs is left to do: an audit without packs is its preparation."""
         finished, parts = self.progress(audit)
         return finished == parts or self._plan.audits[audit].trials > 0
+
+    def lost(self) -> list[str]:
+        """Returns the files of audits without packs that were stored, and are gone."""
+        audits = [i for i, audit in enumerate(self._plan.audits) if not audit.packs]
+        files = [part_file(part.preparation, part.first) for part in all_parts(self._plan, audits)]
+        return [file for file in files if not self._run.exists(file)]
 
     def progress(self, audit: int) -> tuple[int, int]:
         """Parts of an audit's preparation that are done, and all of them."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from ..errors import DamagedFileError
+from ..errors import DamagedFileError, MissingFileError
 from ..storage.run_directory import RunDirectory, part_file
 from . import preparing
 from .model import Plan
@@ -48,6 +48,8 @@ def _files(run: RunDirectory, plan: Plan) -> Iterator[tuple[str, Read]]:
 def _fails(read: Read) -> bool:
     try:
         read()
+    except MissingFileError:
+        return False  # nothing is there to be set aside
     except DamagedFileError:
         return True
     return False

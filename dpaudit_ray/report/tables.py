@@ -99,6 +99,11 @@ class Run:
         return table
 
     @functools.cached_property
+    def complete(self) -> bool:
+        """Whether the run is marked as complete, and no trial or part is missing."""
+        return outcomes.complete(self.directory, self.plan, self.decided)
+
+    @functools.cached_property
     def decided(self) -> dict[int, int]:
         """The trials that were enough, by index of the audits that `stop_when` has ended."""
         return outcomes.decided(self.directory, self.sweep, self.plan)

@@ -299,7 +299,7 @@ def _basis(run: Run) -> str:
         [[audit.label, audit.trials, run.done(audit)] for audit in run.plan.audits],
         sorted(str(failure.pack) for failure in outcomes.failed(run.directory, run.plan)),
         [dataclasses.astuple(kind) for kind in outcomes.read(run.directory, run.plan).missed],
-        run.directory.complete,
+        run.complete,
         run.estimates.to_csv(index=False),
     ]
     return _digest(basis)
@@ -426,7 +426,7 @@ def _sentence(run: Run, judged: RunVerdict, audits: list[AuditAnswer], largest: 
         noticed = f" {who} would have noticed {LESS_NOISE}." * bool(judged.audits)
         return f"no violation found. {measured}{noticed}"
     done = sum(map(run.done, run.plan.audits))
-    if several and done < run.plan.trials and not run.directory.complete:
+    if several and done < run.plan.trials and not run.complete:
         first = f"{done:,} of {run.plan.trials:,} trials are done"
     return f"no violation found, but {first}. {measured}"
 
@@ -440,7 +440,7 @@ def _help(run: Run, judged: RunVerdict) -> Iterator[str]:
         yield from again("chance does not repeat itself, a leak does")
     elif outcomes.only_failed(run.directory, run.plan, run.decided):
         yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"
-    elif not run.directory.complete:
+    elif not run.complete:
         yield "`dpaudit run` with the same sweep file goes on"
     yield from judged.hints
     if judged.verdict is Verdict.INCONCLUSIVE and any(audit.above for audit in judged.audits):

@@ -78,12 +78,23 @@ class Bucket:
     def create(
         self, name: str, content: bytes, passage: Passage = contextlib.nullcontext
     ) -> bytes | None:
-        """Creates an object; returns what is there if it is another one."""
+        """Creates an object.
+
+        Returns:
+            The content of the object that is there already, None if it is the same.
+
+        Raises:
+            OSError: nothing is stored, even if the store answers that the object exists.
+        """
         try:
             with passage():
                 self._ask(obstore.put, name, content, mode="create")
-        except FileExistsError:
+        except FileExistsError as error:
             there = self.read(name, strangers.ARRAYS)
+            # The client reports every 409 in this way. S3 also answers 409 without an object, if
+            # another request for the same name is under way: then the upload is to be repeated.
+            if there is None:
+                raise _ReplacedError("the store refused the upload, and has no object") from error
             return None if there == content else there
         return None
 
@@ -97,6 +108,13 @@ class Bucket:
 
     def leads_out(self, name: str) -> bool:
         return False
+
+    def exists(self, name: str) -> bool:
+        try:
+            self._ask(obstore.head, name)
+        except FileNotFoundError:
+            return False
+        return True
 
     def names(self, folder: str) -> list[str]:
         return [name for name, _, _ in self.stamps(folder)]

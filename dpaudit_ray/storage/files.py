@@ -75,6 +75,10 @@ class Folder:
         """Whether a link on the way to a file leads out of the folder."""
         return not (self._root / name).resolve().is_relative_to(self._root.resolve())
 
+    def exists(self, name: str) -> bool:
+        """Returns whether a regular file of this name is there."""
+        return (self._root / name).is_file()
+
     def names(self, folder: str) -> list[str]:
         """The files in `folder`, without their paths; none when it does not exist."""
         return [entry.name for entry in self._entries(folder) if entry.is_file()]

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from ..errors import LeaseLostError, RunDirectoryError, StorageError
+from ..errors import LeaseLostError, MissingFileError, RunDirectoryError, StorageError
 from . import strangers
 from .buckets import Bucket
 from .files import Folder, Passage, reason
@@ -200,14 +200,28 @@ class Place:
         self._write(name, json.dumps(value, indent=1).encode(), passage)
 
     def create_json(self, name: str, value: Any) -> Any:
-        """Writes JSON where there is none; returns what is there if it is something else."""
+        """Writes JSON where there is none.
+
+        Returns:
+            The value that another writer has stored; None if this one is stored now.
+        """
         content = json.dumps(value, indent=1).encode()
         there = self._try(name, self._folder.create, name, content, self._passage)
-        return None if there is None else self.read_json(name)
+        if there is None:
+            return None
+        # Parsed, not read again: if it were deleted meanwhile, this one would count as stored.
+        try:
+            return strangers.parsed(there.decode())
+        except ValueError as error:
+            raise self._unusable(name, error) from error
+
+    def exists(self, name: str) -> bool:
+        """Returns whether a file is stored. It is asked for by name, since lists may lag behind."""
+        return self._read_with(self._folder.exists, name)
 
     def files(self, depth: int) -> list[str]:
         """Every file in it and in folders below, to so many, by its path from here."""
-        return self._list(self._folder.paths, depth)
+        return self._read_with(self._folder.paths, depth, name="")
 
     def delete(self, name: str) -> None:
         self._try(name, self._folder.delete, name, self._passage)
@@ -230,14 +244,21 @@ class Place:
         return aside
 
     def _numbered(self, folder: str, owner: str) -> Iterator[tuple[int, ...]]:
-        names = self._list(self._folder.names, f"{folder}/{owner}")
+        names = self._read_with(self._folder.names, f"{folder}/{owner}")
         return filter(None, (numbers(folder, name) for name in names))
 
-    def _list(self, listing: Callable[..., T], *arguments: Any) -> T:
+    def _read_with(self, action: Callable[..., T], argument: Any, name: str | None = None) -> T:
+        """Returns `action(argument)`.
+
+        Args:
+            action: reads, or lists, what is stored.
+            argument: a name below this place, or another argument of `action`.
+            name: the name for errors, where it is not `argument`; empty: this place itself.
+        """
         try:
-            return self._patience(listing, *arguments)
+            return self._patience(action, argument)
         except OSError as error:
-            raise self._unread(str(arguments[0]), error) from error
+            raise self._unread(argument if name is None else name, error) from error
 
     def _content(self, name: str, most: int = strangers.RECORD) -> bytes | None:
         """What is in a file. Raises StrangeFileError for what is not opened, too."""
@@ -260,10 +281,15 @@ class Place:
 
     def _unread(self, name: str, error: OSError) -> StorageError | RunDirectoryError:
         """What could not be read says nothing about what it holds: nothing is to be deleted."""
-        what = f"cannot read {self.location}/{name} ({reason(error)})"
+        place = f"{self.location}/{name}".rstrip("/")
+        what = f"cannot read {place} ({reason(error)})"
         if may_pass(error):
             return StorageError(f"{what}; run the same command again once the storage answers")
         return RunDirectoryError(f"{what}; make it readable, then run the same command again")
+
+    def _gone(self, name: str) -> MissingFileError:
+        error = FileNotFoundError("it is gone")
+        return MissingFileError(str(self._unusable(name, error, "run the sweep again")))
 
     def _unusable(self, name: str, error: Exception, remedy: str = RESTORE) -> RunDirectoryError:
         return RunDirectoryError(

@@ -34,6 +34,7 @@ from .scores import ESTIMATE_SCHEMA, Bounds, EstimateRow, ScoreFiles, decoded, e
 OUTCOMES = "outcomes.json"
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
+_REMADE = "run the sweep again: it is set aside and made again"
 
 
 class RunDirectory(ScoreFiles):
@@ -83,12 +84,12 @@ class RunDirectory(ScoreFiles):
 
     def _read_arrays(self, name: str) -> Arrays:
         try:
-            if (content := self._content(name, strangers.ARRAYS)) is None:
-                raise ValueError("it is gone")
+            content = self._content(name, strangers.ARRAYS)
+            if content is None:
+                raise self._gone(name)
             return decoded_arrays(content)
         except (OSError, ValueError, pa.ArrowException) as error:
-            remedy = "run the sweep again: it is set aside and made again"
-            raise DamagedFileError(str(self._unusable(name, error, remedy))) from error
+            raise DamagedFileError(str(self._unusable(name, error, _REMADE))) from error
 
     def write_estimates(self, rows: list[EstimateRow]) -> None:
         table = pa.Table.from_pylist(list(map(vars, rows)), ESTIMATE_SCHEMA)
@@ -119,7 +120,8 @@ class RunDirectory(ScoreFiles):
 
     @property
     def complete(self) -> bool:
-        return _SUCCESS in self._list(self._folder.names, "")
+        """Whether the run is marked as complete; `outcomes.complete` also asks for its packs."""
+        return self.exists(_SUCCESS)
 
     def set_complete(self, complete: bool) -> None:
         if complete:

@@ -302,17 +302,21 @@ class ScoreFiles(Place):
     def read_scores(self, audit: str, first: int, last: int, steps: int = _STEPS) -> PackScores:
         """Reads a score file and checks that it is what its name says, of so many steps at most.
 
-        Raises DamagedFileError where it is not, RunDirectoryError where there is none or it may not
-        be read, StorageError where it cannot be read now.
+        Raises DamagedFileError where it is not, MissingFileError where there is none,
+        RunDirectoryError where it may not be read, StorageError where it cannot be read now.
         """
         name, rows = self.score_file(audit, first, last), (last - first + 1) * steps
         try:
             content = self._content(name, strangers.SCORES + rows * strangers.SCORE_ROW)
             if content is None:
-                raise self._unusable(name, FileNotFoundError("it is gone"), "run the sweep again")
+                raise self._gone(name)
             return PackScores.from_table(decoded(content, _schema_of, rows), audit, first, last)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DamagedFileError(str(self._unusable(name, error, RERUN))) from error
+
+    def has_scores_of(self, audit: str, pack: Bounds) -> bool:
+        """Returns whether a pack has a score file of its own, listed or not."""
+        return self.exists(self.score_file(audit, *pack))
 
     def delete_scores(self, audit: str, first: int, last: int) -> None:
         self.delete(self.score_file(audit, first, last))
@@ -322,7 +326,7 @@ class ScoreFiles(Place):
         return {(first, last) for first, last in self._numbered("scores", audit)}
 
     def stamps(self, audit: str) -> list[tuple[str, int, int]]:
-        return self._list(self._folder.stamps, f"scores/{audit}")
+        return self._read_with(self._folder.stamps, f"scores/{audit}")
 
     @property
     def has_scores(self) -> bool:

@@ -1,0 +1,154 @@
+"""An S3 server that fails: each scenario ends with the same bits or one clear line, never a loss."""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dpaudit_ray as da
+from dpaudit_ray.errors import StorageError
+from dpaudit_ray.storage.place import Patience
+from dpaudit_ray.storage.run_directory import RunDirectory
+from dpaudit_ray.storage.scores import PackScores
+from tests.command import dpaudit
+from tests.orchestration.test_faults import assert_same
+from tests.storage.faulty_store import Fault, FaultyStore, opened
+from tests.storage.test_storage import assert_same as assert_same_scores
+from tests.storage.test_storage import pack
+
+QUICK = Patience(seconds=2, sleep=lambda seconds: None)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultyStore]:
+    with pytest.MonkeyPatch.context() as patch, opened(patch) as store:
+        yield store
+
+
+@pytest.fixture
+def store(server: FaultyStore) -> Iterator[FaultyStore]:
+    yield server
+    server.faults.clear()
+
+
+@pytest.fixture
+def run(store: FaultyStore, request: pytest.FixtureRequest) -> RunDirectory:
+    return RunDirectory.under(store.address, re.sub(r"\W", "-", request.node.name), QUICK)
+
+
+SCORES = "scores/.*parquet"
+PASSING = {
+    "409 with nothing stored": Fault("PUT", SCORES, "409 ConditionalRequestConflict"),
+    "412 with nothing stored": Fault("PUT", SCORES, "412 PreconditionFailed"),
+    "500 after storing": Fault("PUT", SCORES, "store, then 500 InternalError"),
+    "503 in a burst": Fault("PUT", SCORES, "503 SlowDown", count=4),
+    "an answer that is cut": Fault("GET", SCORES, "cut"),
+    "a slow answer": Fault("PUT", SCORES, "slow", seconds=0.2),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_scores_survive_what_passes(name, run, store):
+    store.faults.append(dataclasses.replace(PASSING[name]))
+    run.write_scores("a", pack())
+    assert_same_scores(run.read_scores("a", 10, 15), pack())
+    assert store.faults[0].count <= 0, "the fault did not happen"
+
+
+def test_an_upload_that_is_always_refused_is_an_error(run, store):
+    store.faults.append(Fault("PUT", SCORES, "409 ConditionalRequestConflict", count=10**9))
+    with pytest.raises(StorageError, match="has no object"):
+        run.patient(Patience()).write_scores("a", pack())
+
+
+def test_a_lease_or_a_part_is_not_taken_for_stored(run, store):
+    store.faults.append(Fault("PUT", "driver.json", "409 ConditionalRequestConflict"))
+    assert run.create_json("driver.json", {"owner": "x"}) is None
+    assert run.read_json("driver.json") == {"owner": "x"}
+    assert run.create_json("driver.json", {"owner": "y"}) == {"owner": "x"}
+
+
+def test_a_stored_pack_is_found_though_no_list_has_it(run, store):
+    run.write_scores("a", pack())
+    store.faults.append(Fault("GET", "list-type", "hide"))
+    assert run.score_files("a") == set()
+    assert run.has_scores_of("a", (10, 15))
+    assert not run.has_scores_of("a", (16, 21))
+
+
+@pytest.fixture
+def quiet(light: dict, tmp_path: Path) -> str:
+    """The light sweep in a folder, by storage that works."""
+    return da.run(light, storage_path=str(tmp_path), executor="inline").location
+
+
+WHOLE_RUNS = {
+    "409": Fault("PUT", SCORES, "409 ConditionalRequestConflict", skip=3),
+    "lists that lag": Fault("GET", "list-type", "hide", skip=4, count=10**9),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_RUNS)
+def test_a_run_is_complete_with_every_bit(name, light, quiet, store):
+    storage = f"{store.address}/{name.replace(' ', '-')}"
+    store.faults.append(dataclasses.replace(WHOLE_RUNS[name]))
+    result = da.run(light, storage_path=storage, executor="inline")
+    assert result.complete
+    assert da.Result.open(result.location).complete
+    assert_same(quiet, result.location)
+
+
+def test_a_pack_that_storage_loses_is_run_again(light, quiet, tmp_path, monkeypatch):
+    lose_once(monkeypatch, times=1)
+    told: list[str] = []
+    result = da.run(light, str(tmp_path / "lossy"), executor="inline", tell=told.append)
+    assert result.complete
+    assert_same(quiet, result.location)
+    (line,) = [line for line in told if "run again" in line]
+    assert "20-29.parquet: stored in this run, and gone" in line
+
+
+def test_storage_that_goes_on_losing_ends_the_run_clearly(light, tmp_path, monkeypatch):
+    lose_once(monkeypatch, times=10**9)
+    with pytest.raises(StorageError, match="storage loses what it has taken"):
+        da.run(light, str(tmp_path), executor="inline")
+    assert not (tmp_path / "tiny/_SUCCESS").exists()
+
+
+def lose_once(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Lets storage lose a pack after it was stored, so often."""
+    write = RunDirectory.write_scores
+    left = [times]
+
+    def loses(run: RunDirectory, audit: str, scores: PackScores) -> None:
+        write(run, audit, scores)
+        if scores.first == 20 and audit.startswith("000") and left[0] > 0:
+            left[0] -= 1
+            run.delete_scores(audit, scores.first, scores.last)
+
+    monkeypatch.setattr(RunDirectory, "write_scores", loses)
+
+
+def pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("replace", [Path.unlink, pipe, folder])
+def test_complete_never_stands_beside_a_missing_trial(replace, quiet):
+    assert da.Result.open(quiet).complete
+    replace(next(Path(quiet).glob("scores/000*/20-29.parquet")))
+    assert not da.Result.open(quiet).complete
+    outcome = dpaudit("status", quiet)
+    assert "not complete" in outcome.out
+    assert outcome.code == 0
+    assert json.loads(dpaudit("status", quiet, "--json").out)["complete"] is False
