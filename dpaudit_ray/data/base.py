@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from ..errors import DataError, SpecError
+from ..errors import DataError, DpauditError, SpecError, first_line
 from ..plugins import Plugin
 
 Stamps = tuple[tuple[int, ...], ...]
@@ -53,7 +54,7 @@ class Data(Plugin):
     def files(self) -> tuple[Path, ...]:
         """The files that `read` reads, which may not exist yet; none for bundled data."""
         path = getattr(self, "path", None)
-        return () if path is None else (Path(path).expanduser().absolute(),)
+        return () if path is None else (Path(os.path.expanduser(path)).absolute(),)
 
     @property
     def key(self) -> str:
@@ -78,7 +79,16 @@ class Data(Plugin):
         return _READ[source]
 
     def _read_records(self) -> Dataset:
-        whole, count = self.read(), self.records
+        count = self.records
+        try:
+            whole = self.read()
+        except (DpauditError, MemoryError):
+            raise
+        except Exception as error:  # libraries and plug-ins raise anything for a foreign file
+            raise DataError(
+                f"{self.name}: cannot be read ({type(error).__name__}: {first_line(error)}); "
+                "repair the data, or see --debug"
+            ) from error
         if count is None:
             return whole
         if count > len(whole.y):
@@ -105,8 +115,8 @@ def _stamps(files: tuple[Path, ...]) -> Stamps | None:
     """Stamps that change with `files`; None where they must be read anew."""
     try:
         stats = [file.stat() for file in files]
-    except OSError:
-        return None  # reading tells what is wrong
+    except (OSError, ValueError):
+        return None  # reading reports what is wrong
     if not stats or time.time_ns() - max(stat.st_mtime_ns for stat in stats) < _SETTLED_NS:
         return None
     return tuple((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
@@ -114,10 +124,12 @@ def _stamps(files: tuple[Path, ...]) -> Stamps | None:
 
 def existing_file(path: str, what: str, remedy: str) -> Path:
     """The file at `path`, or a DataError that says where it was looked for and how to get it."""
-    if not (file := Path(path).expanduser()).is_file():
-        beside = "" if file.is_absolute() else ", nor beside the sweep file"
-        folder = ", which is a folder" * file.is_dir()
-        raise DataError(f"{what}: no file at {file.absolute()}{folder or beside}; {remedy}")
+    file = Path(os.path.expanduser(path))  # pathlib raises for an unknown user, or no home
+    if not os.path.isfile(file):
+        note = "" if file.is_absolute() else ", nor beside the sweep file"
+        if os.path.isdir(file):
+            note = ", which is a folder"
+        raise DataError(f"{what}: no file at {file.absolute()}{note}; {remedy}")
     return file
 
 

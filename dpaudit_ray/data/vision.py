@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -58,7 +59,7 @@ class _Images(Data):
         from torchvision import datasets
 
         try:
-            for file in filter(Path.is_file, self.files()):
+            for file in filter(os.path.isfile, self.files()):
                 strangers.require(file.stat().st_size, decoding.FREE)
             source: Any = getattr(datasets, self.source)(self._root, train, download=self.download)
             pixels, y = np.asarray(source.data), np.asarray(source.targets, np.int64)
@@ -72,7 +73,7 @@ class _Images(Data):
 
     @property
     def _root(self) -> Path:
-        return Path(self.root).expanduser().absolute()
+        return Path(os.path.expanduser(self.root)).absolute()
 
 
 class Cifar10(_Images):

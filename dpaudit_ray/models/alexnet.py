@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -42,7 +43,7 @@ class AlexNet(Model):
         return self
 
     def files(self) -> tuple[Path, ...]:
-        return () if self.path is None else (Path(self.path).expanduser(),)
+        return () if self.path is None else (Path(os.path.expanduser(self.path)),)
 
     def body(self, shape: tuple[int, ...]) -> nn.Module:
         """Raises DataError where the weights cannot be had, or are another network's."""

@@ -260,9 +260,11 @@ def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
 
 def require_dashboard(address: str, tell: Tell) -> None:
     """Asks a dashboard for its version, without a token; NoClusterError where none answers."""
-    parts = urllib.parse.urlsplit(address)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
+        parts = urllib.parse.urlsplit(address)
+        kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
+        if parts.scheme == "https":
+            kind = http.client.HTTPSConnection
         with contextlib.closing(kind(parts.netloc, timeout=CONNECT_SECONDS)) as connection:
             connection.request("GET", f"{parts.path}/api/version")
             code = connection.getresponse().status

@@ -168,7 +168,7 @@ class _Reads(Protocol):
 
 def input_files(sweep: Sweep) -> tuple[InputFile, ...]:
     """Files that data and models read, once, in order. Raises DataError for an unreadable one."""
-    paths = dict.fromkeys(path for path in _files(sweep.cells) if path.is_file())
+    paths = dict.fromkeys(path for path in _files(sweep.cells) if os.path.isfile(path))
     return tuple(InputFile(str(path), _digest(path)) for path in paths)
 
 

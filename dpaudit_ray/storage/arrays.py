@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from . import scores
+from . import decoding, scores
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -46,7 +46,11 @@ def checked(arrays: Any, whose: str) -> Arrays:
 def encoded(arrays: Arrays) -> bytes:
     """The file."""
     rows = [row for name, array in arrays.items() for row in _rows(name, array)]
-    return scores.encoded(pa.Table.from_pylist(rows, SCHEMA))
+    table = pa.Table.from_pylist(rows, SCHEMA)
+    content = scores.encoded(table)
+    if 2 * table.nbytes > decoding.most_decoded(len(content)):  # such as a gradient of zeros
+        return scores.encoded(table, compression="none")
+    return content
 
 
 def decoded(content: bytes) -> Arrays:

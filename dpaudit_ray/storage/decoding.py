@@ -18,8 +18,8 @@ from typing import Any
 from . import strangers
 from .strangers import StrangeFileError
 
-FREE = 2**28
-RATIO = 64  # tables and models compress less; deflate reaches 1,032, zstd 32,768
+FREE = 2**27  # pandas takes ten times as much for a table of single digits
+RATIO = 16  # most tables and models compress less; deflate reaches 1,032, zstd 32,768
 _UNPACK = ", which has no bound; decompress it"
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,

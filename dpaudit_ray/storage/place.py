@@ -98,7 +98,7 @@ class Place:
         try:
             self.local = "://" not in location or location.startswith("file://")
             self._folder = Folder(location) if self.local else Bucket(location)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: no home for the ~
             raise RunDirectoryError(
                 f"cannot use storage path {location} ({reason(error)}); give a folder, or an "
                 "address such as s3://bucket/folder"

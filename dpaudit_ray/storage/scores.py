@@ -218,11 +218,13 @@ def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
     return rows.fillna({MISSED: ""}) if MISSED in rows else rows
 
 
-def encoded(table: pa.Table) -> bytes:
-    """A table as a Parquet file, whose pages have checksums."""
+def encoded(table: pa.Table, compression: str = "zstd") -> bytes:
+    """Returns a table as a Parquet file, whose pages have checksums."""
     sink = pa.BufferOutputStream()
     words = [field.name for field in table.schema if pa.types.is_string(field.type)]
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, use_dictionary=words)
+    pq.write_table(
+        table, sink, compression=compression, write_page_checksum=True, use_dictionary=words
+    )
     return cast(bytes, sink.getvalue().to_pybytes())
 
 

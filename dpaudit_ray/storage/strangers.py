@@ -93,7 +93,9 @@ def seal(content: str) -> str:
 def sealed(content: str, by: object) -> bool:
     """Whether this user has put the seal `by` under `content`."""
     expected = seal(content)
-    return bool(expected) and isinstance(by, str) and hmac.compare_digest(expected, by)
+    if not expected or not isinstance(by, str):
+        return False
+    return hmac.compare_digest(expected.encode(), by.encode(errors="replace"))
 
 
 def _key() -> bytes | None:

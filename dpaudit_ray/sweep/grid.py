@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -137,8 +138,9 @@ def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
     if isinstance(node, list):
         return [located(item, folders, key) for item in node]
     if isinstance(node, str) and node and key in _LOCATIONS:
-        places = (folder / Path(node).expanduser() for folder in folders)
-        return next((str(place.resolve()) for place in places if place.exists()), node)
+        # Functions of os.path raise for no path: of an unknown user, too long, forbidden, with \0.
+        places = (folder / os.path.expanduser(node) for folder in folders)
+        return next((str(place.resolve()) for place in places if os.path.exists(place)), node)
     return node
 
 

@@ -10,11 +10,14 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, field_val
 from ..plugins import Strict
 
 _UNITS = 10_000  # of a resource, in Ray
+_MOST = 10**6  # of a resource; no node has as many
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABELS = rf"!?({_LABEL}|(in)?\({_LABEL}(, ?{_LABEL})*\))"
 
 
 def _amount(value: float) -> float:
+    if abs(value) > _MOST:
+        raise ValueError(f"must be at most {_MOST:,}")
     if abs(value * _UNITS - round(value * _UNITS)) > 1e-6:
         raise ValueError("must be a multiple of 0.0001, which is as fine as Ray counts")
     return value

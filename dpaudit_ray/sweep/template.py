@@ -81,8 +81,8 @@ def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
     if path is None:
         options: dict[str, Any] = {"name": name or "breast_cancer"}
         return DataEntry(options, _parse_data(options).load())
-    place = Path(path).expanduser()
-    if not place.exists():
+    place = Path(os.path.expanduser(path))
+    if not os.path.exists(place):
         raise DataError(f"--data-path: nothing is at {place.absolute()}; give a file or a folder")
     below = place.resolve().is_relative_to(beside.resolve())
     shown = os.path.relpath(place, beside) if below else str(place.absolute())

@@ -28,6 +28,9 @@ TYPES: list[tuple[str, Any, str]] = [
     ("name", 3, "name: must be text, got 3"),
 ]
 BOUNDS: list[tuple[str, Any, str]] = [
+    ("resources.num_cpus", 1e308, "resources.num_cpus: must be at most 1,000,000, got 1e308"),
+    *(("mechanism.data", {"name": "npz", "path": path}, "npz: no file at ") for path in
+      ("~nobody-of-this-name/x.npz", "a" * 5000, "a\0b", "/a" * 3000)),
     ("resources.num_gpus", 1.5, "resources.num_gpus: is above 1, so it must be a whole number"),
     ("resources.num_gpus", 0.00001, "resources.num_gpus: must be a multiple of 0.0001"),
     ("resources.custom_resources", {"a": 0}, "resources.custom_resources.a: must be greater than"),
@@ -45,7 +48,7 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("audit.accountants", ["rdp"] * 2, "audit.accountants: lists rdp twice; remove one of them"),
     ("audit.stop_when", {}, "audit.stop_when: names no rule"),
     ("audit.up_to", 50, "audit.up_to: is 50, fewer than the 90 of audit.trials"),
-]
+]  # fmt: skip
 NAMES: list[tuple[str, Any, str]] = [
     ("mechanism.name", "foo", "mechanism.name: unknown mechanism 'foo'; known: dp-sgd"),
     ("audit.accountants", ["rdp", "foo"], "audit.accountants.1: unknown accountant 'foo'; known: "),

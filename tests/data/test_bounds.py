@@ -97,6 +97,13 @@ def test_a_file_that_is_not_decompressed_is_one_line(name, content, problem, tmp
     assert "\n" not in str(error.value)
 
 
+def test_what_a_library_raises_is_a_line_of_the_data_set(tmp_path):
+    """A number of 400 digits in a cell was an OverflowError, reported as a bug in dpaudit."""
+    (tmp_path / "table.csv").write_text(f"a,label\n{'1' * 400},0\n1,1\n")
+    with pytest.raises(DataError, match=r"^csv: .*\(OverflowError: int too large"):
+        Csv(path=str(tmp_path / "table.csv")).load()
+
+
 def test_a_file_of_holes_has_no_size_of_its_own(tmp_path):
     (tmp_path / "holes.csv").write_bytes(b"a,label\n0,1\n")
     os.truncate(tmp_path / "holes.csv", 2**40)

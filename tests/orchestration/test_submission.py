@@ -133,6 +133,10 @@ def test_a_token_file_is_enough_the_mode_need_not_be_set(cluster, place):
     [
         (["--address", "127.0.0.1:6379"], "such as http://127.0.0.1:8265"),
         (["--address", "http://127.0.0.1:1"], "no Ray dashboard answers"),
+        (
+            ["--address", "http://[::1"],
+            "answers at http://[::1 (Invalid IPv6 URL)",
+        ),
         (["--storage-path", "runs"], "would end with the job"),
         (["--exclude", "sweep.yaml"], "not be left out by --exclude"),
         (["--working-dir", "elsewhere"], "must lie in the working directory"),

@@ -185,7 +185,7 @@ def test_a_forged_answer_is_not_believed(sweep, tmp_path):
     found, stored = verdict.current(run), tmp_path / verdict.FILE
     sealed = json.loads(stored.read_text())
     forged = sealed | {"verdict": "CONSISTENT", "sentence": "CONSISTENT: every claim holds"}
-    for seal in (sealed.get("seal", ""), hashlib.sha256(b"").hexdigest(), None):
+    for seal in (sealed.get("seal", ""), hashlib.sha256(b"").hexdigest(), None, "é\ud800"):
         stored.write_text(json.dumps(forged | {"seal": seal}))
         told_by_status = json.loads(dpaudit("status", tmp_path, "--json").out)["verdict"]
         assert told_by_status["verdict"] == "VIOLATION"

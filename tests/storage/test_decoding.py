@@ -118,3 +118,5 @@ def test_arrays_decode_to_no_more_than_their_size_allows(monkeypatch):
     monkeypatch.setattr(decoding, "FREE", 2**20)
     with pytest.raises(StrangeFileError, match="decoded bytes, more than"):
         arrays.decoded(content)
+    content = arrays.encoded({"x": np.zeros(2**20)})
+    assert arrays.decoded(content)["x"].shape == (2**20,), "what is written can be read"
