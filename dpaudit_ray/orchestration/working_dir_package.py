@@ -174,7 +174,7 @@ class WorkingDirPackage:
         folder = self.folder.resolve()
         files = [path.relative_to(folder) for path in self.named if path.is_relative_to(folder)]
         files += self._tracked or ()
-        return frozenset(parent for path in files for parent in path.parents)
+        return frozenset().union(*(path.parents for path in files))
 
     def _below(self, here: Path, included: bool) -> _Listing:
         listing = _Listing()

@@ -60,7 +60,7 @@ class Table(io.RawIOBase):
     """The decompressed bytes of a table, by the file's suffix, bounded while they are read.
 
     A parser fills short rows with empty cells, so a line of two bytes may become a million cells.
-    In a table of complete rows each cell has a byte of its own, the separator after it.
+    In a table of complete rows each cell has at least one byte, the separator after it.
     """
 
     def __init__(self, file: Path) -> None:

@@ -156,7 +156,7 @@ def _is_gone(entry: Entry) -> bool:
         os.kill(pid, 0)
     except PermissionError:
         return False  # somebody else's, which `/proc` may not show
-    except OSError:
+    except (OSError, OverflowError):
         pass
     return True
 

@@ -139,7 +139,7 @@ class Place:
         content: bytes | None = b""
         try:
             content = self._folder.read(DRIVER)
-            entry = json.loads(content or b"{}")
+            entry = strangers.parsed((content or b"{}").decode())
         except ValueError:  # damaged, or not opened: of nobody
             entry = {}
         if isinstance(entry, dict) and entry.get("owner") == self.owner:

@@ -148,6 +148,19 @@ def test_a_process_that_is_hidden_is_not_gone(monkeypatch):
     assert not lease._is_gone(entry)
 
 
+@pytest.mark.parametrize("pid", [10**30, 10**4000, -(10**30), 0, -1])
+def test_a_foreign_process_id_is_of_no_process(pid):
+    """A number that no process can have raised OverflowError in `status`: a bug in dpaudit."""
+    assert lease._is_gone({"owner": "x", **lease._where(), "pid": pid, "started": "1"})
+
+
+def test_a_foreign_lease_stops_the_driver(run):
+    with lease.held(run, beat=NEVER) as held:
+        run.write_text(DRIVER, "[" * 10**5)
+        with pytest.raises(LeaseLostError, match="another driver has taken over"):
+            held.run.require_owned()
+
+
 def test_a_clock_that_jumps_takes_nothing_over(local, monkeypatch):
     """Every look at any clock finds it an hour on, as after a pause; the owner had one beat."""
     with lease.held(local, beat=0.1):
