@@ -82,12 +82,35 @@ class Aggregator:
 
 @ray.remote
 class Trainer(trainer.Trainer):
-    """A trainer in a process of its own; `datasets` are references by key."""
+    """A trainer in a process of its own, which gets its work by the first call, `ready`.
 
-    def __init__(
-        self, raw_sweep: dict[str, Any], brief: Brief, aggregator: Any, datasets: dict[str, Any]
-    ) -> None:
+    Ray warns of each constructor with references, since it may find them gone at a restart.
+    """
+
+    _name = "dpaudit"
+
+    def __init__(self) -> None:
         _settle_in()
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            ray.actor.exit_actor()  # the driver starts another one
+
+    def ready(
+        self,
+        modules: tuple[str, ...],
+        raw_sweep: dict[str, Any],
+        brief: Brief,
+        aggregator: Any,
+        datasets: dict[str, Any],
+    ) -> tuple[str, str, Machine]:
+        """Takes its work, and returns the node's id, its address, and its machine.
+
+        Args:
+            modules: the user's modules whose versions the driver compares.
+            raw_sweep: the sweep file.
+            brief: the plan without packs.
+            aggregator: the actor that stores scores.
+            datasets: references to data sets by key.
+        """
         provide(dict(zip(datasets, ray.get(list(datasets.values())), strict=True)))
 
         def call(method: str, *arguments: Any) -> Any:
@@ -96,14 +119,11 @@ class Trainer(trainer.Trainer):
 
         super().__init__(raw_sweep, brief, call)
         self._name = raw_sweep["name"]
+        machine = provenance.machine(modules, gpu=bool(ray.get_gpu_ids()))
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), machine
 
     def __repr__(self) -> str:
         return f"{self._name}: trains"
-
-    def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
-        """Answers once it has its place: the node's id, address and machine, with these modules."""
-        machine = provenance.machine(modules, gpu=bool(ray.get_gpu_ids()))
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), machine
 
 
 def task_name(role: str, method: str, brief: Brief, arguments: tuple[Any, ...]) -> str:

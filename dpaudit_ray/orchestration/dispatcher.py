@@ -15,6 +15,7 @@ from ..plan.model import Pack
 from ..plan.outcomes import Failure
 from ..plan.provenance import Machine
 from .executors import (
+    NO_MEMORY,
     TRAINER,
     CallFailedError,
     Done,
@@ -51,7 +52,7 @@ class Dispatcher:
         self._aggregator = executor.start("Aggregator", f"{sweep.name}-aggregator")
         try:
             # Rebuilds the estimates now: a damaged run directory is told before any training.
-            self._client = AggregatorClient(executor, self._aggregator, liveness, tell)
+            self._client = AggregatorClient(executor, self._aggregator, liveness, tell, places)
             self._compatibility = MachineCompatibility(work)
             limits = {i: cell.mechanism.trial_limit for i, cell in enumerate(sweep.cells)}
             self._deadlines = Deadlines(sweep.resources.pack_deadline, limits)
@@ -128,7 +129,9 @@ class Dispatcher:
 
     def _start_worker(self, number: int) -> Worker:
         name = f"{self._work.sweep.name}{TRAINER}{number}"
-        handle: Handle = self._executor.start("Trainer", name, self._places.avoided)
+        trainers = collections.Counter(worker.node for worker in self._pool.ready)
+        avoid = self._places.avoided | self._places.crowded(trainers)
+        handle: Handle = self._executor.start("Trainer", name, avoid)
         greeting = self._executor.call(handle, "ready", self._compatibility.modules)
         worker = Worker(name, handle, greeting)
         self._owners[greeting] = worker
@@ -164,6 +167,8 @@ class Dispatcher:
         try:
             outcome: Any = answer.result()
         except CallFailedError as error:
+            if answer is worker.greeting:  # it has none of its work
+                return self._died(worker, WorkerDiedError(str(error)))
             pack, worker.pack = worker.pack, None
             self._pool.changed(worker)
             return self._lost(Lost(pack, str(error)))
@@ -181,7 +186,7 @@ class Dispatcher:
         self._pool.changed(worker)
         if why := self._compatibility.admit(address, machine):
             self._pool.replace(worker)
-            self._places.leave_out(node, address, why)
+            self._places.leave_out(node, address, why, "install the same on all")
 
     def _answered(self, worker: Worker, outcome: Outcome) -> Outcome | None:
         if isinstance(outcome, Failure):
@@ -191,6 +196,7 @@ class Dispatcher:
             return None
         worker.proven = True
         if isinstance(outcome, Done):
+            self._places.pack_done(worker.node)
             if outcome.whole and self._client.silent_until <= time.monotonic() - outcome.seconds:
                 self._deadlines.measured(outcome.pack, outcome.seconds)
             if (guilty := self._attribution.done(outcome.pack, worker)) in self._pool.workers:
@@ -199,6 +205,8 @@ class Dispatcher:
 
     def _died(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
         """None where it was taken back before it had its place, as when its node leaves."""
+        if self._liveness.answers and (lost := self._killed_for_memory(worker, error)):
+            return lost
         if not worker.node and error.taken_back:
             self._pool.replace(worker)
             return None
@@ -213,6 +221,23 @@ class Dispatcher:
             return self._lost(Lost(pack, f"{worker.name}: {where} has left", "node", foreseen))
         where = f" on node {worker.address}" if worker.node else ""
         return self._lost(Lost(pack, f"{worker.name}{where}: {error}"))
+
+    def _killed_for_memory(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
+        """Returns what is lost if a trainer was killed because its node ran short of memory."""
+        node = self._places.new_memory_kill(worker.node)
+        if not node and error.of_memory:
+            node = worker.node
+        if not node and not error.of_memory:
+            return None
+        crowded = False
+        if node:
+            trainers = sum(other.node == node for other in self._pool.ready)
+            address = worker.address or node[:8]
+            crowded = self._places.trainer_killed(node, address, max(trainers, 1))
+        where = f" on node {worker.address}" if worker.node else ""
+        pack = self._pool.replace(worker)
+        # A pack beside which others ran is not to blame.
+        return self._lost(Lost(pack, f"{worker.name}{where}: {NO_MEMORY}", foreseen=crowded))
 
     def _hanging(self) -> list[Lost]:
         """Packs of trainers that hang, and are replaced; none while the aggregator is silent."""
@@ -246,8 +271,10 @@ class AggregatorClient:
         aggregator: Handle,
         liveness: HeadLiveness,
         tell: Callable[[str], None],
+        places: Places | None = None,
     ) -> None:
         self._executor, self._aggregator = executor, aggregator
+        self._places = places
         self._liveness, self._tell = liveness, tell
         self._snapshot: Future[Progress] | None = None  # asked for `_since` then
         self._since = 0.0
@@ -301,17 +328,23 @@ class AggregatorClient:
         if self._pulse is not None and self._pulse.done():
             self._beats = self._pulse.exception() is None  # else it died, and is started again
             self._pulse = None
+            if not self._beats and self._was_killed_for_memory():
+                self._tell(f"the aggregator was killed, as {NO_MEMORY}; it is started again")
         if self._pulse is None:
             self._pulse, self._mute = self._executor.call(self._aggregator, "pulse"), 0.0
             return
         self._mute += LOOK_SECONDS  # not what this process was paused for
         if self._mute >= (GONE_SECONDS if self._beats else START_SECONDS):
+            why = f", as {NO_MEMORY}" if self._was_killed_for_memory() else ""
             self._tell(
-                f"the aggregator has not answered for {self._mute:.0f} s: it is killed and started "
-                "again, and goes on from the run directory"
+                f"the aggregator has not answered for {self._mute:.0f} s{why}: it is killed and "
+                "started again, and continues from the run directory"
             )
             self._executor.kill(self._aggregator, restart=True)
             self._pulse, self._beats = None, False
+
+    def _was_killed_for_memory(self) -> bool:
+        return self._places is not None and self._places.new_memory_kill() != ""
 
     def _result(self, answer: Future[Any]) -> Any:
         while not concurrent.futures.wait([answer], LOOK_SECONDS).done:

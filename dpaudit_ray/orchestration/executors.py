@@ -17,6 +17,7 @@ from ..sweep.spec import Sweep
 
 Role = Literal["Trainer", "Aggregator"]  # scores go from trainers to it, not past the driver
 Handle = Any  # of a worker: what its executor makes of it
+NO_MEMORY = "its node ran out of memory; with resources.memory or a larger num_cpus fewer run"
 TRAINER = "-trainer-"  # between the sweep's name and a number, in the names of trainers
 
 
@@ -32,11 +33,17 @@ class Work:
 
 
 class WorkerDiedError(Exception):
-    """The worker that was called is gone, `taken_back` before it had its place."""
+    """The worker that was called is gone.
+
+    Attributes:
+        taken_back: it had no place yet.
+        of_memory: its node ran short of memory.
+    """
 
     def __init__(self, reason: str, taken_back: bool = False) -> None:
         super().__init__(reason)
         self.taken_back = taken_back
+        self.of_memory = reason == NO_MEMORY
 
 
 class CallFailedError(Exception):
@@ -56,11 +63,15 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The nodes now; those that are about to leave, by id; whether an autoscaler adds nodes."""
+    """The nodes now; those that are about to leave, by id; whether an autoscaler adds nodes.
+
+    `memory_kills` counts, by node, the processes that were killed because its memory ran short.
+    """
 
     nodes: tuple[Node, ...]
     draining: frozenset[str] = frozenset()
     grows: bool = False
+    memory_kills: Callable[[], Mapping[str, int]] = dict
 
 
 class Executor(Protocol):

@@ -19,7 +19,17 @@ from typing import Any
 from ..errors import DpauditError, NoClusterError
 from . import interruption, ray_internals
 from .dispatcher import Dispatcher
-from .executors import TRAINER, CallFailedError, Cluster, Handle, Node, Role, Work, WorkerDiedError
+from .executors import (
+    NO_MEMORY,
+    TRAINER,
+    CallFailedError,
+    Cluster,
+    Handle,
+    Node,
+    Role,
+    Work,
+    WorkerDiedError,
+)
 from .interruption import HeadLiveness, HealthChecks
 from .trainer import Brief
 from .workers import Places, ResourceRequest
@@ -50,10 +60,10 @@ class RayExecutor:
         ray, named = self._ray, {"name": name, "namespace": self._namespace}
         if role == "Trainer":
             options = trainer_options(self._request, avoid)
-            options |= {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
-            return actors.Trainer.options(**named, **options).remote(  # type: ignore[attr-defined]
-                self._work.sweep.raw, self._brief, self._aggregator, self._datasets
-            )
+            # If memory runs short, Ray kills actors that it may restart first, the newest of them
+            # before others: trainers, not the aggregator. A restarted trainer ends itself.
+            options |= {"max_restarts": 1, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+            return actors.Trainer.options(**named, **options).remote()  # type: ignore[attr-defined]
         here = ray.get_runtime_context().get_node_id()
         beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
@@ -66,6 +76,9 @@ class RayExecutor:
         from . import actors
 
         of_trainer = worker is not self._aggregator
+        if method == "ready":
+            start = self._work.sweep.raw, self._brief, self._aggregator, self._datasets
+            arguments = (*arguments, *start)
         task = getattr(worker, method, None)
         role = "Trainer" if of_trainer else "Aggregator"
         name = actors.task_name(role, method, self._brief, arguments)
@@ -92,7 +105,9 @@ class RayExecutor:
     def nodes(self) -> Cluster:
         keys = ("NodeID", "NodeManagerAddress", "NodeManagerPort", "Resources", "Labels")
         nodes = (Node(*map(node.get, keys)) for node in self._ray.nodes() if node["Alive"])
-        return Cluster(tuple(nodes), ray_internals.draining_nodes(self._ray), self._grows)
+        draining = ray_internals.draining_nodes(self._ray)
+        memory_kills = functools.partial(ray_internals.memory_kills, self._ray)
+        return Cluster(tuple(nodes), draining, self._grows, memory_kills)
 
     def end_actors_of(self, owner: str) -> int:
         """Ends all actors of a driver whose run is ours now; returns how many trainers it had."""
@@ -153,7 +168,7 @@ def _translated(error: BaseException, exceptions: Any) -> BaseException:
 def last_line(error: BaseException) -> str:
     """What a Ray error says in the end, without the advice that Ray adds."""
     if "low on memory" in str(error):
-        return "its node ran out of memory; with resources.memory or a larger num_cpus fewer run"
+        return NO_MEMORY
     last = (str(error).strip() or type(error).__name__).splitlines()[-1]
     return textwrap.shorten(last, 200, placeholder=" ...")
 

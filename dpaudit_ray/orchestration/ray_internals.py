@@ -7,6 +7,7 @@ head, a leaving node or an autoscaler later, or not at all.
 from __future__ import annotations
 
 import atexit
+import collections
 import importlib
 import json
 import logging
@@ -39,6 +40,25 @@ def read_authentication_again(ray: Any) -> None:
 def draining_nodes(ray: Any) -> frozenset[str]:
     """Ids of nodes that will leave; without it, none: their trainers are lost and run again."""
     return frozenset(_probe(lambda: ray._private.state.state.get_draining_nodes(), ()))
+
+
+def memory_kills(ray: Any) -> dict[str, int]:
+    """Counts worker processes that Ray killed because memory ran short, by node; without it, none.
+
+    The error of a call to an actor that Ray may restart does not name the reason of its death.
+    """
+
+    def read() -> dict[str, int]:
+        from ray.core.generated import common_pb2, gcs_pb2
+
+        kills: collections.Counter[str] = collections.Counter()
+        for row in ray._private.state.state._connect_and_get_accessor().get_worker_table():
+            worker = gcs_pb2.WorkerTableData.FromString(row)
+            if worker.exit_type == common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY:
+                kills[worker.worker_address.node_id.hex()] += 1
+        return dict(kills)
+
+    return _probe(read, {})
 
 
 def autoscales(ray: Any) -> bool:

@@ -27,6 +27,9 @@ PATIENT_SECONDS = 30.0  # without any trainer, before the user is told again
 PENDING = 8  # trainers that may wait for nodes when few have their place
 ANSWER_SECONDS = 2.0
 FAULTS_PER_NODE = 2  # trainers of a node found at fault before it is left out
+MEMORY_KILLS = 2  # trainers of a node killed for its memory before it gets one trainer less
+LONE_MEMORY_KILLS = 3  # the same of a trainer that is alone, before its node is left out
+SHORTAGE_SECONDS = 600.0  # with a trainer less, before one more is tried; doubled each time
 MACHINES_FILE = "machines.json"  # addresses by kind of machine
 GIB = 2**30
 _SELECTOR = re.compile(r"(!?)(?:(?:in)?\((.*)\)|(.*))", re.DOTALL)
@@ -85,6 +88,8 @@ class Places:
         self._gone: set[str] = set()
         self._faults: collections.Counter[str] = collections.Counter()
         self._cluster = executor.nodes()
+        self._memory_kills = collections.Counter(self._cluster.memory_kills())
+        self._shortages: dict[str, Shortage] = {}
 
     def require_room(self) -> None:
         """Raises NoClusterError when the cluster can never hold a trainer."""
@@ -113,6 +118,69 @@ class Places:
     def leaving(self) -> set[str]:
         """Nodes that are given no more work: drained, or left out."""
         return self.avoided | self._cluster.draining
+
+    def crowded(self, trainers: Mapping[str, int]) -> set[str]:
+        """Returns the nodes that ran out of memory and have as many trainers as they may have."""
+        return {node for node in self._shortages if trainers.get(node, 0) >= self._most(node)}
+
+    def new_memory_kill(self, node: str = "") -> str:
+        """Returns a node where one more process was killed for its memory; "" if there is none.
+
+        Args:
+            node: the only node to consider; all nodes by default.
+        """
+        kills = self._cluster.memory_kills()
+        for there in (node,) if node else kills:
+            if kills.get(there, 0) > self._memory_kills[there]:
+                self._memory_kills[there] += 1
+                return there
+        return ""
+
+    def trainer_killed(self, node: str, address: str, trainers: int) -> bool:
+        """Counts a trainer that was killed because the memory of its node ran short.
+
+        After some, the node gets one trainer less. If the trainer was alone, the node is left out.
+
+        Args:
+            node: id of the node.
+            address: the node's address, for the user.
+            trainers: trainers on the node before that, the killed one too.
+
+        Returns:
+            Whether other trainers took memory as well, so that its pack may fit.
+
+        Raises:
+            NoClusterError: no other node is there.
+        """
+        shortage = self._shortages.setdefault(node, Shortage())
+        shortage.trainers = max(shortage.trainers, trainers)
+        crowd = shortage.trainers
+        if crowd == 1:
+            shortage.lone_kills += 1
+            if shortage.lone_kills >= LONE_MEMORY_KILLS:
+                times = f"killed {shortage.lone_kills} times"
+                why = f"its memory does not hold a single trainer, {times}"
+                remedy = "lower mechanism.batch_size or resources.pack_size, or use a larger node"
+                self.leave_out(node, address, why, remedy)
+            return False
+        shortage.kills += 1
+        if shortage.kills >= MEMORY_KILLS:
+            shortage.reduce(crowd - 1)
+            self._tell(
+                f"node {address} ran out of memory {MEMORY_KILLS} times: {crowd - 1} trainers run "
+                f"there, not {crowd}; set resources.memory to what one trainer needs"
+            )
+        return True
+
+    def pack_done(self, node: str) -> None:
+        """Takes note that the memory of a node holds a trainer."""
+        if node in self._shortages:
+            self._shortages[node].lone_kills = 0
+
+    def _most(self, node: str) -> float:
+        """Returns how many trainers a node may have, as far as its memory is known."""
+        shortage = self._shortages.get(node)
+        return math.inf if shortage is None else shortage.most()
 
     def tell_what_for(self, trainers: int, room: int) -> None:
         """Says what `trainers` wait for, none of which has its place."""
@@ -146,25 +214,61 @@ class Places:
                 "that other nodes could do"
             )
 
-    def leave_out(self, node: str, address: str, why: str) -> None:
-        """Leaves out a node that would compute otherwise; NoClusterError without another one."""
+    def leave_out(self, node: str, address: str, why: str, remedy: str) -> None:
+        """Starts no more trainers on a node; NoClusterError without another one."""
         if node in self.avoided:
             return
         self.avoided.add(node)
         line = f"node {address} is left out: {why}"
         if not self._fitting() and not self._cluster.grows:
-            raise NoClusterError(f"{line}, and no other node is there; install the same on all")
+            raise NoClusterError(f"{line}, and no other node is there; {remedy}")
         self._tell(line)
 
     def _fitting(self) -> dict[str, int]:
         leaving = self.leaving
-        return {
-            node.id: count
-            for node in self._cluster.nodes
-            if node.id not in leaving
-            and self._request.matches(node.labels)
-            and (count := self._request.fits(node.resources))
-        }
+        fitting: dict[str, int] = {}
+        for node in self._cluster.nodes:
+            if node.id in leaving or not self._request.matches(node.labels):
+                continue
+            count = self._request.fits(node.resources)
+            if count > 0:
+                fitting[node.id] = int(min(count, self._most(node.id)))
+        return fitting
+
+
+@dataclasses.dataclass
+class Shortage:
+    """Trainers of a node that were killed for its memory.
+
+    Attributes:
+        kills: killed beside others since the node last got a trainer less.
+        trainers: the most that were there at one of these kills.
+        lone_kills: killed alone since a pack was last done there.
+        limit: how many may be there.
+        until: when one more is tried, by `time.monotonic`.
+        wait: seconds until then.
+    """
+
+    kills: int = 0
+    trainers: int = 0
+    lone_kills: int = 0
+    limit: float = math.inf
+    until: float = math.inf
+    wait: float = SHORTAGE_SECONDS
+
+    def reduce(self, limit: int) -> None:
+        """Lets the node have no more than `limit` trainers for a while."""
+        self.kills = self.trainers = 0
+        self.limit = limit
+        self.until = time.monotonic() + self.wait
+        self.wait *= 2
+
+    def most(self) -> float:
+        """Returns how many trainers the node may have now."""
+        if time.monotonic() >= self.until:
+            self.limit += 1
+            self.until = time.monotonic() + self.wait
+        return self.limit
 
 
 @dataclasses.dataclass(eq=False)

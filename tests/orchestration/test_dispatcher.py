@@ -1,5 +1,6 @@
 """Who runs a pack and where, and what follows when somebody cannot or is silent: all played."""
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -74,6 +75,7 @@ class PlayedCluster:
         self.calls: dict[str, tuple[Future[Any], float, str, tuple[Any, ...]]] = {}  # since then
         self.done: list[tuple[Pack, str]] = []  # packs in their order, and the trainer's node
         self.misses: list[Failure] = []
+        self.memory_kills = collections.Counter[str]()
 
     def start(self, role: str, name: str, avoid: Collection[str] = ()) -> str:
         if role == "Trainer":
@@ -104,7 +106,9 @@ class PlayedCluster:
         answer, began, method, arguments = self.calls[trainer]
         node = self.nodes_of[trainer]
         fault = "" if method == "ready" else self.fault(trainer, node)
-        if node not in self.cpus or fault == "dies":
+        if fault == "eats":  # Ray does not give the reason to the caller
+            self.memory_kills[node] += 1
+        if node not in self.cpus or fault in ("dies", "eats"):
             answer.set_exception(WorkerDiedError("killed"))
         elif method == "ready":
             answer.set_result((node, f"address-of-{node}", self.machine(node)))
@@ -122,7 +126,7 @@ class PlayedCluster:
     def nodes(self) -> Cluster:
         there = self.cpus.items()
         nodes = tuple(Node(name, "127.0.0.1", self.port, {"CPU": cpus}) for name, cpus in there)
-        return Cluster(nodes, frozenset(self.draining))
+        return Cluster(nodes, frozenset(self.draining), memory_kills=lambda: self.memory_kills)
 
 
 class Run:
@@ -171,6 +175,85 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
 def only(name: str, fault: str) -> Fault:
     """A fault of one trainer, or of all trainers of one node."""
     return lambda trainer, node: fault if name in (trainer, node) else ""
+
+
+def eating(cluster: PlayedCluster, node: str, most: int) -> Fault:
+    """A node whose memory holds `most` trainers: if there are more, the newest is killed."""
+
+    def fault(trainer: str, on: str) -> str:
+        there = [name for name, its in cluster.nodes_of.items() if its == node]
+        newest = max(there, key=lambda name: int(name.rpartition("-")[2]), default="")
+        return "eats" if on == node and len(there) > most and trainer == newest else ""
+
+    return fault
+
+
+def test_a_node_short_of_memory_gets_a_trainer_less(run, cluster, monkeypatch):
+    """The packs of the killed trainers are not to blame, and another node keeps its trainers."""
+    monkeypatch.setattr("dpaudit_ray.orchestration.driver.LOSSES_PER_PACK", 1)
+    cluster.cpus = {"a": 3, "b": 1}
+    cluster.fault = eating(cluster, "a", 2)
+    summary = run(cluster)
+    assert not summary.failures
+    assert cluster.memory_kills == {"a": workers.MEMORY_KILLS}
+    assert len(run.told("worker lost")) == workers.MEMORY_KILLS
+    assert all("its node ran out of memory" in line for line in run.told("worker lost"))
+    (line,) = run.told("ran out of memory 2 times")
+    assert line == (
+        "node address-of-a ran out of memory 2 times: 2 trainers run there, not 3; "
+        "set resources.memory to what one trainer needs"
+    )
+    assert {node for _, node in cluster.done} == {"a", "b"}
+
+
+def test_a_node_with_memory_again_gets_its_trainer_back(run, cluster):
+    cluster.fault = eating(cluster, "a", 1)
+    cluster.cpus = {"a": 2}
+    cluster.seconds = lambda trainer: 60.0
+    most = []
+
+    def recover(packs: int) -> None:
+        if packs > 10:
+            cluster.fault = lambda trainer, node: ""
+        most.append(len(cluster.nodes_of))
+
+    cluster.at = recover
+    run(cluster)
+    assert most[-10] == 2
+    assert 1 in most[10:]
+
+
+def test_a_trainer_that_does_not_fit_alone_ends_the_sweep_with_the_reason(run, cluster):
+    cluster.cpus = {"a": 2}
+    cluster.fault = eating(cluster, "a", 0)
+    with pytest.raises(NoClusterError, match="does not hold a single trainer, killed 3") as e:
+        run(cluster)
+    assert "address-of-a" in str(e.value)
+    assert "lower mechanism.batch_size or resources.pack_size" in str(e.value)
+    assert sum(cluster.memory_kills.values()) == workers.MEMORY_KILLS + workers.LONE_MEMORY_KILLS
+
+
+def test_a_trainer_that_fits_alone_elsewhere_is_not_tried_there_again(run, cluster):
+    cluster.cpus = {"a": 1, "b": 1}
+    cluster.fault = eating(cluster, "a", 0)
+    summary = run(cluster)
+    assert not summary.failures
+    assert run.told("node address-of-a is left out: its memory does not hold a single trainer")
+    assert {node for _, node in cluster.done} == {"b"}
+
+
+def test_an_aggregator_that_was_killed_for_memory_is_reported_so(cluster):
+    lines: list[str] = []
+    places = Places(cluster, ResourceRequest({"CPU": 1.0}), None, lines.append)
+    dead: Future[Any] = Future()
+    dead.set_exception(WorkerDiedError("the actor was restarted"))
+    client = AggregatorClient(cluster, "aggregator", HeadLiveness(), lines.append, places)
+    cluster.memory_kills["a"] += 1
+    client._pulse = dead
+    cluster.now += 10
+    client.progress(Activity())
+    assert len(lines) == 1
+    assert lines[0].startswith("the aggregator was killed, as its node ran out of memory")
 
 
 def test_a_trainer_that_fails_at_what_others_do_is_named_and_replaced(run, cluster):
@@ -524,12 +607,12 @@ def test_a_node_at_fault_is_left_out_unless_it_is_the_last():
 def test_a_node_with_other_code_is_left_out_and_the_last_one_ends_the_run():
     counted = places(nodes(a={"CPU": 2}, b={"CPU": 2}), told := [])
     for _ in range(2):
-        counted.leave_out("a", "10.0.0.1", "it has torch 3")
+        counted.leave_out("a", "10.0.0.1", "it has torch 3", "install it")
     assert told == ["node 10.0.0.1 is left out: it has torch 3"]
     assert counted.leaving == {"a"}
     assert counted.room(ready=0)[0] == 2
     with pytest.raises(NoClusterError, match=r"^node 10.0.0.2 is left out: it has torch 3, and no"):
-        counted.leave_out("b", "10.0.0.2", "it has torch 3")
+        counted.leave_out("b", "10.0.0.2", "it has torch 3", "install it")
 
 
 def test_a_node_that_nobody_answers_for_is_gone():
