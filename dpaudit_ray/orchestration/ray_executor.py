@@ -10,7 +10,6 @@ import queue
 import re
 import secrets
 import signal
-import textwrap
 import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future
@@ -18,9 +17,9 @@ from typing import Any
 
 from ..errors import DpauditError, NoClusterError
 from . import interruption, ray_internals
+from .addresses import has_port, host_port, lacks_brackets
 from .dispatcher import Dispatcher
 from .executors import (
-    NO_MEMORY,
     TRAINER,
     CallFailedError,
     Cluster,
@@ -31,6 +30,7 @@ from .executors import (
     WorkerDiedError,
 )
 from .interruption import HeadLiveness, HealthChecks
+from .ray_errors import joining_trouble, last_line, starting_trouble
 from .trainer import Brief
 from .workers import Places, ResourceRequest
 
@@ -165,14 +165,6 @@ def _translated(error: BaseException, exceptions: Any) -> BaseException:
     return ours
 
 
-def last_line(error: BaseException) -> str:
-    """What a Ray error says in the end, without the advice that Ray adds."""
-    if "low on memory" in str(error):
-        return NO_MEMORY
-    last = (str(error).strip() or type(error).__name__).splitlines()[-1]
-    return textwrap.shorten(last, 200, placeholder=" ...")
-
-
 def trainer_options(request: ResourceRequest, avoid: Collection[str] = ()) -> dict[str, Any]:
     """Ray's options for an actor that needs so much, on no node to `avoid`."""
     resources = dict(request.resources)
@@ -214,7 +206,7 @@ def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
         if before is not None and (ended := executor.end_actors_of(before)):
             work.tell(f"{ended} trainers of the driver that had this run before are ended")
         (here,) = (n for n in executor.nodes().nodes if n.id == context.get_node_id())
-        liveness.guard(f"{here.host}:{here.port}", ray_internals.object_store_socket(ray))
+        liveness.guard(host_port(here.host, here.port), ray_internals.object_store_socket(ray))
         return Dispatcher(executor, work, places, liveness)
     except BaseException:  # Ctrl-C too: nothing is left to watch
         liveness.close()
@@ -228,12 +220,11 @@ def connected(address: str | None) -> Iterator[Any]:
     A process that is connected already stays so. Nothing is written into the user's home: a cluster
     of our own gets a token that lives and dies with this process. Raises NoClusterError.
     """
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address is not None and "://" in address:
-        raise NoClusterError(
-            f"{address} is not the address of a cluster's head, which is HOST:6379; from a machine "
-            "outside the cluster, dpaudit submit sends the sweep to http://HOST:8265"
-        )
+    origin = ""
+    if not address and (address := os.environ.get("RAY_ADDRESS")):
+        origin = " (from RAY_ADDRESS)"
+    if address:
+        _require_head_address(address, origin)
     _prepare_environment(local=address is None)
     import ray
 
@@ -244,11 +235,29 @@ def connected(address: str | None) -> Iterator[Any]:
     if address is None:
         _start(ray)
     else:
-        _join(ray, address)
+        _join(ray, address, origin)
     try:
         yield ray
     finally:
         _leave(ray)
+
+
+def _require_head_address(address: str, origin: str) -> None:
+    """Raises NoClusterError for an address that cannot be that of a head's GCS."""
+    if "://" in address:
+        remedy = ""
+        if origin:
+            remedy = "unset RAY_ADDRESS to run on this machine, or give --address HOST:6379; "
+        raise NoClusterError(
+            f"{address}{origin} is not the address of a cluster's head, which is HOST:6379; "
+            f"{remedy}from a machine outside the cluster, dpaudit submit sends the sweep to "
+            "http://HOST:8265"
+        )
+    if lacks_brackets(address):
+        raise NoClusterError(
+            f"{address}{origin} is an IPv6 address without brackets; write [HOST]:PORT, such as "
+            "[fd00::1]:6379"
+        )
 
 
 def _prepare_environment(local: bool) -> None:
@@ -273,10 +282,9 @@ def _init(ray: Any, **options: Any) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _join(ray: Any, address: str) -> None:
+def _join(ray: Any, address: str, origin: str) -> None:
     try:
-        host, _, port = address.rpartition(":")
-        if host and port.isdigit():  # else "auto": Ray looks for it
+        if has_port(address):  # else "auto": Ray looks for it
             # Ray would try for minutes, or for ever where the head is a stopped process.
             channel = functools.partial(ray_internals.channel, ray)
             with contextlib.closing(HealthChecks(channel)) as checks:
@@ -285,9 +293,9 @@ def _join(ray: Any, address: str) -> None:
                     raise TimeoutError("nothing answers there")
         _init(ray, address=address)
     except Exception as error:  # process boundary: Ray raises what it likes
+        trouble = joining_trouble(error)
         raise NoClusterError(
-            f"cannot reach a Ray cluster at {address} ({last_line(error)}); check the address, and "
-            "RAY_AUTH_MODE=token with RAY_AUTH_TOKEN if it is protected"
+            f"cannot reach a Ray cluster at {address}{origin} ({trouble.reason}); {trouble.remedy}"
         ) from error
 
 
@@ -301,9 +309,9 @@ def _start(ray: Any) -> None:
             ray.shutdown()
             if again and "timed out" in str(error):
                 continue
+            trouble = starting_trouble(error)
             raise NoClusterError(
-                f"Ray does not start on this machine ({last_line(error)}); run the same command "
-                "again when less runs here, or use --executor inline"
+                f"Ray does not start on this machine ({trouble.reason}); {trouble.remedy}"
             ) from error
 
 

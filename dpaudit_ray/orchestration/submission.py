@@ -30,11 +30,13 @@ from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, Spec
 from ..plan import provenance
 from ..sweep.spec import Sweep
 from . import ray_internals
+from .ray_errors import submitting_remedy
 from .working_dir_package import WorkingDirPackage
 
 STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: estimates and the lease
 CONNECT_SECONDS = 10.0  # for an answer of the dashboard
 POLL_SECONDS = 2.0  # the whole log comes each time
+PENDING_SECONDS = 20.0  # between two lines about a job that Ray has not started
 _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 _EXIT_CODES = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}  # of `dpaudit run`, and 0
 _SIGNALLED = 128  # and the signal
@@ -149,15 +151,23 @@ class JobsClient:
             try:
                 return self._attempt(job, folder)
             except (RuntimeError, OSError) as error:  # its agent starts, another was faster
+                reason = _reason(error)
                 raise NoClusterError(
-                    f"{self.address} does not take the job ({_reason(error)}); try again soon"
+                    f"{self.address} does not take the job ({reason}); {submitting_remedy(reason)}"
                 ) from error
 
     def follow(self, submission: str, write: Callable[[str], object]) -> int:
         """Passes the job's log on until it ends; returns its exit code. Raises ClusterError."""
         passed = 0  # lines
+        began = time.monotonic()
+        reported = began
         while True:
-            over = self._info(submission).status in _OVER
+            info = self._info(submission)
+            over = info.status in _OVER
+            if info.status == "PENDING" and time.monotonic() - reported >= PENDING_SECONDS:
+                reported = time.monotonic()
+                reason = " ".join(str(info.message or "Ray names no reason").split())
+                self._tell(f"job {submission} is pending for {reported - began:.0f} s: {reason}")
             lines: list[str] = []
             with contextlib.suppress(RuntimeError, OSError):  # whoever looks at the job tells
                 lines = io.StringIO(self._client.get_job_logs(submission)).readlines()

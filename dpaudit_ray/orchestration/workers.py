@@ -58,8 +58,10 @@ class ResourceRequest:
 
     def fits(self, resources: Mapping[str, float]) -> int:
         """How many trainers a node with these resources holds."""
-        shares = [resources.get(name, 0) / value for name, value in self.resources.items()]
-        return int(min(shares) + 1e-9)  # 0.3 / 0.1 is less than 3
+        return min(
+            _parts(resources.get(name, 0), amount, whole_devices=name == "GPU")
+            for name, amount in self.resources.items()
+        )
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels is one that the selector names."""
@@ -71,6 +73,20 @@ class ResourceRequest:
             if (labels.get(key) in names) == bool(negated):
                 return False
         return True
+
+
+def _parts(available: float, amount: float, whole_devices: bool) -> int:
+    """Returns how often an amount fits into what is available.
+
+    Args:
+        available: of a node.
+        amount: of a trainer.
+        whole_devices: an amount below 1 comes from one device: two GPUs hold 0.6 twice.
+    """
+    slack = 1e-9  # 0.3 / 0.1 is less than 3
+    if whole_devices and amount < 1:
+        return int(available) * int(1 / amount + slack)
+    return int(available / amount + slack)
 
 
 class Places:
@@ -167,8 +183,8 @@ class Places:
         if shortage.kills >= MEMORY_KILLS:
             shortage.reduce(crowd - 1)
             self._tell(
-                f"node {address} ran out of memory {MEMORY_KILLS} times: {crowd - 1} trainers run "
-                f"there, not {crowd}; set resources.memory to what one trainer needs"
+                f"node {address} ran out of memory {MEMORY_KILLS} times: it runs {crowd - 1} of "
+                f"{crowd} trainers for a while; set resources.memory to what one trainer needs"
             )
         return True
 

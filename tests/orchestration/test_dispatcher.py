@@ -200,7 +200,7 @@ def test_a_node_short_of_memory_gets_a_trainer_less(run, cluster, monkeypatch):
     assert all("its node ran out of memory" in line for line in run.told("worker lost"))
     (line,) = run.told("ran out of memory 2 times")
     assert line == (
-        "node address-of-a ran out of memory 2 times: 2 trainers run there, not 3; "
+        "node address-of-a ran out of memory 2 times: it runs 2 of 3 trainers for a while; "
         "set resources.memory to what one trainer needs"
     )
     assert {node for _, node in cluster.done} == {"a", "b"}

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -378,6 +379,44 @@ def test_several_sweeps_at_once_end_with_the_first_code_that_is_not_0(jobs, prep
     assert len(jobs.jobs) == 2, "the first had ended when the second was submitted"
     assert submit.main(["nowhere.yaml", *others]) == 2
     assert capfd.readouterr().err.splitlines()[-1].startswith("submit: ")
+
+
+def test_a_pending_job_is_reported_now_and_then_with_what_it_waits_for(jobs, prepared, monkeypatch):
+    """Ray starts it within 15 minutes or fails it."""
+    cluster = JobsClient(ADDRESS, (lines := list[str]()).append)
+    name = cluster.submit(prepared())
+    (job,) = jobs.jobs
+    job.status = "PENDING"
+    job.message = (
+        "Job has not started yet. It may be waiting for resources (CPUs, GPUs, memory, custom "
+        "resources) to become available. It may be waiting for the runtime environment to be set "
+        "up."
+    )
+    clock = types.SimpleNamespace(now=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now += 2
+        if clock.now >= 50:
+            job.status = "RUNNING"
+        if clock.now >= 300:
+            job.status = "SUCCEEDED"
+
+    monkeypatch.setattr(submission.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(submission.time, "sleep", sleep)
+    assert cluster.follow(name, lambda line: None) == 0
+    first, second = lines[1:]
+    assert first.startswith(f"job {name} is pending for 20 s: Job has not started yet. It may be")
+    assert second.startswith(f"job {name} is pending for 40 s: ")
+
+
+def test_a_taken_port_of_the_head_s_agent_is_named(jobs, prepared):
+    text = "No available agent to submit job, please try again later."
+    jobs.refusals.append(text)
+    with pytest.raises(NoClusterError) as refused:
+        JobsClient(ADDRESS).submit(prepared())
+    assert text.rstrip(".") in str(refused.value)
+    assert "--dashboard-agent-listen-port" in str(refused.value)
+    assert "try again soon" not in str(refused.value)
 
 
 def test_every_line_once_and_whole(jobs, prepared, monkeypatch):
