@@ -12,6 +12,7 @@ from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.orchestration import interruption
 from dpaudit_ray.plugins import parse
 from dpaudit_ray.report import detection
+from tests import watchdog
 from tests.command import changed, write_sweep
 from tests.head import Head, head, wait_for
 from tests.pace import Pace
@@ -149,6 +150,11 @@ _LONGEST = (
     *("test_function.py", "test_yuan2021.py", "test_live_view.py", "test_gpu.py"),
     *("test_answer.py", "test_altered.py", "test_imports.py"),
 )
+
+
+def pytest_configure() -> None:
+    """Has the processes of tests end with this process, however it ends."""
+    watchdog.start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
