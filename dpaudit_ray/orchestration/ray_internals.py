@@ -49,8 +49,9 @@ def memory_kills(ray: Any) -> dict[str, int]:
     """
 
     def read() -> dict[str, int]:
-        from ray.core.generated import common_pb2, gcs_pb2
-
+        generated = f"{ray.__name__}.core.generated"
+        gcs_pb2 = importlib.import_module(f"{generated}.gcs_pb2")
+        common_pb2 = importlib.import_module(f"{generated}.common_pb2")
         kills: collections.Counter[str] = collections.Counter()
         for row in ray._private.state.state._connect_and_get_accessor().get_worker_table():
             worker = gcs_pb2.WorkerTableData.FromString(row)
