@@ -317,7 +317,8 @@ class _World:
     def exceeds(self, hits: Floats, rate: float, alpha: float) -> bool:
         """Returns `lower(hits, alpha) > rate`, in less time."""
         if self.independent:
-            return self.lower(hits, alpha) > rate
+            total = float(hits.sum())
+            return total > 0 and float(special.betainc(total, self.n - total + 1, rate)) < alpha
         return evidence(hits, self.sizes, rate) > -math.log(alpha)
 
     def lower(self, hits: Floats, alpha: float) -> float:

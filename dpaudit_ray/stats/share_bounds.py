@@ -24,7 +24,7 @@ from scipy import special
 
 from .error_rates import Floats, root
 
-# Two thirds of the wealth go to the boldest gambler, who wins most if shares differ little, the rest
+# Two thirds of the wealth go to the boldest gambler, who wins most if shares differ little, a third
 # to 16 others by the arcsine law: stakes near 0 win most if units have all hits or none.
 _ANGLES = (np.arange(16) + 0.5) * math.pi / 32
 _STAKES = np.append(np.sin(_ANGLES) ** 2, 1.0)[:, None]

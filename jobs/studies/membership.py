@@ -1,4 +1,4 @@
-"""How often intervals of membership miss, and their widths: `python -m jobs.studies.membership`.
+"""Misses and widths of intervals of membership: `python -m jobs.studies.membership`.
 
 A study draws a matrix of scores of training runs whose law is known, and compares each interval
 with the truth of that law. Prints a row for each law and number of training runs: misses of the TPR
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import multiprocessing
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from dpaudit_ray.stats.membership import Interval, Membership
+from dpaudit_ray.stats.membership import Membership
 
 Floats = npt.NDArray[np.float64]
 Bits = npt.NDArray[np.bool_]
@@ -31,6 +32,11 @@ SHIFT = 1.0  # of members, in standard deviations of the noise
 _LOST = -60.0  # mean of scores that are below all others
 _FOUND = 60.0
 _CONFIDENCE = 0.95
+
+
+def fair(rng: np.random.Generator, shape: tuple[int, int]) -> Bits:
+    """Has each record in with probability 1/2."""
+    return np.asarray(rng.random(shape) < 0.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +55,7 @@ class Law:
     inside: Floats
     outside: Floats = dataclasses.field(default_factory=lambda: np.zeros(1))
     rounded: bool = False
-    bits: Callable[[np.random.Generator, tuple[int, int]], Bits] = lambda rng, shape: (
-        rng.random(shape) < 0.5
-    )
+    bits: Callable[[np.random.Generator, tuple[int, int]], Bits] = fair
 
     def above(self, means: Floats, threshold: float) -> float:
         """Computes the chance of a score above a threshold."""
@@ -67,9 +71,12 @@ class Law:
             rate = self.above(self.inside, threshold)
             return rate, rate
         threshold = next(t for t in range(-100, 100) if self.above(self.outside, t) <= fpr)
-        least, more = self.above(self.outside, threshold), self.above(self.outside, threshold - 1)
-        without, with_all = (self.above(self.inside, t) for t in (threshold, threshold - 1))
-        return without, without + (fpr - least) / (more - least) * (with_all - without)
+        least = self.above(self.outside, threshold)
+        more = self.above(self.outside, threshold - 1)
+        without = self.above(self.inside, threshold)
+        with_all = self.above(self.inside, threshold - 1)
+        share = (fpr - least) / (more - least)
+        return without, without + share * (with_all - without)
 
     @property
     def auc(self) -> float:
@@ -85,8 +92,8 @@ class Law:
 
     def balanced_accuracy(self, threshold: float) -> float:
         """Computes (TPR + 1 - FPR) / 2 at a threshold."""
-        rates = (self.above(means, threshold) for means in (self.inside, self.outside))
-        tpr, fpr = rates
+        tpr = self.above(self.inside, threshold)
+        fpr = self.above(self.outside, threshold)
         return (tpr + 1 - fpr) / 2
 
 
@@ -143,9 +150,10 @@ def halves(rng: np.random.Generator, shape: tuple[int, int]) -> Bits:
     return np.asarray(places % 2 == 0)
 
 
-def _means(*weights: tuple[float, int]) -> Floats:
-    """Returns each mean as often as its whole number says."""
-    return np.repeat([mean for mean, _ in weights], [count for _, count in weights])
+def _means(*counted: tuple[float, int]) -> Floats:
+    """Returns each mean, repeated by its count."""
+    means, counts = zip(*counted, strict=True)
+    return np.repeat(np.array(means, np.float64), counts)
 
 
 # Quantiles of the skewed shift: the marginal law is their mixture, to four digits.
@@ -165,29 +173,28 @@ LAWS = {
 }
 
 
-def intervals(law: Law, shown: Membership) -> list[tuple[Interval, tuple[float, ...]]]:
-    """Computes the intervals of one study, each with the numbers that it is to cover."""
-    rates = [(shown.true_positive_rate(fpr), law.true_positive_rates(fpr)) for fpr in RATES]
-    accuracy, threshold = shown.balanced_accuracy, shown.fitted_threshold
-    truth = () if threshold is None else (law.balanced_accuracy(threshold),)
-    return [*rates, (shown.auc, (law.auc,)), (accuracy, truth)]
-
-
 def cell(name: str, runs: int, records: int, studies: int, seed: int) -> tuple[Floats, Floats]:
     """Counts misses and averages widths of all studies: each [TPR, TPR, AUC, accuracy]."""
     law = LAWS[name]
     rng = np.random.default_rng([seed, list(LAWS).index(name), runs, records])
     misses, widths = np.zeros((2, len(RATES) + 2))
+    truths = [*(law.true_positive_rates(fpr) for fpr in RATES), (law.auc,)]
     done = 0
     while done < studies:
         bits = law.bits(rng, (runs, records))
         scores = law.scores(rng, rng.standard_normal(bits.shape), bits)
         if bits.all() or not bits.any():
             continue  # there is no interval
-        for place, (interval, truths) in enumerate(intervals(law, Membership(scores, bits))):
-            covers = [interval.low - 1e-9 <= truth <= interval.high + 1e-9 for truth in truths]
-            misses[place] += not all(covers)
-            widths[place] += (interval.high - interval.low) / studies
+        found = Membership(scores, bits)
+        rates = [found.true_positive_rate(fpr) for fpr in RATES]
+        threshold = found.fitted_threshold
+        accuracy = () if threshold is None else (law.balanced_accuracy(threshold),)
+        for number, (interval, numbers) in enumerate(
+            zip([*rates, found.auc, found.balanced_accuracy], [*truths, accuracy], strict=True)
+        ):
+            covers = [interval.low - 1e-9 <= truth <= interval.high + 1e-9 for truth in numbers]
+            misses[number] += not all(covers)
+            widths[number] += (interval.high - interval.low) / studies
         done += 1
     return misses, widths
 
@@ -195,7 +202,7 @@ def cell(name: str, runs: int, records: int, studies: int, seed: int) -> tuple[F
 def main(studies: int, seed: int, names: list[str]) -> None:
     """Prints the table, by two processes."""
     shapes = [(4, RECORDS), (20, RECORDS), (100, RECORDS), (100, 1), (400, 1)]
-    cells = [(name, *shape) for name in names for shape in shapes]
+    cells = [(name, *shape) for name, shape in itertools.product(names, shapes)]
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         results = [pool.submit(cell, *key, studies, seed) for key in cells]
         titles = "TPR .1 | TPR .01 | AUC | bal. acc."
