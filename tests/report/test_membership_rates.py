@@ -9,11 +9,19 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray.plan.score_stream import Trials
-from dpaudit_ray.report.membership_rates import Reading
+from dpaudit_ray.report.membership_rates import Reading, matrix
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
+from dpaudit_ray.stats.curve import gaussian
+from dpaudit_ray.stats.membership import Membership
 from tests.command import completed, dpaudit
 from tests.report.handed import DP_SGD, played, sweep
+
+
+class Together:
+    """An audit whose training runs have 60 canaries."""
+
+    together = 60
 
 
 def test_python_status_and_page_say_what_scores_show_beside_the_claim(tmp_path):
@@ -52,6 +60,46 @@ def test_few_training_runs_have_a_report_and_a_status(tmp_path, trainings):
         assert "balanced accuracy unknown" in page
     else:
         assert 0 <= accuracy["low"] <= accuracy["value"] <= accuracy["high"] <= 1
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (2, 20), (3, 20), (25,), (25, 1)])
+@pytest.mark.parametrize("value", [None, 0.0, np.nan, np.inf])
+def test_the_smallest_readings_have_all_their_forms(shape, value):
+    """Few training runs, one record, and scores that are all equal or not finite."""
+    members = np.arange(np.prod(shape)).reshape(shape) % 2 == 0
+    scores = np.random.default_rng(0).normal(size=shape)
+    if value is not None:
+        scores = np.full(shape, value)
+    reading = Reading("id", "label", Membership(scores, members), gaussian(1.0))
+    sentences = list(reading.sentences)
+    assert len(sentences) == len(reading.entry["points"]) + 2
+    assert not any("nan" in sentence for sentence in sentences)
+    curves = reading.curves
+    assert set(curves["series"]) == {"label", "claim: label"}
+    band = curves[curves["series"] == "label"]
+    assert ((band["low"] <= band["y"]) & (band["y"] <= band["high"])).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.0])
+@pytest.mark.parametrize("trials", [1, 30, 60, 90])
+def test_a_matrix_has_complete_training_runs_and_finite_scores(value, trials):
+    """60 trials are a training run; one that is not complete counts if it is alone."""
+    members = np.arange(trials) % 2 == 0
+    no_trial = np.zeros(trials, dtype=bool)
+    last = Trials((1,), members, np.full((trials, 1), value), no_trial, {})
+    scores, bits = matrix(Together(), last)
+    assert scores.shape == bits.shape == (1, min(trials, 60))
+    assert len(set(scores.ravel())) == 1
+    assert np.isfinite(scores).all()
+
+
+def test_one_world_alone_has_no_reading(tmp_path):
+    run = Run.open(str(played(sweep(), tmp_path, 6)))
+    trials = Trials.joined(run.plan.audits[0], run.prefix(run.plan.audits[0]))
+    for inside in (True, False):
+        alone = dataclasses.replace(trials, members=np.full_like(trials.members, inside))
+        assert Reading.of_audit(run, 0, alone) is None
+    assert Reading.of_audit(run, 0, trials.first(1)) is None
 
 
 def test_too_few_trials_tell_nothing(tmp_path):
