@@ -59,10 +59,16 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Membership:
-    """Scores of an attack, [trainings, records] or one a training [n], and what they show.
+    """Rates at which an attack finds members, with intervals.
 
-    `scores` are higher for "in"; NaN counts as the lowest of all. `members`, bool of their shape,
-    are the secret bits. Raises ValueError for other shapes, or where one world has no score.
+    Attributes:
+        scores: float [runs, records], or [runs] if each training run has one; higher for "in". NaN
+            counts as the lowest of all.
+        members: the secret bits, bool of the same shape.
+        confidence: of each two-sided interval.
+
+    Raises:
+        ValueError: other shapes, or no score of one world.
     """
 
     scores: Scores
