@@ -29,7 +29,7 @@ def verify(
     from ..report import verdict
 
     opened = open_run(run)
-    of_run = verdict.judge(opened)
+    of_run = verdict.judge(opened, progress=terminal.JudgingLines())
     if as_json:
         terminal.show_json(dataclasses.asdict(of_run))
     else:

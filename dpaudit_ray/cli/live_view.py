@@ -200,6 +200,10 @@ class Display:
         """Shows what goes on from now on, until there is a snapshot."""
         self._hand_over(lambda now: self._enter_phase(text, now))
 
+    def judging(self, judged: int, audits: int) -> None:
+        """Shows how many of the audits are judged."""
+        self.phase(f"judging the claims, {judged:,} of {audits:,} audits")
+
     def tell(self, text: str) -> None:
         """Writes a line to standard error; above the picture where that is the same terminal.
 

@@ -25,7 +25,7 @@ def status(
     from ..report import verdict
 
     opened = open_run(run)
-    summary = verdict.quick(opened)
+    summary = verdict.quick(opened, terminal.JudgingLines())
     if as_json:
         terminal.show_json(_status_entries(opened, summary))
     else:
@@ -46,9 +46,10 @@ def report(
 
     opened = open_run(run)
     if format == "html":
-        terminal.say(page.write(opened))
+        terminal.say(page.write(opened, terminal.JudgingLines()))
     elif format == "table":
-        tables.show_overview(opened, verdict.quick(opened), details)
+        summary = verdict.quick(opened, terminal.JudgingLines())
+        tables.show_overview(opened, summary, details)
     elif format == "csv":
         terminal.say(opened.table.to_csv(index=False).rstrip("\n"))
     else:

@@ -45,7 +45,8 @@ def run(  # noqa: PLR0913 (options of a command line)
             )  # fmt: skip
             display.phase("judging the claims")
             opened = result.run
-            summary = verdict.quick(opened) if result.stopped else verdict.current(opened)
+            answer = verdict.quick if result.stopped else verdict.current
+            summary = answer(opened, display.judging)
         except KeyboardInterrupt:
             display.tell(_STOPPED)
             raise typer.Exit(Exit.STOPPED) from None

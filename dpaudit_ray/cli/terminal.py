@@ -32,6 +32,7 @@ VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels 
 _UNLIMITED = 10_000  # columns: rich must neither cut nor wrap what has been fitted
 _SENTENCE_WIDTH = 100
 _GAP = 2  # columns between columns
+_JUDGING_SECONDS = 2.0  # between two lines about progress
 Columns = dict[str, Sequence[Any] | None]  # values by head; None for a column that is left out
 
 
@@ -112,6 +113,19 @@ def explain(text: str) -> None:
 def complain(text: str) -> None:
     """Prints one line to standard error, with the program's name."""
     _put(f"dpaudit: {printable(text)}", sys.stderr)
+
+
+class JudgingLines:
+    """Prints "judging: 120 of 500 audits" to standard error while that takes long."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, judged: int, audits: int) -> None:
+        now = time.monotonic()
+        if judged < audits and now - self._last >= _JUDGING_SECONDS:
+            self._last = now
+            complain(f"judging: {judged:,} of {audits:,} audits")
 
 
 def add(text: str) -> None:

@@ -111,10 +111,11 @@ def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
     return RunTest(curve, audit.looks[-1] if later else first, audit.together, audit.paired)
 
 
+@functools.lru_cache(maxsize=256)  # families; audits of the same claim share one
 def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:
-    """The curve that `accountant` claims for each noise multiplier, all else as in `claimed`."""
+    """Returns the curve that `accountant` claims by noise multiplier, all else as in `claimed`."""
 
-    @functools.cache
+    @functools.lru_cache(maxsize=512)  # a search for the effective noise tries 341 at most
     def at_noise(noise: float) -> Curve:
         training = claimed.at_noise(noise)
         if claimed.gaussian and (accountant == "gaussian" or not noise):

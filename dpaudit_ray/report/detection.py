@@ -88,15 +88,38 @@ def _share_found(
     test: ClaimTest, mu: float, trials: int, alpha: float, required: float = 0.0
 ) -> float:
     """Share of simulated audits that refute the claim; stops where that is below `required`."""
-    rng, refuted = np.random.default_rng(0), 0
+    declared = (test.planned, *test.later)
+    numbers = declared if trials in declared else (trials,)
+    return _simulated_share(test.curve, numbers, mu, trials, (alpha, required))
+
+
+@functools.lru_cache(maxsize=4096)  # a key each: claim, numbers of trials, μ, level
+def _simulated_share(
+    curve: Curve,
+    declared: tuple[int, ...],
+    mu: float,
+    trials: int,
+    levels: tuple[float, float],
+) -> float:
+    """Share of simulated audits that refute `curve`, shared by all audits with these values.
+
+    Args:
+        curve: the claim.
+        declared: numbers of trials that have a sharp test each, at least one.
+        mu: distance of the scores of both worlds, in standard deviations.
+        trials: trials of a simulated audit.
+        levels: error that may be spent, and the share below which the simulation stops.
+    """
+    alpha, required = levels
+    first, *later = declared
+    rng = np.random.default_rng(0)
+    refuted = 0
     for tried in range(1, SIMULATIONS + 1):
         members = rng.random(trials) < 0.5
-        declared = (test.planned, *test.later)
-        first, *later = declared if trials in declared else (trials,)
-        imagined = ClaimTest(test.curve, first, later=tuple(later))
+        imagined = ClaimTest(curve, first, later=tuple(later))
         scores = rng.normal(size=trials) + mu * members
         imagined.process.fold(scores, members)
-        for part in imagined.declared:  # nobody asks how many guesses were right
+        for part in imagined.declared:  # the number of right guesses is not needed
             part.fold(scores, members)
         imagined.look(now=True)
         refuted += imagined.refuted_after(alpha) is not None

@@ -16,13 +16,18 @@ from ..errors import lines, percent, plain
 from . import words
 from .quote import claimed
 from .tables import Run, overview
-from .verdict import Answer
+from .verdict import Answer, Progress
 
 FILE = "report.html"
 
 
-def write(run: Run) -> str:
-    """Writes report.html and figures/ into the run directory; returns the report's address."""
+def write(run: Run, progress: Progress | None = None) -> str:
+    """Writes report.html and figures/ into the run directory; returns the report's address.
+
+    Args:
+        run: what is shown.
+        progress: called with the number of judged audits and of all, where a verdict is computed.
+    """
     from . import sections  # matplotlib takes a while to load
 
     templates = environment()
@@ -36,7 +41,7 @@ def write(run: Run) -> str:
         fingerprint=run.plan.fingerprint,
         written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         specification=run.sweep.canonical(),
-        **sections.all_sections(run),
+        **sections.all_sections(run, progress),
     )
     run.directory.write_text(FILE, page)
     return f"{run.directory.location}/{FILE}"

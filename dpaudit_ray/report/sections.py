@@ -24,10 +24,10 @@ Content = dict[str, Any]  # by the names that the template has for it
 _LISTED = 6  # values of an option that varies
 
 
-def all_sections(run: Run) -> Content:
+def all_sections(run: Run, progress: verdict.Progress | None = None) -> Content:
     """Everything that the page says; writes the figures of the run beside it."""
     audits = [_audit(run, index) for index in range(len(run.plan.audits))]  # trials of one at once
-    content = _answer(run, audits) | _audited(run) | _figures(run, audits)
+    content = _answer(run, audits, progress) | _audited(run) | _figures(run, audits)
     return content | _reading(run) | _failed(run)
 
 
@@ -77,9 +77,9 @@ def _audit(run: Run, index: int) -> Content:
     return content | {"figure": figure}
 
 
-def _answer(run: Run, contents: list[Content]) -> Content:
+def _answer(run: Run, contents: list[Content], progress: verdict.Progress | None) -> Content:
     """The verdict with its reasons, and the table of all audits."""
-    answered, rows = verdict.current(run), overview(run)
+    answered, rows = verdict.current(run, progress), overview(run)
     quotes = [audit.quote for audit in answered.audits]
     audits = [
         entry | {"row": row, "verdict": audit.verdict, "reason": audit.reason, "quote": audit.quote}

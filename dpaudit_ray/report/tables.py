@@ -52,7 +52,11 @@ class Run:
         return cls(directory, sweep, plan, estimates)
 
     def cell(self, audit: PlannedAudit) -> Cell:
-        return self.sweep.cells[self.plan.audits.index(audit)]
+        return self.sweep.cells[self.number(audit)]
+
+    def number(self, audit: PlannedAudit) -> int:
+        """Returns the number of an audit in the plan."""
+        return self._numbers[audit.id]
 
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""
@@ -60,12 +64,12 @@ class Run:
 
     def prefix(self, audit: PlannedAudit) -> Iterator[ConsumedPack]:
         """The trials that the audit's estimates rest on."""
-        index = self.plan.audits.index(audit)
+        index = self.number(audit)
         return score_stream.prefix(self.directory, self.sweep, self.plan, index)
 
     def above(self, audit: PlannedAudit) -> bool:
         """Whether a bound that holds together with all others of the run exceeds its claim."""
-        return bool(self.rows(audit)["above_claim"].any())
+        return audit.id in self._above
 
     def rows(self, audit: PlannedAudit) -> pd.DataFrame:
         """The rows of an audit in `table`."""
@@ -73,9 +77,34 @@ class Run:
 
     def last_rows(self, audit: PlannedAudit) -> dict[str, dict[Any, Any]]:
         """Its rows at the last step, with the claim of the first accountant, by estimator."""
-        rows, accountant = self.rows(audit), next(iter(audit.claims))
-        last = rows[(rows["step"] == audit.horizons[-1]) & (rows["accountant"] == accountant)]
-        return {row["estimator"]: row for row in last.to_dict("records")}
+        return self._last_rows.get(audit.id, {})
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {audit.id: number for number, audit in enumerate(self.plan.audits)}
+
+    @functools.cached_property
+    def _above(self) -> set[Any]:
+        """Audits with a bound that is `above_claim`, by id."""
+        return set(self.table.loc[self.table["above_claim"], "audit"])
+
+    @functools.cached_property
+    def _last_rows(self) -> dict[Any, dict[str, dict[Any, Any]]]:
+        """`last_rows` of all audits, by id: one pass over the table, which a pass each repeats."""
+        table = self.table
+        steps = {audit.id: audit.horizons[-1] for audit in self.plan.audits}
+        accountants = {audit.id: next(iter(audit.claims)) for audit in self.plan.audits}
+        at_last_step = table["step"] == table["audit"].map(steps)
+        by_first_accountant = table["accountant"] == table["audit"].map(accountants)
+        last_rows = dict[Any, dict[str, dict[Any, Any]]]()
+        for row in table[at_last_step & by_first_accountant].to_dict("records"):
+            last_rows.setdefault(row["audit"], {})[row["estimator"]] = row
+        return last_rows
+
+    @functools.cached_property
+    def anytime(self) -> set[str]:
+        """Estimators that may be looked at before all trials are in."""
+        return _anytime(self)
 
     @functools.cached_property
     def _places(self) -> dict[Any, Any]:
@@ -94,7 +123,7 @@ class Run:
         table = self.estimates.copy()
         table.insert(1, "label", table["audit"].map(labels))
         partial = table["trials"] < table["audit"].map(planned).astype("int64")
-        table["interim"] = partial & ~table["estimator"].isin(_anytime(self))
+        table["interim"] = partial & ~table["estimator"].isin(self.anytime)
         table["above_claim"] = _above_claim(self, table)
         return table
 
@@ -187,7 +216,7 @@ def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
     if row is None or (mechanism.sampled and used == 0):  # no trial bounds nothing: not even 0
         row = dict.fromkeys(numbers, math.nan) | {"status": "", "free_estimator": ""}
-        row["interim"] = first not in _anytime(run)
+        row["interim"] = first not in run.anytime
     return {
         "audit": audit.id,
         "label": audit.label,
@@ -214,7 +243,7 @@ def representative(run: Run, audit: PlannedAudit) -> str:
     if not cell.mechanism.sampled:
         return EXACT
     first = cell.audit.estimators[0].name
-    if audit.extended or run.plan.audits.index(audit) in run.decided:  # looked at meanwhile
+    if audit.extended or run.number(audit) in run.decided:  # looked at meanwhile
         rows = zip(*(run.rows(audit)[name] for name in ("estimator", "status")), strict=True)
         return next((str(name) for name, status in rows if Status(status).holds), first)
     return first

@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -109,8 +109,11 @@ class RunVerdict:
     hints: tuple[str, ...] = ()  # what would decide it where an audit is weak
 
 
-def judge(run: Run, thorough: bool = True) -> RunVerdict:
-    """Judges every audit on the finished prefix of its trials.
+Progress = Callable[[int, int], None]  # called with audits judged so far, and all of them
+
+
+def judge(run: Run, thorough: bool = True, progress: Progress | None = None) -> RunVerdict:
+    """Judges every audit on the finished prefix of its trials; calls `progress` after each.
 
     The run is CONSISTENT when every mechanism in it has an audit that is, and no audit has a bound
     `above` its claim. Without `thorough`, `effective_noise` is looked for where a claim is refuted
@@ -121,9 +124,15 @@ def judge(run: Run, thorough: bool = True) -> RunVerdict:
     claiming = [index for index in sampled if run.plan.audits[index].claim < math.inf]
     alpha = (1 - confidence) / max(len(claiming), 1)
     tests, audits = dict[int, Test](), dict[int, AuditVerdict]()
-    for index in sampled:
-        tests[index], audits[index] = _judge_audit(run, index, alpha, thorough)
-    exact = {i: _judge_exact(run, i) for i in range(len(run.plan.audits)) if i not in audits}
+    exact = dict[int, ExactVerdict]()
+    number = len(run.plan.audits)
+    for index, cell in enumerate(run.sweep.cells):
+        if cell.mechanism.sampled:
+            tests[index], audits[index] = _judge_audit(run, index, alpha, thorough)
+        else:
+            exact[index] = _judge_exact(run, index)
+        if progress is not None:
+            progress(index + 1, number)
     evidence = average_evidence([tests[index].latest for index in claiming] or [0.0])
     needed = -math.log(EVIDENCE_SHARE * (1 - confidence))
     verdicts = {index: audit.verdict for index, audit in (audits | exact).items()}
@@ -163,7 +172,7 @@ def _judge_exact(run: Run, index: int) -> ExactVerdict:
     """Compares at every recorded step: no look costs anything where nothing is random."""
     audit = run.plan.audits[index]
     accountant = next(iter(audit.claims))
-    table = run.estimates[run.estimates["audit"] == audit.id]
+    table = run.rows(audit)
     rows = table[(table["estimator"] == EXACT) & (table["accountant"] == accountant)]
     verdict, claim, epsilon = Verdict.INCONCLUSIVE, audit.claim, math.nan
     step = audit.horizons[-1]
@@ -253,11 +262,11 @@ class Answer:
     derived: bool = True  # always: other programs read this key
 
 
-def current(run: Run) -> Answer:
+def current(run: Run, progress: Progress | None = None) -> Answer:
     """The answer that is kept, if it is of the trials that are there; else computed, and kept."""
     if (before := kept(run)) is not None:
         return before
-    stamps, computed = _stamps(run), derived(run)
+    stamps, computed = _stamps(run), derived(run, progress)
     content = {"of": _basis(run)} | dataclasses.asdict(computed)
     with contextlib.suppress(StorageError):
         sealed = content | {"seal": strangers.seal(_digest(content) + stamps)}
@@ -265,9 +274,11 @@ def current(run: Run) -> Answer:
     return computed
 
 
-def quick(run: Run) -> Answer | None:
-    """The answer where it is kept, or found while somebody waits; None where that takes long."""
-    return kept(run) if sum(map(run.done, run.plan.audits)) > QUICK_TRIALS else current(run)
+def quick(run: Run, progress: Progress | None = None) -> Answer | None:
+    """Returns the kept answer, or a new one where few trials are to judge; None where many are."""
+    if sum(map(run.done, run.plan.audits)) > QUICK_TRIALS:
+        return kept(run)
+    return current(run, progress)
 
 
 def kept(run: Run) -> Answer | None:
@@ -317,9 +328,9 @@ def _digest(content: Any) -> str:
 # In words ----------------------------------------------------------------------------------------
 
 
-def derived(run: Run) -> Answer:
+def derived(run: Run, progress: Progress | None = None) -> Answer:
     """The verdict by the trials that are there, in words; takes seconds."""
-    return worded(run, judge(run, thorough=False))
+    return worded(run, judge(run, thorough=False, progress=progress))
 
 
 def quotes(run: Run, answer: Answer | None) -> list[Quote]:
