@@ -184,6 +184,9 @@ class Mechanism(Plugin):
     exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType({"exact": ""})
     for_free: ClassVar[frozenset[str]] = frozenset()  # options that change no training's time
     attacked_as: ClassVar[str] = ""  # what adversaries that can attack it say in `attacks`
+    # Whether this package adds the claimed Gaussian noise. Code of somebody's own may add another
+    # kind: its fields of Gaussian releases state a size of noise only.
+    adds_gaussian_noise: ClassVar[bool] = False
 
     @property
     def auto_pack_size(self) -> int:

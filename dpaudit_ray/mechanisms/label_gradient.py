@@ -76,6 +76,7 @@ class LabelGradient(Mechanism):
         }
     )
     attacked_as: ClassVar[str] = "label-gradient"
+    adds_gaussian_noise: ClassVar[bool] = True
 
     name: Literal["label-gradient"] = "label-gradient"
     training: Annotated[Mechanism, nested(Mechanism)]  # the target, `dp-sgd`

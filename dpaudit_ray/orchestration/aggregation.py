@@ -242,9 +242,10 @@ class AuditState:
         self._estimates = Estimates(self._audit, self._cell, opened.budget, parts)
         self._live = live_bound(self._audit)
         # Where the claim is not Gaussian, only a bound for any curve may be held against it.
-        claimed = self._cell.mechanism.claimed(self._cell.adversary, self._audit.horizons[-1])
-        self._alarm = self._live if claimed.gaussian else live_bound(self._audit, curve="any")
-        self._rule = StopRule(opened.sweep, index, self._audit, self._live)
+        self._alarm = self._live
+        if not claims.is_gaussian(self._cell, next(iter(self._audit.claims))):
+            self._alarm = live_bound(self._audit, curve="any")
+        self._rule = StopRule(opened.sweep, index, self._audit, self._comparable)
         self._kinds: dict[str, MissedTrials] = {}  # of trials missed one by one, by what was raised
         self._taken: list[ConsumedPack] = []  # those that the estimates do not know yet
         self.decided: int | None = None  # trials that were enough; later ones are not folded
@@ -320,12 +321,18 @@ class AuditState:
         )
 
     def _live_bound(self) -> stats.Estimate:
-        """The bound that is shown; above the claim, what may be held against that."""
-        cell, level = self._cell, (self._cell.audit.delta, self._budget.each_audit)
-        bound = self._live.bound(*level)
-        if bound.epsilon_lower > self._audit.claim and self._alarm is not self._live:
-            return self._alarm.bound(*level)
-        return bound.given(cell.mechanism.trade_off(cell.adversary, self._audit.horizons[-1]))
+        """Returns the bound that is shown, with the status that the mechanism's curve gives it."""
+        cell = self._cell
+        bound = self._comparable(cell.audit.delta, self._budget.each_audit)
+        curve = cell.mechanism.trade_off(cell.adversary, self._audit.horizons[-1])
+        return bound.given(curve)
+
+    def _comparable(self, delta: float, confidence: float) -> stats.Estimate:
+        """Returns the live bound; if it exceeds the claim, one that may be compared with that."""
+        bound = self._live.bound(delta, confidence)
+        if bound.epsilon_lower > self._audit.claim:
+            return self._alarm.bound(delta, confidence)
+        return bound
 
     def _next(self) -> Iterable[Stretch]:
         numbers = range(self.folded, len(self._audit.packs))
@@ -377,12 +384,13 @@ class StopRule:
     """`audit.stop_when`, asked after every pack, so of the time-uniform bound that is `live`."""
 
     def __init__(
-        self, sweep: Sweep, index: int, audit: PlannedAudit, live: stats.Estimator
+        self, sweep: Sweep, index: int, audit: PlannedAudit, bound: Callable[..., Estimate]
     ) -> None:
         cell = sweep.cells[index]
         self._rule = cell.audit.stop_when
         self._level = (cell.audit.delta, cell.audit.confidence)
-        self._audit, self._live = audit, live
+        self._audit = audit
+        self._bound = bound  # takes δ and a confidence
         self._test: ClaimTest | RunTest | None = None
         if self._rule is not None and self._rule.verdict:
             # The level of `dpaudit verify`: the run's error budget, shared by its audits.
@@ -409,7 +417,7 @@ class StopRule:
         claim = self._audit.claim
         if self._rule is None or self._rule.within is None or not 0 < claim < math.inf:
             return False
-        return self._live.bound(*self._level).epsilon_lower >= (1 - self._rule.within) * claim
+        return self._bound(*self._level).epsilon_lower >= (1 - self._rule.within) * claim
 
 
 class Estimates:

@@ -103,6 +103,17 @@ def by(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[flo
     return tuple(epsilons.tolist())
 
 
+def is_gaussian(cell: Cell, accountant: str) -> bool:
+    """Returns whether a bound that assumes a Gaussian curve may be compared with the claim.
+
+    Both the mechanism and its claim must be Gaussian: then the claim is refuted by a larger μ. An
+    accountant of the user's own may claim any curve.
+    """
+    if ":" in accountant or not cell.mechanism.adds_gaussian_noise:
+        return False
+    return cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).gaussian
+
+
 def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
     """What holds the trials of an audit against a claim, by what they are."""
     first, *later = audit.foreseen

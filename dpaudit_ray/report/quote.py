@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import percent, plain
 from ..stats import Status
-from .tables import EXACT, Run, representative
+from .tables import EXACT, Run, assumption_free, may_exceed_claim, representative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +79,11 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
         epsilon = float(row["epsilon_lower"])
         return dataclasses.replace(none, epsilon=epsilon, assumes=EXACT, together=True)
     whole = _with(none, row, run.sweep.budget.confidence)
-    if not whole.above or refuted or row["above_claim"]:
+    if not whole.above or may_exceed_claim(run, index, row, refuted):
         return whole
-    free = rows.get(str(row["free_estimator"]))
-    if free is not None and not math.isnan(free["epsilon_lower_together"]):
+    if (free := assumption_free(rows, row)) is not None:
         return _with(none, free, run.sweep.budget.confidence)
-    reason = f"what {first} shows ({whole.assumes}) is above the claim, which nothing refutes"
+    reason = f"what {first} shows ({whole.assumes}) is above the claim, and does not refute it"
     return dataclasses.replace(whole, epsilon=None, reason=reason)
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from .. import plan as planning
 from .. import stats
 from ..mechanisms.base import Mechanism
-from ..plan import compaction, outcomes, record, score_stream
+from ..plan import claims, compaction, outcomes, record, score_stream
 from ..plan.model import Plan, PlannedAudit
 from ..plan.score_stream import ConsumedPack, Trials
 from ..plugins import registry
@@ -145,8 +145,8 @@ def bounds(run: Run) -> pd.DataFrame:
     """
     key = ["audit", "step", "estimator"]
     table = run.table.assign(above_claim=run.table.groupby(key)["above_claim"].transform("any"))
-    claims = table.set_index([*key, "accountant"])["epsilon_upper"].unstack().add_prefix("claim_")
-    rows = table.drop_duplicates(key).merge(claims.reset_index(), on=key, how="left")
+    by_name = table.set_index([*key, "accountant"])["epsilon_upper"].unstack().add_prefix("claim_")
+    rows = table.drop_duplicates(key).merge(by_name.reset_index(), on=key, how="left")
     return with_options(run, rows)
 
 
@@ -173,20 +173,58 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
 def _above_claim(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
     """By bounds on trials, at the sweep's split level; `verify` compares what is exact.
 
-    An ε that takes the curve for Gaussian refutes a Gaussian claim all the same: the certified μ is
-    then above that of the claim. So does one that was read through the claim's own curves, unless
-    the accountant is somebody's own: the certified hit rate refutes the claimed noise, and more.
+    An ε that takes the curve for Gaussian refutes the claim of a mechanism that adds Gaussian noise
+    (`claims.is_gaussian`): the certified μ is then above that of the claim. So does one that was
+    read through the claim's own curves, unless the accountant is somebody's own: the certified hit
+    rate refutes the claimed noise, and more.
     """
     gaussian = {
-        audit.id: cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).gaussian
+        (audit.id, accountant): claims.is_gaussian(cell, accountant)
         for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True)
+        for accountant in audit.claims
     }
+    keys = zip(table["audit"], table["accountant"], strict=True)
+    claim_is_gaussian = pd.Series([gaussian[key] for key in keys], table.index, dtype=bool)
     certified = table["status"] == Status.CERTIFIED
-    by_mu = (table["status"] == Status.IF_GAUSSIAN) & table["audit"].map(gaussian).astype(bool)
+    by_mu = (table["status"] == Status.IF_GAUSSIAN) & claim_is_gaussian
     ours = ~table["accountant"].str.contains(":")
     by_family = (table["status"] == Status.IF_CLAIMED) & ours
     above = table["epsilon_lower_together"] > table["epsilon_upper"]
     return (certified | by_mu | by_family) & above & (table["trials"] > 0)
+
+
+_GAUSSIAN_CURVE = (Status.IF_GAUSSIAN, Status.IF_INDEPENDENT)  # what an ε was read from
+
+
+def may_exceed_claim(run: Run, index: int, row: dict[Any, Any], refuted: bool = False) -> bool:
+    """Returns whether a row's ε may be shown above the claim.
+
+    A bound that assumes a Gaussian curve refutes no other claim, whatever else does.
+
+    Args:
+        run: the run.
+        index: number of the audit.
+        row: one of `Run.last_rows`.
+        refuted: whether the test of the whole claim refutes it.
+    """
+    if row["above_claim"]:
+        return True
+    if Status(row["status"]) in _GAUSSIAN_CURVE:
+        return refuted and claims.is_gaussian(run.sweep.cells[index], row["accountant"])
+    return refuted
+
+
+def assumption_free(rows: dict[str, dict[Any, Any]], row: dict[Any, Any]) -> dict[Any, Any] | None:
+    """Returns a row with the assumption-free bound that stands beside `row`; None without one."""
+    name = str(row["free_estimator"])
+    if name in rows:
+        listed = rows[name]
+        return None if math.isnan(listed["epsilon_lower_together"]) else listed
+    if not name or math.isnan(row["epsilon_lower_free"]):
+        return None
+    bound = {"epsilon_lower": row["epsilon_lower_free"], "epsilon_lower_together": math.nan}
+    kind = {"estimator": name, "status": Status.CERTIFIED.value, "mu_lower": math.nan}
+    return row | bound | kind
 
 
 def best(run: Run) -> dict[Any, Any] | None:
@@ -209,21 +247,29 @@ def overview(run: Run) -> list[dict[str, Any]]:
 
 def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
     first, mechanism = representative(run, audit), run.cell(audit).mechanism
-    row = run.last_rows(audit).get(first)
+    rows = run.last_rows(audit)
+    row = rows.get(first)
     used = 0 if row is None else int(row["trials"])
     trials = Trials.joined(audit, run.prefix(audit)) if mechanism.measured else None
     measured = utilities(audit, trials) if trials else ()
+    if row is not None and mechanism.sampled and audit.claim < math.inf:
+        number = run.plan.audits.index(audit)
+        together = row["epsilon_lower_together"]
+        bound = row["epsilon_lower"] if math.isnan(together) else together
+        if bound > audit.claim and not may_exceed_claim(run, number, row):
+            row = assumption_free(rows, row)
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
     if row is None or (mechanism.sampled and used == 0):  # no trial bounds nothing: not even 0
         row = dict.fromkeys(numbers, math.nan) | {"status": "", "free_estimator": ""}
         row["interim"] = first not in run.anytime
+        row["estimator"] = first
     return {
         "audit": audit.id,
         "label": audit.label,
         "trials": audit.trials,
         "done": run.done(audit),
         "used": used,
-        "estimator": first,
+        "estimator": row["estimator"],
         **{name: row[name] for name in ("status", *numbers, "free_estimator")},
         "epsilon_upper": audit.claim,
         "ratio": row["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan,

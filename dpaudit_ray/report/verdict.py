@@ -214,7 +214,8 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
     elif done and strong and not (test.lopsided or above):
         verdict = Verdict.CONSISTENT
     if thorough or verdict is Verdict.VIOLATION:
-        effective_noise = test.effective_noise(family, noise, alpha, claimed.gaussian)
+        nested = claimed.gaussian and ":" not in accountant
+        effective_noise = test.effective_noise(family, noise, alpha, gaussian=nested)
     return test, AuditVerdict(
         label=audit.label,
         verdict=verdict,

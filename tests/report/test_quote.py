@@ -71,18 +71,25 @@ def with_bounds(run: Run, estimator: str, **values: object) -> Run:
         ({"status": "if-assumed", "epsilon_lower_together": 99.0}, False, 0.5, "assumption-free"),
         ({"status": "if-independent", "epsilon_lower_together": 1}, 0, 1.0, "assumes independence"),
         ({"status": "if-independent", "epsilon_lower_together": 99}, 0, 0.5, "assumption-free"),
-        ({"epsilon_lower_together": 99.0}, False, 99.0, "assumes Gaussian"),
+        ({"epsilon_lower_together": 99.0}, False, 0.5, "assumption-free"),
+        ({"epsilon_lower_together": 99.0}, True, 0.5, "assumption-free"),
     ],
 )
 def test_what_is_unproved_is_not_quoted_above_a_claim(bounded, changed, refuted, epsilon, assumes):
-    """But for what refutes it: a μ above that of a Gaussian claim is certified."""
+    """But for what refutes it; a Gaussian curve of code of the user's own refutes nothing."""
     run = with_bounds(bounded, "accuracy", **changed)
     run = with_bounds(run, "one-run", epsilon_lower_together=0.5)
     shown = quote(run, 0, refuted)
     assert shown.assumes == assumes
     assert epsilon is None or shown.epsilon == epsilon
-    if epsilon == 99.0 and not refuted:
-        assert run.above(run.plan.audits[0]), "so it is not CONSISTENT"
+
+
+def test_a_larger_mu_is_quoted_against_gaussian_noise_of_this_package(bounded, monkeypatch):
+    mechanism = type(bounded.sweep.cells[0].mechanism)
+    monkeypatch.setattr(mechanism, "adds_gaussian_noise", True)
+    run = with_bounds(bounded, "accuracy", epsilon_lower_together=99.0)
+    assert quote(run, 0).epsilon == 99.0
+    assert run.above(run.plan.audits[0]), "so it is not CONSISTENT"
 
 
 def test_without_a_bound_of_the_same_level_nothing_is_quoted(bounded):
@@ -92,7 +99,7 @@ def test_without_a_bound_of_the_same_level_nothing_is_quoted(bounded):
     shown = quote(run, 0)
     assert (shown.epsilon, shown.text) == (None, "none")
     assert shown.reason == (
-        "what accuracy shows (as published) is above the claim, which nothing refutes"
+        "what accuracy shows (as published) is above the claim, and does not refute it"
     )
     assert quote(run, 0, refuted=True).epsilon == 99.0
 

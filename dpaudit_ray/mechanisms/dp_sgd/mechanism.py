@@ -41,6 +41,7 @@ class DpSgd(Recipe, Mechanism):
     revision: ClassVar[int] = 2
     several_gpus: ClassVar[bool] = False
     attacked_as: ClassVar[str] = "dp-sgd"
+    adds_gaussian_noise: ClassVar[bool] = True
     for_free: ClassVar[frozenset[str]] = frozenset(
         {"learning_rate", "clip_norm", "noise_multiplier", "epsilon", "delta", "accountant", "seed"}
     )

@@ -42,6 +42,7 @@ class Landscape(Mechanism):
     uses_gpu: ClassVar[bool] = False
     several_gpus: ClassVar[bool] = False
     attacked_as: ClassVar[str] = "landscape"
+    adds_gaussian_noise: ClassVar[bool] = True
     exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"exact": "", "exact-gdp": "with μ read as Gaussian"}
     )
