@@ -1,4 +1,4 @@
-"""An S3 server that fails: each scenario ends with the same bits or one clear line, never a loss."""
+"""An S3 server that fails: a run ends with the same bits or one clear line, never a loss."""
 
 import dataclasses
 import json
