@@ -81,7 +81,9 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         raise SpecError("sweep", f"is a {kind}; give a sweep file's path, its content or a Sweep")
     if executor != "ray":
         _require_gpu(prepared)
-    directory = RunDirectory.under(storage_path, prepared.name, place.OPENING)
+    directory = RunDirectory.under(
+        storage_path, prepared.name, dataclasses.replace(place.OPENING, tell=tell)
+    )
     prepared = planning.kept(prepared, directory, tell)
     phase("loading the data")
     check_inputs(prepared, tell)
@@ -91,7 +93,7 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     stop = Stop(prepared.resources.grace_seconds, tell)
     with stop.listening(), lease.held(directory) as held:
         plan = planning.open_run(prepared, held.run, tell)
-        running = held.run.patient(place.RUNNING)
+        running = held.run.patient(dataclasses.replace(place.RUNNING, tell=tell))
         job = _Job(prepared, plan, running, held, stop, show or notebook_progress(), tell, phase)
         return job.run(executor, address, retry_failed)
 

@@ -59,9 +59,12 @@ def report(
 def open_run(location: str) -> Run:
     """Opens a run to read, and says which of its content was taken from its record."""
     from ..mechanisms.base import Recorded
+    from ..plan import record
     from ..report.tables import Run
 
     run = Run.open(location)
+    if warning := record.newer_version(run.directory):
+        terminal.complain(warning)
     if unread := sorted(set(run.sweep.unread_modules)):
         modules = ",".join(unread)
         terminal.complain(

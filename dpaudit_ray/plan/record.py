@@ -11,6 +11,7 @@ import functools
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter, ValidationError
 
 from .. import __version__, stats
@@ -89,6 +90,22 @@ def load(run: RunDirectory) -> Plan | None:
         return None if text is None else _parsed(text)
     except ValueError as error:
         raise RunDirectoryError(f"{run.location}/{FILE} is damaged ({error}); {RESTORE}") from error
+
+
+def newer_version(run: RunDirectory) -> str | None:
+    """Returns a warning about a plan that a newer version of this package wrote, else None."""
+    raw = run.read_json(FILE)
+    written = raw.get("version") if isinstance(raw, dict) else None
+    try:
+        newer = isinstance(written, str) and Version(written) > Version(__version__)
+    except InvalidVersion:
+        return None
+    if not newer:
+        return None
+    return (
+        f"warning: {run.location} was written by dpaudit {written}, newer than {__version__} here; "
+        "its answer may differ, so install that version to read it"
+    )
 
 
 @functools.lru_cache(maxsize=1)  # starting a driver reads the same plan five times

@@ -9,23 +9,43 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import obstore
 from obstore import store
-from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 
 from ..errors import first_line
 from . import strangers
 from .files import Passage
 
 T = TypeVar("T")
-_OPTIONS: dict[str, Any] = {
-    # `patience` asks again, and says for how long.
-    "retry_config": {"max_retries": 0, "retry_timeout": datetime.timedelta(0)},
-    "client_options": {"allow_http": True},  # where an endpoint is given as http://
-}
+_CONNECT_TIMEOUT = datetime.timedelta(seconds=5)
+_REQUEST_TIMEOUT = datetime.timedelta(seconds=30)  # for all that is small: an outage shows soon
+# A conditional upload is one request, whatever its size: multipart uploads take no condition here.
+_LARGE = 2**23  # bytes from which a request may take longer
+_LARGE_TIMEOUT = datetime.timedelta(hours=1)  # 1 GiB at 300 kB/s
+
+
+def _options(timeout: datetime.timedelta) -> dict[str, Any]:
+    """Returns options of a client, whose requests take at most `timeout`, bodies included."""
+    client = {
+        "allow_http": True,  # where an endpoint is given as http://
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "timeout": timeout,
+    }
+    # `Patience` repeats requests, and says so.
+    retry = {"max_retries": 0, "retry_timeout": datetime.timedelta(0)}
+    return {"retry_config": retry, "client_options": client}
+
 
 _SCHEMES = ("s3", "gs", "az")
 _TRIES = 10  # against others who write the same object: a driver, and those who read a run
@@ -33,6 +53,74 @@ _TRIES = 10  # against others who write the same object: a driver, and those who
 
 class _ReplacedError(OSError):
     """Somebody else has replaced an object at the same moment."""
+
+
+class LastingError(OSError):
+    """An error that waiting does not heal.
+
+    Attributes:
+        remedy: what to do, as an imperative.
+        renewable: whether the same run can go on as soon as credentials are renewed.
+    """
+
+    def __init__(self, problem: str, remedy: str, renewable: bool = False) -> None:
+        super().__init__(problem)
+        self.remedy, self.renewable = remedy, renewable
+
+
+_RENEW = "renew them"
+_DENIED = "access is denied", "grant list, read, write and delete at this address"
+# Codes of S3, Google Cloud Storage and Azure, by what they mean and what to do.
+_LASTING_CODES = {
+    ("the credentials have expired or are not valid", _RENEW): (
+        "ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired",
+        "RequestExpired", "invalid_grant", "authError", "AuthenticationFailed",
+        "InvalidAuthenticationInfo",
+    ),
+    ("the store does not accept the credentials", "check the key and its secret"): (
+        "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity", "NotSignedUp",
+    ),
+    _DENIED: (
+        "AccessDenied", "AllAccessDisabled", "AccountProblem", "AuthorizationFailure",
+        "AuthorizationPermissionMismatch", "InsufficientAccountPermissions", "forbidden",
+        "MethodNotAllowed",
+    ),
+    ("there is no such bucket", "create it, or correct the address"): (
+        "NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted",
+    ),
+    ("the bucket is in another region", "set AWS_DEFAULT_REGION to its region"): (
+        "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
+    ),
+    ("the clock of this machine is wrong", "set it"): ("RequestTimeTooSkewed",),
+    ("the storage is full", "free some, or raise its quota"): (
+        "QuotaExceeded", "InsufficientStorage", "XMinioStorageFull",
+    ),
+}  # fmt: skip
+_CODE = re.compile(r"<Code>(\w+)</Code>|\"(?:reason|error|code)\": *\"(\w+)\"")
+_STATUS = re.compile(r"status code: (\d+ [A-Z][\w ]*\w)")
+_REDIRECT = "Received redirect without LOCATION"  # the client's words for a wrong region
+_LONGEST = 120  # characters of a client's message about no answer
+
+
+def _explained(error: BaseException) -> OSError:
+    """Returns what went wrong in one line: without XML, addresses and the client's internals."""
+    text = " ".join(str(error).split()).partition(" Debug source:")[0]
+    found = _CODE.search(text)
+    code = (found[1] or found[2]) if found else ""
+    if _REDIRECT in text:
+        code = "PermanentRedirect"
+    for (problem, remedy), codes in _LASTING_CODES.items():
+        if code in codes:
+            return LastingError(f"{problem}: {code}", remedy, renewable=remedy == _RENEW)
+    status = _STATUS.search(text)
+    answer = " ".join(filter(None, (status[1] if status else "", code)))
+    if isinstance(error, PermissionDeniedError) or answer.startswith("403"):
+        return LastingError(f"{_DENIED[0]}: {answer}", _DENIED[1])
+    if isinstance(error, UnauthenticatedError) or answer.startswith("401"):
+        return LastingError(f"the store does not accept the credentials: {answer}", _RENEW, True)
+    if answer:
+        return OSError(f"the store answered {answer}")
+    return OSError(text.rpartition(" - ")[2][:_LONGEST])
 
 
 class Bucket:
@@ -48,7 +136,8 @@ class Bucket:
             raise ValueError(f"{scheme}:// is none of {', '.join(_SCHEMES)}")
         self.location = f"{scheme}://{place.rstrip('/')}"
         try:
-            self._store: Any = store.from_url(self.location, **_OPTIONS)
+            self._store: Any = store.from_url(self.location, **_options(_REQUEST_TIMEOUT))
+            self._large: Any = store.from_url(self.location, **_options(_LARGE_TIMEOUT))
         except BaseError as error:
             raise ValueError(first_line(error)) from error
 
@@ -56,8 +145,16 @@ class Bucket:
         """An object's content, or None. Raises StrangeFileError for more than `most` bytes."""
         try:
             answer = self._ask(obstore.get, name)
-            strangers.require(answer.meta["size"], most)
-            return bytes(self._call(answer.bytes))
+            size = answer.meta["size"]
+            strangers.require(size, most)
+            if size > _LARGE:  # asked again by the client that may take longer
+                answer = self._call(obstore.get, self._large, name)
+                size = answer.meta["size"]
+                strangers.require(size, most)
+            content = bytes(self._call(answer.bytes))
+            if len(content) != size:
+                raise OSError(f"the answer has {len(content)} of {size} bytes")
+            return content
         except FileNotFoundError:
             return None
 
@@ -65,13 +162,13 @@ class Bucket:
         """Replaces an object; enters `passage` again where somebody else has done so meanwhile."""
         for _ in range(_TRIES):
             try:
-                there = self._ask(obstore.head, name)
+                there = self._head(name)
                 tags = {"e_tag": there["e_tag"], "version": there["version"]}
                 mode: Any = {key: tag for key, tag in tags.items() if tag is not None}
             except FileNotFoundError:
                 mode = "create"
             with passage(), contextlib.suppress(_ReplacedError, FileExistsError):
-                self._ask(obstore.put, name, content, mode=mode)
+                self._put(name, content, mode)
                 return
         raise OSError("others replace it all the time")
 
@@ -88,7 +185,7 @@ class Bucket:
         """
         try:
             with passage():
-                self._ask(obstore.put, name, content, mode="create")
+                self._put(name, content, "create")
         except FileExistsError as error:
             there = self.read(name, strangers.ARRAYS)
             # The client reports every 409 in this way. S3 also answers 409 without an object, if
@@ -111,7 +208,7 @@ class Bucket:
 
     def exists(self, name: str) -> bool:
         try:
-            self._ask(obstore.head, name)
+            self._head(name)
         except FileNotFoundError:
             return False
         return True
@@ -136,16 +233,34 @@ class Bucket:
         """Needs no lock, since uploads are conditional: yields true."""
         yield True
 
+    def _put(self, name: str, content: bytes, mode: Any) -> None:
+        client = self._store if len(content) <= _LARGE else self._large
+        self._call(obstore.put, client, name, content, mode=mode)
+
+    def _head(self, name: str) -> Any:
+        """Returns an object's metadata. Raises FileNotFoundError, and OSError with a reason."""
+        try:
+            return self._ask(obstore.head, name)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return self._ask(obstore.get, name).meta  # an answer to HEAD cannot say why it fails
+
     def _ask(self, action: Callable[..., T], name: str, *arguments: Any, **options: Any) -> T:
         return self._call(action, self._store, name, *arguments, **options)
 
     def _call(self, action: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """What `action` returns; what it raises, as OSError."""
+        """Returns what `action` returns; raises OSError for what it raises."""
         try:
             return action(*arguments, **options)
         except AlreadyExistsError as error:
             raise FileExistsError(first_line(error)) from error
         except PreconditionError as error:
             raise _ReplacedError(first_line(error)) from error
+        except FileNotFoundError as error:
+            explained = _explained(error)
+            if isinstance(explained, LastingError):  # the bucket is gone, not the object
+                raise explained from error
+            raise
         except BaseError as error:
-            raise OSError(" ".join(str(error).split())) from error
+            raise _explained(error) from error

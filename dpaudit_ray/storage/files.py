@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -107,19 +108,32 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, name: str, *, alone: bool) -> Iterator[bool]:
-        """Holds a lock, `alone` or with others; yields whether there is one.
+        """Locks a file while this is open; yields whether there is a lock.
 
-        It is a file, made by who first wants it alone. Where its folder is gone, and where files
-        have no locks, there is none. Raises OSError where somebody else has held it for 10 s.
+        Who may open the file can lock it, and so stop the run: it is its owner's alone, unless the
+        run directory may be written by a group. An older file that others may open is tightened.
+        Where the folder is gone, and where files have no locks, there is none.
+
+        Args:
+            name: the file, which is made where it is to be locked `alone`.
+            alone: nobody else has a lock meanwhile; else others may have one that is not alone.
+
+        Raises:
+            OSError: another process has had the lock for 10 s.
         """
         try:
+            mode = 0o660 if self._root.stat().st_mode & stat.S_IWGRP else 0o600
             create = os.O_CREAT if alone else 0
-            file = os.open(self._root / name, os.O_RDWR | os.O_CLOEXEC | create, 0o666)
+            file = os.open(self._root / name, os.O_RDWR | os.O_CLOEXEC | create, mode)
         except FileNotFoundError:
             yield False
             return
         try:
-            yield _flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            status = os.fstat(file)
+            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
+                with contextlib.suppress(OSError):  # of file systems without modes
+                    os.fchmod(file, mode)
+            yield _flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, name)
         finally:
             os.close(file)
 
@@ -178,8 +192,8 @@ def _link(beside: Path, path: Path) -> None:
         beside.replace(path)
 
 
-def _flock(file: int, kind: int) -> bool:
-    """Takes a lock on an open file; False where the file system has none. Raises OSError."""
+def _flock(file: int, kind: int, name: str) -> bool:
+    """Takes a lock on the open file `name`; False where there are none. Raises OSError."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -187,7 +201,7 @@ def _flock(file: int, kind: int) -> bool:
             return True
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise
+                raise BlockingIOError(f"another process locks {name}") from None
             time.sleep(0.01)
         except OSError as error:
             if error.errno in _NO_LOCKS:

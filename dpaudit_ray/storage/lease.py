@@ -33,6 +33,7 @@ Entry = dict[str, Any]  # of `driver.json`
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 4 * BEAT_SECONDS
 LOOK_SECONDS = 0.5
+_LARGEST_PID = 2**31 - 1  # of a process, in the kernel's type for it
 SETTLE_SECONDS = 1.0  # or five times what the write took, where there is no lock
 
 
@@ -137,12 +138,22 @@ def _taken(run: RunDirectory, entry: Entry | None) -> RunDirectoryError:
 
 
 def _read(run: RunDirectory) -> Entry | None:
-    """The entry; damage counts as one that nobody renews."""
+    """Returns the entry; damage counts as one that nobody renews.
+
+    Anybody may have written the file: a process id that no system call takes is left out.
+    """
     try:
         entry = run.read_json(DRIVER)
     except RunDirectoryError:
         return {}
-    return entry if entry is None or isinstance(entry, dict) else {}
+    if entry is None:
+        return None
+    if not isinstance(entry, dict):
+        return {}
+    pid = entry.get("pid")
+    if type(pid) is not int or not 0 < pid <= _LARGEST_PID:
+        return {key: value for key, value in entry.items() if key != "pid"}
+    return entry
 
 
 def _is_gone(entry: Entry) -> bool:

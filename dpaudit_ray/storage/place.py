@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar
 
 from ..errors import LeaseLostError, MissingFileError, RunDirectoryError, StorageError
 from . import strangers
-from .buckets import Bucket
+from .buckets import Bucket, LastingError
 from .files import Folder, Passage, reason
 
 T = TypeVar("T")
@@ -41,8 +41,6 @@ _LASTING = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
     errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,
 }  # fmt: skip
-# Of object stores, whose answers have no number.
-_LASTING_WORDS = ("Denied", "NoSuchBucket", "InvalidAccessKey", "Signature", "Forbidden", "Unauth")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,28 +48,43 @@ class Patience:
     """Asks again after 0.1 s, 0.2 s, 0.4 s, ..., 10 s for `seconds` in all; 0 asks once.
 
     Every pause is shortened by up to a half, so that many who failed together come back apart.
+
+    Attributes:
+        seconds: time for all attempts.
+        sleep: waits for so many seconds.
+        tell: called with a line while storage does not answer, after 2 s, 4 s, 8 s and so on.
     """
 
     seconds: float = 0.0
     sleep: Callable[[float], object] = time.sleep
+    tell: Callable[[str], object] = lambda line: None
 
     def __call__(self, action: Callable[..., T], *arguments: Any) -> T:
         """The result of `action(*arguments)`; raises its last OSError when patience ends."""
         started, waited, pause = time.monotonic(), 0.0, 0.1
+        told_at = _QUIET_SECONDS
         while True:
             try:
                 return action(*arguments)
             except OSError as error:
-                if max(waited, time.monotonic() - started) >= self.seconds or not may_pass(error):
+                elapsed = max(waited, time.monotonic() - started)
+                if elapsed >= self.seconds or not may_pass(error):
                     raise
+                if elapsed >= told_at:
+                    of_all = f"{elapsed:.0f} of {self.seconds:.0f} s"
+                    self.tell(f"storage does not answer, waiting ({of_all}): {reason(error)}")
+                    told_at = 2 * elapsed
             wait = min(pause, 10.0) * random.uniform(0.5, 1)
             self.sleep(wait)
             waited, pause = waited + wait, 2 * pause
 
 
+_QUIET_SECONDS = 2.0  # of an outage: shorter ones are common, and nobody can act on them
+
+
 def may_pass(error: OSError) -> bool:
     """Whether the same call may succeed later."""
-    return error.errno not in _LASTING and not any(word in str(error) for word in _LASTING_WORDS)
+    return error.errno not in _LASTING and not isinstance(error, LastingError)
 
 
 OPENING = Patience(seconds=5)  # a mistyped address is told soon
@@ -161,6 +174,11 @@ class Place:
         with contextlib.ExitStack() as stack:
             try:
                 locked = stack.enter_context(self._folder.locked(LOCK, alone=True))
+            except PermissionError as error:
+                raise RunDirectoryError(
+                    f"cannot lock {self.location}/{LOCK} ({reason(error)}): it belongs to another "
+                    "user; run as that user, or share the run directory (docs/run-directory.md)"
+                ) from error
             except OSError as error:
                 raise RunDirectoryError(
                     f"another driver holds {self.location}/{LOCK} ({reason(error)}): it is paused "
@@ -174,9 +192,11 @@ class Place:
             self._patience(self._folder.write, ".writable", b"")
             self._patience(self._folder.delete, ".writable")
         except OSError as error:
+            remedy = "choose another with --storage-path"
+            if isinstance(error, LastingError):
+                remedy = error.remedy
             raise RunDirectoryError(
-                f"storage path {self.location} cannot be written ({reason(error)}); "
-                "choose another with --storage-path"
+                f"storage path {self.location} cannot be written ({reason(error)}); {remedy}"
             ) from error
 
     def read_text(self, name: str) -> str | None:
@@ -274,9 +294,12 @@ class Place:
         try:
             return self._patience(action, *arguments)
         except OSError as error:
+            remedy = "free or repair the storage"
+            if isinstance(error, LastingError):
+                remedy = error.remedy
             raise StorageError(
-                f"cannot write {self.location}/{name} ({reason(error)}); free or repair the "
-                "storage, then run the same command again"
+                f"cannot write {self.location}/{name} ({reason(error)}); {remedy}, then run the "
+                "same command again"
             ) from error
 
     def _unread(self, name: str, error: OSError) -> StorageError | RunDirectoryError:
@@ -285,7 +308,12 @@ class Place:
         what = f"cannot read {place} ({reason(error)})"
         if may_pass(error):
             return StorageError(f"{what}; run the same command again once the storage answers")
-        return RunDirectoryError(f"{what}; make it readable, then run the same command again")
+        remedy = "make it readable"
+        if isinstance(error, LastingError):
+            remedy = error.remedy
+            if error.renewable:
+                return StorageError(f"{what}; {remedy}, then run the same command again")
+        return RunDirectoryError(f"{what}; {remedy}, then run the same command again")
 
     def _gone(self, name: str) -> MissingFileError:
         error = FileNotFoundError("it is gone")

@@ -99,12 +99,14 @@ def sealed(content: str, by: object) -> bool:
 
 
 def _key() -> bytes | None:
-    """The user's key, made when it is first wanted; None where it cannot be."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    file = Path(state) / "dpaudit" / "key"
+    """Returns the user's key, which the first call makes; None where there can be none."""
+    # `Path.home` raises RuntimeError where neither HOME nor the system knows a home.
     with contextlib.suppress(OSError, RuntimeError):
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        file = Path(state) / "dpaudit" / "key"
         if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(mode=0o700, exist_ok=True)
             beside = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
             opened = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(opened, "wb") as out:

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import obstore
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray.errors import StorageError
+from dpaudit_ray.errors import RunDirectoryError, StorageError
 from dpaudit_ray.storage.place import Patience
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
@@ -152,3 +153,64 @@ def test_complete_never_stands_beside_a_missing_trial(replace, quiet):
     assert "not complete" in outcome.out
     assert outcome.code == 0
     assert json.loads(dpaudit("status", quiet, "--json").out)["complete"] is False
+
+
+LASTING = {
+    "400 ExpiredToken": "renew them",
+    "400 TokenRefreshRequired": "renew them",
+    "403 AccessDenied": "grant list, read, write and delete",
+    "403 SignatureDoesNotMatch": "check the key",
+    "403 RequestTimeTooSkewed": "set it",
+    "301 PermanentRedirect": "AWS_DEFAULT_REGION",
+    "404 NoSuchBucket": "correct the address",
+    "507 QuotaExceeded": "free some",
+}
+
+
+@pytest.mark.parametrize("answer", LASTING)
+def test_what_lasts_is_told_at_once_in_one_plain_line(answer, run, store):
+    patient = run.patient(Patience(seconds=60, sleep=forbidden))
+    store.faults.append(Fault("PUT", ".*", answer, count=10**9))
+    with pytest.raises(StorageError, match=LASTING[answer]) as caught:
+        patient.write_scores("a", pack())
+    line = str(caught.value)
+    assert "<" not in line
+    assert "http" not in line
+    assert answer.split()[1] in line
+    assert len(line) < 300
+
+
+def forbidden(seconds: float) -> None:
+    raise AssertionError(f"waits for {seconds} s, though waiting does not heal it")
+
+
+def test_a_missing_bucket_is_named_and_no_argument_of_a_list(store):
+    missing = RunDirectory("s3://nobody/runs/t", QUICK)
+    with pytest.raises(RunDirectoryError, match=r"cannot read s3://nobody/runs/t \(there is no"):
+        missing.files(depth=3)
+
+
+def test_waiting_for_storage_is_told():
+    told: list[str] = []
+    clock = [0.0]
+
+    def fails() -> None:
+        raise OSError("no answer")
+
+    patience = Patience(60, lambda seconds: clock.append(seconds), told.append)
+    with pytest.raises(OSError, match="no answer"):
+        patience(fails)
+    assert re.fullmatch(r"storage does not answer, waiting \(\d+ of 60 s\): no answer", told[0])
+    assert 3 <= len(told) <= 6
+
+
+def test_an_object_of_any_size_is_created_on_a_condition(run, store, monkeypatch):
+    large = bytes(2**23 + 1)
+    folder = run._folder
+    used = []
+    put = obstore.put
+    monkeypatch.setattr(obstore, "put", lambda s, *a, **o: used.append(s) or put(s, *a, **o))
+    assert folder.create("large", large) is None
+    assert folder.create("large", b"other") == large
+    assert used == [folder._large, folder._store]
+    assert folder.read("large") == large
