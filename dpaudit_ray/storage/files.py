@@ -78,7 +78,12 @@ class Folder:
 
     def exists(self, name: str) -> bool:
         """Returns whether a regular file of this name is there."""
-        return (self._root / name).is_file()
+        # `Path.is_file` takes a file that cannot be asked for now as absent, in later Pythons.
+        try:
+            status = os.stat(self._root / name)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return stat.S_ISREG(status.st_mode)
 
     def names(self, folder: str) -> list[str]:
         """The files in `folder`, without their paths; none when it does not exist."""

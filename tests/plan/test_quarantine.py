@@ -146,7 +146,7 @@ def test_what_cannot_be_read_now_is_not_to_be_deleted(what, tmp_path, monkeypatc
     run = RunDirectory(str(tmp_path))
     run.write_scores("a", pack())
     run.write_estimates([row()])
-    for name in ("read", "names"):
+    for name in ("read", "names", "exists"):
         monkeypatch.setattr(Folder, name, times_out)
     with pytest.raises(StorageError) as error:
         READS[what](run)
