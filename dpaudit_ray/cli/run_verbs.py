@@ -50,7 +50,10 @@ def run(  # noqa: PLR0913 (options of a command line)
         except KeyboardInterrupt:
             display.tell(_STOPPED)
             raise typer.Exit(Exit.STOPPED) from None
-    tables.show_overview(opened, summary, details)
+    if details:
+        tables.show_overview(opened, summary, details)
+    else:
+        tables.show_summary(opened, summary)
     missed = list(outcomes.missed_lines(opened.directory, opened.plan))
     for line in [*failure_lines(opened), *missed]:
         terminal.complain(line)

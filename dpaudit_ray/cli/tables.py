@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ..report.verdict import Answer, RunVerdict
 
 
+_MANY = 40  # audits, beyond which `dpaudit run` ends with a summary
+_TELLING = 10  # audits of that summary
+
+
 def show_overview(run: Run, answer: Answer | None, details: bool = False) -> None:
     """Prints a line per audit with the ε to quote; with `details` all that is known of it."""
     from ..report import verdict, words
@@ -34,8 +38,8 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
     columns: Columns = {
         "audit": column("label"),
         "verdict": [str(audit.verdict) for audit in answer.audits] if answer else None,
-        "trials": [progress_figure(row) for row in rows],
-        "eps >=": [quoted(quote) for quote in quotes],
+        "trials": [progress_figure(row) for row in rows] if any(column("trials")) else None,
+        head(quotes): [quoted(quote) for quote in quotes],
         "assumes": [quote.assumes or "none yet" for quote in quotes],
         "claim": [Figure(claimed(value)) for value in column("epsilon_upper")],
     }
@@ -65,6 +69,55 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
     terminal.show_table(f"{run.sweep.name}: {words.heading(quotes)}", columns, details)
     for sentence in sentences:
         terminal.explain(sentence)
+
+
+def show_summary(run: Run, answer: Answer | None) -> None:
+    """Prints how many audits have which verdict, and the lines of those that say most.
+
+    A violation says most; of the others, an ε that is near its claim.
+    """
+    from collections import Counter
+
+    from ..report import verdict, words
+    from ..report.quote import claimed
+
+    quotes = verdict.quotes(run, answer)
+    if len(quotes) <= _MANY:
+        show_overview(run, answer)
+        return
+    verdicts = [str(audit.verdict) for audit in answer.audits] if answer else []
+    counts = Counter(verdicts)
+    by_verdict = [f"{counts[kind]:,} {kind}" for kind in verdict.Verdict if counts[kind]]
+    order = [str(kind) for kind in verdict.Verdict]
+
+    def rank(index: int) -> tuple[bool, float, int]:
+        quote = quotes[index]
+        share = (quote.epsilon or 0.0) / quote.claim if quote.claim else 0.0
+        violated = bool(verdicts) and verdicts[index] == order[0]
+        return not violated, -share, index
+
+    shown = sorted(range(len(quotes)), key=rank)[:_TELLING]
+    chosen = [quotes[index] for index in shown]
+    columns: Columns = {
+        "audit": [quote.label for quote in chosen],
+        "verdict": [verdicts[index] for index in shown] if verdicts else None,
+        head(chosen): [quoted(quote) for quote in chosen],
+        "assumes": [quote.assumes or "none yet" for quote in chosen],
+        "claim": [Figure(claimed(quote.claim)) for quote in chosen],
+    }
+    totals = f": {', '.join(by_verdict)}" if by_verdict else ""
+    terminal.explain(f"{plural(len(quotes), 'audit')}{totals}")
+    terminal.show_table(f"{run.sweep.name}, nearest to claims: {words.heading(chosen)}", columns)
+    location = run.directory.location
+    terminal.explain(
+        f"{len(quotes) - len(shown):,} more: `dpaudit status {location}` lists all audits, "
+        f"`dpaudit report {location}` draws a map of them"
+    )
+
+
+def head(quotes: Sequence[Quote]) -> str:
+    """Returns the head of a column of quotes: `eps =` where all are exact."""
+    return "eps =" if quotes and all(quote.exact for quote in quotes) else "eps >="
 
 
 def show_answer(run: Run, answer: Answer | None) -> None:

@@ -30,6 +30,7 @@ from ..sweep.spec import Sweep
 CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
 USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
 ENOUGH_SECONDS = 1.0  # of a timing, beyond those of a single step
+_STEP_SECONDS = 2.0  # between two lines about progress
 _DRAWS = 10  # simulated audits of one training
 _SEED = 20231
 _APART = 1e6  # μ of canaries that are all guessed right
@@ -94,16 +95,38 @@ def forecast(
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), prepared)
     waited = preparing.left(run, plan, remaining)
     preparations, failure = _rehearsed(trainer, run, plan, waited, made)
-    seconds, problem = seconds_per_trial(sweep, trainer, remaining)
+    steps = _Steps(tell)
+    seconds, problem = seconds_per_trial(sweep, trainer, remaining, steps.timing)
+    packs_left = dict[int, list[Pack]]()
+    for pack in remaining:
+        packs_left.setdefault(pack.audit, []).append(pack)
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
-        left = [pack for pack in remaining if pack.audit == index]
+        steps.tell(f"forecasting: {index:,} of {len(sweep.cells):,} audits")
+        left = packs_left.get(index, [])
         done = len(compaction.finished(run, audit))
         audits.append(_outlook(audit, cell, left, done, seconds.get(index, 0.0)))
     workers = max(1, int(len(os.sched_getaffinity(0)) / sweep.resources.num_cpus))
     if (limit := sweep.resources.max_concurrent_trainers) != "auto":
         workers = min(workers, limit)
     return Outlook(tuple(audits), workers, failure or problem, preparations)
+
+
+class _Steps:
+    """Tells what a forecast is at, every few seconds."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._last = time.monotonic()
+
+    def tell(self, line: str) -> None:
+        now = time.monotonic()
+        if now - self._last >= _STEP_SECONDS:
+            self._last = now
+            self._tell(line)
+
+    def timing(self, timed: int, packs: int) -> None:
+        self.tell(f"timing the first steps: {timed:,} of {packs:,} packs")
 
 
 def _outlook(
@@ -134,10 +157,8 @@ def _outlook(
         foreseen = {n: _power(audit.claim, n, at) for n, at in zip(grown, levels, strict=True)}
         with contextlib.suppress(ValueError):  # a claim that no billion trials would reach
             needed = next((n for n, chance in foreseen.items() if chance >= USUAL_POWER), 0)
-            needed = needed or stats.power.trials_needed(
-                audit.claim, 1 - CLAIM_SHARE, USUAL_POWER, cell.audit.delta, cell.audit.confidence
-            )
-        likely = stats.power.likely_bound(audit.claim, trainings, USUAL_POWER, *level)
+            needed = needed or _trials_needed(audit.claim, cell.audit.delta, cell.audit.confidence)
+        likely = _likely_bound(audit.claim, trainings, level)
     curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
     return dataclasses.replace(
         outlook,
@@ -150,6 +171,22 @@ def _outlook(
     )
 
 
+# Audits of one claim, number of trials and level share these.
+_shared = functools.lru_cache(maxsize=1024)
+
+
+@_shared
+def _trials_needed(claim: float, delta: float, confidence: float) -> int:
+    """Raises ValueError where a billion trials would not do."""
+    return stats.power.trials_needed(claim, 1 - CLAIM_SHARE, USUAL_POWER, delta, confidence)
+
+
+@_shared
+def _likely_bound(claim: float, trials: int, level: tuple[float, float]) -> float:
+    return stats.power.likely_bound(claim, trials, USUAL_POWER, *level)
+
+
+@_shared
 def _power(claim: float, trials: int, level: tuple[float, float]) -> float:
     return stats.power.accuracy_power(claim, CLAIM_SHARE * claim, trials, *level)
 
@@ -251,12 +288,21 @@ def _prepared(
 
 
 def seconds_per_trial(
-    sweep: Sweep, trainer: PackTrainer, remaining: list[Pack]
+    sweep: Sweep,
+    trainer: PackTrainer,
+    remaining: list[Pack],
+    progress: Callable[[int, int], None] = lambda timed, packs: None,
 ) -> tuple[dict[int, float], str | None]:
-    """Seconds by audit, once for all that take equally long; NaN, and why, where none can run."""
+    """Seconds by audit, once for all that take equally long; NaN, and why, where none can run.
+
+    Calls `progress` with the packs that are timed, or alike, and with all of them.
+    """
     by_options: dict[str, float] = {}
     seconds, problem = {}, None
-    for pack in remaining:
+    for number, pack in enumerate(remaining):
+        progress(number, len(remaining))
+        if pack.audit in seconds:  # packs of one audit take equally long
+            continue
         cell = sweep.cells[pack.audit]
         options = cell.mechanism.model_dump_json(exclude=set(cell.mechanism.for_free))
         options += cell.adversary.model_dump_json()

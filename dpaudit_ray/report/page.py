@@ -13,7 +13,7 @@ import markupsafe
 
 from .. import __version__
 from ..errors import lines, percent, plain
-from . import words
+from . import many_audits, words
 from .quote import claimed
 from .tables import Run, overview
 from .verdict import Answer, Progress
@@ -31,7 +31,8 @@ def write(run: Run, progress: Progress | None = None) -> str:
     from . import sections  # matplotlib takes a while to load
 
     templates = environment()
-    script = templates.get_template("report.js").render()
+    files = ("report.js", "many.js") if len(run.plan.audits) > many_audits.FEW else ("report.js",)
+    script = "".join(templates.get_template(file).render() for file in files)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = templates.get_template("report.html.j2").render(
         script=markupsafe.Markup(script),
@@ -70,7 +71,13 @@ def environment(**options: Any) -> jinja2.Environment:
         finalize=_shown,
         **options,
     )
-    templates.filters |= {"claimed": claimed, "plain": plain, "percent": percent, "coded": _coded}
+    templates.filters |= {
+        "claimed": claimed,
+        "plain": plain,
+        "percent": percent,
+        "coded": _coded,
+        "short": many_audits.short,
+    }
     templates.filters["embedded"] = lambda png: (
         f"data:image/png;base64,{base64.b64encode(png).decode()}"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import inspect
 import math
 from typing import Any
@@ -14,7 +16,7 @@ from ..plan.score_stream import Trials
 from ..plugins import Plugin
 from ..stats import Status
 from ..storage.scores import UTILITY
-from . import verdict, words
+from . import many_audits, verdict, words
 from .figures import one_audit, whole_run
 from .measures import HitRate, Profile, utilities
 from .membership_rates import Reading
@@ -26,8 +28,14 @@ _LISTED = 6  # values of an option that varies
 
 def all_sections(run: Run, progress: verdict.Progress | None = None) -> Content:
     """Everything that the page says; writes the figures of the run beside it."""
-    audits = [_audit(run, index) for index in range(len(run.plan.audits))]  # trials of one at once
-    content = _answer(run, audits, progress) | _audited(run) | _figures(run, audits)
+    number = len(run.plan.audits)
+    if number > many_audits.FEW:
+        content = _many(run, progress)
+    else:
+        audits = [_audit(run, index) for index in range(number)]  # trials of one at once
+        answered = verdict.current(run, progress)
+        content = _answer(run, audits, answered) | _figures(run, audits) | {"many": False}
+    content |= _audited(run)
     return content | _reading(run) | _failed(run)
 
 
@@ -77,9 +85,9 @@ def _audit(run: Run, index: int) -> Content:
     return content | {"figure": figure}
 
 
-def _answer(run: Run, contents: list[Content], progress: verdict.Progress | None) -> Content:
+def _answer(run: Run, contents: list[Content], answered: verdict.Answer) -> Content:
     """The verdict with its reasons, and the table of all audits."""
-    answered, rows = verdict.current(run, progress), overview(run)
+    rows = overview(run)
     quotes = [audit.quote for audit in answered.audits]
     audits = [
         entry | {"row": row, "verdict": audit.verdict, "reason": audit.reason, "quote": audit.quote}
@@ -88,6 +96,8 @@ def _answer(run: Run, contents: list[Content], progress: verdict.Progress | None
     return {
         "answer": answered,
         "audits": audits,
+        "relation": words.relation(quotes),
+        "level": min(cell.audit.confidence for cell in run.sweep.cells),
         "heading": words.heading(quotes),
         "below": words.below(quotes),
         "measured": [name for name in UTILITY if any(row[name] == row[name] for row in rows)],
@@ -116,6 +126,29 @@ def _audited(run: Run) -> Content:
         more = [f"{len(values) - _LISTED} more"] * (len(values) > _LISTED)
         audited[key] = [*list(values)[:_LISTED], *more]
     return {"audited": audited}
+
+
+def _many(run: Run, progress: verdict.Progress | None) -> Content:
+    """The map and the table of many audits, and the numbers of what the browser draws."""
+    answered = verdict.current(run, progress)
+    entries: list[Content] = []
+    for index, (audit, answer) in enumerate(zip(run.plan.audits, answered.audits, strict=True)):
+        numbers = many_audits.numbers(run, index, answer)
+        entries.append({"id": audit.id, "numbers": numbers})
+    content = _answer(run, entries, answered)
+    keys = many_audits.varied_keys(run)
+    placed = many_audits.audit_map(keys, len(entries))
+    drawn = {"map": dataclasses.asdict(placed), "audits": [it["numbers"] for it in entries]}
+    counts = collections.Counter(str(audit.verdict) for audit in answered.audits)
+    return content | {
+        "many": True,
+        "keys": keys,
+        "map": placed,
+        "facets": {str(kind): counts[kind] for kind in verdict.Verdict if counts[kind]},
+        "data": many_audits.data(drawn),
+        "sampled": any(cell.mechanism.sampled for cell in run.sweep.cells),
+        "pictures": [],
+    }
 
 
 def _figures(run: Run, audits: list[Content]) -> Content:

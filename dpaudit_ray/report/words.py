@@ -53,6 +53,14 @@ def heading(quotes: Sequence[Quote]) -> str:
     return f"eps at {delta}{confidence}, claims by {accountants}"
 
 
+def relation(quotes: Sequence[Quote]) -> str:
+    """Returns the sign between ε and the quotes: none where some are exact and some are bounds."""
+    exact = {quote.exact for quote in quotes if quote.epsilon is not None}
+    if exact == {True}:
+        return "="
+    return "" if len(exact) > 1 else "≥"
+
+
 def explained(assumed: Iterable[str]) -> Iterator[str]:
     """What these words of `Status.assumes` mean, each once."""
     for word in dict.fromkeys(assumed):

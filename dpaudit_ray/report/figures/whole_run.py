@@ -99,7 +99,7 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
         identity = cell.identity()
         seed = f"seed={identity['mechanism'].pop('seed', 0)}"
         line = json.dumps(identity, sort_keys=True)
-        bounds = _rows(run, audit, estimator).sort_values("step").set_index("step")
+        bounds = step_bounds(run, audit, estimator).sort_values("step").set_index("step")
         if line in labels:
             parts = audit.label.split(LABEL_SEPARATOR)
             labels[line] = LABEL_SEPARATOR.join(part for part in parts if part != seed)
@@ -141,7 +141,7 @@ def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
     return last.assign(kind=last["assumes"].mask(last["mean"] > last["claim"], _ABOVE))
 
 
-def _rows(run: Run, audit: PlannedAudit, estimator: str | None) -> pd.DataFrame:
+def step_bounds(run: Run, audit: PlannedAudit, estimator: str | None = None) -> pd.DataFrame:
     """The rows that stand for an audit, one a step, with what each `assumes` and the `bound`.
 
     That is the one to quote; none where it rests on something unproved and is above its claim.
@@ -261,7 +261,7 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
     for audit, values in zip(run.plan.audits, itertools.product(*grid.values()), strict=True):
         parts = audit.label.split(LABEL_SEPARATOR)
         others = LABEL_SEPARATOR.join(part for part in parts if part.partition("=")[0] != name)
-        bounds = _rows(run, audit, estimator).set_index("step")["bound"]
+        bounds = step_bounds(run, audit, estimator).set_index("step")["bound"]
         x, y = dict(zip(grid, values, strict=True))[key], bounds.get(audit.horizons[-1], math.nan)
         rows.append((others or "lower bound", float(x), y if y > 0 else math.nan, audit.claim))
     table = pd.DataFrame(rows, columns=["series", "x", "y", "claim"])

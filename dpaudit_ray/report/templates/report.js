@@ -17,11 +17,27 @@ Array.from(table.tHead.rows[0].cells).forEach((head, column) => head.addEventLis
   });
   table.tBodies[0].append(...rows);
 }));
-document.getElementById("filter")?.addEventListener("input", (event) => {
-  const words = event.target.value.toLowerCase().split(/\s+/);
-  for (const row of rows) row.hidden = !words.every((word) => row.innerText.toLowerCase().includes(word));
+const heads = Array.from(table.tHead.rows[0].cells, (head) => head.innerText.trim().toLowerCase());
+const texts = rows.map((row) => row.textContent.toLowerCase());
+const filter = document.getElementById("filter");
+const facets = Array.from(document.querySelectorAll(".facet"));
+const matches = (row, text, word) => {
+  const [key, wanted] = word.split("=");
+  const column = wanted ? heads.indexOf(key) : -1;
+  return column < 0 ? text.includes(word) : row.cells[column].textContent.trim().toLowerCase() === wanted;
+};
+const original = Array.from(rows);
+const narrow = () => {
+  const words = filter.value.toLowerCase().split(/\s+/);
+  const wanted = facets.filter((facet) => facet.checked).map((facet) => facet.value);
+  original.forEach((row, at) => {
+    const facet = !facets.length || wanted.includes(row.cells[1].textContent.trim());
+    row.hidden = !(facet && words.every((word) => matches(row, texts[at], word)));
+  });
   document.getElementById("shown").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
-});
+};
+filter?.addEventListener("input", narrow);
+for (const facet of facets) facet.addEventListener("change", narrow);
 const open = () => { const aim = location.hash && document.getElementById(location.hash.slice(1)); if (aim?.tagName === "DETAILS") aim.open = true; };
 addEventListener("hashchange", open); open();
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));

@@ -1,0 +1,190 @@
+"""Numbers of a page of many audits: the browser draws from them what a reader opens.
+
+A figure for each of 500 audits would take minutes to draw and megabytes to store. So a page of more
+than FEW audits begins with a map of all of them, and draws the figures of one when it is chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import markupsafe
+import numpy as np
+import pandas as pd
+
+from ..plan.score_stream import Trials
+from .figures.whole_run import step_bounds
+from .measures import HitRate
+from .quote import Quote, claimed
+from .tables import Run, with_options
+from .verdict import AuditAnswer
+
+FEW = 40  # audits whose figures are drawn beforehand
+_BINS = 24  # of a histogram of scores
+_STEPS = 40  # of a line over steps
+_PANELS = 12  # maps side by side
+_ACROSS = 25  # cells of a row where no two keys vary
+
+
+@dataclasses.dataclass(frozen=True)
+class Varied:
+    """A key of the grid: its name, and the text of its value by audit."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditMap:
+    """A map of all audits: a panel for each value of further keys, a cell for each audit.
+
+    Attributes:
+        across: name of the key from left to right, empty where cells stand in their order.
+        down: name of the key from top to bottom, empty likewise.
+        columns: values of `across`.
+        rows: values of `down`.
+        panels: titles of the panels, with the (audit, column, row) of their cells.
+        left_out: panels that are not shown.
+    """
+
+    across: str
+    down: str
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+    panels: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...]
+    left_out: int
+
+
+def varied_keys(run: Run) -> tuple[Varied, ...]:
+    """Returns the options of the grid that differ between audits, in the order of the table."""
+    audits = pd.DataFrame([(audit.id, audit.label) for audit in run.plan.audits])
+    audits.columns = pd.Index(["audit", "label"])
+    options = with_options(run, audits).drop(columns=["audit", "label"])
+    keys = list[Varied]()
+    for name in options.columns:
+        values = tuple(map(_text, options[name]))
+        if len(set(values)) > 1:
+            keys.append(Varied(str(name), values))
+    return tuple(keys)
+
+
+def audit_map(keys: Sequence[Varied], audits: int) -> AuditMap:
+    """Places audits by the two keys of the most values; other keys make panels."""
+    by_size = sorted(keys, key=lambda key: -len(set(key.values)))
+    if len(by_size) < 2:
+        cells = tuple((audit, audit % _ACROSS, audit // _ACROSS) for audit in range(audits))
+        columns = ("",) * min(audits, _ACROSS)
+        rows = ("",) * math.ceil(audits / _ACROSS)
+        return AuditMap("", "", columns, rows, (("", cells),), 0)
+    across, down, *others = by_size
+    columns = tuple(dict.fromkeys(across.values))
+    rows = tuple(dict.fromkeys(down.values))
+    panels = dict[str, list[tuple[int, int, int]]]()
+    for audit in range(audits):
+        title = ", ".join(f"{short(key.name)}={key.values[audit]}" for key in others)
+        place = columns.index(across.values[audit]), rows.index(down.values[audit])
+        panels.setdefault(title, []).append((audit, *place))
+    shown = itertools.islice(panels.items(), _PANELS)
+    drawn = tuple((title, tuple(cells)) for title, cells in shown)
+    left_out = len(panels) - len(drawn)
+    return AuditMap(short(across.name), short(down.name), columns, rows, drawn, left_out)
+
+
+def short(key: str) -> str:
+    """Returns a dotted key without its first part."""
+    return key.partition(".")[2] or key
+
+
+def numbers(run: Run, index: int, answer: AuditAnswer) -> dict[str, Any]:
+    """Returns what the browser draws of an audit, as plain JSON without NaN."""
+    audit = run.plan.audits[index]
+    bounds = step_bounds(run, audit).set_index("step")["bound"]
+    claims = next(iter(audit.claims.values()))
+    places = np.unique(np.linspace(0, len(audit.horizons) - 1, _STEPS).round().astype(int))
+    steps = [audit.horizons[place] for place in places]
+    content: dict[str, Any] = {
+        "id": audit.id,
+        "label": audit.label,
+        "verdict": str(answer.verdict),
+        "reason": answer.reason,
+        "epsilon": _said(answer.quote),
+        "ratio": _rounded(_share(answer.quote)),
+    }
+    if len(steps) > 1:
+        content["steps"] = steps
+        content["bounds"] = [_rounded(bounds.get(step, math.nan)) for step in steps]
+        content["claims"] = [_rounded(claims[place]) for place in places]
+    last = run.last_rows(audit).values()
+    content["estimates"] = [
+        [row["estimator"], _rounded(row["mu_lower"]), _rounded(row["epsilon_lower"])]
+        for row in last
+    ]
+    if run.sweep.cells[index].mechanism.sampled:
+        content |= _scores(run, index)
+    return content
+
+
+def data(content: Any) -> markupsafe.Markup:
+    """Returns JSON that may stand in a page: nothing in it ends a script or opens a tag."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return markupsafe.Markup(text)
+
+
+def _scores(run: Run, index: int) -> dict[str, Any]:
+    """A histogram of the last step's scores by world, and the rate of right guesses."""
+    audit, cell = run.plan.audits[index], run.sweep.cells[index]
+    trials = Trials.joined(audit, run.prefix(audit))
+    content: dict[str, Any] = {}
+    if audit.independent and len(trials.members):
+        hits = HitRate.from_trials(trials, cell.audit.confidence)
+        if hits is not None:
+            rates = (hits.rate, hits.low, hits.high)
+            content["hits"] = [hits.guesses, *(round(100 * rate, 2) for rate in rates)]
+    shown = trials.shown
+    last = shown.scores[:, -1] if len(shown.members) else np.empty(0)
+    finite = np.isfinite(last)
+    if finite.any():
+        with np.errstate(over="ignore", invalid="ignore"):
+            edges = np.linspace(last[finite].min(), last[finite].max(), _BINS + 1)
+        if np.isfinite(edges).all() and edges[0] < edges[-1]:
+            ends = [_rounded(edges[0]), _rounded(edges[-1])]
+            worlds = (finite & ~shown.members, finite & shown.members)
+            counts = [np.histogram(last[world], edges)[0].tolist() for world in worlds]
+            content["scores"] = [ends, *counts]
+    return content
+
+
+def _text(value: Any) -> str:
+    """Returns an option as people write it: tables make 3.0 of 3 where others have none."""
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:.12g}"
+    return str(value)
+
+
+def _said(quote: Quote) -> str:
+    relation = "=" if quote.exact else "≥"
+    if quote.epsilon is None:
+        return f"There is no ε to quote: {quote.reason}"
+    against = ""
+    if quote.claim < math.inf:
+        against = f" of the claimed {claimed(quote.claim)}"
+    return f"ε {relation} {quote.text}{against} ({quote.level})"
+
+
+def _share(quote: Quote) -> float:
+    """The quoted ε as a share of the claim; NaN where there is none of the two."""
+    if quote.epsilon is None or not 0 < quote.claim < math.inf:
+        return math.nan
+    return quote.epsilon / quote.claim
+
+
+def _rounded(value: float) -> float | None:
+    """Five digits of a number, which is more than a figure shows; None where it is not finite."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
