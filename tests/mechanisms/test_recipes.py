@@ -261,6 +261,10 @@ def one_of_two() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(30, 1), nn.Unflatten(1, (1, 1)))
 
 
+def five_of_two() -> nn.Module:
+    return nn.Linear(30, 5)
+
+
 def test_packs_check_a_network_once_but_a_user_s_own_each_time(tiny, monkeypatch):
     own = {"name": "module", "path": "torch.nn:LayerNorm", "options": {"normalized_shape": 30}}
     asked, real = [], packed.fastest_right_way
@@ -276,6 +280,7 @@ def test_packs_check_a_network_once_but_a_user_s_own_each_time(tiny, monkeypatch
     [
         ("narrow", "and 31x2); its first layer must take these"),
         ("one_of_two", "module gives [2, 1, 1] for two examples of 2 classes"),
+        ("five_of_two", "module gives [2, 5] for two examples of 2 classes; give one output per"),
     ],
 )
 def test_a_network_of_ones_own(network, said, tiny, tmp_path):

@@ -280,8 +280,11 @@ class Recipe(Strict):
             remedy = "its first layer must take these"
             raise SpecError("mechanism.model", f"{model.name} {problem}; {remedy}") from error
         given = list(outputs.shape) if isinstance(outputs, torch.Tensor) else []
-        needed = data.classes if self.loss == "cross-entropy" and data.classes > 2 else 1
-        if len(given) != 2 or given[1] < needed:
+        wrong = len(given) != 2 or given[1] < 1
+        if not wrong and self.loss == "cross-entropy":
+            is_logistic = data.classes == 2 and given[1] == 1
+            wrong = given[1] != data.classes and not is_logistic
+        if wrong:
             problem = f"{model.name} gives {given or type(outputs).__name__} for two examples of"
             remedy = "give one output per class (one alone for two classes)"
             raise SpecError("mechanism.model", f"{problem} {data.classes} classes; {remedy}")
