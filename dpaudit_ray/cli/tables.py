@@ -143,7 +143,7 @@ def progress_figure(row: dict[str, Any]) -> Figure:
 
 def quoted(quote: Quote) -> Figure:
     """The ε of a quote as tables show it."""
-    return marked("none" if quote.epsilon is None else number(quote.epsilon), quote.above)
+    return marked(quote.text, quote.above)
 
 
 def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> None:

@@ -43,7 +43,7 @@ class Quote:
     @property
     def text(self) -> str:
         """The number as it is shown everywhere, `none` without one."""
-        return "none" if self.epsilon is None else f"{self.epsilon:,.3f}"
+        return "none" if self.epsilon is None else epsilon_text(self.epsilon)
 
     @property
     def level(self) -> str:
@@ -57,12 +57,22 @@ class Quote:
         return self.assumes == EXACT
 
 
+def epsilon_text(epsilon: float, digits: int = 3) -> str:
+    """Returns ε with so many decimals, or with two significant digits if it is below 0.01."""
+    if epsilon == 0:
+        return "0"
+    if abs(epsilon) < _SMALLEST_PLAIN:
+        return plain(epsilon, ".1e")
+    return f"{epsilon:,.{digits}f}"
+
+
+_SMALLEST_PLAIN = 0.01  # of an ε with three decimals
 PROVED = ("assumption-free", "Gaussian steps", EXACT)  # what a certified ε assumes
 
 
 def claimed(epsilon: float, digits: int = 3) -> str:
     """The ε of a claim as it is shown; `nothing` where all may leak."""
-    return "nothing" if epsilon == math.inf else f"{epsilon:,.{digits}f}"
+    return "nothing" if epsilon == math.inf else epsilon_text(epsilon, digits)
 
 
 def quote(run: Run, index: int, refuted: bool = False) -> Quote:

@@ -30,7 +30,7 @@ from ..stats.claim_verdict import EVIDENCE_SHARE, RunTest
 from ..storage import strangers
 from . import detection
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test
-from .quote import Quote, quote
+from .quote import Quote, epsilon_text, quote
 from .tables import EXACT, Run
 
 # By which a computed ε may exceed a claim of the same δ: a finer grid moves none by more than this,
@@ -215,7 +215,7 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
         verdict = Verdict.CONSISTENT
     if thorough or verdict is Verdict.VIOLATION:
         nested = claimed.gaussian and ":" not in accountant
-        effective_noise = test.effective_noise(family, noise, alpha, gaussian=nested)
+        effective_noise = test.effective_noise(family, noise, alpha, nested)
     return test, AuditVerdict(
         label=audit.label,
         verdict=verdict,
@@ -426,9 +426,12 @@ def _sentence(run: Run, judged: RunVerdict, audits: list[AuditAnswer], largest: 
         measured = f"There is no ε to quote: {largest.reason}."
     else:
         level = f"{largest.label}; " * several + largest.level
-        claim = f"{', above' if largest.above else ' of'} the claimed {largest.claim:,.3f}"
+        claim = f"{', above' if largest.above else ' of'} the claimed {epsilon_text(largest.claim)}"
         claim = claim if largest.claim < math.inf else " where nothing is claimed"
-        measured = f"Measured ε {'=' if largest.exact else '≥'} {largest.text}{claim} ({level})."
+        sign = "=" if largest.exact else "≥"
+        measured = f"Measured ε {sign} {largest.text}{claim} ({level})."
+        if largest.epsilon == 0 and not largest.exact:
+            measured = f"No ε above 0 is shown{claim} ({level})."
     if outcome is Verdict.VIOLATION:
         more = f" (and {len(alike) - 1} more audits)" * (len(alike) > 1)
         all_of_them = "all audits together refute their claims, though none does alone"
