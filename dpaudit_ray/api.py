@@ -85,13 +85,15 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         storage_path, prepared.name, dataclasses.replace(place.OPENING, tell=tell)
     )
     prepared = planning.kept(prepared, directory, tell)
+    phase("checking for another driver")
+    left_behind = lease.left_behind(directory)  # before what takes long
     phase("loading the data")
     check_inputs(prepared, tell)
     phase("planning")
     planning.preview(prepared, directory)  # what cannot be leaves no trace
     directory.require_writable()
     stop = Stop(prepared.resources.grace_seconds, tell)
-    with stop.listening(), lease.held(directory) as held:
+    with stop.listening(), lease.held(directory, known=left_behind) as held:
         plan = planning.open_run(prepared, held.run, tell)
         running = held.run.patient(dataclasses.replace(place.RUNNING, tell=tell))
         job = _Job(prepared, plan, running, held, stop, show or notebook_progress(), tell, phase)

@@ -78,21 +78,44 @@ class Lease:
                     return
 
 
+def left_behind(
+    run: RunDirectory, watch: float | None = None, known: Entry | None = None
+) -> Entry | None:
+    """Returns the lease of a driver that is gone, None where there is none.
+
+    A driver is gone if it is a process of this container that is, or its lease stands still.
+
+    Args:
+        run: the run directory.
+        watch: seconds for which a lease must stand still; by default STALE_SECONDS.
+        known: a lease that an earlier call returned, which is not watched again.
+
+    Raises:
+        RunDirectoryError: another driver works on this run.
+    """
+    entry = _read(run)
+    if entry is None or entry == known or _is_gone(entry):
+        return entry
+    now = _watched(run, entry, STALE_SECONDS if watch is None else watch)
+    if now is not None and now != entry:
+        raise _taken(run, now)
+    return now
+
+
 @contextlib.contextmanager
 def held(
-    run: RunDirectory, watch: float = STALE_SECONDS, beat: float = BEAT_SECONDS
+    run: RunDirectory,
+    watch: float | None = None,
+    beat: float = BEAT_SECONDS,
+    known: Entry | None = None,
 ) -> Iterator[Lease]:
-    """Holds the run directory.
+    """Holds the run directory, and takes over what `left_behind` returns, whose arguments it has.
 
-    A lease that its owner left behind is taken over: at once when the owner is a process of this
-    container that is gone, else after it has stood still for `watch` seconds. Raises
-    RunDirectoryError where another driver works on this run, and StorageError.
+    Raises:
+        RunDirectoryError: another driver works on this run.
+        StorageError: the lease cannot be read or written.
     """
-    if (stale := _read(run)) is not None and not _is_gone(stale):
-        now = _watched(run, stale, watch)
-        if now is not None and now != stale:
-            raise _taken(run, now)
-        stale = now
+    stale = left_behind(run, watch, known)
     before = (stale or {}).get("owner")
     lease = Lease(run, secrets.token_hex(8), before if isinstance(before, str) else None)
     entry = {"owner": lease.owner, **_where(), "pid": os.getpid(), "started": _started(os.getpid())}

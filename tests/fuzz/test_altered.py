@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpaudit_ray import api
 from dpaudit_ray import plan as planning
 from dpaudit_ray.plan import outcomes
 from dpaudit_ray.plan.model import Pack
@@ -75,8 +74,8 @@ FILES = [
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a lease is watched is not what is asked here."""
-    held, holder = lease.held, lease.holder
-    monkeypatch.setattr(api.lease, "held", lambda run: held(run, watch=0.01))
+    holder = lease.holder
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.01)
     monkeypatch.setattr(lease, "holder", lambda run: holder(run, 0.01))
 
 

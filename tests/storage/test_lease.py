@@ -286,7 +286,8 @@ def at_the_third_pack(monkeypatch: pytest.MonkeyPatch, action: Callable[[], obje
 
 def test_an_overtaken_run_ends_in_exit_4(tiny, tmp_path, monkeypatch):
     """Another driver takes over and completes the run while this one stands still."""
-    monkeypatch.setattr(lease, "held", functools.partial(lease.held, watch=0.2, beat=NEVER))
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.2)
+    monkeypatch.setattr(lease, "held", functools.partial(lease.held, beat=NEVER))
     file, seen = write_sweep(tmp_path, tiny), {}
 
     def other() -> None:

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+import dpaudit_ray as da
+from dpaudit_ray import api
+from dpaudit_ray import plan as planning
+from dpaudit_ray.errors import RunDirectoryError
 from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.storage import lease
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -91,3 +95,57 @@ def test_status_knows_the_driver_and_the_failures_while_the_sweep_runs(
     after = dpaudit("status", tmp_path / "tiny").out
     assert after.splitlines()[-1].startswith("not complete: all that is left has failed; ")
     assert json.loads(dpaudit("status", tmp_path / "tiny", "--json").out)["driver"] is None
+
+
+class Looks:
+    """Counts the looks at a lease, before each of which its driver elsewhere may renew it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, run: RunDirectory, alive: bool) -> None:
+        self.count = 0
+        self._run, self._alive, self._sleep = run, alive, time.sleep
+        monkeypatch.setattr(lease.time, "sleep", self)
+
+    def __call__(self, seconds: float) -> None:
+        if seconds != lease.LOOK_SECONDS:
+            self._sleep(seconds)
+            return
+        self.count += 1
+        if self._alive:
+            elsewhere(self._run, self.count)
+
+
+def test_a_second_driver_is_refused_before_data_and_plan(light, tmp_path, monkeypatch):
+    run = RunDirectory.under(str(tmp_path), "tiny")
+    elsewhere(run, 0)
+    Looks(monkeypatch, run, alive=True)
+    for module, name in ((planning, "preview"), (planning, "open_run"), (api, "check_inputs")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("it loads data and plans"))
+    with pytest.raises(RunDirectoryError, match=r"another driver .*process 12 on node-7"):
+        da.run(light, str(tmp_path), executor="inline")
+
+
+def test_a_lease_that_was_left_behind_is_watched_once(light, tmp_path, monkeypatch):
+    run = RunDirectory.under(str(tmp_path), "tiny")
+    elsewhere(run, 0)
+    looks = Looks(monkeypatch, run, alive=False)
+    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.001)
+    assert da.run(light, str(tmp_path), executor="inline").complete
+    assert looks.count == lease.STALE_SECONDS / lease.LOOK_SECONDS
+
+
+def test_a_driver_that_wakes_up_while_another_plans_is_not_replaced(light, tmp_path, monkeypatch):
+    run = RunDirectory.under(str(tmp_path), "tiny")
+    elsewhere(run, 0)
+    looks = Looks(monkeypatch, run, alive=False)
+    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.01)
+    check_inputs = api.check_inputs
+
+    def wakes(*arguments: Any) -> None:
+        looks._alive = True
+        elsewhere(run, -1)
+        check_inputs(*arguments)
+
+    monkeypatch.setattr(api, "check_inputs", wakes)
+    with pytest.raises(RunDirectoryError, match="another driver works on"):
+        da.run(light, str(tmp_path), executor="inline")
+    assert run.read_json(lease.DRIVER)["owner"] == "ab"
