@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,7 +18,7 @@ import pandas as pd
 from .errors import SpecError
 from .imports import Trust, trusting
 from .orchestration.progress import Progress
-from .plan import outcomes, score_stream
+from .plan import outcomes, record, score_stream
 from .plan.outcomes import Failure
 from .plan.score_stream import Trials
 from .storage.scores import MISSED
@@ -55,6 +56,8 @@ class Result:
         modules = Trust.parse(trust, reads=True)
         with trusting(modules):
             run = Run.open(str(location))
+        if newer := record.newer_version(run.directory):
+            warnings.warn(f"{run.directory.location}: {newer}", stacklevel=2)
         where = run.directory, run.plan
         failures = (*outcomes.failed(*where), *outcomes.failed_parts(*where))
         result = cls(run.directory.location, run.complete, failures, trust=modules)

@@ -63,8 +63,8 @@ def open_run(location: str) -> Run:
     from ..report.tables import Run
 
     run = Run.open(location)
-    if warning := record.newer_version(run.directory):
-        terminal.complain(warning)
+    if newer := record.newer_version(run.directory):
+        terminal.complain(f"warning: {run.directory.location}: {newer}")
     if unread := sorted(set(run.sweep.unread_modules)):
         modules = ",".join(unread)
         terminal.complain(

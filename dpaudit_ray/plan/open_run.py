@@ -18,8 +18,16 @@ Tell = Callable[[str], None]
 
 
 def kept(sweep: Sweep, run: RunDirectory, tell: Tell) -> Sweep:
-    """The sweep with as many trials as a complete run of it was extended to; `tell` says so."""
+    """Returns the sweep with as many trials as a complete run of it was extended to.
+
+    Args:
+        sweep: the sweep as it is asked for.
+        run: its run directory, which need not exist.
+        tell: called with a line where trials stay, or a newer version wrote the directory.
+    """
     plan = _complete_plan(sweep, run)
+    if newer := record.newer_version(run):
+        tell(f"warning: {run.location}: {newer}")
     wanted = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
     there = {audit.trials for audit in plan.audits if audit.trials} if plan else set()
     by_grid = any(key.startswith("audit") for key in sweep.raw.get("grid") or ())

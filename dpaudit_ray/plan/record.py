@@ -7,7 +7,9 @@ code is trusted and imported, and so is what takes data that cannot be read here
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -89,23 +91,32 @@ def load(run: RunDirectory) -> Plan | None:
     try:
         return None if text is None else _parsed(text)
     except ValueError as error:
-        raise RunDirectoryError(f"{run.location}/{FILE} is damaged ({error}); {RESTORE}") from error
+        raise _damaged(run, FILE, str(error)) from error
+
+
+def _damaged(run: RunDirectory, name: str, problem: str) -> RunDirectoryError:
+    """Returns the error of a file that is damaged, or has the format of a newer version."""
+    newer = newer_version(run)
+    state = "cannot be read" if newer else "is damaged"
+    return RunDirectoryError(f"{run.location}/{name} {state} ({problem}); {newer or RESTORE}")
+
+
+# A key of the file itself, as JSON or YAML; those of its parts are indented further.
+_VERSION = re.compile(r"""^[{ ]{0,2}"?version"?: *["']?([^"',\s]+)""", re.MULTILINE)
 
 
 def newer_version(run: RunDirectory) -> str | None:
-    """Returns a warning about a plan that a newer version of this package wrote, else None."""
-    raw = run.read_json(FILE)
-    written = raw.get("version") if isinstance(raw, dict) else None
-    try:
-        newer = isinstance(written, str) and Version(written) > Version(__version__)
-    except InvalidVersion:
-        return None
-    if not newer:
-        return None
-    return (
-        f"warning: {run.location} was written by dpaudit {written}, newer than {__version__} here; "
-        "its answer may differ, so install that version to read it"
-    )
+    """Returns a line about files that a newer version of this package wrote, else None."""
+    for name in (FILE, SWEEP_FILE):
+        # What is damaged has no version; whoever needs it reports the damage.
+        with contextlib.suppress(InvalidVersion, RunDirectoryError):
+            found = _VERSION.search(run.read_text(name) or "")
+            if found and Version(found[1]) > Version(__version__):
+                return (
+                    f"it was written by dpaudit {found[1]}, newer than {__version__} here, and may "
+                    f"mean something else: install dpaudit {found[1]} to use it"
+                )
+    return None
 
 
 @functools.lru_cache(maxsize=1)  # starting a driver reads the same plan five times
@@ -138,7 +149,7 @@ def recorded(run: RunDirectory) -> Sweep | None:
     except SpecError as error:
         # Its remedy is for a file of the user's own.
         what = str(error.problems[0]).partition(";")[0]
-        raise RunDirectoryError(f"{source} is damaged ({what}); {RESTORE}") from error
+        raise _damaged(run, SWEEP_FILE, what) from error
 
 
 def _incomplete(run: RunDirectory, missing: str) -> RunDirectoryError:
@@ -162,7 +173,7 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         if difference := claims.difference(audit.claims, cell):
             raise RunDirectoryError(
                 f"{run.location}/{FILE} is not what its sweep promises ({audit.label}: "
-                f"{difference}); {RESTORE}"
+                f"{difference}); {newer_version(run) or RESTORE}"
             )
 
 
@@ -173,7 +184,8 @@ def _check_numbers(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
 
 
 def _other(run: RunDirectory) -> RunDirectoryError:
-    return RunDirectoryError(f"{run.location}/{FILE} is the plan of another sweep; {RESTORE}")
+    remedy = newer_version(run) or RESTORE
+    return RunDirectoryError(f"{run.location}/{FILE} is the plan of another sweep; {remedy}")
 
 
 def filled(sweep: Sweep, plan: Plan, run: RunDirectory) -> Sweep:

@@ -164,6 +164,8 @@ def check_run(location: str) -> Checked:
     run = RunDirectory(location)
     checked = Checked(run.location)
     plan = sweep = None
+    if newer := record.newer_version(run):
+        checked.notes.append(newer)
     if run.read_text(PLAN) is None and run.read_text(SWEEP) is None:
         record.require(run)
     with checked.reading(PLAN):

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import dpaudit_ray as da
+from dpaudit_ray import __version__
 from dpaudit_ray.plan import record
 from dpaudit_ray.storage import files, lease, strangers
 from dpaudit_ray.storage.files import Folder
 from dpaudit_ray.storage.place import LOCK
 from dpaudit_ray.storage.run_directory import RunDirectory
+from tests.command import dpaudit, inline, refused, write_sweep
 
 
 @pytest.mark.parametrize("pid", [10**30, 2**31, -1, 0, True, 1.5, "12", None])
@@ -68,8 +71,49 @@ def test_a_lock_that_cannot_be_had_is_named(tmp_path, monkeypatch):
         other.communicate(b"\n")
 
 
-def test_a_newer_version_is_named(tmp_path):
+NEWER = "was written by dpaudit 9.0.0, newer than"
+
+
+def test_only_a_newer_version_of_the_file_itself_is_named(tmp_path):
     run = RunDirectory(str(tmp_path))
-    for version, warns in (("9.0.0", True), ("0.9.0", False), ("odd", False), (3, False)):
+    others = ("0.9.0", "odd", None, {"version": "9.0.0"})
+    for version, warns in (("9.0.0", True), *((other, False) for other in others)):
         run.write_json(record.FILE, {"version": version})
         assert bool(record.newer_version(run)) == warns
+    run.write_text(record.SWEEP_FILE, "name: x\nversion: 9.0.0\n")
+    assert NEWER in str(record.newer_version(run))
+    run.write_text(record.SWEEP_FILE, "name: x\nmechanism:\n  options:\n    version: 9.0.0\n")
+    assert record.newer_version(run) is None
+
+
+def by_newer(location: str | Path, name: str, more: str = "") -> None:
+    """Changes the version in a file of a run, and adds a key."""
+    file = Path(location) / name
+    file.write_text(file.read_text().replace(__version__, "9.0.0") + more)
+
+
+@pytest.mark.parametrize("name", [record.FILE, record.SWEEP_FILE])
+def test_every_verb_names_a_newer_version_and_goes_on(name, light, tmp_path):
+    file = write_sweep(tmp_path, light)
+    location = tmp_path / "tiny"
+    assert inline(file, tmp_path).code == 0
+    assert dpaudit("status", location).err == ""
+    by_newer(location, name)
+    with pytest.warns(UserWarning, match=NEWER):
+        assert da.open(location).complete
+    reading = [(verb, location) for verb in ("status", "report", "verify", "check")]
+    starting = [(verb, file, "--storage-path", tmp_path) for verb in ("plan", "run")]
+    for command in (*reading, ("compare", location, location), *starting):
+        outcome = dpaudit(*command, *(["--executor", "inline"] if command[0] == "run" else []))
+        assert outcome.code in (0, 5), outcome
+        shown = " ".join((outcome.out + outcome.err).split())
+        assert shown.count(NEWER) == (2 if command[0] == "compare" else 1), outcome
+
+
+def test_a_format_of_a_newer_version_is_refused_with_its_name(light, tmp_path):
+    location = da.run(light, str(tmp_path), executor="inline").location
+    by_newer(location, record.SWEEP_FILE, "budgets: 3\n")
+    line = refused("status", location)
+    assert "sweep.yaml cannot be read (budgets: " in line
+    assert "install dpaudit 9.0.0" in line
+    assert "damaged" not in line
