@@ -48,6 +48,8 @@ def _options(timeout: datetime.timedelta) -> dict[str, Any]:
 
 
 _SCHEMES = ("s3", "gs", "az")
+_PAGE = 1000  # objects in a page of a list
+_LAST = "sweep.yaml"  # every run has it, and its name is behind all folders that are listed
 _TRIES = 10  # against others who write the same object: a driver, and those who read a run
 
 
@@ -145,6 +147,8 @@ class Bucket:
         """An object's content, or None. Raises StrangeFileError for more than `most` bytes."""
         try:
             answer = self._ask(obstore.get, name)
+            if answer.meta["e_tag"] is None:  # an error, or a gateway's page, with status 200
+                raise OSError("the store answered with something else: it has no ETag")
             size = answer.meta["size"]
             strangers.require(size, most)
             if size > _LARGE:  # asked again by the client that may take longer
@@ -170,7 +174,9 @@ class Bucket:
             with passage(), contextlib.suppress(_ReplacedError, FileExistsError):
                 self._put(name, content, mode)
                 return
-        raise OSError("others replace it all the time")
+        raise OSError(
+            "the store refuses every upload: others replace it, or a gateway alters ETags"
+        )
 
     def create(
         self, name: str, content: bytes, passage: Passage = contextlib.nullcontext
@@ -219,14 +225,43 @@ class Bucket:
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
         return sorted(
             (e["path"].rpartition("/")[2], e["size"], int(e["last_modified"].timestamp() * 1e9))
-            for e in self._call(obstore.list_with_delimiter, self._store, folder or None)["objects"]
+            for e in self._call(self._listed, folder)
         )
 
     def paths(self, depth: int) -> list[str]:
         """Sorted paths of the objects down to so many folders; a deeper folder is listed whole."""
         pages: list[Any] = self._call(list, obstore.list(self._store))
-        parts = (str(entry["path"]).split("/") for page in pages for entry in page)
+        paths = [str(entry["path"]) for page in pages for entry in page]
+        if _LAST not in paths:
+            self._require_end()
+        parts = (path.split("/") for path in paths)
         return sorted({"/".join(p if len(p) <= depth else [*p[:depth], ""]) for p in parts})
+
+    def _listed(self, folder: str) -> list[Any]:
+        """Returns the metadata of the objects in a folder.
+
+        A list that is empty, or longer than a page, is requested again, as far as an object behind
+        the folder: some stores and gateways answer with an error in the body and with status 200,
+        which the client takes for an empty page.
+        """
+        folder = folder.rstrip("/")
+        objects: list[Any] = []
+        listing: Any = obstore.list_with_delimiter(self._store, folder or None)
+        if not folder or 0 < len(listing["objects"]) < _PAGE:
+            return list(listing["objects"])
+        for page in obstore.list(self._store, offset=folder):
+            for entry in page:
+                if entry["path"] > f"{folder}0":  # the character after the slash
+                    return objects
+                if entry["path"].rpartition("/")[0] == folder:
+                    objects.append(entry)
+        self._require_end()
+        return objects
+
+    def _require_end(self) -> None:
+        """Raises OSError where a list has ended before an object that is there."""
+        if self.exists(_LAST):
+            raise OSError("a list of the store is not complete")
 
     @contextlib.contextmanager
     def locked(self, name: str, *, alone: bool) -> Iterator[bool]:

@@ -24,7 +24,8 @@ class Fault:
         path: regular expression that is searched in path and query.
         action: an error code such as "503 SlowDown" that is answered in place of the store's;
             "store, then CODE" forwards the request first; "cut" drops half of the answer's body,
-            "hide" removes the newest object of the same prefix from a list, "slow" takes `seconds`.
+            "hide" removes scores from a list, "error" answers with an error and status 200, "half"
+            with half of the body as if it were all, "slow" takes `seconds`.
         skip: requests that are forwarded as they are, before the first one that is not.
         count: requests that are answered otherwise.
         seconds: delay of "slow".
@@ -57,6 +58,11 @@ class FaultyStore:
     requests: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
+def _without_scores(entry: re.Match[bytes]) -> bytes:
+    """Returns an object's entry in a list, nothing for a score file."""
+    return b"" if b"scores" in entry[0] else entry[0]
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     store: FaultyStore
@@ -80,8 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
         action = due[0].action if due else ""
         if action == "slow":
             time.sleep(due[0].seconds)
-        if re.match(r"\d", action):
-            self._refuse(action)
+        if re.match(r"\d|error", action):
+            self._refuse(action.replace("error", "200 InternalError"))
             return
         connection = http.client.HTTPConnection(*self.server.upstream)
         with contextlib.closing(connection):
@@ -93,9 +99,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(action.removeprefix("store, then "))
             return
         if action == "hide":
-            content = re.sub(
-                rb"<Contents>(?:(?!<Contents>).)*?</Contents>", b"", content, flags=re.S
-            )
+            contents = rb"<Contents>.*?</Contents>"
+            content = re.sub(contents, _without_scores, content, flags=re.DOTALL)
+        if action == "half":
+            content = content[: len(content) // 2]
         self._answer(answer.status, headers, content, cut=action == "cut")
 
     def _refuse(self, error: str) -> None:

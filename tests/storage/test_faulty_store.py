@@ -4,14 +4,17 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import obstore
 import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray.errors import RunDirectoryError, StorageError
+from dpaudit_ray.storage import buckets, run_directory
 from dpaudit_ray.storage.place import Patience
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
@@ -74,8 +77,9 @@ def test_a_lease_or_a_part_is_not_taken_for_stored(run, store):
 
 
 def test_a_stored_pack_is_found_though_no_list_has_it(run, store):
+    run.write_text("sweep.yaml", "name: x")
     run.write_scores("a", pack())
-    store.faults.append(Fault("GET", "list-type", "hide"))
+    store.faults.append(Fault("GET", "list-type", "hide", count=10**9))
     assert run.score_files("a") == set()
     assert run.has_scores_of("a", (10, 15))
     assert not run.has_scores_of("a", (16, 21))
@@ -214,3 +218,69 @@ def test_an_object_of_any_size_is_created_on_a_condition(run, store, monkeypatch
     assert folder.create("large", b"other") == large
     assert used == [folder._large, folder._store]
     assert folder.read("large") == large
+
+
+def listed(run: RunDirectory) -> dict[str, Callable[[], object]]:
+    """Everything that is known by a list, by what it is."""
+    return {
+        "scores": lambda: run.score_files("a"),
+        "parts": lambda: run.parts("p"),
+        "any scores": lambda: run.has_scores,
+        "all files": lambda: run.files(4),
+    }
+
+
+@pytest.fixture
+def filled(run: RunDirectory) -> RunDirectory:
+    """A run with a sweep, a score file and a part of a preparation."""
+    run.write_text("sweep.yaml", "name: x")
+    run.write_scores("a", pack())
+    run.write_part("p", 0, {"x": np.zeros(2)})
+    return run
+
+
+@pytest.mark.parametrize("action", ["error", "half", "cut"])
+@pytest.mark.parametrize("what", ["scores", "parts", "any scores", "all files"])
+def test_a_list_that_is_none_is_not_taken_for_an_empty_one(what, action, filled, store):
+    there = listed(filled)[what]()
+    assert there
+    store.faults.append(Fault("GET", "list-type", action))
+    assert listed(filled)[what]() == there
+    store.faults[:] = [Fault("GET", "list-type", action, count=10**9)]
+    with pytest.raises(StorageError, match="run the same command again once the storage answers"):
+        listed(filled)[what]()
+
+
+def test_a_folder_is_told_from_those_beside_it(filled, store, monkeypatch):
+    monkeypatch.setattr(buckets, "_PAGE", 1)
+    filled.write_scores("a-b", pack())  # a list in order has it before the files of "a"
+    assert filled.score_files("a") == {(10, 15)}
+    assert filled.score_files("b") == set()
+    assert filled.parts("a") == set()
+
+
+def test_a_list_without_its_later_pages_is_not_taken_for_all(filled, store, monkeypatch):
+    """The second page is an error with status 200: the folder has more than the first."""
+    for first in range(20, 50, 10):
+        filled.write_scores("a", dataclasses.replace(pack(), first=first))
+    there = filled.score_files("a")
+    assert len(there) == 4
+    ask = obstore.list_with_delimiter
+
+    def first_page(*arguments: Any) -> Any:
+        listing = ask(*arguments)
+        return {**listing, "objects": listing["objects"][:2]}
+
+    monkeypatch.setattr(buckets, "_PAGE", 2)
+    monkeypatch.setattr(obstore, "list_with_delimiter", first_page)
+    assert filled.score_files("a") == there
+
+
+def test_an_error_in_place_of_an_object_is_not_taken_for_its_content(filled, store):
+    names = ("sweep.yaml", run_directory.OUTCOMES)
+    filled.write_json(names[1], {})
+    store.faults.append(Fault("GET", "runs/", "error", count=3))
+    assert filled.read_text(names[0]) == "name: x"
+    store.faults[:] = [Fault("GET", SCORES, "error", count=10**9)]
+    with pytest.raises(StorageError, match="it has no ETag"):  # no damage: nothing is set aside
+        filled.read_scores("a", 10, 15)
