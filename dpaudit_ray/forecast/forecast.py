@@ -22,6 +22,7 @@ from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..stats import gdp, growth
 from ..stats.paired import Paired
 from ..storage.arrays import Arrays
+from ..storage.place import OPENING
 from ..storage.run_directory import RunDirectory
 from ..sweep.audit import EstimatorSpec
 from ..sweep.cell import Cell
@@ -83,7 +84,7 @@ def forecast(
     sweep: Sweep, storage_path: str, tell: Callable[[str], None] = lambda line: None
 ) -> Outlook:
     """Plans the sweep against its run directory, and times first steps of its packs."""
-    run = RunDirectory.under(storage_path, sweep.name)
+    run = RunDirectory.under(storage_path, sweep.name, OPENING)
     sweep = planning.kept(sweep, run, tell)
     check_inputs(sweep, tell)
     plan = planning.preview(sweep, run)

@@ -29,7 +29,7 @@ from ..plan.compaction import Bounds, Stretch
 from ..plan.model import Plan, PlannedAudit
 from ..plugins import Unread
 from ..stats import Status
-from ..storage.place import DEPTH, foreign
+from ..storage.place import DEPTH, OPENING, foreign
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
 from ..sweep.cell import Cell
@@ -161,7 +161,7 @@ def check_run(location: str) -> Checked:
 
     Raises RunDirectoryError or StorageError where there is no run, or it cannot be read now.
     """
-    run = RunDirectory(location)
+    run = RunDirectory(location, OPENING)
     checked = Checked(run.location)
     plan = sweep = None
     if newer := record.newer_version(run):

@@ -19,6 +19,7 @@ from ..plan.model import Plan, PlannedAudit
 from ..plan.score_stream import ConsumedPack, Trials
 from ..plugins import registry
 from ..stats import Status
+from ..storage.place import OPENING
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import UTILITY
 from ..sweep import grid
@@ -41,7 +42,7 @@ class Run:
     @classmethod
     def open(cls, location: str) -> Run:
         """Raises RunDirectoryError when there is no readable run at `location`."""
-        directory = RunDirectory(location)
+        directory = RunDirectory(location, OPENING)
         sweep, plan = planning.read(directory)
         estimates = directory.estimates(record.most_estimates(sweep, plan))
         names = {spec.name for cell in sweep.cells for spec in cell.audit.estimators}

@@ -20,15 +20,16 @@ class Fault:
     """Answers some requests otherwise.
 
     Attributes:
-        method: HTTP method of these requests.
+        method: regular expression of the HTTP methods of these requests.
         path: regular expression that is searched in path and query.
         action: an error code such as "503 SlowDown" that is answered in place of the store's;
             "store, then CODE" forwards the request first; "cut" drops half of the answer's body,
             "hide" removes scores from a list, "error" answers with an error and status 200, "half"
-            with half of the body as if it were all, "slow" takes `seconds`.
+            with half of the body as if it were all, and "line" takes `seconds` for a megabyte of
+            the body, in either direction.
         skip: requests that are forwarded as they are, before the first one that is not.
         count: requests that are answered otherwise.
-        seconds: delay of "slow".
+        seconds: time of "line".
     """
 
     method: str
@@ -40,7 +41,7 @@ class Fault:
 
     def applies(self, method: str, path: str) -> bool:
         """Counts a request, and returns whether it is answered otherwise."""
-        if method != self.method or not re.search(self.path, path):
+        if not re.fullmatch(self.method, method) or not re.search(self.path, path):
             return False
         if self.skip > 0:
             self.skip -= 1
@@ -84,8 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.store.requests.append((self.command, path))
             due = [f for f in self.server.store.faults if f.applies(self.command, path)]
         action = due[0].action if due else ""
-        if action == "slow":
-            time.sleep(due[0].seconds)
+        if action == "line":
+            time.sleep(due[0].seconds * length / 1e6)
         if re.match(r"\d|error", action):
             self._refuse(action.replace("error", "200 InternalError"))
             return
@@ -103,7 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
             content = re.sub(contents, _without_scores, content, flags=re.DOTALL)
         if action == "half":
             content = content[: len(content) // 2]
-        self._answer(answer.status, headers, content, cut=action == "cut")
+        pause = due[0].seconds * len(content) / 1e6 if action == "line" else 0.0
+        self._answer(answer.status, headers, content, action == "cut", pause)
 
     def _refuse(self, error: str) -> None:
         status, _, code = error.partition(" ")
@@ -111,7 +113,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(int(status), [("Content-Type", "application/xml")], text.encode())
 
     def _answer(
-        self, status: int, headers: list[tuple[str, str]], content: bytes, cut: bool = False
+        self,
+        status: int,
+        headers: list[tuple[str, str]],
+        content: bytes,
+        cut: bool = False,
+        pause: float = 0.0,
     ) -> None:
         self.send_response(status)
         length = str(len(content))
@@ -123,6 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
         self.send_header("Content-Length", length)
         self.end_headers()
+        time.sleep(pause)
         if self.command != "HEAD":
             self.wfile.write(content[: len(content) // 2] if cut else content)
         if cut:

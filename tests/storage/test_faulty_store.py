@@ -1,6 +1,7 @@
 """An S3 server that fails: a run ends with the same bits or one clear line, never a loss."""
 
 import dataclasses
+import datetime
 import json
 import os
 import re
@@ -14,11 +15,12 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray.errors import RunDirectoryError, StorageError
-from dpaudit_ray.storage import buckets, run_directory
+from dpaudit_ray.storage import buckets, lease, place, run_directory
 from dpaudit_ray.storage.place import Patience
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.storage.scores import PackScores
-from tests.command import dpaudit
+from tests.command import changed, dpaudit, inline, write_sweep
+from tests.long import long
 from tests.orchestration.test_faults import assert_same
 from tests.storage.faulty_store import Fault, FaultyStore, opened
 from tests.storage.test_storage import assert_same as assert_same_scores
@@ -51,7 +53,6 @@ PASSING = {
     "500 after storing": Fault("PUT", SCORES, "store, then 500 InternalError"),
     "503 in a burst": Fault("PUT", SCORES, "503 SlowDown", count=4),
     "an answer that is cut": Fault("GET", SCORES, "cut"),
-    "a slow answer": Fault("PUT", SCORES, "slow", seconds=0.2),
 }
 
 
@@ -86,25 +87,99 @@ def test_a_stored_pack_is_found_though_no_list_has_it(run, store):
 
 
 @pytest.fixture
+def light(light: dict) -> dict:
+    """The light sweep with eight packs."""
+    return changed(light, "audit.trials", 40)
+
+
+@pytest.fixture
 def quiet(light: dict, tmp_path: Path) -> str:
     """The light sweep in a folder, by storage that works."""
     return da.run(light, storage_path=str(tmp_path), executor="inline").location
 
 
+ANY = "GET|HEAD|PUT|DELETE"
+LAG = [Fault("GET", "list-type", "hide", skip=4, count=10**9)]  # newest objects: scores
 WHOLE_RUNS = {
-    "409": Fault("PUT", SCORES, "409 ConditionalRequestConflict", skip=3),
-    "lists that lag": Fault("GET", "list-type", "hide", skip=4, count=10**9),
+    "409": [Fault("PUT", SCORES, "409 ConditionalRequestConflict", skip=3)],
+    "503 in bursts": [
+        Fault(ANY, "", "503 SlowDown", skip=skip, count=4) for skip in range(9, 200, 25)
+    ],
+    "500 after storing": [
+        Fault("PUT", "", "store, then 500 InternalError", skip=skip) for skip in range(2, 99, 3)
+    ],
+    "bodies that are cut": [
+        Fault("GET", "", "cut", skip=skip, count=3) for skip in range(2, 99, 10)
+    ],
+    "errors with status 200": [
+        Fault("GET", "", "error", skip=skip, count=3) for skip in range(2, 99, 10)
+    ],
+    "a slow line": [Fault(ANY, "", "line", count=10**9, seconds=2.5)],
+    "a gateway that times out": [
+        Fault(ANY, "", "store, then 504 GatewayTimeout", skip=skip) for skip in range(9, 200, 25)
+    ],
 }
+LONG_ONE = long("a run each, by a server in this process")
+NAMES = ["lists that lag", *(pytest.param(n, marks=LONG_ONE) for n in WHOLE_RUNS)]
 
 
-@pytest.mark.parametrize("name", WHOLE_RUNS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_complete_with_every_bit(name, light, quiet, store):
     storage = f"{store.address}/{name.replace(' ', '-')}"
-    store.faults.append(dataclasses.replace(WHOLE_RUNS[name]))
+    faults = WHOLE_RUNS.get(name, LAG)
+    store.faults[:] = map(dataclasses.replace, faults)
     result = da.run(light, storage_path=storage, executor="inline")
     assert result.complete
+    assert store.faults[0].count != faults[0].count, "the fault did not happen"
     assert da.Result.open(result.location).complete
     assert_same(quiet, result.location)
+
+
+class Expiring(Fault):
+    """Refuses every request from an upload of scores on, as an expired token does."""
+
+    def applies(self, method: str, path: str) -> bool:
+        if method == "PUT" and re.search(SCORES, path):
+            self.skip -= 1
+        return self.skip < 0
+
+
+def test_a_token_that_expires_ends_a_run_at_once_and_loses_nothing(
+    light, quiet, store, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(place, "RUNNING", Patience(seconds=60, sleep=forbidden))
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.1)  # the lease could not be given back
+    storage = f"{store.address}/expiring"
+    file = write_sweep(tmp_path, light)
+    store.faults.append(Expiring("", "", "400 ExpiredToken", skip=3))
+    outcome = inline(file, storage)
+    assert outcome.code == 4, outcome
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert "the credentials have expired" in outcome.err
+    assert "renew them, then run the same command again" in outcome.err
+    store.faults.clear()
+    run = RunDirectory(f"{storage}/tiny", QUICK)
+    assert sum(map(len, map(run.score_files, audits(quiet)))) == 3
+    assert inline(file, storage).code == 0
+    assert_same(quiet, run.location)
+    for verb in ("status", "check"):
+        store.faults[:] = [Fault("GET", "", "503 SlowDown", count=2)]
+        assert dpaudit(verb, run.location).code == 0  # those who read wait for storage, too
+
+
+def audits(location: str) -> list[str]:
+    """Returns the ids of the audits of a run in a folder."""
+    return sorted(folder.name for folder in Path(location, "scores").iterdir())
+
+
+def test_an_object_that_takes_longer_than_a_small_request_is_stored(store, monkeypatch):
+    monkeypatch.setattr(buckets, "_LARGE", 2**18)
+    monkeypatch.setattr(buckets, "_REQUEST_TIMEOUT", datetime.timedelta(seconds=1))
+    run = RunDirectory(f"{store.address}/large", QUICK)
+    store.faults.append(Fault("PUT|GET", "preparations", "line", count=10**9, seconds=2.5))
+    arrays = {"x": np.random.default_rng(1).random(2**17)}  # 1 MB, which takes 2.6 s
+    run.write_part("p", 0, arrays)
+    assert np.array_equal(run.read_part("p", 0)["x"], arrays["x"])
 
 
 def test_a_pack_that_storage_loses_is_run_again(light, quiet, tmp_path, monkeypatch):
