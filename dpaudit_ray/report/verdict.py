@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -133,8 +133,7 @@ def judge(run: Run, thorough: bool = True, progress: Progress | None = None) -> 
             exact[index] = _judge_exact(run, index)
         if progress is not None:
             progress(index + 1, number)
-    evidence = average_evidence([tests[index].latest for index in claiming] or [0.0])
-    needed = -math.log(EVIDENCE_SHARE * (1 - confidence))
+    evidence, needed = _all_evidence([tests[index] for index in claiming], 1 - confidence)
     verdicts = {index: audit.verdict for index, audit in (audits | exact).items()}
     whole = _together(run, verdicts, evidence >= needed)
     if whole is Verdict.CONSISTENT and any(audit.above for audit in audits.values()):
@@ -148,6 +147,20 @@ def judge(run: Run, thorough: bool = True, progress: Progress | None = None) -> 
             hints += detection.for_weak(run, nearest, tests[nearest], alpha)
     judged, logs = (*audits.values(),), (evidence / math.log(10), needed / math.log(10))
     return RunVerdict(whole, confidence, judged, (*exact.values(),), *logs, tuple(hints))
+
+
+def _all_evidence(tests: Sequence[Test], alpha: float) -> tuple[float, float]:
+    """Returns the log of an e-value against all claims at once, and what refutes them at `alpha`.
+
+    It is an average, weighted by the share of the error that each test gives its e-process: so
+    it reaches the bar whenever one of them does, and costs no error beyond theirs.
+    """
+    if not tests:
+        return 0.0, -math.log(EVIDENCE_SHARE * alpha)
+    shares = np.array([test.evidence_share for test in tests])
+    weights = np.log(shares / shares.mean())
+    latest = [test.latest + weight for test, weight in zip(tests, weights, strict=True)]
+    return average_evidence(latest), -math.log(float(shares.mean()) * alpha)
 
 
 def _together(run: Run, verdicts: Mapping[int, Verdict], refuted: bool) -> Verdict:
@@ -225,7 +238,7 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
         noise_multiplier=noise,
         effective_noise=effective_noise,
         evidence=test.best / math.log(10),
-        needed=-math.log10(EVIDENCE_SHARE * alpha),
+        needed=-math.log10(test.evidence_share * alpha),
         trials=test.trials,
         planned=audit.trials,
         refuted_after=refuted_after,

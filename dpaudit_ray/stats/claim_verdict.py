@@ -14,7 +14,8 @@ error; given their number, mistakes are binomial (Berger, Boos 1994 for such p-v
 Trainings of several canaries each (`RunTest`) have scores that are not independent. Under a claim
 (ε, δ) no guess of a canary is right with more than (e^ε + δ)/(e^ε + 1) (Kairouz, Oh, Viswanath
 2015), so neither is the mean share of a run, however its canaries hang together. Bets on these
-shares are an e-process, which may be looked at after every run.
+shares are an e-process, which may be looked at after every run. Such an audit has no other test, so
+the e-process has all of the error.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
@@ -40,7 +42,7 @@ from .paired import PairOutcomes
 from .ranking import Costs, Weights, distribution, ranked_mistakes, two_means
 from .trial_log import Diverged, TrialLog
 
-EVIDENCE_SHARE = 0.3  # of the error, for the e-process
+EVIDENCE_SHARE = 0.3  # of the error, for the e-process of `ClaimTest`
 _RATIO, _STEPS = 1.02, 170  # noise multipliers that are tried: up to 29 times more or less
 # In a fixed order, where it must be one: 4 % apart within a factor of four, 22 % beyond.
 _ORDER = (*range(_STEPS, 70, -10), *range(70, -70, -2), *range(-70, -_STEPS - 1, -10))
@@ -169,6 +171,7 @@ class _Test(ABC):
 
     curve: Curve
     planned: int
+    evidence_share: ClassVar[float] = EVIDENCE_SHARE  # of the error, for the e-process
     best: float = dataclasses.field(default=0.0, init=False)
     latest: float = dataclasses.field(default=0.0, init=False)
     due: int = dataclasses.field(default=0, init=False)  # trials at the next look
@@ -284,10 +287,11 @@ class ClaimTest(_Test):
 
 @dataclasses.dataclass
 class RunTest(_Test):
-    """Fold scores in order, run after run; refutes at the e-process's share of the error."""
+    """Fold scores in order, run after run; the e-process refutes with all of the error."""
 
     canaries: int
     in_pairs: bool = False
+    evidence_share: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         self._runs = (PairOutcomes if self.in_pairs else RunAccuracies)(self.canaries)
@@ -312,11 +316,11 @@ class RunTest(_Test):
 
     def refuted_after(self, alpha: float) -> int | None:
         """Trials after which the claim was refuted at level `alpha`; None while it is not."""
-        over = np.flatnonzero(self._wealth(self.curve) >= -math.log(EVIDENCE_SHARE * alpha))
+        over = np.flatnonzero(self._wealth(self.curve) >= -math.log(alpha))
         return None if len(over) == 0 else (self._runs.skipped + int(over[0]) + 1) * self.canaries
 
     def _refutes(self, alpha: float) -> Callable[[Curve], bool]:
-        mean = e_process.mean_lower(self._runs.outcomes(), EVIDENCE_SHARE * alpha)
+        mean = e_process.mean_lower(self._runs.outcomes(), alpha)
         return lambda curve: mean > largest_accuracy(curve)
 
     def share_found(self, alternative: float, alpha: float, audits: int) -> float:
@@ -327,7 +331,7 @@ class RunTest(_Test):
         rng, mean = np.random.default_rng(0), float(seen.mean())
         mu = 2 * float(special.ndtri(min(max(mean, 0.5), 1 - 0.5 / len(seen)))) / alternative
         moved = np.clip(seen - mean + float(special.ndtr(mu / 2)), 0.0, 1.0)
-        limit, claimed = -math.log(EVIDENCE_SHARE * alpha), largest_accuracy(self.curve)
+        limit, claimed = -math.log(alpha), largest_accuracy(self.curve)
         runs = max(self.planned // self.canaries - self._runs.skipped, 1)
         drawn = (rng.choice(moved, runs) for _ in range(audits))
         refuted = [bool(e_process.evidence(outcomes, claimed).max() >= limit) for outcomes in drawn]

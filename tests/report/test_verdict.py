@@ -16,7 +16,7 @@ from dpaudit_ray.report.tables import Run
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.stats import claim, curve
 from dpaudit_ray.stats.claim import Claim
-from dpaudit_ray.stats.claim_verdict import ClaimTest
+from dpaudit_ray.stats.claim_verdict import EVIDENCE_SHARE, ClaimTest, RunTest
 from tests.command import completed, dpaudit
 from tests.long import LONG
 from tests.report.handed import DP_SGD, made_up_run
@@ -141,6 +141,26 @@ def test_audits_are_judged_together_by_averaged_evidence(tiny, tmp_path):
     assert found.needed == pytest.approx(np.log10(1 / (0.3 * 0.05)))
     alike = dict.fromkeys(range(4), Verdict.CONSISTENT)
     assert verdict._together(run, alike, True) is Verdict.VIOLATION
+
+
+@pytest.mark.parametrize("runs", [0, 1, 3], ids=["trials", "mixed", "runs"])
+def test_evidence_of_all_audits_costs_no_error_beyond_their_own(runs):
+    """Any audit at its own bar refutes the run, and all bars together are the run's error."""
+    single = curve.gaussian(1.0)
+    tests = [RunTest(single, 100, 2) for _ in range(runs)]
+    tests += [ClaimTest(single, 100) for _ in range(3 - runs)]
+    for test in tests:
+        bar = -np.log(test.evidence_share * 0.05 / 3)
+        for excess in (0.001, -0.001):
+            test.latest = bar + excess
+            others = [other for other in tests if other is not test]
+            for other in others:
+                other.latest = -np.inf
+            evidence, needed = verdict._all_evidence(tests, 0.05)
+            assert (evidence >= needed) == (excess > 0)
+        test.latest = 0.0
+    rest = sum((1 - EVIDENCE_SHARE) * 0.05 / 3 for test in tests if isinstance(test, ClaimTest))
+    assert np.exp(-needed) + rest == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("accountant", ["gaussian", "pld", "rdp", "prv"])

@@ -1,5 +1,7 @@
 """Several canaries in a training: what their scores may and may not be taken for."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import special
@@ -108,6 +110,25 @@ def test_a_true_claim_stands_where_canaries_are_alike_and_a_pooled_test_refutes_
     assert pooled >= 8
 
 
+def test_the_e_process_of_runs_has_all_of_the_error():
+    """The bar is log(1 / .05); with .3 of the error it was log(1 / .015)."""
+    rng = np.random.default_rng(12)
+    test = RunTest(curve.gaussian(1.0), 1200, CANARIES)
+    for _ in range(60):
+        bits = rng.random(CANARIES) < 0.5
+        test.fold(rng.normal(size=CANARIES) + 2.5 * bits, bits)
+        test.look()
+        if test.best >= math.log(1 / 0.05):
+            break
+    assert test.best < math.log(1 / 0.015)
+    assert test.refuted_after(0.05) == test.trials
+    bar = math.exp(-test.best)
+    assert test.refuted_after(bar * 1.001) == test.trials
+    assert test.refuted_after(bar * 0.999) is None
+    # Its mean is refuted at the same level as the claim that has this mean.
+    assert test.effective_noise(lambda noise: curve.gaussian(1 / noise), 1.0, 0.05) is not None
+
+
 def test_a_false_claim_is_refuted_and_the_noise_found():
     rng = np.random.default_rng(10)
     bits = rng.random((400, CANARIES)) < 0.5
@@ -128,7 +149,7 @@ def test_a_false_claim_is_refuted_and_the_noise_found():
 
 @pytest.mark.parametrize(
     ("mu", "right", "shares"),
-    [(0.2, 0.5, [0, 0, 0]), (0.2, 0.6, [0.98, 0.2, 0.02]), (2.5, 1.0, [1, 1, 0])],
+    [(0.2, 0.5, [0, 0, 0]), (0.2, 0.6, [1.0, 0.54, 0.16]), (2.5, 1.0, [1, 1, 0])],
 )
 def test_imagined_audits_are_as_accurate_as_their_noise_makes_them(mu, right, shares):
     """Of 50 audits each, drawn by a fixed seed: worse than a coin, some right, and all right."""
