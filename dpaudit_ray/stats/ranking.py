@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from . import gdp
+from . import cut, gdp
 from .base import Estimator, Members, Scores
 from .curve import Curve, Responses, gaussian
 from .error_rates import Counts, Floats
@@ -285,14 +285,26 @@ def two_means(values: Scores) -> float:
     return centre
 
 
+def from_median(scores: Scores) -> Scores:
+    """Returns scores [n] as normal quantiles of their ranks: above 0 where above the median.
+
+    Scores that are not finite have no rank, and stay.
+    """
+    finite = np.isfinite(scores)
+    away = scores.copy()
+    away[finite] = cut.normal_scores(scores[finite], np.sort(scores[finite]))
+    return away
+
+
 @dataclasses.dataclass
 class Rank(Logged, Estimator):
     """Fixed-R bound on μ: 1.5 times fewer trials than `accuracy` for ε ≤ 4.
 
-    All trials are one group, ranked around the midpoint of the two groups that their scores
-    fall into: no bit is used. While trials arrive, the bound is that of the last look. Of
-    diverged trials, the first fifth of the planned ones teach which way the later ones are
-    guessed, and are ranked last.
+    All trials are one group. Scores above their median are guessed "in", and the further a rank
+    lies from the middle, the surer the guess: no bit is used, and an increasing map of all scores
+    changes nothing. While trials arrive, the bound is that of the last look. Of diverged trials,
+    the first fifth of the planned ones teach which way the later ones are guessed, and are ranked
+    last.
     """
 
     name: ClassVar[str] = "rank"
@@ -306,14 +318,15 @@ class Rank(Logged, Estimator):
         trials = self._looked()
         scores, members = self._log.arrays()
         scores, members = scores[:trials], members[:trials]
-        centre = two_means(scores)
         if self._known[:2] != (trials, confidence):
             both = members.any() and not members.all()  # one world alone is an accident
-            mistakes = self._mistakes(scores, members, centre) if both else np.empty(0, np.bool_)
+            mistakes = self._mistakes(scores, members) if both else np.empty(0, np.bool_)
             self._known = (trials, confidence, mu_lower(mistakes, 1 - confidence))
         mu = self._known[2]
         epsilon = float(gdp.epsilon(mu, delta))
-        return self._estimate(epsilon, mu, (delta, confidence), len(self._log), centre)
+        finite = scores[np.isfinite(scores)]
+        threshold = float(np.median(finite)) if len(finite) else math.nan
+        return self._estimate(epsilon, mu, (delta, confidence), len(self._log), threshold)
 
     def _looked(self) -> int:
         """Trials of the last look: all when they are complete, else at sizes a quarter apart."""
@@ -323,13 +336,14 @@ class Rank(Logged, Estimator):
         steps = math.floor(math.log(trials) / math.log(_LOOK) + 1e-9)
         return min(math.ceil(_LOOK**steps), trials)
 
-    def _mistakes(self, scores: Scores, members: Members, centre: float) -> Members:
+    def _mistakes(self, scores: Scores, members: Members) -> Members:
         """Of all trials, ranked; diverged ones that taught how others are guessed come last."""
         learn = math.ceil(LEARN * self.planned)
         taught = Diverged()
         taught.fold(scores[:learn], members[:learn])
         lesson = np.isinf(scores) & (np.arange(len(scores)) < learn)
-        judged = ranked_mistakes(scores[~lesson], members[~lesson], centre, taught)
+        away = from_median(scores[~lesson])
+        judged = ranked_mistakes(away, members[~lesson], 0.0, taught)
         return np.concatenate([judged, ~members[lesson]])
 
 

@@ -10,7 +10,14 @@ from scipy import special
 from dpaudit_ray import stats
 from dpaudit_ray.stats import gdp, ranking
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
-from dpaudit_ray.stats.ranking import Costs, Weights, distribution, ranked_mistakes, two_means
+from dpaudit_ray.stats.ranking import (
+    Costs,
+    Weights,
+    distribution,
+    from_median,
+    ranked_mistakes,
+    two_means,
+)
 from dpaudit_ray.stats.trial_log import Diverged
 from tests.long import LONG, long
 from tests.stats.reference import drawn_costs, drawn_mistakes, gaussian_trials, randomised_response
@@ -302,6 +309,51 @@ def test_rank_errs_at_its_level_on_what_is_not_gaussian():
         found = [stats.estimate(x, members, **LEVEL, method="rank") for x in (blurred, shifted)]
         wrong += [bound.mu_lower > mu for bound, mu in zip(found, truth, strict=True)]
     assert (wrong <= audits * (0.05 + 4 * math.sqrt(0.05 * 0.95 / audits))).all()
+
+
+INCREASING = {
+    "exponential": np.exp,
+    "cube": lambda z: z**3,
+    "reciprocal": lambda z: -np.exp(-2 * z),
+    "logistic": special.expit,
+    "shifted": lambda z: 1e3 * z + 7,
+}
+
+
+@pytest.mark.parametrize("name", INCREASING)
+@pytest.mark.parametrize("decimals", [9, 1], ids=["no ties", "ties"])
+def test_rank_is_the_same_under_any_increasing_map(name, decimals):
+    """Exactly; under `reciprocal` μ = .86 became .51 where centres were means of scores."""
+    rng = np.random.default_rng(8)
+    scores, members = gaussian_trials(rng, 301, 1.0)
+    scores = np.round(scores, decimals)
+    scores[rng.random(301) < 0.05] = np.nan
+    found, mapped = (stats.make("rank", 301) for _ in range(2))
+    found.fold(scores, members)
+    mapped.fold(INCREASING[name](scores), members)
+    bounds = [state.bound(**LEVEL) for state in (found, mapped)]
+    assert bounds[0].mu_lower == bounds[1].mu_lower > 0.3
+    assert bounds[1].threshold == approx(float(INCREASING[name](bounds[0].threshold)))
+
+
+def slow_normal_scores(scores: np.ndarray) -> list[float]:
+    """Counts what lies below each finite score, and half of what is equal, one by one."""
+    finite = [float(score) for score in scores if np.isfinite(score)]
+    away = []
+    for score in scores:
+        below = sum(other < score for other in finite)
+        equal = sum(other == score for other in finite)
+        rank = below + (equal + 1) / 2
+        away.append(float(special.ndtri(rank / (len(finite) + 1))) if equal else float(score))
+    return away
+
+
+def test_normal_scores_are_quantiles_of_middle_ranks():
+    rng = np.random.default_rng(9)
+    for n in (0, 1, 2, 30):
+        scores = np.round(rng.normal(size=n), 1)
+        scores[rng.random(n) < 0.2] = rng.choice([np.nan, np.inf])
+        np.testing.assert_allclose(from_median(scores), slow_normal_scores(scores), atol=1e-12)
 
 
 def test_rank_while_trials_arrive_is_that_of_its_last_look():
