@@ -93,7 +93,7 @@ KINDS: dict[str, World] = {
 
 @functools.cache
 def lower(right: int, guesses: int, canaries: int) -> float:
-    """The bound on ε that `order-statistics` gives."""
+    """The bound on ε that `order-statistics` gives with the option `guesses`."""
     return float(gdp.epsilon(gaussian_mu(right, guesses, canaries, CONFIDENCE), DELTA))
 
 
