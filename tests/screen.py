@@ -26,6 +26,8 @@ class Screen:
     Args:
         errors: where standard error goes; to the terminal for None.
         hangups: False for what `nohup` does.
+        drawn: columns of the picture, if longer lines than the terminal's are to be found.
+        history: lines that stay, above the screen.
     """
 
     def __init__(
@@ -35,12 +37,16 @@ class Screen:
         environment: Mapping[str, str] | None = None,
         errors: Path | None = None,
         hangups: bool = True,
+        drawn: int | None = None,
+        history: int = 1000,
     ) -> None:
-        self._screen = pyte.HistoryScreen(*size, history=1000, ratio=0.5)
+        self._screen = pyte.HistoryScreen(*size, history=history, ratio=0.5)
         self._stream = pyte.ByteStream(self._screen)
         self._read_ahead: list[bytes] = []  # a picture each
         self._master, slave = pty.openpty()
         self.resize(*size)
+        if drawn is not None:
+            self._screen.resize(size[1], drawn)
         kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
 
         def own_terminal() -> None:

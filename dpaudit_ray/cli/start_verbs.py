@@ -152,7 +152,9 @@ def _show_entry(key: str, entry: Entry, as_json: bool) -> None:
     if as_json:
         terminal.show_json(dataclasses.asdict(entry))
         return
-    terminal.say(f"{entry.name} ({key})\n\n{entry.text}\n")
+    for paragraph in (f"{entry.name} ({key})", *entry.text.split("\n\n")):
+        terminal.explain(paragraph)
+        terminal.say("")
     if not (options := entry.options):
         terminal.say("no options")
         return

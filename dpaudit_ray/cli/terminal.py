@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TextIO
 
 import typer
+from rich.align import Align
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -32,6 +33,7 @@ VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels 
 _UNLIMITED = 10_000  # columns: rich must neither cut nor wrap what has been fitted
 _SENTENCE_WIDTH = 100
 _GAP = 2  # columns between columns
+_LEAST = 24  # characters of a label that stay in one line
 _JUDGING_SECONDS = 2.0  # between two lines about progress
 Columns = dict[str, Sequence[Any] | None]  # values by head; None for a column that is left out
 
@@ -154,14 +156,18 @@ def silence(*streams: TextIO) -> None:
 def show_table(title: str, columns: Columns, whole: bool = False) -> None:
     """Prints an aligned table of columns by their heads, which may have two lines.
 
-    Text is aligned to the left, numbers to the right, and no number is cut. In a terminal, but not
-    where the `whole` is asked for, labels of audits lose what all of them have, which is said above
-    the table, and the first column is folded where the rest leaves it no room.
+    Text is aligned to the left, numbers to the right. In a terminal, the common part of labels
+    of audits stands above the table, and text folds at its words, the last column first. If that
+    is not enough, each cell has a line of its own.
+
+    Args:
+        title: a sentence above the table; may be empty.
+        columns: values by head.
+        whole: lines may be longer than the terminal's.
     """
     fitted = interactive() and not whole
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    narrowest = 0  # columns of the terminal that all but the first column take
-    texts, legend = list[list[str]](), ""
+    shown = list[_Column]()
+    legend = ""
     for head, values in columns.items():
         if values is None:
             continue
@@ -170,25 +176,81 @@ def show_table(title: str, columns: Columns, whole: bool = False) -> None:
             from ..sweep.grid import shorten_labels  # loads pydantic, for which --help has no time
 
             legend, cells = shorten_labels(cells)
-        if texts:
-            narrowest += _GAP + max(map(cell_len, (*head.split("\n"), *cells)))
         is_text = any(isinstance(value, str) and not isinstance(value, Figure) for value in values)
-        justify: Literal["left", "right"] = "left" if is_text else "right"
-        table.add_column(
-            head, justify=justify, vertical="bottom", no_wrap=bool(texts), overflow="fold"
-        )
-        texts.append(cells)
-    for row in zip(*texts, strict=True):
-        table.add_row(*(Text(cell, ALARM if cell.startswith("! ") else "") for cell in row))
+        shown.append(_Column(head, cells, is_text))
     for line in filter(None, (title, legend)):
         explain(line)
+    room = shutil.get_terminal_size().columns
+    in_rows = not fitted or _narrow(shown, room)
     # Colours are for terminals, and not where NO_COLOR is set.
-    room = max(shutil.get_terminal_size().columns, narrowest) if fitted else _UNLIMITED
-    console = Console(width=room, force_terminal=interactive(), **VERBATIM)
+    console = Console(
+        width=_UNLIMITED if in_rows else room, force_terminal=interactive(), **VERBATIM
+    )
     with console.capture() as captured:
-        console.print(table)
+        if in_rows:
+            console.print(_grid(shown))
+        else:
+            for row in zip(*(column.cells for column in shown), strict=True):
+                for column, cell in zip(shown, row, strict=True):
+                    console.print(Text(column.head.replace("\n", " "), "bold"), _styled(cell))
     for line in captured.get().splitlines():
         _put(line.rstrip(), sys.stdout)
+
+
+class _Column:
+    """A column of a table; `width` begins as that of its longest line."""
+
+    def __init__(self, head: str, cells: list[str], is_text: bool) -> None:
+        self.head = head
+        self.cells = cells
+        self.is_text = is_text
+        self.side: Literal["left", "right"] = "left" if is_text else "right"
+        self.width = max(map(cell_len, (*head.split("\n"), *cells)))
+
+    def least(self, is_first: bool) -> int:
+        """Returns the width that it needs: words of text and of the head, and numbers, are whole.
+
+        Labels, in the first column, and long words fold anywhere, but not below `_LEAST`.
+        """
+        unbroken = self.cells
+        if self.is_text and not is_first:
+            unbroken = " ".join(self.cells).split()
+        width = max(map(cell_len, unbroken), default=0)
+        if self.is_text:
+            width = min(width, _LEAST)
+        return max(width, *map(cell_len, self.head.split()))
+
+
+def _narrow(columns: list[_Column], room: int) -> bool:
+    """Narrows columns to `room`: text from the last, heads, then the first; False if none fit."""
+    first, *others = columns
+    excess = sum(column.width + _GAP for column in columns) - _GAP - room
+    texts = [column for column in others if column.is_text]
+    numbers = [column for column in others if not column.is_text]
+    for column in (*reversed(texts), *numbers, first):
+        narrowing = min(column.width - column.least(column is first), excess)
+        if narrowing > 0:
+            column.width -= narrowing
+            excess -= narrowing
+    return excess <= 0
+
+
+def _grid(columns: list[_Column]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            Align(column.head, column.side, vertical="bottom"),
+            justify=column.side,
+            width=column.width,
+            overflow="fold",
+        )
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(_styled, row))
+    return table
+
+
+def _styled(cell: str) -> Text:
+    return Text(cell, ALARM if cell.startswith("! ") else "")
 
 
 def _put(text: str, stream: TextIO, newline: bool = True) -> None:

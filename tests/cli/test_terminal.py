@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from dpaudit_ray.cli import terminal
@@ -57,30 +58,45 @@ def test_json_has_no_nan(capsys):
 
 
 def test_tables_fold_labels_on_a_narrow_terminal(capsys, monkeypatch):
-    """Numbers are whole; heads of two lines stand above their own."""
+    """24 characters stay in one line; numbers are whole; heads of two lines stand above them."""
     columns = {
-        "audit": ["x" * 20, "y" * 10],
+        "audit": ["x" * 30, "y" * 10],
         "trials": [1000, 2000],
         "claimed\neps": [2.25, terminal.marked("7.750", above_claim=True)],
     }
     monkeypatch.setattr(terminal, "interactive", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     shown = {}
-    for width in (40, 26):
+    for width in (50, 42, 26):
         monkeypatch.setenv("COLUMNS", str(width))
         terminal.show_table("", columns)
         shown[width] = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
         assert all(len(line) <= width for line in shown[width])
-    assert [line.split() for line in shown[40]] == [
+    assert [line.split() for line in shown[50]] == [
         ["claimed"],
         ["audit", "trials", "eps"],
-        ["x" * 20, "1,000", "2.250"],
+        ["x" * 30, "1,000", "2.250"],
         ["y" * 10, "2,000", "!", "7.750"],
     ]
-    assert [line.split() for line in shown[26][2:4]] == [["x" * 9], ["x" * 9]]
-    assert shown[26][4].split() == ["xx", "1,000", "2.250"]
+    assert [line.split() for line in shown[42][2:4]] == [["x" * 25, "1,000", "2.250"], ["x" * 5]]
+    assert shown[26] == [
+        "audit", "x" * 26, "x" * 4, "trials 1,000", "claimed eps 2.250",
+        "audit " + "y" * 10, "trials 2,000", "claimed eps ! 7.750",
+    ]  # fmt: skip
     terminal.show_table("", columns, whole=True)
-    assert "x" * 20 in capsys.readouterr().out
+    assert "x" * 30 in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [1, 7, 26, 33, 60])
+@pytest.mark.parametrize("label", ["x" * 120, "数据" * 30, "a " * 60, "", "e\u0301" * 60])
+def test_no_label_makes_a_table_wider_than_the_terminal(label, width, capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "interactive", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    terminal.show_table("", {"name": [label], "what it is": ["a line of words"], "trials": [1000]})
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(cell_len, lines)) <= max(width, 2), "a wide character takes two columns"
+    assert width < 6 or "1,000" in "".join(lines)
 
 
 def test_what_is_written_to_nobody_is_no_error(monkeypatch):
@@ -128,7 +144,7 @@ def test_pictures_show_labels_as_they_are(label):
 
 
 def test_a_second_ctrl_c_while_claims_are_judged_says_how_to_resume(light, tmp_path, monkeypatch):
-    def interrupted(run: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(verdict, "current", interrupted)
