@@ -106,6 +106,8 @@ def init(
     except OSError as error:
         remedy = "make its folder, or give another place"
         raise SpecError("FILE", f"cannot write {file}: {error.strerror}; {remedy}") from error
+    for note in entry.notes:
+        terminal.explain(note)
     terminal.say(f"{file}: {entry.words}; next: dpaudit plan {file}")
 
 

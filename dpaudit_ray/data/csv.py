@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,6 +17,20 @@ from .tabular import read_csv
 
 _REMEDY = "give a table with the names of its columns in the first line"
 _MANY = 50  # values: a column of more text is no category, and a label of more numbers no class
+_MOST_CELLS = 2**28  # of features: 2 GiB while they are formed
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_DAY_FORMATS = ("ISO8601", "%d.%m.%Y")  # of pandas.to_datetime
+_SIGNED = "numbers with signs or separators"
+# Patterns of all cells of a column of text, what they are, and the option that reads them.
+_KINDS = (
+    (r"[-+]?\d{1,3},\d{3}", _SIGNED, ""),  # a decimal comma, or thousands
+    (r"[-+]?\d+,\d+", "numbers with a decimal comma", "decimal"),
+    (r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?\.\d\d?\.\d{4}", "dates", "dates"),
+    (r"\d\d?/\d\d?/\d{2,4}", "dates that begin with a day or a month", ""),
+    (r"(?=.*[^\d.])[^\w,.]*(?:[A-Z]{3} )?\d[\d.,' ]*(?: ?[A-Z]{3})?[^\w,.]*", _SIGNED, ""),
+)
+_PLAIN = "write plain values, such as 1234.5 or 2026-11-28"
+_PUBLIC = "give a constant that is known without the records: no claim covers a mean of them"
 
 
 class Csv(Data):
@@ -22,8 +39,9 @@ class Csv(Data):
     `label` is the last column where it is left out: classes 0, 1, ..., or values that `label_order`
     lists in that order, or any numbers for `regression`. A column of `categories` becomes one of 0
     and 1 for each of its values, which count as public; those of `drop` are left out. `ranges:
-    {age: [0, 100]}` takes 0 to 0 and 100 to 1. Such bounds must be public: a mean or a largest
-    value of private records gives something away that no accountant counts.
+    {age: [0, 100]}` takes 0 to 0 and 100 to 1. `fill: {age: 40}` is the value of empty cells. Such
+    bounds and values must be public: a mean or a largest value of private records gives something
+    away that no accountant counts. `dates` (2026-11-28 or 28.11.2026) become days since 1970.
     """
 
     name: Literal["csv"] = "csv"
@@ -31,72 +49,165 @@ class Csv(Data):
     label: str | None = None  # the column to learn; null: the last
     label_order: list[str | int | float] = Field(default=[])  # values of classes 0, 1, ...
     categories: list[str] = Field(default=[])  # columns of words
+    dates: list[str] = Field(default=[])  # columns that become days since 1970
     drop: list[str] = Field(default=[])  # columns that are left out
+    fill: dict[str, str | int | float] = Field(default={})  # values of empty cells, by column
     # bounds, by column, that become 0 and 1
     ranges: dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]] = Field(default={})
     regression: bool = False  # the label is a number to learn
+    decimal: Literal[".", ","] = "."  # the point of its numbers
+    encoding: Literal["utf-8", "utf-16", "latin-1", "cp1252"] = "utf-8"  # of its text
 
     def read(self) -> Dataset:
         source, label, table = self._table()
-        features = table.drop(columns=[label, *self.drop])
-        missing = features.join(table[label]).replace([np.inf, -np.inf], np.nan).isna()
-        if (count := int(missing.to_numpy().sum())) > 0:
-            row, column = np.argwhere(missing.to_numpy())[0]
-            more = f", and {count - 1} more have none" * (count > 1)
-            raise DataError(
-                f"{source}: row {row + 1} below the header has no (finite) value in column "
-                f"{missing.columns[column]!r}{more}; fill them, delete the rows, or `drop` columns"
-            )
-        if text := [name for name in _text(features) if name not in self.categories]:
-            strange = next((c for c in features[text[0]] if not _is_number(c)), "")
-            raise DataError(
-                f"{source}: column {text[0]!r} (column {table.columns.get_loc(text[0]) + 1}) is "
-                f"text, such as {strange:.40}: list it under `categories: {listed(text)}` to have "
-                f"a column of 0 and 1 for each value, or leave it out: `drop: {listed(text)}`"
-            )
+        table = table.drop(columns=self.drop)
+        for name in self.dates:
+            table[name] = _days(table[name])
+        problems = [*self._missing(table, label), *self._not_numbers(table.drop(columns=label))]
+        y: np.ndarray = np.empty(0, np.int64)
+        try:
+            if not table[label].isna().any():
+                values = table[label].to_numpy()
+                y = labels(values, label, self.label_order, self.regression)
+        except DataError as error:
+            problems.append(str(error))
+        problems += self._bad_bounds(table)
+        if problems:
+            first, *others = [f"{source}: {problem}" for problem in problems]
+            raise DataError(first, details=tuple(others))
         columns = [np.empty((len(table), 0))]
-        for name in features:
-            cells = features[name].to_numpy()[:, None]
+        for name in table.columns.drop(label):
+            cells = table[name].to_numpy()[:, None]
             if name in self.categories:
                 columns.append(np.equal(cells, np.unique(cells)))
             else:
                 low, high = self.ranges.get(name, (0.0, 1.0))
-                if low >= high:
-                    problem = f"`ranges` of {name!r} falls from {low} to {high}"
-                    raise DataError(f"{source}: {problem}; give [least, most]")
                 columns.append((cells.astype(np.float64) - low) / (high - low))
-        y = labels(table[label].to_numpy(), f"{source}: {label}", self.label_order, self.regression)
         return checked(np.concatenate(columns, axis=1), y, source)
 
-    def guess(self) -> dict[str, Any]:
-        """Options by what the columns hold; drops text of many values, and numbers of rows."""
-        _, label, table = self._table(nameless=True)
+    def guess(self) -> tuple[dict[str, Any], list[str]]:
+        """Returns options by what the columns hold, and what they leave out or change, and why.
+
+        Text of many values and numbers of rows are left out; empty cells become 0.
+        """
+        try:
+            _, label, table = self._table(nameless=True)
+        except DataError as error:
+            if not isinstance(error.__cause__, UnicodeError) or self.encoding != "utf-8":
+                raise
+            return self._guess_with("encoding", _guessed_encoding(self.path))
+        kinds = {name: _kind(table[name]) for name in _text(table)}
+        if self.decimal == "." and "decimal" in [option for _, option in kinds.values()]:
+            return self._guess_with("decimal", ",")
         values = sorted(table[label].dropna().unique().tolist())
-        numbers = label not in (text := _text(table))
-        continuous = numbers and (len(values) > _MANY or any(value % 1 for value in values))
-        text = [name for name in text if name != label]
-        names = [name for name in text if table[name].nunique() > _MANY]
+        continuous = label not in kinds and (
+            len(values) > _MANY or any(value % 1 for value in values)
+        )
+        kinds.pop(label, None)
+        numbered = [n for n in table if n != label and _numbers_rows(n, table[n])]
+        reasons = dict.fromkeys(numbered, "it only numbers the rows")
+        for name, (what, option) in kinds.items():
+            if not option and name not in reasons:
+                reasons[name] = f"it is {what}, such as {_example(table[name])}"
+                if not what.startswith("text"):
+                    reasons[name] += f"; to keep it, {_PLAIN}"
+        notes = [f"column {name!r} is left out: {reason}" for name, reason in reasons.items()]
+        kept = table.drop(columns=[label, *reasons])
+        categories = [name for name in kept if kinds.get(name, ("", ""))[1] == "categories"]
+        dates = [name for name in kept if kinds.get(name, ("", ""))[1] == "dates"]
+        notes += [f"column {name!r} becomes days since 1970" for name in dates]
+        fill: dict[str, str | int] = {}
+        for name, count in kept.isna().sum().items():
+            if count:
+                fill[name] = 0
+                if name in (*categories, *dates):
+                    fill[name] = "unknown" if name in categories else "1970-01-01"
+                notes.append(f"{count:,} empty cells of {name!r} become {fill[name]}: {_PUBLIC}")
         options = {
             "label": label,
             "label_order": [] if continuous or values == [*range(len(values))] else values,
-            "categories": [name for name in text if name not in names],
-            "drop": [*(n for n in table if n != label and _numbers_rows(n, table[n])), *names],
+            "categories": categories,
+            "dates": dates,
+            "drop": [*reasons],
+            "fill": fill,
             "regression": continuous,
         }
-        return {key: value for key, value in options.items() if value}
+        return {key: value for key, value in options.items() if value}, notes
+
+    def _guess_with(self, option: str, value: str) -> tuple[dict[str, Any], list[str]]:
+        options, notes = self.model_copy(update={option: value}).guess()
+        return options | {option: value}, notes
+
+    def _missing(self, table: Any, label: str) -> Iterator[str]:
+        """Yields a line for each column in which cells have no finite value."""
+        missing = table.replace([np.inf, -np.inf], np.nan).isna()
+        for name, count in missing.sum().items():
+            if count:
+                row = int(missing[name].to_numpy().argmax()) + 1
+                more = f" and {count - 1:,} more have" if count > 1 else " has"
+                remedy = "delete the rows"
+                if name != label:
+                    remedy += f", `drop` it, or `fill: {{{name}: VALUE}}` ({_PUBLIC})"
+                yield (
+                    f"row {row} below the header{more} no (finite) value in column {name!r}; "
+                    f"{remedy}"
+                )
+
+    def _not_numbers(self, features: Any) -> Iterator[str]:
+        """Yields a line for each column that is text and no category, or has too many values."""
+        kinds = {n: _kind(features[n]) for n in _text(features) if n not in self.categories}
+        for name, (what, option) in kinds.items():
+            names = listed([n for n, (_, other) in kinds.items() if other == option])
+            remedy = f"list it in `{option}: {names}`"
+            if option == "categories":
+                remedy += " to have a column of 0 and 1 for each value"
+            elif option == "decimal":
+                remedy = "state `decimal: ','`"
+            elif not option:
+                remedy = _PLAIN
+            yield (
+                f"column {name!r} is {what}, such as {_example(features[name])}: {remedy}, or "
+                f"leave it out: `drop: {names}`"
+            )
+        counts = {name: features[name].nunique() for name in self.categories if name in features}
+        if len(features) * sum(counts.values()) > _MOST_CELLS:
+            largest = max(counts, key=lambda name: counts[name])
+            yield (
+                f"column {largest!r} of `categories` has {counts[largest]:,} values, a column for "
+                "each of which takes too much memory; merge values, or `drop` it"
+            )
+
+    def _bad_bounds(self, table: Any) -> Iterator[str]:
+        for name, (low, high) in self.ranges.items():
+            if name in table and low >= high:
+                yield f"`ranges` of {name!r} falls from {low} to {high}; give [least, most]"
 
     def _table(self, nameless: bool = False) -> tuple[str, str, Any]:
         """The file's name, that of the label's column, and the cells; categories are text."""
+        import pandas as pd
+
         file = existing_file(self.path, self.name, _REMEDY)
-        first = read_csv(file, _REMEDY, nrows=0).columns
-        options = {
-            "sep": next((s for s in ";\t|" if len(first) == 1 and s in first[0]), ","),
-            "dtype": dict.fromkeys(self.categories, str),
-        }
-        table = read_csv(file, _REMEDY, skipinitialspace=True, low_memory=False, **options)
-        names, label = [*table.columns], self.label or table.columns[-1]
-        whole = [*table.index[:1]] == [*range(len(table))][:1]  # pandas takes a first cell for it
-        if len(names) < 2 or all(map(_is_number, names)) or not whole or table.empty:
+        first = [*self._parsed(file, header=None, nrows=1, dtype=str).iloc[0].dropna()]
+        separator = next((s for s in ";\t|" if len(first) == 1 and s in first[0]), ",")
+        if separator != ",":
+            first = first[0].split(separator)
+        stripped = [name.strip() for name in first]
+        if repeated := [name for name in stripped if name and stripped.count(name) > 1]:
+            raise DataError(f"{file}: two columns are called {repeated[0]!r}; rename one")
+        text = dict.fromkeys((*self.categories, *self.dates), str)
+        table = self._parsed(
+            file, sep=separator, dtype=text, skipinitialspace=True, low_memory=False
+        ).rename(columns=str.strip)
+        empty = [name for name in table if _is_nameless(name) and table[name].isna().all()]
+        table = table.drop(columns=empty)  # of separators at the ends of lines
+        names = [*table.columns]
+        label = self.label or next((n for n in reversed(names) if n not in self.drop), names[-1])
+        if not table.index.equals(pd.RangeIndex(len(table))):  # pandas takes the first cells for it
+            raise DataError(
+                f"{file}: rows have more cells than the {len(names)} names of the header; name all "
+                "columns, or remove separators at the ends of lines"
+            )
+        if len(names) < 2 or all(map(_is_number, names)) or table.empty:
             raise DataError(
                 f"{file}: holds {len(table)} rows of {len(names)} columns, the first of which are "
                 f"called {', '.join(names[:3]):.40}; {_REMEDY}, and features and a label in others"
@@ -105,18 +216,89 @@ class Csv(Data):
             raise DataError(
                 f"{file}: a column has no name, as numbers of rows; `drop: {listed(lost)}`"
             )
-        stated = {"categories": self.categories, "drop": self.drop, "ranges": [*self.ranges]}
-        for option, columns in {"label": [label], **stated}.items():
+        stated = {
+            "label": [label],
+            "categories": self.categories,
+            "dates": self.dates,
+            "drop": self.drop,
+            "fill": [*self.fill],
+            "ranges": [*self.ranges],
+        }
+        for option, columns in stated.items():
             if unknown := [name for name in columns if name not in names]:
                 raise DataError(
                     f"{file}: `{option}` names {unknown[0]!r}, which is no column"
                     f"{suggestion(unknown[0], names)}columns: {listed(names)}"
                 )
+        for name, value in self.fill.items():
+            table[name] = table[name].fillna(str(value) if name in text else value)
+        for name in _text(table):
+            table[name] = table[name].map(
+                lambda cell: cell.strip() if isinstance(cell, str) else cell
+            )
         return str(file), label, table
+
+    def _parsed(self, file: Path, **options: Any) -> Any:
+        """Reads the file by `encoding` and `decimal`. Raises DataError if it is no such table."""
+        try:
+            return read_csv(file, _REMEDY, encoding=self.encoding, decimal=self.decimal, **options)
+        except DataError as error:
+            if isinstance(error.__cause__, UnicodeError):
+                raise DataError(
+                    f"{file}: is not text in {self.encoding}; it may be in another: `encoding: "
+                    f"{_guessed_encoding(self.path)}`"
+                ) from error.__cause__
+            raise
+
+
+def _guessed_encoding(path: str) -> str:
+    """Returns an encoding other than UTF-8 for the file at `path`, by its first bytes."""
+    with existing_file(path, Csv.kind, _REMEDY).open("rb") as file:
+        return "utf-16" if file.read(2) in _UTF16_MARKS else "latin-1"
+
+
+def _days(cells: Any) -> Any:
+    """Returns days since 1970 of a column of dates; text as it is if a cell is none."""
+    import pandas as pd
+
+    for day_format in _DAY_FORMATS:
+        times = pd.to_datetime(cells, format=day_format, errors="coerce", utc=True)
+        if not (times.isna() & cells.notna()).any():
+            return (times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    return cells
+
+
+def _kind(cells: Any) -> tuple[str, str]:
+    """Returns what a column of text holds, and the option that reads it, or an empty text."""
+    values = cells.dropna().astype(str).drop_duplicates()
+    strange = values[~values.map(_is_number).astype(bool)]
+    for pattern, what, option in _KINDS:
+        if strange.str.fullmatch(pattern).all():
+            return what, option
+    if len(strange) <= len(values) / 2:
+        return (
+            f"numbers but for {cells.astype(str).isin(strange).sum():,} of {len(cells):,} cells",
+            "",
+        )
+    if len(values) <= _MANY:
+        return f"text of {len(values)} values", "categories"
+    return f"text of {len(values):,} values", ""
+
+
+def _example(cells: Any) -> str:
+    """Returns the first cell that is no number, and its row."""
+    import pandas as pd
+
+    row = int(cells.map(lambda cell: pd.notna(cell) and not _is_number(str(cell))).argmax())
+    return f"{str(cells.iloc[row])!r:.40} in row {row + 1}"
 
 
 def _text(table: Any) -> list[str]:
     return [name for name in table.columns if table[name].dtype.kind not in "iufb"]
+
+
+def _stripped(cell: Any) -> Any:
+    return cell.strip() if isinstance(cell, str) else cell
 
 
 def _is_nameless(name: str) -> bool:
@@ -133,6 +315,6 @@ def _numbers_rows(name: str, cells: Any) -> bool:
 
 def _is_number(cell: str) -> bool:
     try:
-        return float(cell) is not None
+        return math.isfinite(float(cell))
     except ValueError:
         return False

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ SAMPLINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class DataEntry:
-    """A data set: `options` as a sweep file has them, and the records."""
+    """A data set: `options` as a sweep file has them, the records, and what was changed in them."""
 
     options: dict[str, Any]
     content: Dataset
+    notes: Sequence[str] = ()
 
     @property
     def records(self) -> int:
@@ -91,9 +93,16 @@ def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
     key = "root" if "root" in _data_fields(chosen) else "path"
     options = {"name": chosen, key: str(place.absolute())}
     data = _parse_data(options)
+    notes: list[str] = []
     if isinstance(data, Csv):
-        options |= data.guess()
-    return DataEntry(options | {key: shown}, _parse_data(options).load())
+        guessed, notes = data.guess()
+        options |= guessed
+    try:
+        content = _parse_data(options).load()
+    except DataError as error:
+        error.details += tuple(notes)
+        raise
+    return DataEntry(options | {key: shown}, content, notes)
 
 
 def _data_fields(name: str) -> dict[str, Any]:
@@ -126,7 +135,7 @@ def sweep_text(name: str, data: DataEntry, model: str | None, sampling: str = "f
         importlib.resources.files(__package__).joinpath("sweep_template.yaml").read_text("utf-8")
     )
     filled = template.substitute(
-        words=data.words,
+        words="\n# ".join((f"{data.words}.", *data.notes)),
         name=name,
         data=dump_yaml(data.options, in_one_line=True).strip(),
         model=dump_yaml(options, in_one_line=True).strip(),

@@ -140,6 +140,30 @@ def test_any_table_is_described_by_what_its_columns_hold(label, options, loss, s
     assert [cell.adversary.name for cell in spec.load(home / "sweep.yaml").cells][1] == second
 
 
+def test_what_a_guess_leaves_out_or_changes_is_said_on_screen_and_in_the_file(home):
+    """A decimal comma, dates, empty cells and prices were dropped in silence, or refused."""
+    rows = [f"{700 + i};{i},5;{i % 28 + 1:02d}.11.2026;${i};{i or ''};{i % 2}" for i in range(60)]
+    (home / "own.csv").write_text("id;age;day;price;few;y\n" + "\n".join(rows), "utf-8")
+    shown = dpaudit("init", "--data-path", "own.csv")
+    assert shown.code == 0, shown.err
+    told = (
+        "column 'id' is left out: it only numbers the rows",
+        "column 'price' is left out: it is numbers with signs or separators, such as '$0' in row 1",
+        "column 'day' becomes days since 1970",
+        "1 empty cells of 'few' become 0: give a constant that is known without the records",
+    )
+    text = (home / "sweep.yaml").read_text()
+    for line in told:
+        assert line in " ".join(shown.out.split())
+        assert f"# {line}" in text
+    data = spec.load(home / "sweep.yaml").cells[0].mechanism.data
+    stated = data.model_dump(exclude_defaults=True, exclude={"name", "path", "label"})
+    assert stated == {
+        "dates": ["day"], "drop": ["id", "price"], "fill": {"few": 0}, "decimal": ",",
+    }  # fmt: skip
+    np.testing.assert_array_equal(data.load().x[:2], [[0.5, 20758, 0], [1.5, 20759, 1]])
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

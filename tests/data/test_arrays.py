@@ -276,15 +276,34 @@ def test_any_numbers_are_learnt_by_regression(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "problem"),
     [
-        (TABLE, {}, "column 'city' (column 2) is text, such as Rome: list it under `categories: ["),
+        (
+            TABLE,
+            {},
+            "column 'city' is text of 2 values, such as 'Rome' in row 1: list it in `c",
+        ),
         (TABLE, {"drop": ["city"]}, "paid is text; `label_order: ['no', 'yes']` takes its values"),
         (TABLE, {"drop": ["city"], "label_order": ["yes"]}, "paid has 'no'; list it in"),
         (TABLE, {"drop": ["ctiy"]}, "`drop` names 'ctiy', which is no column; did you mean city?"),
-        (TABLE, {"drop": ["city"], "ranges": {"age": [2, 1]}}, "`ranges` of 'age' falls from 2"),
-        ("a,y\n1,0\n,1\n", {}, "row 2 below the header has no (finite) value in column 'a'; fill"),
+        ("a,y\n1,0\n2,1\n", {"ranges": {"a": [2, 1]}}, "`ranges` of 'a' falls from 2.0 to 1.0; gi"),
+        (
+            "a,y\n1,0\n,1\n",
+            {},
+            "row 2 below the header has no (finite) value in column 'a'; d",
+        ),
         (",a,y\n0,1,0\n1,1,1\n", {}, "a column has no name, as numbers of rows; `drop: ['Unnamed:"),
         ("1.5,0\n2,1\n", {}, "holds 1 rows of 2 columns, the first of which are called 1.5, 0;"),
-        ("a,y\n1,2,0\n1,2,1\n", {}, "holds 2 rows of 2 columns, the first of which are called a"),
+        (
+            "a,y\n1,2,0\n1,2,1\n",
+            {},
+            "rows have more cells than the 2 names of the header; name",
+        ),
+        ("a,y\n0,1,\n2,1,\n", {}, "rows have more cells than the 2 names of the header; name"),
+        ("a,a ,y\n0,1,0\n2,1,1\n", {}, "two columns are called 'a'; rename one"),
+        (
+            "a,y\n1,0\n2,\n",
+            {},
+            "row 2 below the header has no (finite) value in column 'y'; d",
+        ),
         ("a,y\n1,0\n1,2,1\n", {}, "not such a CSV table (Error tokenizing data"),
     ],
 )
@@ -293,3 +312,82 @@ def test_what_cannot_be_read_is_told(text, options, problem, tmp_path):
     with pytest.raises(DataError) as error:
         load_table(tmp_path, text, **options)
     assert str(error.value).startswith(f"{tmp_path}/own.csv: {problem}")
+
+
+COLUMNS = {  # a cell, and how a table of such cells is read: its option, or the reason against it
+    "1,5": "decimal: ','",
+    "2026-11-28": "dates: [a]",
+    "2026-11-28T12:00:00Z": "dates: [a]",
+    "28.11.2026": "dates: [a]",
+    "11/28/2026": "dates that begin with a day or a month",
+    "1,234": "numbers with signs or separators",
+    "1,234.50": "numbers with signs or separators",
+    "12 %": "numbers with signs or separators",
+    "$12.50": "numbers with signs or separators",
+    "EUR 12": "numbers with signs or separators",
+    "12 €": "numbers with signs or separators",
+    "yes": "categories: [a]",
+}
+
+
+@pytest.mark.parametrize("cell", COLUMNS)
+def test_a_column_of_text_is_named_with_what_reads_it(cell, tmp_path):
+    text = f"a;b;y\n{cell};1;0\n{cell};2;1\n"
+    with pytest.raises(DataError) as error:
+        load_table(tmp_path, text)
+    assert f"such as {cell!r} in row 1" in str(error.value)
+    assert COLUMNS[cell] in str(error.value)
+    assert ("categories" in str(error.value)) == (cell == "yes")
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "options", "first"),
+    [
+        ("a;y\n1,5;0\n-2;1\n", "utf-8", {"decimal": ","}, [1.5, -2]),
+        ("a,y\n1970-01-02,0\n1969-12-31,1\n", "utf-8", {"dates": ["a"]}, [1, -1]),
+        ("a,y\n1970-01-02 12:00,0\n1970-01-03,1\n", "utf-8", {"dates": ["a"]}, [1.5, 2]),
+        ("a;y\n02.01.1970;0\n01.02.1970;1\n", "utf-8", {"dates": ["a"]}, [1, 31]),
+        ("a,y\n,0\n2,1\n", "utf-8", {"fill": {"a": 7}}, [7, 2]),
+        ("a,y\n,0\nx,1\n", "utf-8", {"fill": {"a": 7}, "categories": ["a"]}, [1, 0]),
+        ("ä,y\n1,0\n2,1\n", "latin-1", {"encoding": "latin-1", "drop": []}, [1, 2]),
+        ("ä,y\n1,0\n2,1\n", "utf-16", {"encoding": "utf-16"}, [1, 2]),
+        ("a,y\n1,0\n2,1\n", "utf-8-sig", {"ranges": {"a": [0, 1]}}, [1, 2]),
+        ('"a ","y"\n"1","0"\n"2","1"\n', "utf-8", {"ranges": {"a": [0, 1]}}, [1, 2]),
+        ("a,y,\n1,0,\n2,1,\n", "utf-8", {}, [1, 2]),
+        ("a,y\n1,no \n2,yes\n3,no\n", "utf-8", {"label_order": ["no", "yes"]}, [1, 2]),
+    ],
+)
+def test_tables_are_read_as_their_options_say(text, encoding, options, first, tmp_path):
+    (tmp_path / "own.csv").write_text(text, encoding)
+    data = Csv(path=str(tmp_path / "own.csv"), **options).load()
+    assert data.x[:2, 0].tolist() == first
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_another_encoding_is_recognised(encoding, tmp_path):
+    (tmp_path / "own.csv").write_text("ä,y\n1,0\n2,1\n", encoding)
+    data = Csv(path=str(tmp_path / "own.csv"))
+    with pytest.raises(DataError, match=f"is not text in utf-8; .*`encoding: {encoding}`"):
+        data.load()
+    options, _ = data.guess()
+    assert options["encoding"] == encoding
+
+
+def test_all_mistakes_of_a_table_are_told_at_once(tmp_path):
+    text = "a,b,c,day,y\n,x,1,2026-11-28,no\n1,y,,2026-11-29,yes\n2,,3,2026-11-30,no\n"
+    with pytest.raises(DataError) as error:
+        load_table(tmp_path, text, ranges={"c": [1, 0]})
+    lines = [str(error.value), *error.value.details]
+    expected = ("row 1", "row 3", "row 2", "column 'b' is text", "column 'day' is dates",
+                "y is text; `label_order", "`ranges` of 'c'")  # fmt: skip
+    assert len(lines) == len(expected)
+    for line, part in zip(lines, expected, strict=True):
+        assert line.startswith(f"{tmp_path}/own.csv: "), line
+        assert part in line
+
+
+def test_categories_of_many_values_are_refused_before_they_take_memory(tmp_path):
+    """A table of 200,000 names asked for 37 GiB."""
+    names = "".join(f"name{i},{i % 2}\n" for i in range(20_000))
+    with pytest.raises(DataError, match="'a' of `categories` has 20,000 values, a column for"):
+        load_table(tmp_path, f"a,y\n{names}", categories=["a"])

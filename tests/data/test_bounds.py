@@ -100,7 +100,7 @@ def test_a_file_that_is_not_decompressed_is_one_line(name, content, problem, tmp
 def test_what_a_library_raises_is_a_line_of_the_data_set(tmp_path):
     """A number of 400 digits in a cell was an OverflowError, reported as a bug in dpaudit."""
     (tmp_path / "table.csv").write_text(f"a,label\n{'1' * 400},0\n1,1\n")
-    with pytest.raises(DataError, match=r"^csv: .*\(OverflowError: int too large"):
+    with pytest.raises(DataError, match=r"numbers but for 1 of 2 cells, such as '111"):
         Csv(path=str(tmp_path / "table.csv")).load()
 
 
