@@ -15,6 +15,7 @@ from scipy import special
 
 from ..stats import TradeOff, gdp
 from ..stats.error_rates import first_where
+from ..stats.guess_count_bound import epsilon_from_accuracy
 from .pld import advantage, least_epsilon
 from .training import Training
 
@@ -35,14 +36,26 @@ class Family:
         return TradeOff.GAUSSIAN if fixed else TradeOff.CLAIMED
 
     def epsilon(self, rate: float, delta: float) -> float:
-        """ε at δ is at least this, if a guess of the secret bit is right at `rate` or more."""
+        """Returns a lower bound on ε at `delta`.
+
+        If no noise that is tried explains the rate, the mechanism is not one of this family: then
+        the bound is the one that holds for any mechanism.
+
+        Args:
+            rate: a lower bound on the probability of a correct guess of the secret bit.
+            delta: δ, in (0, 1).
+        """
         if rate <= 0.5 or self.training.steps == 0:
             return 0.0
         if self.trade_off is TradeOff.GAUSSIAN:
             return float(gdp.epsilon(2 * special.ndtri(rate), delta))
         tried = _MOST - _LEAST + 1
         first = first_where(lambda step: (1 + advantage(self._at(step))) / 2 < rate, tried)
-        return 0.0 if first == tried else least_epsilon(self._at(first), delta)
+        if first == tried:
+            return 0.0
+        if first == 0:
+            return epsilon_from_accuracy(rate, delta)
+        return least_epsilon(self._at(first), delta)
 
     def _at(self, step: int) -> Training:
         noise = self.training.noise_multiplier * _RATIO ** (_LEAST + step)

@@ -31,14 +31,16 @@ from scipy import special
 from ..stats.error_rates import Floats, root
 from .accountant import Accountant
 from .gaussian import Gaussian
-from .rdp import quick_epsilon
+from .rdp import Rdp, quick_epsilon
 from .training import Adjacency, Training
 
 _FAR = 13.5  # standard deviations of a step's noise: 1e-41 lies beyond
 _TAIL = 45.0  # e^-45 of a weighted sum may lie beyond either end of its window
 _UNIT = 2.0**-53  # of rounding in float64
 _ROUNDING = 1e-12  # of a step, in its losses (and relatively to them), and relatively in its mass
-_LEAST = 1e-300  # of δ, for its logarithm
+_LEAST = 1e-300  # of δ or a sum, for its logarithm
+_OVERFLOW = 709.0  # e to the power of more is infinite in float64
+_SURE = 1 / 16  # noise at which one step shows whether it had the record: misses have 1e-15
 _FLATTEST = 1e-9  # of weights θ: below, all losses weigh alike
 
 NOTE = "replacement with sampling: opposite gradients are taken as the worst case"
@@ -58,7 +60,10 @@ class Pld(Accountant):
     def epsilon(self, training: Training, delta: float) -> float:
         if training.sample_rate == 1:
             return _EXACT.epsilon(training, delta)
-        return _epsilon((training,), delta, True)
+        bound = _epsilon((training,), delta, True)
+        if bound == math.inf and training.adjacency is not Adjacency.REPLACE:
+            return Rdp().epsilon(training, delta)  # below the mass that is taken for infinite
+        return bound
 
     def delta(self, training: Training, epsilon: float) -> float:
         if training.sample_rate == 1:
@@ -77,9 +82,21 @@ class Pld(Accountant):
 
 @functools.cache
 def advantage(training: Training) -> float:
-    """δ at ε = 0 from above, of sampled steps, on a coarse grid that moves it by 1e-5 at most."""
-    width = _doubled(1e-2 / math.sqrt(training.steps))  # rounding errors grow with its root
-    return max(total.delta(0.0) for total in _composed((training,), width, pessimistic=True))
+    """Returns δ at ε = 0 of sampled steps, an upper bound on a coarse grid.
+
+    The grid moves it by 1e-5 at most, unless ε is above 1e4 or so: then cells are wider, to have
+    fewer of them. Without the record in any batch there is nothing to tell, so it is at most
+    1 - (1 - q)^T, and hardly less if the noise is too small to hide one step.
+    """
+    rate, steps = training.sample_rate, training.steps
+    in_some_batch = -math.expm1(steps * math.log1p(-rate)) if rate < 1 else 1.0
+    if training.unit_noise <= _SURE:
+        return in_some_batch
+    reach = quick_epsilon(training.unit_noise, steps, rate, 1e-5)
+    # The error of a cell's rounding grows with the root of the steps.
+    width = _doubled(max(1e-2 / math.sqrt(steps), reach / _LARGEST_GRID / 10))
+    sums = _composed((training,), width, pessimistic=True)
+    return min(in_some_batch, max(total.delta(0.0) for total in sums))
 
 
 @functools.cache
@@ -138,12 +155,24 @@ class Losses:
         if theta not in self._moments:
             tilted = theta * self.points
             top = float(tilted.max())
-            self._moments[theta] = top + math.log(float(np.exp(tilted - top) @ self.masses))
+            total = float(np.exp(tilted - top) @ self.masses)
+            if total > _LEAST:
+                self._moments[theta] = top + math.log(total)
+            else:  # with little noise, the largest losses have masses that underflow, or none
+                self._moments[theta] = float(special.logsumexp(tilted + self._log_masses))
         return self._moments[theta]
 
     def weighted(self, theta: float) -> Floats:
         """The masses in proportion to e^(θ loss), which sum to 1."""
-        return np.asarray(np.exp(theta * self.points - self.log_moment(theta)) * self.masses)
+        exponents = theta * self.points - self.log_moment(theta)
+        if exponents.max() < _OVERFLOW:
+            return np.asarray(np.exp(exponents) * self.masses)
+        return np.asarray(np.exp(exponents + self._log_masses))
+
+    @functools.cached_property
+    def _log_masses(self) -> Floats:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.masses))
 
 
 @functools.lru_cache(maxsize=4)

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from scipy import special
 
+import dpaudit_ray as da
 from dpaudit_ray import accounting, stats
-from dpaudit_ray.accounting import Family, Training
+from dpaudit_ray.accounting import Family, Training, pld
 from dpaudit_ray.accounting.pld import advantage, least_epsilon
-from dpaudit_ray.stats import Status, TradeOff, gdp
+from dpaudit_ray.stats import Status, TradeOff, claim_verdict, gdp
 from tests.accounting.ask import bound, least_delta
+from tests.plan.failing import of_function
 
 DELTA, LEVEL = 1e-5, {"delta": 1e-5, "confidence": 0.95}
 CLAIMED = Training(1.0, 200, 0.05)
@@ -130,3 +132,48 @@ def test_coverage_through_the_claim():
     for method, found in zip(rates, np.sort([*rates.values()]), strict=True):
         assert family.epsilon(found[-43], DELTA) <= truth, method
         assert family.epsilon(found[-31], DELTA) > 0.3 * truth, "a bound of nothing is never wrong"
+
+
+@pytest.mark.parametrize("sigma", [0.5])
+def test_rate_that_no_noise_explains_is_read_without_the_family(sigma):
+    """A record that is drawn is drawn in .634 of training runs, so .817 is the most."""
+    family = Family(Training(sigma, 100, 0.01))
+    bound = family.epsilon(0.95, DELTA)
+    assert bound == pytest.approx(math.log((0.95 - DELTA) / 0.05))
+    assert family.epsilon(0.81, DELTA) > 100
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 0.01, 0.05, 1 / 16])
+@pytest.mark.parametrize(("rate", "steps"), [(1e-9, 10**8), (1e-3, 1000), (0.5, 3), (1 - 1e-9, 2)])
+def test_advantage_with_little_noise_is_the_chance_to_be_in_a_batch(sigma, rate, steps):
+    drawn = 1 - (1 - rate) ** steps
+    assert advantage(Training(sigma, steps, rate)) == pytest.approx(drawn, rel=1e-6)
+
+
+def test_advantage_by_drawn_batches_is_the_grid_s_where_both_are_known(monkeypatch):
+    training = Training(1 / 16, 10, 0.05)
+    at_once = advantage.__wrapped__(training)
+    monkeypatch.setattr(pld, "_SURE", 0.0)
+    assert advantage.__wrapped__(training) == pytest.approx(at_once, abs=2e-5)
+
+
+def always_in(member: bool, seed: int) -> float:
+    """Returns the sum of 100 releases with σ = .5, each of which has the canary: a gross leak."""
+    return float(np.random.default_rng(seed).normal(scale=5.0) + 100 * member)
+
+
+def test_gross_leak_is_a_violation_where_the_claimed_noise_is_small(tmp_path, monkeypatch):
+    """Of the 95 noise multipliers that are tried for the answer, three: each takes a second."""
+    monkeypatch.setattr(claim_verdict, "_ORDER", (170, 0, -170))
+    audit = {
+        "trials": 200,
+        "delta": DELTA,
+        "estimators": [{"name": "accuracy", "curve": "claimed"}],
+        "accountants": ["pld"],
+    }
+    claim = {"noise_multiplier": 0.5, "sample_rate": 0.01, "steps": 100}
+    path = f"{__name__}:always_in"
+    sweep = of_function("gross", audit, 50, path=path, isolated=False, **claim)
+    result = da.run(sweep, storage_path=str(tmp_path), executor="inline")
+    assert result.verdict() == "VIOLATION"
+    assert result.estimates["epsilon_lower"].iloc[-1] > 3

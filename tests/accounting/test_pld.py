@@ -25,7 +25,7 @@ from dpaudit_ray import accounting
 from dpaudit_ray.accounting import Family, Training
 from dpaudit_ray.accounting.pld import LossSum, Pld, advantage, least_epsilon, step_losses
 from tests.accounting.ask import bound, least_delta
-from tests.long import long
+from tests.long import LONG, long
 
 approx = pytest.approx
 
@@ -211,3 +211,28 @@ def test_sums_of_losses_go_with_their_arrays():
         assert sum(total() is not None for total in sums) == 4
     finally:
         gc.enable()
+
+
+FAR_FROM_CLAIMS = [  # noise, sample rate, steps, as a search over the noise of a family asks
+    (1e-4, 0.01, 100),
+    (1e-3, 1e-9, 10**6),
+    (0.02, 0.5, 2),
+    (0.05, 1e-3, 10**8),
+    (0.01, 1 - 1e-9, 5),
+    (1e4, 1e-9, 10**8),
+    *itertools.product((1e-4, 0.01, 0.3, 1.0, 1e4), (1e-9, 1e-3, 0.5), (1, 10**3, 10**8)),
+]
+
+
+@pytest.mark.parametrize("mechanism", FAR_FROM_CLAIMS if LONG else FAR_FROM_CLAIMS[:6])
+def test_bounds_answer_for_any_mechanism_of_a_family(mechanism):
+    sigma, rate, steps = mechanism
+    upper = bound(sigma, steps, 1e-5, rate, "pld").upper
+    lower = least_epsilon(Training(sigma, steps, rate), 1e-5)
+    assert 0 <= lower <= upper < math.inf
+    assert bound(sigma / 2, steps, 1e-5, rate, "pld").upper >= upper * (1 - 1e-3) - 1e-3
+
+
+def test_delta_below_the_mass_taken_for_infinite_has_a_finite_epsilon():
+    """17.2919 is exact; 17.711 is what Rényi divergences give."""
+    assert bound(1.0, 1000, 1e-100, 0.001, "pld").upper == approx(17.711, abs=1e-3)
