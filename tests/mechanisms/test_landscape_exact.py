@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+import dpaudit_ray as da
 from dpaudit_ray.mechanisms.landscape.exact import (
     Power,
     best_threshold,
@@ -20,6 +21,7 @@ from dpaudit_ray.mechanisms.landscape.exact import (
     hockey_stick,
     power,
 )
+from dpaudit_ray.mechanisms.landscape.mechanism import Landscape
 from dpaudit_ray.mechanisms.landscape.process import Process
 from dpaudit_ray.stats import gdp
 from tests.long import long
@@ -257,3 +259,34 @@ def test_samples_have_the_exact_law(sigma, batch, gradient, first):
             exact = worlds[int(member)]
             found = stats.kstest(theta[:, column], lambda x, m=exact: m.split(x)[0])
             assert found.pvalue > 1e-4, (steps[column], member)
+
+
+def test_complete_run_computes_exact_bounds_once(tmp_path, monkeypatch):
+    """500 audits took four minutes anew, each time that the command was repeated."""
+    sweep = {
+        "name": "once",
+        "mechanism": {
+            "name": "landscape",
+            "backend": "exact",
+            "steps": 3,
+            "batch_size": 2,
+            "noise_multiplier": 2.0,
+        },
+        "adversary": "landscape",
+        "audit": {"trials": 10, "delta": 1e-5},
+        "grid": {"mechanism.noise_multiplier": [1.0, 2.0]},
+    }
+    first = da.run(sweep, storage_path=str(tmp_path), executor="inline")
+    file = tmp_path / "once" / "estimates.parquet"
+    content = file.read_bytes()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Landscape, "exact", lambda *_: pytest.fail("it computes again"))
+        again = da.run(sweep, storage_path=str(tmp_path), executor="inline")
+    assert again.complete
+    assert again.estimates.equals(first.estimates)
+    assert file.read_bytes() == content
+
+    file.write_bytes(b"damaged")
+    da.run(sweep, storage_path=str(tmp_path), executor="inline")
+    assert file.read_bytes() == content
