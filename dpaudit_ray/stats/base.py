@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
@@ -23,9 +24,12 @@ from .lower_bound import Estimate, Status, TradeOff
 T = TypeVar("T")
 Scores = npt.NDArray[np.float64]
 Members = npt.NDArray[np.bool_]
-_FALSE_ALARM = 1e-6  # where coins are fair, or trainings independent
+_FALSE_ALARM = 1e-6  # where coins are fair
 _AT_ONCE = 2**20  # trials of a stretch
 _BEYOND = -float(special.ndtri(_FALSE_ALARM / 2))  # standard deviations, about 4.9
+_LAGS = 8  # how many trials apart scores are correlated: up to so many training runs take turns
+_REFUSED = 1e-4  # of independent trials, by all correlations of `check_apart` together
+_APART = -float(special.ndtri(_REFUSED / (2 * _LAGS)))  # standard deviations, about 4.4
 
 
 @dataclasses.dataclass
@@ -48,6 +52,7 @@ class Estimator(ABC):
     one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
     by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
     by_pair: ClassVar[bool] = False  # ... or pairs of trainings that share their noise
+    needs_independence: ClassVar[bool] = False  # uses all trials at once
     learns = True  # guesses trials by the bits of earlier ones: then their order matters
 
     @classmethod
@@ -176,9 +181,11 @@ def estimate(
         delta: δ of the bound, in (0, 1).
         confidence: its level, in (0, 1).
         method: one of `estimators()`, or a class of your own.
-        runs: [R], which training each score came from; `several-canaries` takes training after
-            training, with as many scores from each. Without it each score counts as a training of
-            its own, except to one-run methods; scores that hang together are refused.
+        runs: [R], which training run each score came from; `several-canaries` takes run after run,
+            with as many scores from each. Without it each score counts as a run of its own, except
+            to one-run methods, which take all scores for canaries of one run: a warning, and the
+            estimate's `note`, say so. Correlated scores are refused without `runs`, and with it by
+            methods that need independent runs.
         trade_off: `gaussian` states that the mechanism's trade-off curve is Gaussian, which
             certifies an ε that was converted from a μ; `claimed` that it is one of `family`.
         options: options of the method; `curve="claimed"` needs a `family` (`accounting.Family`).
@@ -192,11 +199,19 @@ def estimate(
         canaries = check_runs(runs, len(values), _method_class(method))
         independent = canaries == 1 < len(values)
     state = make(method, len(values), independent=independent, canaries=canaries, **options)
-    if runs is None and not state.one_run:
-        check_apart(values, bits)
+    note = ""
+    if independent and state.needs_independence:
+        check_apart(values, bits, f"{state.name} uses all trials at once; {_BY_EARLIER}")
+    elif runs is None and not state.one_run:
+        check_apart(values, bits, _BY_RUNS)
+    elif runs is None and len(values) > 1:
+        taken = f"{state.name} takes the {len(values)} scores for canaries of one training run"
+        note = f"{taken}; {_STATE}"
+        warnings.warn(note, stacklevel=2)
     check_coins(bits, state)
     state.fold(values, bits)
-    return state.bound(delta, confidence).given(TradeOff(trade_off))
+    bound = state.bound(delta, confidence).given(TradeOff(trade_off))
+    return dataclasses.replace(bound, note=note)
 
 
 def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Members]:
@@ -242,12 +257,25 @@ def _order(members: Members) -> tuple[int, float, bool]:
     return runs, expected, far
 
 
-def check_apart(scores: Scores, members: Members) -> None:
-    """Raises ValueError where neighbours' scores hang together, as canaries of one training do.
+_STATE = (
+    "state which it is: runs=numpy.zeros(len(scores)) for one run, runs=numpy.arange(len(scores)) "
+    "for independent ones"
+)
+_BY_EARLIER = "take accuracy, which guesses each trial by earlier ones alone"
+_BY_RUNS = (
+    "pass runs=, which training run each score came from; if each is of a run of its own, "
+    f"runs=numpy.arange(len(scores)), and {_BY_EARLIER}"
+)
 
-    Ranks of independent scores within each world are a random order, ties broken by lot, so their
-    correlation is refused once in a million; and that of ranks from the bit's own end, which finds
-    shared luck. What all scores share is not found, nor anything where bits were put in order.
+
+def check_apart(scores: Scores, members: Members, remedy: str) -> None:
+    """Raises ValueError with a `remedy` where scores of nearby trials are correlated.
+
+    So are scores of canaries of one training run, and of runs that continue earlier ones, in up to
+    eight chains that take turns. Ranks of independent scores within each world are a random order,
+    ties broken by lot, so one of their correlations is too large once in 10,000 audits; and so are
+    those of ranks from the bit's own end, which find shared luck. Scores that drift are refused,
+    too. What all scores share is not found, nor anything where bits were put in order.
     """
     n = len(scores)
     if n < 2 or _order(members)[2]:
@@ -256,15 +284,17 @@ def check_apart(scores: Scores, members: Members) -> None:
     for world in (np.flatnonzero(members), np.flatnonzero(~members)):
         places = np.linspace(-1, 1, len(world) + 2)[1:-1]
         ranks[world[np.lexsort((lots[world], scores[world]))]] = places
+    limit = _APART / math.sqrt(n)
     for series in (ranks, np.where(members, ranks, -ranks)):
-        alike = float(series[1:] @ series[:-1]) / max(float(series @ series), 1e-300)
-        if alike * math.sqrt(n) > _BEYOND:
-            raise ValueError(
-                f"scores must be of independent trainings, got neighbours with a correlation of "
-                f"{alike:.2f}, where at most {_BEYOND / math.sqrt(n):.2f} is chance; pass runs=, "
-                "which training each score came from, or runs=numpy.arange(len(scores)) where "
-                "each score is a training of its own"
-            )
+        total = max(float(series @ series), 1e-300)
+        for lag in range(1, min(_LAGS, n - 1) + 1):
+            alike = float(series[lag:] @ series[:-lag]) / total
+            if alike > limit:
+                raise ValueError(
+                    "scores must be of independent training runs, got a correlation of "
+                    f"{alike:.2f} between scores {lag} apart, where at most {limit:.2f} is chance; "
+                    f"{remedy}"
+                )
 
 
 def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int:
@@ -342,6 +372,7 @@ def assumption_free(
         raise ValueError(f"missed must be one flag per score, got shape {lost.shape}")
     state = make(curve_free_method(), len(values) if planned is None else planned, independent=True)
     check_coins(bits, state)
+    check_apart(values, bits, f"{state.name} uses all trials at once; {_BY_EARLIER}")
     for rows, absent in alike_in_a_row(lost):
         if absent:
             state.miss(bits[rows])

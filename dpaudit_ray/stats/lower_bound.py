@@ -85,7 +85,8 @@ class Estimate:
     `epsilon_lower`, at `delta`, was converted from it as if that curve were Gaussian, or
     (`if-claimed-family`) from the same hit rate as if it were one of the claim's family; where
     `mu_lower` is NaN, it assumes no curve. Both are 0 when nothing was shown. `trials` counts the
-    trials folded; from `threshold` on a trial is guessed "in", NaN where there is none (yet).
+    trials folded; from `threshold` on a trial is guessed "in", NaN where there is none (yet). A
+    `note` says what was taken for granted although nobody stated it.
     """
 
     method: str
@@ -96,6 +97,7 @@ class Estimate:
     confidence: float
     trials: int
     threshold: float = math.nan
+    note: str = ""
 
     def given(self, trade_off: TradeOff, independent: bool = False) -> Estimate:
         """This bound once `trade_off` is known, and whether canaries are `independent`."""

@@ -63,6 +63,7 @@ class Canaries(Logged):
     planned: int
     guesses: int | tuple[int, int] = 0  # how many, or [k+, k-]; 0: by the trials
     independent: bool = False
+    needs_independence: ClassVar[bool] = True
     shares: ClassVar[tuple[float, ...]] = SHARES  # of canaries to guess, where no number is fixed
 
     def __post_init__(self) -> None:

@@ -52,6 +52,7 @@ class OneRunAdaptive(Logged, Estimator):
     name: ClassVar[str] = "one-run-adaptive"
     status: ClassVar[Status] = Status.CERTIFIED
     one_run: ClassVar[bool] = True
+    needs_independence: ClassVar[bool] = True
 
     learns = True  # each canary is guessed by the bits of those before it
 

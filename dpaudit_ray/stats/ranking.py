@@ -309,6 +309,7 @@ class Rank(Logged, Estimator):
 
     name: ClassVar[str] = "rank"
     status: ClassVar[Status] = Status.IF_GAUSSIAN
+    needs_independence: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

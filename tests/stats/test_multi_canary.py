@@ -36,7 +36,7 @@ def test_canaries_that_are_all_the_same_keep_the_level_by_run_and_not_pooled():
         runs = np.repeat(np.arange(100), CANARIES)
         found = stats.estimate(scores, bits, **LEVEL, method="several-canaries", runs=runs)
         by_run += found.mu_lower > MU
-        with pytest.raises(ValueError, match="pass runs=, which training each score came from"):
+        with pytest.raises(ValueError, match="pass runs=, which training run each score came from"):
             stats.estimate(scores, bits, **LEVEL)
         said = stats.estimate(scores, bits, **LEVEL, runs=np.arange(len(scores)))
         pooled += said.mu_lower > MU
