@@ -198,6 +198,11 @@ class Mechanism(Plugin):
         """Seconds after which a trial is ended, and a miss: packs that wait for it do not hang."""
         return None
 
+    @property
+    def default_accountant(self) -> str:
+        """The accountant of the claim where the audit names none."""
+        return "gaussian"
+
     def for_audit(self, delta: float, accountant: str) -> Self:
         """A copy with what it takes from an audit: the δ, and the first of its accountants."""
         return self

@@ -164,8 +164,17 @@ class Cell(Strict):
         return Budget(self.audit.confidence, tuple(deciding), self.horizons)
 
 
-def parse_cell(sections: Mapping[str, Any], label: str) -> Cell:
-    """A cell from the file's sections at a point of the grid. Raises SpecError for mistakes."""
+def parse_cell(sections: Mapping[str, Any], label: str, older: bool = False) -> Cell:
+    """Returns a cell from the file's sections at a point of the grid.
+
+    Args:
+        sections: `mechanism`, `adversary` and `audit`, as parsed from YAML.
+        label: name of the cell; that of its adversary where empty.
+        older: whether the accountant is `gaussian` where none is named, as in older versions.
+
+    Raises:
+        SpecError: with all mistakes.
+    """
     mistakes = Mistakes()
     with mistakes.noted():
         mechanism = parse(Mechanism, _required(sections, "mechanism"), "mechanism")
@@ -174,6 +183,9 @@ def parse_cell(sections: Mapping[str, Any], label: str) -> Cell:
     with mistakes.noted():
         audit = validated(AuditSpec, _required(sections, "audit"), "audit")
     mistakes.settle()
+    default = mechanism.default_accountant
+    if default != "gaussian" and "accountants" not in audit.model_fields_set and not older:
+        audit = audit.model_copy(update={"accountants": [default]})
     mechanism = mechanism.for_audit(audit.delta, audit.accountants[0]).against(adversary)
     cell = Cell(
         mechanism=mechanism, adversary=adversary, audit=audit, label=label or adversary.name

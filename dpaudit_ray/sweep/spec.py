@@ -114,6 +114,9 @@ def from_raw(
     if any(cell.unimported for cell in cells):
         top["stated"] = recorded
     sweep = validated(Sweep, top | {"resources": resources, "cells": cells, "raw": tree}, "")
+    if recorded not in (None, sweep.fingerprint):
+        before = sweep.model_copy(update={"cells": _cells(tree, older=True)})
+        sweep = before if before.fingerprint == recorded else sweep
     if recorded is None:
         _refuse_idle_gpus(sweep)
     elif recorded != sweep.fingerprint:
@@ -137,15 +140,18 @@ def _placed(error: SpecError) -> SpecError:
     return error
 
 
-def _cells(tree: Mapping[str, Any]) -> tuple[Cell, ...]:
-    """Every cell of the grid; where the grid is wrong, its sections are checked without it."""
+def _cells(tree: Mapping[str, Any], older: bool = False) -> tuple[Cell, ...]:
+    """Returns every cell of the grid; if the grid is wrong, its sections are checked without it.
+
+    With `older`, defaults are those of older versions.
+    """
     cells, mistakes = list[Cell](), Mistakes()
     with mistakes.noted():
         grid.checked(tree)
     spoiled = bool(mistakes.errors)
     for sections, label in grid.cells({**tree, "grid": None} if spoiled else tree):
         try:
-            cells += parse_cell(sections, label).canaries_apart()
+            cells += parse_cell(sections, label, older).canaries_apart()
         except SpecError as error:
             problems = error.problems
             mistakes.errors += [p for p in problems if not (spoiled and p.problem == REQUIRED)]

@@ -1,15 +1,20 @@
 """Balls and bins: the claim beside its slow twin, what it reaches, and where others answer."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import special
 
 from dpaudit_ray import accounting
 from dpaudit_ray.accounting import Adjacency, Sampling, Training
+from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.claim_verdict import ClaimTest
+from dpaudit_ray.sweep.spec import from_raw
+from dpaudit_ray.sweep.yamlfile import parse_yaml
 from tests.accounting.ask import bound, least_delta
 from tests.long import long
 
@@ -66,6 +71,50 @@ def test_what_it_does_not_take_goes_to_another(training, other):
     answer = accounting.epsilon_of(training, 1e-5, "allocation")
     assert answer.upper == accounting.epsilon_of(training, 1e-5, other).upper
     assert (answer.accountant, "instead" in answer.note) == (other, True)
+
+
+def balls_and_bins(tiny: dict[str, Any], **audit: Any) -> dict[str, Any]:
+    tiny["mechanism"]["sampling"] = "balls-and-bins"
+    tiny["audit"] = {key: tiny["audit"][key] for key in ("trials", "delta")} | audit
+    tiny.pop("grid", None)
+    return tiny
+
+
+def test_a_sweep_of_balls_and_bins_claims_what_is_proven(tiny):
+    sweep = from_raw(balls_and_bins(tiny))
+    assert [cell.audit.accountants for cell in sweep.cells] == [["allocation"]]
+    again = from_raw(parse_yaml(sweep.canonical(), "sweep.yaml"))
+    assert again.cells == sweep.cells
+    assert again.fingerprint == sweep.fingerprint
+
+
+def test_accountants_that_are_named_stay(tiny):
+    for names in (["gaussian"], ["pld", "allocation"]):
+        (cell,) = from_raw(balls_and_bins(tiny, accountants=names)).cells
+        assert cell.audit.accountants == names
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "shuffle"])
+def test_the_default_accountant_of_other_batches_is_gaussian(tiny, sampling):
+    tiny = balls_and_bins(tiny)
+    tiny["mechanism"]["sampling"] = sampling
+    assert from_raw(tiny).cells[0].audit.accountants == ["gaussian"]
+
+
+def test_each_point_of_a_grid_has_the_accountant_of_its_batches(tiny):
+    tiny = balls_and_bins(tiny) | {"grid": {"mechanism.sampling": ["shuffle", "balls-and-bins"]}}
+    found = [cell.audit.accountants for cell in from_raw(tiny).cells]
+    assert found == [["gaussian"], ["allocation"]]
+
+
+def test_a_sweep_that_was_recorded_before_keeps_its_accountant(tiny):
+    """Its fingerprint tells that `gaussian` was the default; another one is refused as ever."""
+    named = from_raw(balls_and_bins(tiny, accountants=["gaussian"]))
+    unnamed = balls_and_bins(tiny) | {"fingerprint": named.fingerprint, "version": "1.0.0"}
+    (cell,) = from_raw(unnamed).cells
+    assert cell.audit.accountants == ["gaussian"]
+    with pytest.raises(SpecError, match="it was edited, or written"):
+        from_raw(unnamed | {"fingerprint": "0" * 16})
 
 
 def test_a_training_between_both_claims_is_found():

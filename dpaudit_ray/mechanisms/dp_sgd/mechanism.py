@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from ...accounting import Adjacency
+from ...accounting import Adjacency, Sampling
 from ...adversaries.base import Adversary
 from ...data.base import Data, Dataset
 from ...plugins import Plugin, is_users
@@ -61,6 +61,14 @@ class DpSgd(Recipe, Mechanism):
         copy = self.model_copy()
         copy._noise = worked_out.get("noise")
         return copy
+
+    @property
+    def default_accountant(self) -> str:
+        """Returns `allocation` for balls and bins, whose amplification it proves."""
+        sampled = not self.sampling.in_known_steps
+        if sampled and self.sampling.claim is Sampling.BALLS_AND_BINS:
+            return "allocation"
+        return super().default_accountant
 
     @property
     def claim_reads_data(self) -> bool:
