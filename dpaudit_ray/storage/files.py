@@ -24,6 +24,7 @@ from . import strangers
 # Entered for the moment in which a file becomes visible; raises where it may not.
 Passage = Callable[[], AbstractContextManager[None]]
 LOCK_SECONDS = 10.0  # for which a lock is asked again: it is held for a read and a rename
+_NOTHING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # loops are links that lead to each other
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
 
@@ -74,24 +75,21 @@ class Folder:
 
     def leads_out(self, name: str) -> bool:
         """Whether a link on the way to a file leads out of the folder."""
-        return not (self._root / name).resolve().is_relative_to(self._root.resolve())
+        target = Path(os.path.realpath(self._root / name))  # Path.resolve refuses loops of links
+        return not target.is_relative_to(os.path.realpath(self._root))
 
     def exists(self, name: str) -> bool:
         """Returns whether a regular file of this name is there."""
         # `Path.is_file` takes a file that cannot be asked for now as absent, in later Pythons.
-        try:
-            status = os.stat(self._root / name)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return stat.S_ISREG(status.st_mode)
+        return stat.S_ISREG(_kind(self._root / name))
 
     def names(self, folder: str) -> list[str]:
         """The files in `folder`, without their paths; none when it does not exist."""
-        return [entry.name for entry in self._entries(folder) if entry.is_file()]
+        return [entry.name for entry in self._files(folder)]
 
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
         """The files in `folder`, their bytes and when they were last changed (ns), by name."""
-        files = [(entry.name, entry.stat()) for entry in self._entries(folder) if entry.is_file()]
+        files = [(entry.name, entry.stat()) for entry in self._files(folder)]
         return sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
     def paths(self, depth: int) -> list[str]:
@@ -106,7 +104,7 @@ class Folder:
             for folder in folders:
                 for entry in self._entries(folder):
                     name = f"{folder}{entry.name}"
-                    inside = entry.is_dir() and not self.leads_out(name)
+                    inside = stat.S_ISDIR(_kind(entry)) and not self.leads_out(name)
                     (below if inside else paths).append(f"{name}/" if inside else name)
             folders = below
         return sorted([*paths, *folders])
@@ -142,12 +140,38 @@ class Folder:
         finally:
             os.close(file)
 
+    def _files(self, folder: str) -> list[os.DirEntry[str]]:
+        files: list[os.DirEntry[str]] = []
+        for entry in self._entries(folder):
+            is_file = entry.is_file(follow_symlinks=False)
+            if entry.is_symlink():  # others are known without a call each
+                is_file = stat.S_ISREG(_kind(entry))
+            if is_file:
+                files.append(entry)
+        return files
+
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(self._root / folder) as entries:
                 return list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        except OSError as error:
+            if error.errno in _NOTHING:
+                return []
+            raise
+
+
+def _kind(path: Path | os.DirEntry[str]) -> int:
+    """Returns the mode of a file or folder, or of what a link leads to; 0 where nothing is there.
+
+    Raises:
+        OSError: it cannot be known now.
+    """
+    try:
+        return os.stat(path).st_mode
+    except OSError as error:
+        if error.errno in _NOTHING:
+            return 0
+        raise
 
 
 def reason(error: BaseException) -> str:

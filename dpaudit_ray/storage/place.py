@@ -39,7 +39,7 @@ RESTORE = "restore it, or use a new name and a new seed"
 # What waiting does not heal. A full disk is one of them: it is told while somebody may still act.
 _LASTING = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
-    errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,
+    errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP,
 }  # fmt: skip
 
 
@@ -174,15 +174,20 @@ class Place:
         with contextlib.ExitStack() as stack:
             try:
                 locked = stack.enter_context(self._folder.locked(LOCK, alone=True))
-            except PermissionError as error:
-                raise RunDirectoryError(
-                    f"cannot lock {self.location}/{LOCK} ({reason(error)}): it belongs to another "
-                    "user; run as that user, or share the run directory (docs/run-directory.md)"
-                ) from error
-            except OSError as error:
+            except BlockingIOError as error:
                 raise RunDirectoryError(
                     f"another driver holds {self.location}/{LOCK} ({reason(error)}): it is paused "
                     "in the midst of a write; let it go on, or stop it"
+                ) from error
+            except OSError as error:
+                remedy = "repair the storage, or remove the file"
+                if isinstance(error, PermissionError):
+                    remedy = (
+                        "it belongs to another user: run as that user, or share the run directory "
+                        "(docs/run-directory.md)"
+                    )
+                raise RunDirectoryError(
+                    f"cannot lock {self.location}/{LOCK} ({reason(error)}); {remedy}"
                 ) from error
             yield locked
 
