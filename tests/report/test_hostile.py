@@ -45,7 +45,8 @@ def test_labels_are_shown_as_they_are_written(sweep, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of glyphs that no font has
         outcome = dpaudit("report", run)
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0
+    assert not [line for line in outcome.err.splitlines() if "judging: " not in line]  # slow ones
     page = (run / "report.html").read_text()
     assert not set("\x1b\u202e") & set(page)
     assert page.count("<script>") == 1  # ours

@@ -92,13 +92,12 @@ def by_newer(location: str | Path, name: str, more: str = "") -> None:
     file.write_text(file.read_text().replace(__version__, "9.0.0") + more)
 
 
-@pytest.mark.parametrize("name", [record.FILE, record.SWEEP_FILE])
-def test_every_verb_names_a_newer_version_and_goes_on(name, light, tmp_path):
+def test_every_verb_names_a_newer_version_and_goes_on(light, tmp_path):
     file = write_sweep(tmp_path, light)
     location = tmp_path / "tiny"
     assert inline(file, tmp_path).code == 0
     assert dpaudit("status", location).err == ""
-    by_newer(location, name)
+    by_newer(location, record.FILE)
     with pytest.warns(UserWarning, match=NEWER):
         assert da.open(location).complete
     reading = [(verb, location) for verb in ("status", "report", "verify", "check")]
