@@ -148,12 +148,34 @@ def together(errors: Iterable[SpecError]) -> SpecError:
     return left[0] if len(left) == 1 else SweepError(tuple(left))
 
 
+# Names by which users of other libraries know an option.
+_ALIASES = {
+    "attack": "adversary",
+    "attacker": "adversary",
+    "canary": "adversary",
+    "dataset": "data",
+    "epochs": "steps",
+    "iterations": "steps",
+    "l2-norm-clip": "clip_norm",
+    "lr": "learning_rate",
+    "max-grad-norm": "clip_norm",
+    "network": "model",
+    "repetitions": "trials",
+    "runs": "trials",
+    "sigma": "noise_multiplier",
+    "target-delta": "delta",
+    "target-epsilon": "epsilon",
+}
+
+
 def closest(name: str, names: Iterable[str]) -> str:
     """The one of `names` that somebody who wrote `name` probably meant; empty for none."""
     import difflib
 
     by_lower = {n.lower().replace("_", "-"): n for n in names}
     wanted = name.lower().replace("_", "-")
+    if (alias := _ALIASES.get(wanted)) and alias in by_lower.values():
+        return alias
     longer = [lower for lower in by_lower if len(wanted) >= _MIN_PART and wanted in lower]
     matches = difflib.get_close_matches(wanted, by_lower, 1, 0.7)
     matches = matches or (longer if len(longer) == 1 else [])  # `noise` for noise_multiplier

@@ -49,7 +49,7 @@ class Trust:
             return cls(() if reads else None, reads)
         names = tuple(name.strip() for name in option.split(",") if name.strip())
         for name in names:
-            if not all(map(str.isidentifier, name.split("."))):
+            if name.endswith(".py") or not all(map(str.isidentifier, name.split("."))):
                 raise SpecError("--trust", f"takes names of modules, such as a,b.c, got {name!r}")
         return cls(names, reads)
 

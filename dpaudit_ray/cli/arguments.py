@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Annotated
 
@@ -13,6 +14,9 @@ from ..errors import Exit
 # Panels of the help, in its order.
 SCRIPTS, SWEEPS = "Audit a training script", "Audit many trainings: a sweep"
 RESULTS, ADVANCED = "Read results", "Advanced"
+
+
+flag = functools.partial(typer.Option, metavar="")  # the help shows no <bool> after it
 
 
 def exit_code(verdict: str) -> Exit:
@@ -37,8 +41,8 @@ _TRUST_TO_RUN = "Modules that the sweep may import, with all below them: a,b.c; 
 _TRUST_TO_READ = "Modules of the run's author that may be imported: a,b.c; else none."
 _DETAILS = "All columns, in lines that may be longer than the terminal's, and what they mean."
 
-Sweep = Annotated[str, typer.Argument(help="A sweep file.")]
-RunPath = Annotated[str, typer.Argument(help=_RUN)]
+Sweep = Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep file.")]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help=_RUN)]
 StoragePath = Annotated[str, typer.Option(help="Results go to PATH/name; a folder or an address.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
 Trusted = Annotated[
@@ -47,5 +51,5 @@ Trusted = Annotated[
 TrustedToRead = Annotated[
     str | None, typer.Option("--trust", help=_TRUST_TO_READ, callback=_trust(reads=True))
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
-Details = Annotated[bool, typer.Option("--details", help=_DETAILS)]
+AsJson = Annotated[bool, flag("--json", help="As JSON.")]
+Details = Annotated[bool, flag("--details", help=_DETAILS)]

@@ -77,7 +77,7 @@ def _show_check(checked: Checked) -> None:
 @app.command(rich_help_panel=ADVANCED)
 def compare(
     run: RunPath,
-    other: Annotated[str, typer.Argument(metavar="RUN", help="The one to hold against it.")],
+    other: Annotated[str, typer.Argument(metavar="RUN2", help="The run to compare with.")],
     as_json: AsJson = False,
     trust: TrustedToRead = None,
 ) -> None:

@@ -17,6 +17,7 @@ from ..errors import DpauditError, Exit, SpecError, first_line, out_of_memory
 from ..orchestration import interruption
 from ..plugins import spec_error
 from . import judge_verbs, read_verbs, run_verbs, script_verb, start_verbs, terminal
+from .arguments import flag
 
 # Click's class, wherever Typer keeps its copy of it.
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
@@ -25,6 +26,7 @@ _MAX_MISTAKES = 20  # that are shown of one sweep file
 
 app = typer.Typer(
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Audits differentially private training: valid lower bounds beside the claim.",
     epilog="--debug anywhere on the line shows the traceback behind an error.",
@@ -34,7 +36,7 @@ for _family in (script_verb, run_verbs, read_verbs, judge_verbs, start_verbs):
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, typer.Option("--version", help="Print it.")] = False) -> None:
+def _top(version: Annotated[bool, flag("--version", help="Print it.")] = False) -> None:
     if version:
         terminal.say(__version__)
         raise typer.Exit
@@ -106,7 +108,8 @@ def _error_lines(error: Exception) -> list[str]:
     verb = getattr(getattr(error, "ctx", None), "command_path", "dpaudit")
     if isinstance(error.__cause__, ValidationError):
         message = str(spec_error(error.__cause__, message.split("'")[1], None))
-    return [f"{message.removesuffix('.')}; see {verb} --help"] if message else []
+    end = "" if message.endswith("?") else ";"
+    return [f"{message.removesuffix('.')}{end} see {verb} --help"] if message else []
 
 
 def _cut(word: str) -> str:

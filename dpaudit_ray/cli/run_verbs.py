@@ -10,7 +10,7 @@ import typer
 from ..errors import Exit
 from ..orchestration import ExecutorName
 from . import tables, terminal
-from .arguments import SWEEPS, Details, Set, StoragePath, Sweep, Trusted
+from .arguments import SWEEPS, Details, Set, StoragePath, Sweep, Trusted, flag
 
 app = typer.Typer()
 _STOPPED = "stopped; finished packs are safe: run the same command to resume"
@@ -24,7 +24,7 @@ def run(  # noqa: PLR0913 (options of a command line)
     changes: Set = None,
     executor: Annotated[ExecutorName, typer.Option(help="Where packs run.")] = "ray",
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run packs again that failed before.")
+        bool, flag("--retry-failed", help="Run packs again that failed before.")
     ] = False,
     trust: Trusted = None,
     details: Details = False,
@@ -104,10 +104,10 @@ def submit(  # noqa: PLR0913 (options of a command line)
     include: Annotated[
         list[str] | None, typer.Option(help="Sent, too: a name or path with wildcards.")
     ] = None,
-    wait: Annotated[bool, typer.Option(help="Follow the log and exit as the sweep does.")] = True,
+    wait: Annotated[bool, flag(help="Follow the log and exit as the sweep does.")] = True,
     python: Annotated[str, typer.Option(help="The head's python with this package.")] = "python",
     install: Annotated[
-        bool, typer.Option("--install", help="Nodes have Ray alone: uv installs what it needs.")
+        bool, flag("--install", help="Nodes have Ray alone: uv installs what it needs.")
     ] = False,
     trust: Trusted = None,
 ) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..errors import SpecError
 from . import terminal
-from .arguments import SCRIPTS, AsJson, exit_code
+from .arguments import SCRIPTS, AsJson, exit_code, flag
 from .terminal import duration
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
     memory: Annotated[float | None, typer.Option(min=0.1, help="GiB that a run may take.")] = None,
     seed: Annotated[int, typer.Option(help="Of all coins.")] = 0,
     secret_size: Annotated[
-        bool, typer.Option("--secret-size", help="The number of records is secret, too.")
+        bool, flag("--secret-size", help="The number of records is secret, too.")
     ] = False,
     junit: Annotated[Path | None, typer.Option(help="Writes a JUnit file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Default SCRIPT-FUNCTION-audit.html.")] = None,

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import SpecError, suggestion
 from . import terminal
-from .arguments import ADVANCED, SWEEPS, AsJson
+from .arguments import ADVANCED, SWEEPS, AsJson, flag
 from .terminal import Columns, Figure
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _MODEL = typer.Option("--model", help="By name, or your own: package.module:Clas
 def bench(
     models: Annotated[str, typer.Option(help="Comma-separated; all by default.")] = "",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of both engines.")] = 1,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Measure this machine's GPU.")] = False,
+    gpu: Annotated[bool, flag("--gpu", help="Measure this machine's GPU.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="A file for figures.")] = None,
 ) -> None:
     """Trials per second of the packed engine and of Opacus on this machine, side by side."""
@@ -85,7 +85,7 @@ def init(
     data_path: Annotated[str | None, _PATH] = None,
     model: Annotated[str | None, _MODEL] = None,
     sampling: Annotated[str, typer.Option(help="Of batches: fixed or poisson.")] = "fixed",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Annotated[bool, flag("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Writes a commented sweep file for the data and the model at hand.
 
@@ -104,11 +104,20 @@ def init(
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        remedy = "make its folder, or give another place"
+        remedy = "give the name of a file in a folder that is there"
         raise SpecError("FILE", f"cannot write {file}: {error.strerror}; {remedy}") from error
     for note in entry.notes:
         terminal.explain(note)
     terminal.say(f"{file}: {entry.words}; next: dpaudit plan {file}")
+
+
+def _names(context: typer.Context, incomplete: str) -> list[str]:
+    """Returns the names that a shell may complete, of the kind before them."""
+    from ..sweep import schema
+
+    kind = context.params.get("kind")
+    known = [entry.name for entry in schema.entries(kind)] if kind in _KEYS else []
+    return [name for name in known if name.startswith(incomplete)]
 
 
 @app.command("list", rich_help_panel=SWEEPS)
@@ -116,7 +125,10 @@ def list_names(
     kind: Annotated[
         Kind | None, typer.Argument(metavar="KIND", help=f"{', '.join(_KEYS)}; all by default.")
     ] = None,
-    name: Annotated[str | None, typer.Argument(help="One of them, to see its options.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One of them, to see its options.", autocompletion=_names),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Names that a sweep file can use: a line for each, and the options of one."""

@@ -63,6 +63,8 @@ class Csv(Data):
         table = table.drop(columns=self.drop)
         for name in self.dates:
             table[name] = _days(table[name])
+        for name, value in self.fill.items():
+            table[name] = table[name].fillna(str(value) if name in self.categories else value)
         problems = [*self._missing(table, label), *self._not_numbers(table.drop(columns=label))]
         y: np.ndarray = np.empty(0, np.int64)
         try:
@@ -71,7 +73,11 @@ class Csv(Data):
                 y = labels(values, label, self.label_order, self.regression)
         except DataError as error:
             problems.append(str(error))
-        problems += self._bad_bounds(table)
+        problems += [
+            f"`ranges` of {name!r} falls from {low} to {high}; give [least, most]"
+            for name, (low, high) in self.ranges.items()
+            if low >= high
+        ]
         if problems:
             first, *others = [f"{source}: {problem}" for problem in problems]
             raise DataError(first, details=tuple(others))
@@ -104,6 +110,7 @@ class Csv(Data):
             len(values) > _MANY or any(value % 1 for value in values)
         )
         kinds.pop(label, None)
+        reads = {name: option for name, (_, option) in kinds.items()}
         numbered = [n for n in table if n != label and _numbers_rows(n, table[n])]
         reasons = dict.fromkeys(numbered, "it only numbers the rows")
         for name, (what, option) in kinds.items():
@@ -113,23 +120,21 @@ class Csv(Data):
                     reasons[name] += f"; to keep it, {_PLAIN}"
         notes = [f"column {name!r} is left out: {reason}" for name, reason in reasons.items()]
         kept = table.drop(columns=[label, *reasons])
-        categories = [name for name in kept if kinds.get(name, ("", ""))[1] == "categories"]
-        dates = [name for name in kept if kinds.get(name, ("", ""))[1] == "dates"]
+        categories = [name for name in kept if reads.get(name) == "categories"]
+        dates = [name for name in kept if reads.get(name) == "dates"]
         notes += [f"column {name!r} becomes days since 1970" for name in dates]
-        fill: dict[str, str | int] = {}
-        for name, count in kept.isna().sum().items():
-            if count:
-                fill[name] = 0
-                if name in (*categories, *dates):
-                    fill[name] = "unknown" if name in categories else "1970-01-01"
-                notes.append(f"{count:,} empty cells of {name!r} become {fill[name]}: {_PUBLIC}")
+        empty = {name: count for name, count in kept.isna().sum().items() if count}
+        notes += [
+            f"{count:,} empty cells of {name!r} become 0: {_PUBLIC}"
+            for name, count in empty.items()
+        ]
         options = {
             "label": label,
             "label_order": [] if continuous or values == [*range(len(values))] else values,
             "categories": categories,
             "dates": dates,
             "drop": [*reasons],
-            "fill": fill,
+            "fill": dict.fromkeys(empty, 0),
             "regression": continuous,
         }
         return {key: value for key, value in options.items() if value}, notes
@@ -177,11 +182,6 @@ class Csv(Data):
                 "each of which takes too much memory; merge values, or `drop` it"
             )
 
-    def _bad_bounds(self, table: Any) -> Iterator[str]:
-        for name, (low, high) in self.ranges.items():
-            if name in table and low >= high:
-                yield f"`ranges` of {name!r} falls from {low} to {high}; give [least, most]"
-
     def _table(self, nameless: bool = False) -> tuple[str, str, Any]:
         """The file's name, that of the label's column, and the cells; categories are text."""
         import pandas as pd
@@ -216,26 +216,17 @@ class Csv(Data):
             raise DataError(
                 f"{file}: a column has no name, as numbers of rows; `drop: {listed(lost)}`"
             )
-        stated = {
-            "label": [label],
-            "categories": self.categories,
-            "dates": self.dates,
-            "drop": self.drop,
-            "fill": [*self.fill],
-            "ranges": [*self.ranges],
-        }
+        stated = {"label": [label]}
+        for option in ("categories", "dates", "drop", "fill", "ranges"):
+            stated[option] = [*getattr(self, option)]
         for option, columns in stated.items():
             if unknown := [name for name in columns if name not in names]:
                 raise DataError(
                     f"{file}: `{option}` names {unknown[0]!r}, which is no column"
                     f"{suggestion(unknown[0], names)}columns: {listed(names)}"
                 )
-        for name, value in self.fill.items():
-            table[name] = table[name].fillna(str(value) if name in text else value)
         for name in _text(table):
-            table[name] = table[name].map(
-                lambda cell: cell.strip() if isinstance(cell, str) else cell
-            )
+            table[name] = table[name].map(_stripped)
         return str(file), label, table
 
     def _parsed(self, file: Path, **options: Any) -> Any:
@@ -276,13 +267,10 @@ def _kind(cells: Any) -> tuple[str, str]:
         if strange.str.fullmatch(pattern).all():
             return what, option
     if len(strange) <= len(values) / 2:
-        return (
-            f"numbers but for {cells.astype(str).isin(strange).sum():,} of {len(cells):,} cells",
-            "",
-        )
-    if len(values) <= _MANY:
-        return f"text of {len(values)} values", "categories"
-    return f"text of {len(values):,} values", ""
+        count = cells.astype(str).isin(strange).sum()
+        return f"numbers but for {count:,} of {len(cells):,} cells", ""
+    option = "categories" if len(values) <= _MANY else ""
+    return f"text of {len(values):,} values", option
 
 
 def _example(cells: Any) -> str:

@@ -34,7 +34,7 @@ class UserModule(Model):
     @classmethod
     def _import_path(cls, path: str) -> str:
         if not re.fullmatch(r"[\w.]+:[\w.]+", path):
-            raise ValueError("must be package.module:name")
+            raise ValueError("must be package.module:name, without folders and .py")
         return imports.check(path, "path")
 
     def named_modules(self) -> tuple[str, ...]:

@@ -198,6 +198,8 @@ class Place:
             self._patience(self._folder.delete, ".writable")
         except OSError as error:
             remedy = "choose another with --storage-path"
+            if isinstance(error, FileExistsError):
+                remedy = f"a file or a link to nowhere is in its way: remove it, or {remedy}"
             if isinstance(error, LastingError):
                 remedy = error.remedy
             raise RunDirectoryError(

@@ -25,6 +25,7 @@ MAX_VALUES = 100_000
 MAX_DEPTH = 64  # lists and mappings inside each other
 _LETTERS = 10
 MAX_DIGITS = 400  # characters of a number; the largest float has 309 digits
+_TABLES = (".csv", ".tsv", ".npz")
 _TAG = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 
@@ -110,14 +111,22 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def read_text(path: Path) -> str:
-    """The text of a sweep file. Raises SpecError where it is missing, too large, or no text."""
+    """Returns the text of a sweep file. Raises SpecError if it cannot be read."""
+    if path.suffix in _TABLES:
+        remedy = f"`dpaudit init --data-path {path}` writes one for it"
+        raise SpecError("", f"{path} is a table and no sweep file; {remedy}")
     try:
         return strangers.content(str(path), strangers.SWEEP).decode()
     except (OSError, ValueError) as error:
-        why = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else reason(error)
-        raise SpecError(
-            "", f"cannot read sweep file {path}: {why}; give the path of a YAML file"
-        ) from error
+        why = reason(error)
+        remedy = "give the path of a YAML file"
+        inside = path / "sweep.yaml"  # of a run directory
+        if inside.is_file():
+            remedy = f"give {inside}"
+        elif isinstance(error, UnicodeDecodeError):
+            why = "not UTF-8 text"
+            remedy += ", or save it as UTF-8"
+        raise SpecError("", f"cannot read sweep file {path}: {why}; {remedy}") from error
 
 
 def parse_yaml(text: str, source: str) -> dict[str, Any]:
@@ -131,6 +140,8 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f"{mark.name}:{mark.line + 1}:{mark.column + 1}" if mark else source
         raise SpecError("", f"{place}: not valid YAML: {_problem(error)}") from error
+    if raw is None:
+        raise SpecError("", f"{source} is empty; `dpaudit init` writes a sweep file to begin with")
     if not isinstance(raw, dict):
         raise SpecError("", f"{source} must hold a mapping with name, mechanism, adversary, audit")
     return raw

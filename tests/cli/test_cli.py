@@ -16,9 +16,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import typer
 
 from dpaudit_ray import __version__
 from dpaudit_ray import plan as planning
+from dpaudit_ray.cli.main import app
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.trainer import PackTrainer
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -385,11 +387,57 @@ def test_a_storage_path_that_cannot_be_written(sweep, tmp_path):
         assert "storage path " in refused(verb, sweep, "--storage-path", none)
 
 
+def test_a_link_to_nowhere_is_named_as_what_stands_in_the_way(sweep, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    line = refused("run", sweep, "--storage-path", tmp_path / "link", "--executor", "inline")
+    assert "a file or a link to nowhere is in its way: remove it, or choose another" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("sweep.yaml", "", "sweep.yaml is empty; `dpaudit init` writes a sweep file to begin with"),
+        ("sweep.yaml", "# later\n", "sweep.yaml is empty; `dpaudit init` writes"),
+        ("own.csv", "a,y\n", "own.csv is a table and no sweep file; `dpaudit init --data-path "),
+        ("own.npz", "PK", "own.npz is a table and no sweep file; `dpaudit init --data-path "),
+        ("run/sweep.yaml", "{}", "Is a directory; give {folder}/run/sweep.yaml"),
+        ("run/other.yaml", "{}", "Is a directory; give the path of a YAML file"),
+    ],
+)
+def test_what_is_no_sweep_file_is_told_with_what_to_give(name, content, problem, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content)
+    given = file if file.parent == tmp_path else file.parent
+    assert problem.format(folder=tmp_path) in refused("plan", given)
+
+
+@pytest.mark.parametrize("verb", ["", *typer.main.get_command(app).commands])
+def test_help_has_a_short_option_and_no_value_beside_flags(verb, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    help_of = [dpaudit(*filter(None, [verb]), option).out for option in ("-h", "--help")]
+    assert help_of[0] == help_of[1]
+    flags = [line for line in help_of[0].splitlines() if "<bool>" in line]
+    assert all(re.search("--(help|install-comp|show-comp)", line) for line in flags), flags
+
+
+@pytest.mark.parametrize(
+    ("line", "completed_as"),
+    [("list adversaries b", ["biased-dimension"]), ("list m", ["mechanisms", "models"])],
+)
+def test_a_shell_completes_names(line, completed_as, monkeypatch, capsys):
+    monkeypatch.setenv("_DPAUDIT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"dpaudit {line}")
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split())))
+    assert dpaudit().out.split() == completed_as
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ("repot", "No such command 'repot'. Did you mean 'report'?; see dpaudit --help"),
-        ("plan", "Missing argument 'sweep'; see dpaudit plan --help"),
+        ("repot", "No such command 'repot'. Did you mean 'report'? see dpaudit --help"),
+        ("plan", "Missing argument 'SWEEP'; see dpaudit plan --help"),
+        ("plan a --trust net.py", "--trust: takes names of modules, such as a,b.c, got 'net.py'"),
         ("plan a --foo", "No such option: --foo; see dpaudit plan --help"),
         ("run a --set", "Option '--set' requires an argument; see dpaudit --help"),
         ("audit a --seed x", "--seed: must be a whole number, got 'x'; see dpaudit audit --help"),

@@ -265,6 +265,15 @@ def five_of_two() -> nn.Module:
     return nn.Linear(30, 5)
 
 
+class Endless(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * math.inf
+
+
+def endless():
+    return Endless(30, 2)
+
+
 def test_packs_check_a_network_once_but_a_user_s_own_each_time(tiny, monkeypatch):
     own = {"name": "module", "path": "torch.nn:LayerNorm", "options": {"normalized_shape": 30}}
     asked, real = [], packed.fastest_right_way
@@ -280,6 +289,7 @@ def test_packs_check_a_network_once_but_a_user_s_own_each_time(tiny, monkeypatch
     [
         ("narrow", "and 31x2); its first layer must take these"),
         ("one_of_two", "module gives [2, 1, 1] for two examples of 2 classes"),
+        ("endless", "module gives values that are not finite for the first two examples; mend its"),
         ("five_of_two", "module gives [2, 5] for two examples of 2 classes; give one output per"),
     ],
 )

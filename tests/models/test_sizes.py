@@ -248,7 +248,11 @@ def test_path_and_options_are_its_identity():
 @pytest.mark.parametrize(
     ("path", "options", "problem"),
     [
-        ("own_network", {}, "path: must be package.module:name, got 'own_network'"),
+        (
+            "own_network",
+            {},
+            "path: must be package.module:name, without folders and .py, got 'own_network'",
+        ),
         ("own_network.py:Net", {}, "path: 'own_network.py:Net' names a file; name the module"),
         ("own_network:made", {}, "path: own_network:made is a module that is made already; name"),
         ("own_network:Nat", {}, "path: cannot import 'own_network:Nat' (module 'own_network' has"),

@@ -288,6 +288,9 @@ class Recipe(Strict):
             problem = f"{model.name} gives {given or type(outputs).__name__} for two examples of"
             remedy = "give one output per class (one alone for two classes)"
             raise SpecError("mechanism.model", f"{problem} {data.classes} classes; {remedy}")
+        if not outputs.isfinite().all():
+            problem = f"{model.name} gives values that are not finite for the first two examples"
+            raise SpecError("mechanism.model", f"{problem}; mend its layers or scale the features")
         if self.loss != "cross-entropy":
             check_loss(self.loss, outputs, y[:2])
         packed.settle(x, y, remembered=True)
