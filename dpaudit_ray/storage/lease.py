@@ -238,7 +238,7 @@ def holder(run: RunDirectory, wait: float = 2 * BEAT_SECONDS + 2) -> Holder | No
     """
     if (seen := _read(run)) is None or _is_gone(seen):
         return None
-    pid = seen["pid"] if isinstance(seen.get("pid"), int) else None
+    pid = seen.get("pid")
     driver = Holder(str(seen.get("host", "?")), pid)
     here = driver.host == socket.gethostname()
     if here and pid is not None and _started(pid) == seen.get("started"):
