@@ -225,6 +225,13 @@ class Csv(Data):
                     f"{file}: `{option}` names {unknown[0]!r}, which is no column"
                     f"{suggestion(unknown[0], names)}columns: {listed(names)}"
                 )
+        other_uses = {label, *self.dates, *self.ranges}
+        for option, used in (("drop", {label}), ("categories", other_uses)):
+            if twice := used.intersection(getattr(self, option)):
+                raise DataError(
+                    f"{file}: `{option}` names {min(twice)!r}, which has another use, too: as the "
+                    "label, or in `dates` or `ranges`; take it out of one"
+                )
         for name in _text(table):
             table[name] = table[name].map(_stripped)
         return str(file), label, table
@@ -235,9 +242,12 @@ class Csv(Data):
             return read_csv(file, _REMEDY, encoding=self.encoding, decimal=self.decimal, **options)
         except DataError as error:
             if isinstance(error.__cause__, UnicodeError):
+                other = "utf-8"
+                if self.encoding == "utf-8":
+                    other = _guessed_encoding(self.path)
                 raise DataError(
-                    f"{file}: is not text in {self.encoding}; it may be in another: `encoding: "
-                    f"{_guessed_encoding(self.path)}`"
+                    f"{file}: is not text in {self.encoding}; it may be in another: "
+                    f"`encoding: {other}`"
                 ) from error.__cause__
             raise
 

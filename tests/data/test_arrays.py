@@ -298,6 +298,9 @@ def test_any_numbers_are_learnt_by_regression(tmp_path):
             "rows have more cells than the 2 names of the header; name",
         ),
         ("a,y\n0,1,\n2,1,\n", {}, "rows have more cells than the 2 names of the header; name"),
+        ("a,y\n0,1\n2,1\n", {"drop": ["y"], "label": "y"}, "`drop` names 'y', which has another"),
+        ("a,y\n0,1\n2,1\n", {"categories": ["a"], "ranges": {"a": [0, 1]}}, "`categories` names"),
+        ("a,y\n0,1\n2,1\n", {"encoding": "utf-16"}, "is not text in utf-16; it may be in another"),
         ("a,a ,y\n0,1,0\n2,1,1\n", {}, "two columns are called 'a'; rename one"),
         (
             "a,y\n1,0\n2,\n",
