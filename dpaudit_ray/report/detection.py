@@ -43,6 +43,8 @@ _SHORTER = (2_000, 20_000)  # trials: a longer audit is imagined as long as thes
 _GRAIN = 0.05  # of μ: audits whose hit rates hardly differ are imagined once
 _MORE = (2, 4, 8, 16)  # times the trials, that are tried
 _MOST = 200_000
+_FEWEST = 64  # trials, from which more are counted, and from which hits say what an adversary sees
+_SMALL_CLAIM = 0.75  # rate of hits that a claim allows: with less, it is small
 Test = ClaimTest | RunTest
 _STRONGER = {  # adversaries that may see all that a claim allows, and what they do
     "biased-dimension": "plants a gradient in every step, and sees the last model only",
@@ -141,7 +143,8 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
     effect = f"trials would notice {percent(round(1 - ALTERNATIVE, 6))} less noise with {chance}"
     rate = clopper_pearson_lower(test.hits.hits, test.hits.guesses, _LUCK)
     foreseen = [number for number in test.later if number > test.horizon]
-    sizes = [*foreseen, *(factor * test.horizon for factor in _MORE)]
+    fewest = max(test.horizon, _FEWEST)
+    sizes = [*foreseen, *(min(factor * fewest, _MOST) for factor in _MORE)]
     enough = next((size for size in sizes if _finds(test, rate, size, alpha)), None)
     if enough in foreseen:
         yield f"growth that `up_to` has planned: {enough:,} {effect}: `--set audit.trials={enough}`"
@@ -160,8 +163,21 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
             "the same threat model, read through the claimed mechanism with `curve: claimed`, may "
             f"show a larger ε: {fresh[1]}"
         )
-    if not enough and not _finds(test, None, min(sizes[-1], _MOST), alpha):
+    if not enough:
+        yield from _for_any_adversary(test, sizes, effect, alpha)
+
+
+def _for_any_adversary(
+    test: ClaimTest, sizes: list[int], effect: str, alpha: float
+) -> Iterator[str]:
+    """Yields what a claim of this size takes, if no number of trials in `sizes` is known to do."""
+    least = next((size for size in sizes if _finds(test, None, size, alpha)), None)
+    if least is None and largest_accuracy(test.curve) < _SMALL_CLAIM:
+        yield f"more trials: so small a claim takes more than {sizes[-1]:,}"
+    elif least is None:
         yield f"more noise or fewer steps: so large a claim takes more than {sizes[-1]:,} trials"
+    elif test.hits.guesses < _FEWEST:
+        yield f"more trials: if the adversary shows all that the claim allows, {least:,} {effect}"
 
 
 def _by_order(run: Run, index: int) -> Iterator[str]:

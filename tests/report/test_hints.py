@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dpaudit_ray as da
@@ -12,7 +13,10 @@ from dpaudit_ray.report import detection, verdict
 from dpaudit_ray.report.quote import quote
 from dpaudit_ray.report.tables import Run, best
 from dpaudit_ray.report.verdict import Verdict
+from dpaudit_ray.stats.claim_verdict import ClaimTest
+from dpaudit_ray.stats.curve import gaussian
 from dpaudit_ray.sweep.yamlfile import parse_changes
+from tests.plan.failing import of_function
 from tests.report.handed import DP_SGD, LANDSCAPE
 
 POISSON = {"sampling": "poisson", "noise_multiplier": 0.7, "steps": 20}
@@ -124,3 +128,45 @@ def test_order_statistics_are_named_where_they_certify_more(kind, sampling, esti
         assert after.assumes == "Gaussian steps"
         assert after.epsilon >= float(re.search("ε ≥ ([0-9.]+) or more", line)[1])
         assert after.epsilon > quote(run, 0).epsilon
+
+
+def coin(member: bool, seed: int) -> float:
+    """Returns noise alone: no adversary learns anything."""
+    return float(np.random.default_rng(seed).normal())
+
+
+def hints_of(tmp_path: Path, trials: int, noise_multiplier: float) -> tuple[str, ...]:
+    """Returns what an audit of `coin` is told would help."""
+    audit = {"trials": trials, "estimators": ["accuracy"]}
+    how = {"path": f"{__name__}:coin", "isolated": False, "noise_multiplier": noise_multiplier}
+    sweep = of_function("hint", audit, 50, **how)
+    return da.run(sweep, storage_path=str(tmp_path), executor="inline").answer.help
+
+
+@pytest.mark.parametrize("trials", [1, 2, 5])
+def test_few_trials_are_told_how_many_decide(trials, tmp_path):
+    """Of 50 audits of the hinted size with 30 % less noise, fewer than 35 refute once in 60."""
+    (hint,) = hints_of(tmp_path, trials, 1.0)
+    found = re.fullmatch(
+        r"more trials: if the adversary shows all .* allows, (\d+) trials .*", hint
+    )
+    assert found is not None, hint
+    size = int(found[1])
+    refuted = 0
+    rng = np.random.default_rng(trials)
+    for _ in range(50):
+        test = ClaimTest(gaussian(2.0), size)  # four releases with unit noise
+        members = rng.random(size) < 0.5
+        scores = rng.normal(size=size) + 2.0 / 0.7 * members
+        for part in (test.process, *test.declared):
+            part.fold(scores, members)
+        test.look(now=True)
+        refuted += test.refuted_after(0.05) is not None
+    assert refuted >= 35
+
+
+def test_small_and_large_claims_are_told_apart(tmp_path):
+    (small,) = hints_of(tmp_path / "small", 128, 40_000.0)
+    (large,) = hints_of(tmp_path / "large", 128, 0.15)
+    assert small == "more trials: so small a claim takes more than 2,048"
+    assert large == "more noise or fewer steps: so large a claim takes more than 2,048 trials"
