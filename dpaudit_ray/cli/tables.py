@@ -43,8 +43,9 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
         "assumes": [quote.assumes or "none yet" for quote in quotes],
         "claim": [Figure(claimed(value)) for value in column("epsilon_upper")],
     }
-    columns |= {name: None if all(map(math.isnan, column(name))) else column(name)
-                for name in UTILITY}  # fmt: skip
+    for name in UTILITY:
+        is_measured = not all(map(math.isnan, column(name)))
+        columns[words.MEASURES[name]] = column(name) if is_measured else None
     sentences = words.below(quotes)
     if details:
         above = [row["epsilon_lower"] > row["epsilon_upper"] for row in rows]
@@ -265,7 +266,8 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
 
     terminal.explain(
         "max eps: if every guess is right; power: chance of a bound of 90 % of a tight claim, by "
-        "an attack that sees all that it allows; needed: trials that would give it 4 times in 5"
+        "an attack that sees all that it allows (not the chance to notice less noise, which `run` "
+        "gives for the attack as it is); needed: trials that would give it 4 times in 5"
     )
     if assumed := [audit.label for audit in audits if audit.status is not Status.CERTIFIED]:
         labels = terminal.and_more(assumed)

@@ -77,6 +77,7 @@ def environment(**options: Any) -> jinja2.Environment:
         "percent": percent,
         "coded": _coded,
         "short": many_audits.short,
+        "measure": words.MEASURES.__getitem__,
     }
     templates.filters["embedded"] = lambda png: (
         f"data:image/png;base64,{base64.b64encode(png).decode()}"

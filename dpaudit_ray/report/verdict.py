@@ -425,6 +425,14 @@ def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerd
         return f"{done:,} of {audit.planned:,} trials are done{used}"
     if audit.lopsided:
         return audit.divergence
+    planned = run.plan.audits[index]
+    if not planned.independent and audit.power == 0:
+        runs = planned.trials // planned.in_a_training
+        enough = f"{runs:,} is" if runs == 1 else f"{runs:,} are"
+        return (
+            f"the test of the whole claim counts training runs, and {enough} too few to notice "
+            f"{LESS_NOISE}"
+        )
     chance = percent(round(audit.power, 2))
     return f"the audit is weak: it would have noticed {LESS_NOISE} with a chance of {chance}"
 

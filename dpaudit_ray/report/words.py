@@ -30,6 +30,8 @@ ASSUMPTIONS = {
     "not final": "trials are missing, and the confidence holds only after the last of them",
     "extended": "trials were added after looking, for which it does not hold",
 }
+# Heads for people: an estimator is called accuracy, too, and an adversary loss.
+MEASURES = {"accuracy": "test accuracy", "loss": "test loss", "determined": "determined"}
 MU = (
     "mu: by how many deviations of Gaussian noise the canary shows; certified whatever the curve, "
     "but where eps assumes independence"

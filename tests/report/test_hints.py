@@ -170,3 +170,14 @@ def test_small_and_large_claims_are_told_apart(tmp_path):
     (large,) = hints_of(tmp_path / "large", 128, 0.15)
     assert small == "more trials: so small a claim takes more than 2,048"
     assert large == "more noise or fewer steps: so large a claim takes more than 2,048 trials"
+
+
+def test_one_training_run_is_told_why_the_claim_is_not_decided(tmp_path):
+    """A chance of 0 % would stand beside a bound of most of the claim."""
+    wide = {"model": {"name": "mlp3", "width": 16}, "steps": 5}
+    sweep = sgd({"name": "one-run", "canaries": 300, "kind": "dirac"}, **wide)
+    sweep["audit"]["estimators"] = ["order-statistics"]
+    sentence = da.run(sweep, storage_path=str(tmp_path), executor="inline").answer.sentence
+    reason = "the test of the whole claim counts training runs, and 1 is too few to notice 30 %"
+    assert reason in sentence
+    assert "chance of 0 %" not in sentence
