@@ -66,7 +66,8 @@ class DpSgd(Recipe, Mechanism):
     def default_accountant(self) -> str:
         """Returns `allocation` for balls and bins, whose amplification it proves."""
         sampled = not self.sampling.in_known_steps
-        if sampled and self.sampling.claim is Sampling.BALLS_AND_BINS:
+        claim = getattr(self.sampling, "claim", None)  # of one that was not imported: not known
+        if sampled and claim is Sampling.BALLS_AND_BINS:
             return "allocation"
         return super().default_accountant
 
