@@ -55,10 +55,10 @@ class Folder:
         """Creates a file, one of several that do so; returns what is there if it is another one."""
         try:
             _write(self._root / name, content, passage, _link)
-        except FileExistsError:
+        except FileExistsError as error:
             # One of our own is no other one: NFS may carry out a call, and say that it failed.
             if (there := self.read(name, strangers.ARRAYS)) is None:
-                raise
+                raise OSError("it exists, but cannot be read") from error
             _sync((self._root / name).parent)
             return None if there == content else there
         return None

@@ -39,7 +39,7 @@ RESTORE = "restore it, or use a new name and a new seed"
 # What waiting does not heal. A full disk is one of them: it is told while somebody may still act.
 _LASTING = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
-    errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP,
+    errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EEXIST,
 }  # fmt: skip
 
 
