@@ -15,7 +15,6 @@ from scipy import special
 
 from ..stats import TradeOff, gdp
 from ..stats.error_rates import first_where
-from ..stats.guess_count_bound import epsilon_from_accuracy
 from .pld import advantage, least_epsilon
 from .training import Training
 
@@ -38,8 +37,8 @@ class Family:
     def epsilon(self, rate: float, delta: float) -> float:
         """Returns a lower bound on ε at `delta`.
 
-        If no noise that is tried explains the rate, the mechanism is not one of this family: then
-        the bound is the one that holds for any mechanism.
+        If no noise explains the rate, the mechanism is not one of this family, which the verdict's
+        test refutes. The bound is then the one with a sixteenth of the claimed noise.
 
         Args:
             rate: a lower bound on the probability of a correct guess of the secret bit.
@@ -51,11 +50,7 @@ class Family:
             return float(gdp.epsilon(2 * special.ndtri(rate), delta))
         tried = _MOST - _LEAST + 1
         first = first_where(lambda step: (1 + advantage(self._at(step))) / 2 < rate, tried)
-        if first == tried:
-            return 0.0
-        if first == 0:
-            return epsilon_from_accuracy(rate, delta)
-        return least_epsilon(self._at(first), delta)
+        return 0.0 if first == tried else least_epsilon(self._at(first), delta)
 
     def _at(self, step: int) -> Training:
         noise = self.training.noise_multiplier * _RATIO ** (_LEAST + step)
