@@ -135,10 +135,11 @@ def test_it_is_the_same_everywhere(copied):
 
 QUICKSTART = """\
 quickstart: eps at delta = 1e-5, 95 % confidence, claims by gaussian
-audit                       verdict     trials  eps >=  assumes            claim
-biased-dimension
-choice=simulated            CONSISTENT   2,000  11.202  Gaussian steps    13.207
-loss                        CONSISTENT   2,000  11.714  assumes Gaussian  13.207
+audit                              verdict     trials  eps >=  assumes     claim
+biased-dimension choice=simulated  CONSISTENT   2,000  11.202  Gaussian   13.207
+                                                               steps
+loss                               CONSISTENT   2,000  11.714  assumes    13.207
+                                                               Gaussian
 Gaussian steps: the bound, like the claim, is for releasing all steps; assumes
   Gaussian: holds if the mechanism's trade-off curve is Gaussian, which is not
   proved
