@@ -144,7 +144,7 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
     rate = clopper_pearson_lower(test.hits.hits, test.hits.guesses, _LUCK)
     foreseen = [number for number in test.later if number > test.horizon]
     fewest = max(test.horizon, _FEWEST)
-    sizes = [*foreseen, *(min(factor * fewest, _MOST) for factor in _MORE)]
+    sizes = [*foreseen, *(factor * fewest for factor in _MORE if factor * fewest <= _MOST)]
     enough = next((size for size in sizes if _finds(test, rate, size, alpha)), None)
     if enough in foreseen:
         yield f"growth that `up_to` has planned: {enough:,} {effect}: `--set audit.trials={enough}`"
@@ -163,8 +163,9 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
             "the same threat model, read through the claimed mechanism with `curve: claimed`, may "
             f"show a larger ε: {fresh[1]}"
         )
-    if not enough:
-        yield from _for_any_adversary(test, sizes, effect, alpha)
+    searched = [size for size in sizes if size <= _MOST]
+    if searched and not enough:
+        yield from _for_any_adversary(test, searched, effect, alpha)
 
 
 def _for_any_adversary(

@@ -370,7 +370,8 @@ def worded(run: Run, judged: RunVerdict) -> Answer:
         else:
             above = audit.verdict is Verdict.VIOLATION
             against = f"at step {audit.step}, above the claim of" if above else "where the claim is"
-            reason = f"ε is {audit.epsilon:.4f} {against} {audit.claim:.4f}"
+            claim = epsilon_text(audit.claim, digits=4)
+            reason = f"ε is {epsilon_text(audit.epsilon, digits=4)} {against} {claim}"
         audits.append(AuditAnswer(audit.label, audit.verdict, reason, audit.quote))
     # The largest quote of the mechanisms that decide; of those that hold together, if any do.
     shown = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})
