@@ -85,11 +85,11 @@ class Trainer(trainer.Trainer):
     """A trainer in a process of its own, which gets its work by the first call, `ready`.
 
     Ray warns of each constructor with references, since it may find them gone at a restart.
+    `name` is the sweep's, which Ray's dashboard shows: it asks once, after the constructor.
     """
 
-    _name = "dpaudit"
-
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         _settle_in()
         if ray.get_runtime_context().was_current_actor_reconstructed:
             ray.actor.exit_actor()  # the driver starts another one
@@ -118,7 +118,6 @@ class Trainer(trainer.Trainer):
             return ray.get(aggregator.call.options(name=name).remote(method, *arguments))
 
         super().__init__(raw_sweep, brief, call)
-        self._name = raw_sweep["name"]
         machine = provenance.machine(modules, gpu=bool(ray.get_gpu_ids()))
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), machine
 

@@ -63,7 +63,8 @@ class RayExecutor:
             # If memory runs short, Ray kills actors that it may restart first, the newest of them
             # before others: trainers, not the aggregator. A restarted trainer ends itself.
             options |= {"max_restarts": 1, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
-            return actors.Trainer.options(**named, **options).remote()  # type: ignore[attr-defined]
+            trainer = actors.Trainer.options(**named, **options)  # type: ignore[attr-defined]
+            return trainer.remote(self._work.sweep.name)
         here = ray.get_runtime_context().get_node_id()
         beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
