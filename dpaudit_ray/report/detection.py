@@ -150,6 +150,9 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
         yield f"growth that `up_to` has planned: {enough:,} {effect}: `--set audit.trials={enough}`"
     elif enough and (fresh := options_of_its_own(run, enough, {"audit.trials": enough})):
         yield f"a run of its own: {enough:,} {effect}: {fresh[1]}"
+    searched = [size for size in sizes if size <= _MOST]
+    if searched and not enough:
+        yield from _for_any_adversary(test, searched, effect, alpha)
     for name, does in _STRONGER.items():
         if (stronger := _stronger(run, index, name)) is not None:
             yield (
@@ -163,9 +166,6 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
             "the same threat model, read through the claimed mechanism with `curve: claimed`, may "
             f"show a larger ε: {fresh[1]}"
         )
-    searched = [size for size in sizes if size <= _MOST]
-    if searched and not enough:
-        yield from _for_any_adversary(test, searched, effect, alpha)
 
 
 def _for_any_adversary(
