@@ -87,12 +87,13 @@ class Sandbox:
     def call(self, target: str, argument: Any, limits: Limits | None = None) -> Ended:
         """What `package.module:function` gives for `argument`, both JSON. Raises ClusterError."""
         limits = limits or Limits()
-        self.folder.mkdir(exist_ok=True)
         result = self.folder / "result"
-        result.unlink(missing_ok=True)
         printed, began = _Printed(), time.monotonic()
         try:
             server, connection = self._running_server()
+            # Now, since the guardian of a server that was killed removes the folder.
+            self.folder.mkdir(exist_ok=True)
+            result.unlink(missing_ok=True)
             assert server.stdout is not None
             printed.source = server.stdout.fileno()
             connection.send_bytes(json.dumps({"target": target, "argument": argument}).encode())
