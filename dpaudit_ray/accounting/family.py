@@ -1,10 +1,10 @@
-"""What a hit rate says of the noise: the curves that one claim gives for every noise multiplier.
+"""Bounds the noise by a hit rate: the curves of one claim for every noise multiplier.
 
 An audit that knows which mechanism is claimed, not how much noise it really adds, may read its
-certified hit rate through that mechanism. A training with noise σ is told from its neighbour at a
-rate of (1 + δ(0)) / 2 at best, which falls in σ. A certified rate above that refutes σ and all
-noise beyond it; what is left has an ε of at least that of the first refuted σ. δ(0) is taken from
-above and ε from below: the accountants' errors count against what is shown.
+certified hit rate through that mechanism. A training run with noise σ is distinguished from its
+neighbour at a rate of (1 + δ(0)) / 2 at best, which falls in σ. A certified rate above that
+refutes σ and all noise beyond it; what is left has an ε of at least that of the first refuted σ.
+δ(0) is taken from above and ε from below: the accountants' errors count against what is shown.
 """
 
 from __future__ import annotations
@@ -48,9 +48,16 @@ class Family:
             return 0.0
         if self.trade_off is TradeOff.GAUSSIAN:
             return float(gdp.epsilon(2 * special.ndtri(rate), delta))
-        tried = _MOST - _LEAST + 1
-        first = first_where(lambda step: (1 + advantage(self._at(step))) / 2 < rate, tried)
-        return 0.0 if first == tried else least_epsilon(self._at(first), delta)
+        multipliers = _MOST - _LEAST + 1
+
+        def is_refuted(step: int) -> bool:
+            largest_rate = (1 + advantage(self._at(step))) / 2
+            return largest_rate < rate
+
+        first = first_where(is_refuted, multipliers)
+        if first == multipliers:
+            return 0.0
+        return least_epsilon(self._at(first), delta)
 
     def _at(self, step: int) -> Training:
         noise = self.training.noise_multiplier * _RATIO ** (_LEAST + step)
