@@ -230,9 +230,16 @@ def test_links_lead_somewhere(page):
             assert anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
+_VERBS = "Add Audit Avoid Choose Compare Find Install Measure Read Reproduce Run Store Write"
+
+
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
-def test_pages_begin_with_what_they_answer_and_for_whom(page):
-    assert re.match(r"# .+\n\nThis page says [^\n]*; it is for [^\n]*\.\n\n", page.read_text())
+def test_page_begins_with_a_short_sentence_on_what_the_reader_can_do(page):
+    first = re.match(r"# .+\n\n(([A-Z][a-z]+),? [^\n]*\.)\n\n", page.read_text())
+    assert first, "no first sentence of its own"
+    sentence, verb = first.groups()
+    assert verb in _VERBS.split()
+    assert len(sentence.split()) <= 35
 
 
 def test_no_placeholder_is_left():
