@@ -1,0 +1,109 @@
+"""Limits on how the package and its pages read. They may fall, and never rise: see CONTRIBUTING."""
+
+from pathlib import Path
+
+import pytest
+
+import dpaudit_ray as da
+from tests import readability
+from tests.readability import Measures
+
+PACKAGE = Path(da.__file__).parent
+ROOT = PACKAGE.parent
+# Limits at the last change that improved them.
+LIMITS = {"headless": 271, "pointer": 103, "name": 625, "str*bool": 43, "nested": 88, "walrus": 32}
+PAGE_LIMITS = {"sentence": 56}
+
+
+@pytest.fixture(scope="module")
+def package() -> Measures:
+    return readability.of_code(sorted(PACKAGE.rglob("*.py")))
+
+
+@pytest.fixture(scope="module")
+def pages() -> Measures:
+    files = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    return readability.of_pages(sorted(files))
+
+
+def test_package_has_at_most_281_000_tokens(package):
+    """Counts tokens, not lines: a limit on lines is met by denser lines."""
+    assert sum(lines.total() for lines in package.tokens.values()) <= 281_000
+
+
+def test_lines_of_code_are_short(package):
+    assert package.density() <= 10.41
+    assert package.dense_percent() <= 11.7
+
+
+def test_no_file_is_much_denser_than_others(package):
+    dense = {
+        str(file.relative_to(PACKAGE)): round(package.density(file), 1)
+        for file, lines in package.tokens.items()
+        if len(lines) >= 40 and package.density(file) > 15.2
+    }
+    assert not dense
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_findings_in_code_do_not_rise(package, kind):
+    findings = [finding for finding in package.findings if finding[0] == kind]
+    assert len(findings) <= LIMITS[kind], findings[-20:]
+
+
+def test_docstrings_and_messages_are_plain_english(package):
+    assert package.idioms_per_1000_words() <= 10
+
+
+def test_pages_are_plain_english(pages):
+    assert pages.idioms_per_1000_words() <= 15
+    assert pages.long_sentence_percent() <= 4.1
+
+
+def measured(tmp_path: Path, source: str) -> Measures:
+    file = tmp_path / "module.py"
+    file.write_text(source)
+    return readability.of_code([file])
+
+
+def test_tokens_leave_out_layout_comments_and_docstrings():
+    source = '"""Module."""\n\nx = f"{1 + 1} a"  # why\n\ndef f():\n    """Doc."""\n    return x\n'
+    assert readability.tokens_by_line(source) == {3: 3, 5: 5, 7: 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("headless", 'def f():\n    """What it returns."""\n'),
+        ("headless", 'def f():\n    """Whether it is open."""\n'),
+        ("pointer", 'def f():\n    """It returns."""\n'),
+        ("name", "held = 1\n"),
+        ("name", "def f(told): ...\n"),
+        ("str*bool", "s = 'text' * (n != 1)\n"),
+        ("nested", "s = [x for row in rows for x in row]\n"),
+        ("walrus", "if a and (b := c): ...\n"),
+        ("idiom", "raise ValueError('the file is told to be bad')\n"),
+    ],
+)
+def test_each_kind_of_finding_is_detected(tmp_path, kind, source):
+    assert [finding[0] for finding in measured(tmp_path, source).findings] == [kind]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'class A:\n    @property\n    def f(self):\n        """Whether it is open."""\n',
+        "s = [x for x in rows]\n",
+        "while (line := read()): ...\n",
+        "f(held=1)\n",
+        "s = 'told'\n",
+    ],
+)
+def test_plain_code_has_no_findings(tmp_path, source):
+    assert not measured(tmp_path, source).findings
+
+
+def test_long_sentences_of_pages_are_detected(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n" + "word " * 36 + "end.\n\n| " + "cell " * 40 + "|\n")
+    assert readability.of_pages([page]).long_sentence_percent() == 100
