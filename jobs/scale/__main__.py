@@ -114,6 +114,24 @@ def around(
     _write(json_file, verbs=verbs, flush=flush, driver=rate, trainer=trainer)
 
 
+@app.command(name="audits")
+def many_audits(
+    audits: Annotated[int, typer.Option(min=1, help="Number of audits.")] = 500,
+    storage: Storage = None,
+    json_file: Json = None,
+) -> None:
+    """Cost of a sweep of many audits: sampled ones of 200 empty trials each, then exact ones."""
+    with _folder(storage) as folder:
+        sampled = large.audits(
+            empty.sweep("sampled", 200 * audits, 200, audits=audits), Path(folder)
+        )
+        _show(f"{audits} audits of 200 empty trials", sampled)
+    with _folder(storage) as folder:
+        exact = large.audits(empty.exact("exact", audits), Path(folder))
+        _show(f"{audits} exact audits", exact)
+    _write(json_file, sampled=sampled, exact=exact)
+
+
 def _peers(trials: int, place: Path) -> Iterator[peers.Peer]:
     yield peers.packs(trials, 100, place)
     yield peers.packs(trials, 1, place)

@@ -97,3 +97,15 @@ def sweep(  # noqa: PLR0913 (what is rare goes by name)
             "max_concurrent_trainers": trainers,
         },
     }
+
+
+def exact(name: str, audits: int) -> Mapping[str, Any]:
+    """Returns a sweep of `audits` audits whose ε is computed, without trials."""
+    return {
+        "name": name,
+        "seed": 0,
+        "mechanism": {"name": "landscape", "backend": "exact", "steps": 10, "batch_size": 2},
+        "adversary": {"name": "landscape"},
+        "audit": {"trials": 1, "delta": 1e-5},
+        "grid": {"mechanism.noise_multiplier": [1 + number / 100 for number in range(audits)]},
+    }

@@ -84,6 +84,23 @@ def verbs(sweep: Mapping[str, Any], folder: Path) -> list[Verb]:
     ]
 
 
+def audits(sweep: Mapping[str, Any], folder: Path) -> list[Verb]:
+    """Runs a sweep of many audits, then calls what a user calls on the finished run."""
+    file = folder / "sweep.yaml"
+    file.write_text(yaml.safe_dump(dict(sweep)), encoding="utf-8")
+    run = ("run", str(file), "--storage-path", str(folder), "--executor", "inline")
+    location = f"{folder}/{sweep['name']}"
+    first = _called("run", *run)
+    again = _called("run again, verdict kept", *run)
+    status = _called("status", "status", location)
+    report = _called("report", "report", location)
+    kibibytes = Path(location, "report.html").stat().st_size // 1024
+    report = dataclasses.replace(report, what=f"report ({kibibytes} KiB)")
+    Path(location, "verdict.json").unlink()
+    judging = _called("verify, verdict computed", "verify", location)
+    return [first, again, status, report, judging]
+
+
 def _store(aggregation: Aggregation, plan: Plan, packs: list[Pack]) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in pool.map(lambda pack: aggregation.fold(pack, scores(plan, pack)), packs):
