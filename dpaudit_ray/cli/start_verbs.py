@@ -34,6 +34,8 @@ _KEYS: dict[Kind, str] = {
     "sampling": "mechanism.sampling.name",
     "schedules": "mechanism.schedule.name",
 }
+# Listed without `--all`: the most frequent in `jobs/`, except the papers', which miss their level.
+_COMMON_ESTIMATORS = ("accuracy", "eps-delta", "one-run", "one-run-adaptive", "one-run-fdp")
 _REPEATS = 5  # runs, of which every figure of `bench` is the median
 _DATA = typer.Option("--data", help="A data set by name; `dpaudit list data` has all.")
 _PATH = typer.Option("--data-path", help="Its file or folder: .npz with x and y, CSV, torchvision.")
@@ -130,6 +132,7 @@ def list_names(
         typer.Argument(help="One of them, to see its options.", autocompletion=_names),
     ] = None,
     as_json: AsJson = False,
+    show_all: Annotated[bool, flag("--all", help="List also rarely used estimators.")] = False,
 ) -> None:
     """Names that a sweep file can use: a line for each, and the options of one."""
     from ..sweep import schema
@@ -156,10 +159,13 @@ def list_names(
     elif as_json:
         terminal.show_json(list(map(dataclasses.asdict, by_name.values())))
     else:
-        terminal.show_table(
-            "", {"name": [*by_name], "what it is": [e.line for e in by_name.values()]}
-        )
-        terminal.explain(f"goes to {_KEYS[kind]}; `dpaudit list {kind} NAME` has options")
+        names = [*by_name]
+        hint = f"goes to {_KEYS[kind]}; `dpaudit list {kind} NAME` has options"
+        if kind == "estimators" and not show_all:
+            names = [*_COMMON_ESTIMATORS]
+            hint += f"; --all lists all {len(by_name)}"
+        terminal.show_table("", {"name": names, "what it is": [by_name[n].line for n in names]})
+        terminal.explain(hint)
 
 
 def _show_entry(key: str, entry: Entry, as_json: bool) -> None:

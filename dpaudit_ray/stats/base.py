@@ -98,6 +98,13 @@ class Estimator(ABC):
 _CURVE_FREE = ("one-run", "eps-delta", "eps-delta-anytime")
 
 
+# Removed estimators, by name: what to use instead.
+REPLACEMENTS = {
+    "gdp": "it was removed: use accuracy, whose bounds are larger, or eps-delta for bits that are "
+    "not fair coin flips"
+}
+
+
 def estimators() -> dict[str, type[Estimator]]:
     """Every estimator of this package, by the name that sweep files use."""
     home = f"{__package__}."
@@ -144,6 +151,8 @@ def _method_class(method: str | type[Estimator]) -> type[Estimator]:
     if not isinstance(method, str):
         return method
     if method not in (methods := estimators()):
+        if method in REPLACEMENTS:
+            raise ValueError(f"unknown method {method!r}; {REPLACEMENTS[method]}")
         raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
     return methods[method]
 
@@ -236,7 +245,7 @@ def check_coins(members: Members, judge: Estimator) -> None:
         raise ValueError(
             f"members must be fair coin flips, got {inside} of {n} inside, where fair coins give "
             f"{n / 2 - spread:.0f} to {n / 2 + spread:.0f}; draw each bit with chance 1/2, or "
-            "take gdp or eps-delta, which judge each world by itself"
+            "use eps-delta, which judges each world separately"
         )
     runs, expected, ordered = _order(members)
     if judge.learns and ordered:

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from . import gdp
 from .base import Estimator, Members, Scores
 from .error_rates import Counts, Rates, clopper_pearson_upper
 from .lower_bound import Estimate, Status
@@ -188,19 +187,6 @@ def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> An
         up = np.log(np.maximum(1 - delta - a, 0) / b)
         down = np.log(np.maximum(1 - delta - b, 0) / a)
     return np.fmax(np.fmax(up, down), 0.0)
-
-
-@dataclasses.dataclass
-class Gdp(AtOneThreshold, Estimator):
-    """Bound on μ at a threshold fixed before; sharp where one kind of error is rare."""
-
-    name: ClassVar[str] = "gdp"
-    status: ClassVar[Status] = Status.IF_GAUSSIAN
-
-    def bound(self, delta: float, confidence: float) -> Estimate:
-        shown, at = self._judge(mu_of_rates, 1 - confidence)
-        mu, level = max(shown, 0.0), (delta, confidence)
-        return self._estimate(gdp.epsilon(mu, delta), mu, level, len(self._log), at)
 
 
 def rates_at_most(

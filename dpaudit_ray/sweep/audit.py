@@ -142,6 +142,8 @@ def _is_data(name: str) -> bool:
 def _estimator_class(name: str, key: str) -> type[stats.Estimator]:
     registered = stats.estimators()
     if ":" not in name:
+        if name in stats.base.REPLACEMENTS:
+            raise SpecError(key, f"is {name!r}, but {stats.base.REPLACEMENTS[name]}")
         if name not in registered:
             raise SpecError(key, unknown_name("estimator", name, registered))
         return registered[name]

@@ -31,10 +31,17 @@ def test_every_name_has_a_line(kind):
     entries = json.loads(dpaudit("list", kind, "--json").out)
     assert [entry["name"] for entry in entries] == sorted(REGISTRIES[kind]())
     assert all(10 < len(entry["line"]) <= 100 for entry in entries)
-    shown = dpaudit("list", kind).out
+    shown = dpaudit("list", kind, "--all").out
     for entry in entries:
         assert f"\n{entry['name']} " in shown
         assert entry["line"] in shown
+
+
+def test_estimators_are_the_common_five_unless_all_are_requested():
+    rows = dpaudit("list", "estimators").out.splitlines()[1:]
+    common = ["accuracy", "eps-delta", "one-run", "one-run-adaptive", "one-run-fdp"]
+    assert [row.split()[0] for row in rows[:6]] == [*common, "goes"]
+    assert "--all lists all 16" in " ".join(rows[5:])
 
 
 def test_all_kinds_are_shown_with_their_keys():

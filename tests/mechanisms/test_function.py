@@ -32,7 +32,7 @@ from tests.plan.test_failed_trials import opened
 
 TRAININGS = failing_trials.__name__
 LEVEL = {"delta": 1e-5, "confidence": 0.95}
-ESTIMATORS = ["accuracy", "gdp", "eps-delta", "anytime", "eps-delta-anytime"]
+ESTIMATORS = ["accuracy", "eps-delta", "anytime", "eps-delta-anytime"]
 
 
 def sweep(name: str, trials: int = 60, pack_size: int = 10, **mechanism: Any) -> dict[str, Any]:

@@ -35,7 +35,6 @@ GAUSSIAN: list[tuple[str, dict]] = [
     # `curve: any` shows less of the same hits; the other mechanisms have it in any case.
     *(ASSUMPTION_FREE if LONG else ASSUMPTION_FREE[:3]),
     ("accuracy", {}),
-    ("gdp", {}),
     ("anytime", {}),
     ("group-sequential", {}),
     ("claim", {}),

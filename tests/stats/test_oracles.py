@@ -19,6 +19,7 @@ from dpaudit_ray.stats import (
     one_run,
     one_run_fdp,
     power,
+    threshold_rates,
 )
 from tests.stats.reference import cases, epsilon_of_counts, mu_of_counts, rows, two_worlds
 
@@ -208,14 +209,15 @@ def test_deterministic_scores(row):
     n, mu = row["n_per_world"], row["mu"]
     asked = (*two_worlds(n, mu), *LEVEL.values())
     alg4, nasr = (stats.estimate(*asked, f"paper-{name}") for name in ("gdp", "eps-delta"))
-    fixed = stats.estimate(*asked, "gdp", threshold="fixed", value=mu / 2)
+    errors = threshold_rates.Worlds.from_scores(*two_worlds(n, mu)).errors(mu / 2)
+    fixed = float(mu_of_counts(errors, (n, n), 0.05)[0])
     paper, expected = row["paper_alg4_two_sided_cp_max"], row["fixed_threshold_mu/2"]
     assert (alg4.mu_lower, alg4.epsilon_lower) == approx((paper["mu"], paper["eps"]), abs=1e-6)
     assert nasr.epsilon_lower == approx(row["nasr_eq5_two_sided_cp_max"], abs=1e-6)
     hits = 2 * n - expected["FP"] - expected["FN"]
     rate = stats.clopper_pearson_lower(hits, 2 * n, 0.05)
     keys = ("mu_two_sided", "eps_two_sided", "acc_p_lower", "mu_acc")
-    found = fixed.mu_lower, fixed.epsilon_lower, rate, guess_count_bound.mu_from_accuracy(rate)
+    found = fixed, gdp.epsilon(fixed, 1e-5), rate, guess_count_bound.mu_from_accuracy(rate)
     assert found == approx([expected[key] for key in keys], abs=1e-6)
 
 

@@ -136,8 +136,12 @@ def test_levels_outside_their_bounds_are_refused(name, value):
         (lambda: stats.make("accuracy", 10, warmup=-1), "warmup must be at least 0, got -1"),
         (lambda: stats.make("group-sequential", 10, looks=0), "looks must be at least 1, got 0"),
         (lambda: stats.make("group-sequential", 9, spending="x"), "obrien-fleming or pocock"),
-        (lambda: stats.make("gdp", 10, threshold="best"), "threshold must be one of past"),
-        (lambda: stats.make("gdp", 10, threshold="fixed"), "fixed goes with a finite value"),
+        (
+            lambda: stats.make("gdp", 10),
+            "unknown method 'gdp'; it was removed: use accuracy, whose",
+        ),
+        (lambda: stats.make("eps-delta", 10, threshold="best"), "threshold must be one of past"),
+        (lambda: stats.make("eps-delta", 10, threshold="fixed"), "fixed goes with a finite value"),
     ],
 )
 def test_refusals_name_value_and_bound(call, message):
@@ -222,12 +226,12 @@ def test_bits_of_a_wrong_share_certify_nothing(method, share):
 
 
 def test_what_judges_each_world_by_itself_takes_any_bits():
-    named = {"eps-delta", "gdp", "paper-eps-delta", "paper-gdp"}
+    named = {"eps-delta", "paper-eps-delta", "paper-gdp"}
     assert named.isdisjoint(FAIR)
     rng = np.random.default_rng(4)
     members = rng.random(2000) < 0.8
     scores = rng.normal(size=2000) + 2 * members
-    assert 1 < stats.estimate(scores, members, **LEVEL, method="gdp").mu_lower < 2
+    assert 2 < stats.estimate(scores, members, **LEVEL, method="eps-delta").epsilon_lower < 9
 
 
 def test_functions_beside_estimate_ask_for_fair_bits_too():
@@ -432,7 +436,7 @@ def test_what_is_called_certified_is_below_the_truth_where_the_curve_is_not_gaus
     """ε = 2: the conversion gives 6.4 to 11.7; the chance that one of 3 bounds errs is below .15,
     and the seed is fixed."""
     trials = draw(np.random.default_rng(3), 3000, 2.0)
-    names = ("accuracy", "gdp", "claim", "eps-delta", "eps-delta-anytime")
+    names = ("accuracy", "claim", "eps-delta", "eps-delta-anytime")
     found = [stats.estimate(*trials, **LEVEL, method=name) for name in names]
     wrong = {estimate.status for estimate in found if estimate.epsilon_lower > 2.0}
     assert wrong == {Status.IF_GAUSSIAN}
@@ -471,12 +475,12 @@ def test_the_bound_without_assumption_is_chosen_by_method_never_by_its_value():
 MANY_RUN = [n for n, cls in stats.estimators().items() if not (cls.one_run or cls.by_run)]
 
 
-def test_02_gdp_shows_nothing_on_null_and_reversed_scores():
+def test_02_nothing_is_shown_on_null_and_reversed_scores():
     rng = np.random.default_rng(0xBAD5EED)
     members = rng.permutation(np.repeat([False, True], 5000))
     null = rng.normal(size=10_000)
     # |mu| of two upper bounds gave 3.54 on such scores.
-    for method in ("gdp", "accuracy", "eps-delta", "anytime", "claim"):
+    for method in ("accuracy", "eps-delta", "anytime", "claim"):
         assert stats.estimate(null, members, **LEVEL, method=method).epsilon_lower == 0
     scores, members = two_worlds(500, -3.0)
     shuffle = rng.permutation(1000)

@@ -15,7 +15,6 @@ from tests.stats.reference import SINGLE, gaussian_trials
 EVERY = sorted(SINGLE)
 OPTIONS = {
     "eps-delta": [{}, {"threshold": "holdout"}, {"threshold": "fixed", "value": 0.5}],
-    "gdp": [{}, {"threshold": "holdout"}],
     "accuracy": [{}, {"curve": "any"}],
     "group-sequential": [{}, {"looks": 7, "spending": "pocock"}],
     "one-run": [{}, {"guesses": 100}, {"independent": True}, {"independent": True, "guesses": 100}],

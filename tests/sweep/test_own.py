@@ -85,7 +85,7 @@ def refused(**audit: Any) -> str:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A sweep with all of these, run to its end."""
     through = {"name": "accuracy", "curve": "claimed"}
-    asked = [through, f"{HERE}:Guessed", {"name": "anytime", "curve": "claimed"}, "gdp"]
+    asked = [through, f"{HERE}:Guessed", {"name": "anytime", "curve": "claimed"}, "rank"]
     raw = sampled(estimators=asked, accountants=["pld", f"{HERE}:Loose"])
     folder = str(tmp_path_factory.mktemp("runs"))
     return Run.open(da.run(raw, storage_path=folder, executor="inline").location)
@@ -97,7 +97,7 @@ def test_a_sampled_audit_reads_its_hits_through_its_claim(ran):
         "accuracy": "if-claimed-family",
         f"{HERE}:Guessed": "if-assumed",
         "anytime": "if-claimed-family",
-        "gdp": "if-gaussian",
+        "rank": "if-gaussian",
     }
     mu = rows.loc["accuracy", "mu_lower"]
     family = accounting.Family(accounting.Training(1.0, 10, 0.2))

@@ -145,6 +145,14 @@ def test_an_estimator_without_its_required_option_is_one_line(tiny, tmp_path, mo
     assert spec.from_raw(tiny).cells[0].audit.estimators[0].options == {"needle": 1.0}
 
 
+def test_a_removed_estimator_names_its_replacement(tiny):
+    with pytest.raises(SpecError) as error:
+        spec.from_raw(changed(tiny, "audit.estimators", ["accuracy", "gdp"]))
+    assert str(error.value).startswith(
+        "audit.estimators.1.name: is 'gdp', but it was removed: use accuracy, whose bounds are"
+    )
+
+
 def test_several_gpus_are_for_functions_of_ones_own(tiny):
     """A trainer of DP-SGD would use one of two; a run that asked for two before can be read."""
     kept = spec.from_raw(tiny)
