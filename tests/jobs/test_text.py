@@ -1,6 +1,7 @@
 """Text canaries: the language model against its own library's loss, and what a canary touches."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -48,3 +49,7 @@ def test_many_canaries_of_both_kinds_in_one_training(tmp_path, capsys):
     table.main(run.directory.location)
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split(" | ")[1] for row in rows] == ["2", "2"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        table.main(run.directory.location, control=True)
+    assert len(capsys.readouterr().out.splitlines()) == 4
