@@ -48,13 +48,22 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
         columns[words.MEASURES[name]] = column(name) if is_measured else None
     sentences = words.below(quotes)
     if details:
-        above = [row["epsilon_lower"] > row["epsilon_upper"] for row in rows]
+        # A bound through another curve than the claim's says nothing against it: its mark is *.
+        other_curve = column("assumes_other_curve")
+        above = [
+            row["epsilon_lower"] > row["epsilon_upper"] and not row["assumes_other_curve"]
+            for row in rows
+        ]
+        alone = [
+            number(bound) + (f" {words.OTHER_CURVE_MARK}" if other else "")
+            for bound, other in zip(column("epsilon_lower"), other_curve, strict=True)
+        ]
         flags = {"interim": "interim", "above_claim": "above its claim"}
         notes = [", ".join(text for key, text in flags.items() if row[key]) for row in rows]
         columns |= {
             "estimator": column("estimator"),
             "mu": column("mu_lower"),
-            "eps alone": list(map(marked, map(number, column("epsilon_lower")), above)),
+            "eps alone": list(map(marked, alone, above)),
             "assumption-free eps": column("epsilon_lower_free"),
             "note": notes if any(notes) else None,
         }
@@ -62,6 +71,8 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
         sentences += words.explained(sorted(assumed - {quote.assumes for quote in quotes}))
         sentences += [words.AS_WRITTEN, words.MU, *words.conditions(assumed, run.sweep.cells)]
         sentences += [words.level(run.sweep.budget)] * bool(run.sweep.budget.audits)
+        if any(other_curve):
+            sentences.append(words.OTHER_CURVE)
         if any(above):
             sentences.append("!: above its claim, as one true claim in many is by chance")
         sentences += [words.ABOVE] * any(column("above_claim"))

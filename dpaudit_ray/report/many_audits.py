@@ -23,6 +23,7 @@ from .measures import HitRate
 from .quote import Quote, claimed
 from .tables import Run, with_options
 from .verdict import AuditAnswer
+from .words import OTHER_CURVE_MARK
 
 FEW = 40  # audits whose figures are drawn beforehand
 _BINS = 24  # of a histogram of scores
@@ -121,7 +122,12 @@ def numbers(run: Run, index: int, answer: AuditAnswer) -> dict[str, Any]:
         content["claims"] = [_rounded(claims[place]) for place in places]
     last = run.last_rows(audit).values()
     content["estimates"] = [
-        [row["estimator"], _rounded(row["mu_lower"]), _rounded(row["epsilon_lower"])]
+        [
+            row["estimator"],
+            _rounded(row["mu_lower"]),
+            _rounded(row["epsilon_lower"]),
+            OTHER_CURVE_MARK if row["assumes_other_curve"] else "",
+        ]
         for row in last
     ]
     if run.sweep.cells[index].mechanism.sampled:

@@ -89,7 +89,7 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
         epsilon = float(row["epsilon_lower"])
         return dataclasses.replace(none, epsilon=epsilon, assumes=EXACT, together=True)
     whole = _with(none, row, run.sweep.budget.confidence)
-    if not whole.above or may_exceed_claim(run, index, row, refuted):
+    if not whole.above or may_exceed_claim(row, refuted):
         return whole
     if (free := assumption_free(rows, row)) is not None:
         return _with(none, free, run.sweep.budget.confidence)

@@ -53,6 +53,7 @@ def _audit(run: Run, index: int) -> Content:
             row | {"assumes": Status(row["status"]).assumes(row["mu_lower"])}
             for row in final.drop_duplicates("estimator").to_dict("records")
         ],
+        "other_curve": bool(final["assumes_other_curve"].any()),
         "claims": {name: values[-1] for name, values in audit.claims.items()},
         "sampled": cell.mechanism.sampled,
         "canaries": audit.in_a_training,
@@ -168,8 +169,16 @@ def _reading(run: Run) -> Content:
     pairs = table[["status", "mu_lower"]].itertuples(index=False)
     assumed = {Status(status).assumes(mu) for status, mu in pairs}
     reading = [*words.explained(sorted(assumed)), *words.conditions(assumed, run.sweep.cells)]
-    reading += [words.MU] + [words.level(budget)] * bool(budget.audits) + [words.AS_WRITTEN]
-    return {"reading": reading + [words.ABOVE] * bool(table["above_claim"].any())}
+    reading.append(words.MU)
+    if budget.audits:
+        reading.append(words.level(budget))
+    reading.append(words.AS_WRITTEN)
+    if table["above_claim"].any():
+        reading.append(words.ABOVE)
+    if table["assumes_other_curve"].any():
+        reading.append(words.OTHER_CURVE)
+    marks = {"other_curve": words.OTHER_CURVE, "other_curve_mark": words.OTHER_CURVE_MARK}
+    return {"reading": reading, **marks}
 
 
 def _failed(run: Run) -> Content:

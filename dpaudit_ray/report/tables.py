@@ -117,7 +117,9 @@ class Run:
 
         A fixed-R bound before the first declared R trials are in is `interim`: it does not hold for
         whoever looks until it suits. `above_claim` marks bounds that contradict their claim; of
-        true claims, one is marked in at most 1 - confidence of sweeps.
+        true claims, one is marked in at most 1 - confidence of sweeps. `assumes_other_curve` marks
+        an ε that was converted from μ by a Gaussian curve, which the claim or its mechanism is not
+        known to have: above the claim, it refutes nothing.
         """
         labels = {audit.id: audit.label for audit in self.plan.audits}
         planned = {audit.id: audit.looks[0] for audit in self.plan.audits}
@@ -125,7 +127,10 @@ class Run:
         table.insert(1, "label", table["audit"].map(labels))
         partial = table["trials"] < table["audit"].map(planned).astype("int64")
         table["interim"] = partial & ~table["estimator"].isin(self.anytime)
-        table["above_claim"] = _above_claim(self, table)
+        is_gaussian = _claim_is_gaussian(self, table)
+        converted = table["mu_lower"].notna() & ~table["status"].isin(_NOT_BY_GAUSSIAN)
+        table["assumes_other_curve"] = converted & ~is_gaussian
+        table["above_claim"] = _above_claim(table, is_gaussian)
         return table
 
     @functools.cached_property
@@ -171,48 +176,46 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     return whole[[*first, *whole.columns.drop(first)]]
 
 
-def _above_claim(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
-    """By bounds on trials, at the sweep's split level; `verify` compares what is exact.
+# An ε of these is not converted from its μ by a Gaussian curve, or the curve is known to be one.
+_NOT_BY_GAUSSIAN = (Status.CERTIFIED, Status.IF_CLAIMED, Status.IF_ASSUMED)
+
+
+def _claim_is_gaussian(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
+    """Returns `claims.is_gaussian` for each row of a table."""
+    gaussian = {}
+    for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):
+        for accountant in audit.claims:
+            gaussian[audit.id, accountant] = claims.is_gaussian(cell, accountant)
+    keys = zip(table["audit"], table["accountant"], strict=True)
+    return pd.Series([gaussian[key] for key in keys], table.index, dtype=bool)
+
+
+def _above_claim(table: pd.DataFrame, is_gaussian: pd.Series[bool]) -> pd.Series[bool]:
+    """Compares bounds on trials, at the sweep's split level; `verify` compares what is exact.
 
     An ε that takes the curve for Gaussian refutes the claim of a mechanism that adds Gaussian noise
     (`claims.is_gaussian`): the certified μ is then above that of the claim. So does one that was
     read through the claim's own curves, unless the accountant is somebody's own: the certified hit
     rate refutes the claimed noise, and more.
     """
-    gaussian = {
-        (audit.id, accountant): claims.is_gaussian(cell, accountant)
-        for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True)
-        for accountant in audit.claims
-    }
-    keys = zip(table["audit"], table["accountant"], strict=True)
-    claim_is_gaussian = pd.Series([gaussian[key] for key in keys], table.index, dtype=bool)
     certified = table["status"] == Status.CERTIFIED
-    by_mu = (table["status"] == Status.IF_GAUSSIAN) & claim_is_gaussian
+    by_mu = (table["status"] == Status.IF_GAUSSIAN) & is_gaussian
     ours = ~table["accountant"].str.contains(":")
     by_family = (table["status"] == Status.IF_CLAIMED) & ours
     above = table["epsilon_lower_together"] > table["epsilon_upper"]
     return (certified | by_mu | by_family) & above & (table["trials"] > 0)
 
 
-_GAUSSIAN_CURVE = (Status.IF_GAUSSIAN, Status.IF_INDEPENDENT)  # what an ε was read from
-
-
-def may_exceed_claim(run: Run, index: int, row: dict[Any, Any], refuted: bool = False) -> bool:
+def may_exceed_claim(row: dict[Any, Any], refuted: bool = False) -> bool:
     """Returns whether a row's ε may be shown above the claim.
 
     A bound that assumes a Gaussian curve refutes no other claim, whatever else does.
 
     Args:
-        run: the run.
-        index: number of the audit.
         row: one of `Run.last_rows`.
         refuted: whether the test of the whole claim refutes it.
     """
-    if row["above_claim"]:
-        return True
-    if Status(row["status"]) in _GAUSSIAN_CURVE:
-        return refuted and claims.is_gaussian(run.sweep.cells[index], row["accountant"])
-    return refuted
+    return bool(row["above_claim"] or (refuted and not row["assumes_other_curve"]))
 
 
 def assumption_free(rows: dict[str, dict[Any, Any]], row: dict[Any, Any]) -> dict[Any, Any] | None:
@@ -225,7 +228,7 @@ def assumption_free(rows: dict[str, dict[Any, Any]], row: dict[Any, Any]) -> dic
         return None
     bound = {"epsilon_lower": row["epsilon_lower_free"], "epsilon_lower_together": math.nan}
     kind = {"estimator": name, "status": Status.CERTIFIED.value, "mu_lower": math.nan}
-    return row | bound | kind
+    return row | bound | kind | {"assumes_other_curve": False}
 
 
 def best(run: Run) -> dict[Any, Any] | None:
@@ -254,16 +257,15 @@ def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
     trials = Trials.joined(audit, run.prefix(audit)) if mechanism.measured else None
     measured = utilities(audit, trials) if trials else ()
     if row is not None and mechanism.sampled and audit.claim < math.inf:
-        number = run.plan.audits.index(audit)
         together = row["epsilon_lower_together"]
         bound = row["epsilon_lower"] if math.isnan(together) else together
-        if bound > audit.claim and not may_exceed_claim(run, number, row):
+        if bound > audit.claim and not may_exceed_claim(row):
             row = assumption_free(rows, row)
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
     if row is None or (mechanism.sampled and used == 0):  # no trial bounds nothing: not even 0
         row = dict.fromkeys(numbers, math.nan) | {"status": "", "free_estimator": ""}
         row["interim"] = first not in run.anytime
-        row["estimator"] = first
+        row |= {"estimator": first, "assumes_other_curve": False}
     return {
         "audit": audit.id,
         "label": audit.label,
@@ -276,6 +278,7 @@ def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
         "ratio": row["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan,
         "interim": row["interim"],
         "above_claim": run.above(audit),
+        "assumes_other_curve": row["assumes_other_curve"],
         **dict.fromkeys(UTILITY, math.nan),
         **{it["measure"]: it["mean"] for it in measured if it["canary"] == "any"},
     }

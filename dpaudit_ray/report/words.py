@@ -36,6 +36,12 @@ MU = (
     "mu: by how many deviations of Gaussian noise the canary shows; certified whatever the curve, "
     "but where eps assumes independence"
 )
+# The mark of a bound with `assumes_other_curve`, and its footnote.
+OTHER_CURVE_MARK = "*"
+OTHER_CURVE = (
+    f"{OTHER_CURVE_MARK}: assumes a Gaussian curve, which this claim or its mechanism is not known "
+    "to have; above the claim, it refutes nothing"
+)
 AS_WRITTEN = (
     "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the scores"
 )

@@ -13,7 +13,8 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import accounting
-from dpaudit_ray.report import page
+from dpaudit_ray.report import many_audits, page, words
+from dpaudit_ray.report.figures import one_audit
 from dpaudit_ray.report.verdict import Verdict
 from tests.command import dpaudit
 from tests.plan.failing import of_function
@@ -90,6 +91,42 @@ def test_no_output_shows_more_than_a_true_claim(function, tmp_path):
         assert 'class="tag above"' not in text
     assert not is_marked(dpaudit("report", result.location, "--format", "table").out)
     assert not is_marked(dpaudit("verify", result.location).out)
+
+
+def test_bounds_that_assume_another_curve_are_marked_wherever_they_are_listed(
+    tmp_path, monkeypatch
+):
+    figures = []
+    png = one_audit.png
+    monkeypatch.setattr(one_audit, "png", lambda figure: figures.append(figure) or png(figure))
+    result = audited(tmp_path, "laplace", estimators=["accuracy", "paper-gdp", "eps-delta"])
+    table = result.estimates.set_index("estimator")
+    assert (table["epsilon_lower"] > 1).to_dict() == {
+        "accuracy": True,
+        "paper-gdp": True,
+        "eps-delta": False,
+    }
+    assert table["assumes_other_curve"].equals(table["epsilon_lower"] > 1)
+    listed = json.loads(dpaudit("report", result.location, "--format", "json").out)
+    assert [row["assumes_other_curve"] for row in listed] == [True, True, False]
+    html = Path(page.write(result.run)).read_text()
+    assert html.count(f"{words.OTHER_CURVE}.") == 2, "below the table, and how to read it"
+    for name, epsilon in table["epsilon_lower"].items():
+        mark = " *" if epsilon > 1 else ""
+        assert f'<td class="n">{epsilon:.4f}{mark}</td>' in html
+        legend = figures[0].axes[0].get_legend().get_texts()
+        (label,) = [text.get_text() for text in legend if text.get_text().startswith(name)]
+        assert label.startswith(f"{name}* (" if mark else f"{name} (")
+    content = many_audits.numbers(result.run, 0, result.answer.audits[0])
+    assert [entry[3] for entry in content["estimates"]] == ["*", "*", ""]
+
+
+def test_details_mark_a_bound_that_assumes_another_curve(tmp_path):
+    """Here it is below the claim, so that it stands for the audit."""
+    result = audited(tmp_path, "laplace", trials=60, accountants=["gaussian"])
+    out = dpaudit("status", result.location, "--details").out
+    assert f"{result.overview['epsilon_lower'].iloc[0]:.3f} *" in out
+    assert words.OTHER_CURVE in " ".join(out.split())
 
 
 def is_marked(text: str) -> bool:

@@ -14,6 +14,7 @@ from scipy import special
 from ...plan.score_stream import Trials
 from ...stats import Status
 from ..measures import Profile, gaussian_trade_off
+from ..words import OTHER_CURVE_MARK
 from .primitives import ALARM, COLOURS, DASHES, canvas, epsilon_at, legend, lines, png
 
 _WORLDS = {False: "canary out", True: "canary in"}
@@ -51,12 +52,17 @@ def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
     lines(axes, claims, {name: {"ls": dash} for name, dash in dashes.items()}, color="black")
     bounds = estimates.drop_duplicates(["estimator", "x"])
     bounds["y"] = bounds["epsilon_lower_together"].fillna(bounds["epsilon_lower"])
-    first = bounds.groupby("estimator", sort=False)[["status", "mu_lower"]].first().itertuples()
-    names = {name: f"{name} ({Status(status).assumes(mu)})" for name, status, mu in first}
+    columns = ["status", "mu_lower", "assumes_other_curve"]
+    names = {}
+    for row in bounds.drop_duplicates("estimator")[["estimator", *columns]].itertuples():
+        mark = OTHER_CURVE_MARK if row.assumes_other_curve else ""
+        names[row.estimator] = f"{row.estimator}{mark} ({Status(row.status).assumes(row.mu_lower)})"
     lines(axes, bounds.assign(series=bounds["estimator"].map(names)), marker="o", ms=3, lw=1.5)
     above = bounds[bounds["above_claim"]]
     axes.plot(above["x"], above["y"], "X", color=ALARM, ms=9, zorder=3)
-    axes.set(xlabel="step", ylabel=epsilon_at(estimates["delta"]))
+    other_curve = bounds["assumes_other_curve"].any()
+    note = f"  ({OTHER_CURVE_MARK}: another curve than the claim's)" if other_curve else ""
+    axes.set(xlabel=f"step{note}", ylabel=epsilon_at(estimates["delta"]))
     axes.set_ylim(bottom=0)
     legend(axes, above=True)
 

@@ -99,7 +99,7 @@ if (source) {
     pictures.className = "map";
     if (audit.steps) steps(pictures, audit);
     if (audit.scores) histogram(pictures, audit.scores);
-    const listed = audit.estimates.map(([name, mu, epsilon]) => `${name}: ε ${epsilon ?? "–"}${mu === null ? "" : `, μ ${mu}`}`);
+    const listed = audit.estimates.map(([name, mu, epsilon, mark]) => `${name}: ε ${epsilon ?? "–"}${mark}${mu === null ? "" : `, μ ${mu}`}`);
     added(chosen, "p", `At the last step, each alone: ${listed.join("; ") || "nothing"}.`).className = "small";
     chosen.scrollIntoView({ block: "nearest" });
   };
