@@ -92,8 +92,12 @@ def forecast(
     enough = outcomes.decided(run, sweep, plan)
     remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
     made: dict[tuple[str, int], Arrays] = {}
-    prepared = functools.partial(_prepared, run, plan, made)
-    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), prepared)
+
+    def call(method: str, audit: int) -> tuple[Arrays, ...]:
+        """Answers a trainer, which asks its aggregator for prepared parts only."""
+        return _prepared(run, plan, made, audit)
+
+    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), call)
     waited = preparing.left(run, plan, remaining)
     preparations, failure = _rehearsed(trainer, run, plan, waited, made)
     steps = _Steps(tell)

@@ -1,4 +1,4 @@
-"""Code of the user's in processes of its own, with limits: `sandbox` asks, `forkserver` forks."""
+"""User-defined code in child processes, with limits: `sandbox` asks, `forkserver` forks."""
 
 from .sandbox import Ended, Limits, Sandbox
 

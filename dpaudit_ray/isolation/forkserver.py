@@ -1,12 +1,15 @@
-"""The process that calls are forked from: it has imported what takes long, and nothing else.
+"""The process that calls are forked from: it has imported the modules that take long.
 
 The fork server of the standard library is not enough: a process has one at most, with one list of
-modules to import; its children import the main module of whoever asks; and a `socket.py` in the
-folder where one works would be imported in place of the real one.
+modules to import; its children import the main module of the process that started it; and a
+`socket.py` in the working directory would be imported in place of the real one.
 
 On Linux, all processes that a call starts end with it, in sessions of their own too: the server is
 their subreaper, to which the kernel passes orphans. The server is itself below a guardian, which
 ends them if the server is killed. If the guardian is killed, the server does.
+
+Three processes are named here: the asker (which has the `Sandbox`), the guardian (`main`), and the
+server (`_serve`), of which each call is a child.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ from typing import Any
 
 import psutil
 
-from ..errors import first_line
+from ..errors import first_line, printable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_LEFT_TO_ASKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # who asks decides what they mean
+_SIGNALS_OF_ASKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the asker reacts to them
 # A process in an uninterruptible call, or of another user, may stay longer.
 _END_SECONDS = 5.0
 
@@ -42,7 +45,7 @@ _END_SECONDS = 5.0
 def main() -> None:
     """Starts the server, waits for its end, and ends the processes that it leaves."""
     settings = json.loads(sys.argv[1])
-    for number in _LEFT_TO_ASKER:
+    for number in _SIGNALS_OF_ASKER:
         signal.signal(number, signal.SIG_IGN)
     _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
@@ -60,25 +63,33 @@ def main() -> None:
 
 
 def _serve(settings: dict[str, Any], guardian: int) -> None:
-    """Imports what its settings name, then answers each request with a process id and a status."""
+    """Imports modules, then answers each request with a process id and an exit status.
+
+    Args:
+        settings: `connection` (a descriptor), `folder`, `path` and `preload`, as a `Sandbox` has
+            them.
+        guardian: process id of this process's parent.
+    """
     os.setsid()  # a signal for the asker's process group does not end server and guardian at once
     _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
-    asker, output = Connection(settings["connection"]), os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what modules print on import is no output
-    sys.path[:] = [*settings["path"], *(p for p in sys.path if p not in settings["path"])]
+    asker = Connection(settings["connection"])
+    output = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what modules print on import is not output
+    path = settings["path"]
+    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     for module in settings["preload"]:
-        with contextlib.suppress(Exception, SystemExit):  # the child that needs it tells
+        with contextlib.suppress(Exception, SystemExit):  # raised again in the child that needs it
             importlib.import_module(module)
-    gc.freeze()  # it stays: children that walk through it for garbage would copy it
+    gc.freeze()  # else the garbage collector of each child copies all that was imported
     helpers = frozenset(_children(os.getpid()))  # started by imports, and used by all calls
     try:
         while True:
             _answer(asker, output, Path(settings["folder"], "result"), guardian, helpers)
-    except (EOFError, OSError):  # whoever asks is gone
+    except (EOFError, OSError):  # the asker has ended
         pass
-    finally:  # of one that was killed, nobody else removes it
+    finally:  # an asker that was killed does not remove it
         shutil.rmtree(settings["folder"], ignore_errors=True)
-    os._exit(0)  # tearing down what was imported takes seconds, and whoever asked waits
+    os._exit(0)  # tearing down what was imported takes seconds, for which the asker waits
 
 
 def _answer(
@@ -86,7 +97,15 @@ def _answer(
 ) -> None:
     """Makes the next call, and ends all processes that it started, except `helpers`.
 
-    Raises EOFError if the connection is closed meanwhile, or the guardian is gone.
+    Args:
+        asker: gives the request, and takes the child's process id and its exit status.
+        output: descriptor of the call's output.
+        result: file for the call's result.
+        guardian: process id of this process's parent.
+        helpers: process ids of children that are not of the call.
+
+    Raises:
+        EOFError: the connection was closed meanwhile, or the guardian has ended.
     """
     request = json.loads(asker.recv_bytes())
     began = time.monotonic()
@@ -95,7 +114,7 @@ def _answer(
         try:
             asker.close()
             _run_child(request, output, result)
-        finally:  # whatever fails, a child must not go on as the server and end its folder
+        finally:  # whatever fails, a child must not continue as the server and end its folder
             os._exit(1)
     try:
         asker.send(pid)
@@ -115,15 +134,15 @@ def _answer(
     asker.send(os.waitstatus_to_exitcode(status))
 
 
-def _end_descendants(kept: frozenset[int] = frozenset()) -> None:
-    """Kills all processes below this one, except `kept`, until none is left.
+def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
+    """Kills all processes below this one, except those `spared`, until there are none.
 
     A process that has lost its parent becomes a child of this one, which is its subreaper.
     """
     deadline = time.monotonic() + _END_SECONDS
     pause = 0.0
     while time.monotonic() < deadline:
-        descendants = set(_children(os.getpid())) - kept
+        descendants = set(_children(os.getpid())) - spared
         if not descendants:
             return
         while descendants:
@@ -161,26 +180,28 @@ def _set_process_option(option: int, value: int) -> None:
 def _run_child(request: dict[str, Any], output: int, result: Path) -> None:
     """Calls the target with its argument; never returns."""
     os.setsid()
-    for number in _LEFT_TO_ASKER:
+    for number in _SIGNALS_OF_ASKER:
         signal.signal(number, signal.SIG_DFL)
     _set_process_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(output, 1)
     os.dup2(output, 2)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # what is killed has said all it said
+            stream.reconfigure(line_buffering=True)  # so a process that is killed has written all
     faulthandler.enable()
     module, _, name = request["target"].partition(":")
     try:
         value = getattr(importlib.import_module(module), name)(request["argument"])
-        answer = json.dumps({"value": value})
+        answer = json.dumps({"how": "returned", "value": value})
     except BaseException as error:  # noqa: BLE001 (process boundary)
-        detail = "".join(traceback.format_exception(error)[-8:])
-        answer = json.dumps({"raised": [type(error).__name__, first_line(error), detail]})
+        kind, line = type(error).__name__, first_line(error)
+        message = kind if line == kind else f"{kind}: {line}"
+        frames = "".join(traceback.format_exception(error)[-8:])
+        answer = json.dumps({"how": "raised", "message": printable(message), "traceback": frames})
     result.write_text(answer)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # what the server has open is not to be ended here
+    os._exit(0)  # runs no exit handlers of the server
 
 
 if __name__ == "__main__":

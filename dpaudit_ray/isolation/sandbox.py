@@ -1,4 +1,8 @@
-"""Calls in child processes: each within its time and memory, and what it printed is kept."""
+"""Calls of user-defined functions in child processes, with limits on time and memory.
+
+A `Sandbox` starts one fork server (`forkserver`), which has imported the modules that take long.
+Each call is a process forked from it; its result comes back as a file, its output through a pipe.
+"""
 
 from __future__ import annotations
 
@@ -15,52 +19,67 @@ import tempfile
 import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import psutil
 
-from ..errors import ClusterError, printable
+from ..errors import ClusterError
 
-_HEAD, _TAIL = 2**12, 2**14  # bytes of what a call prints that are kept
-_LOOK_SECONDS = 0.2
-_END_SECONDS = 5.0  # for a server that was told to end
+# Bytes of a call's output that are kept: from its beginning, and from its end.
+_HEAD, _TAIL = 2**12, 2**14
+_CHECK_SECONDS = 0.2  # between two checks of a call's limits
+_END_SECONDS = 5.0  # for a server whose connection was closed
 
 Stop = Literal["hung", "memory"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Of one call: `seconds`, and `gib` of memory for it and all it starts; None: no limit."""
+    """Limits of one call: `seconds`, and `gib` of memory for all its processes; None: no limit."""
 
     seconds: float | None = None
     gib: float | None = None
 
     def exceeded(self, child: int, seconds: float) -> Stop | None:
-        """Returns the limit that a call of `child` exceeds after so many seconds."""
+        """Returns the limit that a call exceeds, if any.
+
+        Args:
+            child: process id of the call.
+            seconds: duration of the call so far.
+        """
         if self.seconds is not None and seconds > self.seconds:
             return "hung"
-        if self.gib is not None and _resident_beside(child) > self.gib * 2**30:
+        if self.gib is not None and _resident_bytes(child) > self.gib * 2**30:
             return "memory"
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a call ended: its `value`, plain JSON, where `how` is "returned"; else `message` says."""
+    """A call that has ended.
+
+    Attributes:
+        how: the reason of its end; "died" if the process ended without a result.
+        value: the result, plain JSON, if it returned.
+        message: a line on what happened, if it did not.
+        traceback: the last frames, if it raised.
+        output: what it printed, without the middle if that is long.
+        seconds: its duration.
+    """
 
     how: Literal["returned", "raised", "hung", "memory", "died"]
-    value: Any
-    message: str
-    traceback: str
-    output: str  # what it printed, the middle left out where that is much
-    seconds: float
+    value: Any = None
+    message: str = ""
+    traceback: str = ""
+    output: str = ""
+    seconds: float = 0.0
 
 
 class Sandbox:
-    """Where calls are made, one at a time, each in a child of one fork server.
+    """Makes calls, one at a time, each in a child of one fork server.
 
-    `preload` are modules that take long to import and leave no threads, `path` folders to look for
-    modules in first, `environment` variables of the children, beside those of this process.
+    Attributes:
+        folder: a temporary folder, which exists until the sandbox is closed.
     """
 
     def __init__(
@@ -69,9 +88,19 @@ class Sandbox:
         path: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
     ) -> None:
-        self._preload, self._path, self._environment = preload, path, environment or {}
-        self._server: tuple[subprocess.Popen[bytes], Connection] | None = None
-        self.folder = Path(tempfile.mkdtemp(prefix="dpaudit-"))  # is there as long as this is
+        """Creates the folder; the server starts with the first call.
+
+        Args:
+            preload: modules that take long to import, and start no threads.
+            path: folders in which modules are searched for first.
+            environment: variables of the children, in addition to those of this process.
+        """
+        self._preload = preload
+        self._path = path
+        self._environment = environment or {}
+        # The guardian of the server, the connection to the server, and the output of calls.
+        self._server: tuple[subprocess.Popen[bytes], Connection, IO[bytes]] | None = None
+        self.folder = Path(tempfile.mkdtemp(prefix="dpaudit-"))
 
     def __enter__(self) -> Sandbox:
         return self
@@ -80,136 +109,148 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """Ends what still runs."""
+        """Ends all processes, and deletes the folder."""
         self._end_server()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def call(self, target: str, argument: Any, limits: Limits | None = None) -> Ended:
-        """What `package.module:function` gives for `argument`, both JSON. Raises ClusterError."""
+        """Calls a function in a child process, and waits for its end.
+
+        Args:
+            target: the function, as `package.module:function`.
+            argument: its only argument, plain JSON.
+            limits: of time and memory; none by default.
+
+        Raises:
+            ClusterError: the server cannot be started, or has died.
+        """
         limits = limits or Limits()
         result = self.folder / "result"
-        printed, began = _Printed(), time.monotonic()
+        began = time.monotonic()
         try:
-            server, connection = self._running_server()
+            _, connection, output = self._running_server()
             # Now, since the guardian of a server that was killed removes the folder.
             self.folder.mkdir(exist_ok=True)
             result.unlink(missing_ok=True)
-            assert server.stdout is not None
-            printed.source = server.stdout.fileno()
+            printed = _Printed(output.fileno())
             connection.send_bytes(json.dumps({"target": target, "argument": argument}).encode())
-            status, stopped = _watched(connection, printed, limits)
+            status, stop = _watch(connection, printed, limits)
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             self._end_server()
             raise ClusterError(
                 "the process that trials are started from has died; run it again"
             ) from error
-        except BaseException:  # Ctrl-C too: a child that nobody waits for must not go on
+        except BaseException:  # Ctrl-C too: no child runs on without a process that waits for it
             self._end_server()
             raise
-        seconds, output = time.monotonic() - began, printed.text
-        if stopped:
-            limit = f"{limits.seconds:g} s" if stopped == "hung" else f"{limits.gib:g} GiB"
-            return Ended(stopped, None, f"took more than {limit}", "", output, seconds)
-        try:
-            answer = json.loads(result.read_text())
-        except (OSError, ValueError):
-            by = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            return Ended("died", None, f"ended with {by}", "", output, seconds)
-        if "raised" not in answer:
-            return Ended("returned", answer["value"], "", "", output, seconds)
-        kind, message, traceback = answer["raised"]
-        line = printable(kind if message == kind else f"{kind}: {message}")
-        return Ended("raised", None, line, traceback, output, seconds)
+        seconds = time.monotonic() - began
+        answer = _read_answer(result, status)
+        if stop:
+            limit = f"{limits.seconds:g} s" if stop == "hung" else f"{limits.gib:g} GiB"
+            answer = {"how": stop, "message": f"took more than {limit}"}
+        return Ended(**answer, output=printed.text, seconds=seconds)
 
-    def _running_server(self) -> tuple[subprocess.Popen[bytes], Connection]:
+    def _running_server(self) -> tuple[subprocess.Popen[bytes], Connection, IO[bytes]]:
         if self._server is not None:
-            guardian, connection = self._server
+            guardian, connection, _ = self._server
             # A connection that is readable between calls is a closed one: the server has died.
             if guardian.poll() is None and not connection.poll():
                 return self._server
         self._end_server()
-        ours, theirs = multiprocessing.Pipe()
+        own_end, server_end = multiprocessing.Pipe()
         settings = {
-            "connection": theirs.fileno(), "folder": str(self.folder), "path": self._path,
+            "connection": server_end.fileno(), "folder": str(self.folder), "path": self._path,
             "preload": self._preload,
         }  # fmt: skip
         # The server finds this package wherever it was imported from.
         package = str(Path(__file__).resolve().parents[2])
-        places = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        path = os.pathsep.join(filter(None, places))
-        # -P: the folder where one works gives no module in place of an installed one.
+        folders = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        path = os.pathsep.join(filter(None, folders))
+        # -P: the working directory gives no module in place of an installed one.
         command = [sys.executable, "-P", "-m", "dpaudit_ray.isolation.forkserver"]
         try:
-            server = subprocess.Popen(
+            guardian = subprocess.Popen(
                 [*command, json.dumps(settings)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_end.fileno()],
                 env=os.environ | {"PYTHONPATH": path} | self._environment,
             )
         except OSError as error:
             raise ClusterError(f"no process can be started for trials ({error})") from error
         finally:
-            theirs.close()
-        assert server.stdout is not None
-        os.set_blocking(server.stdout.fileno(), False)
-        self._server = server, ours
+            server_end.close()
+        assert guardian.stdout is not None
+        os.set_blocking(guardian.stdout.fileno(), False)
+        self._server = guardian, own_end, guardian.stdout
         return self._server
 
     def _end_server(self) -> None:
         if self._server is None:
             return
-        (server, connection), self._server = self._server, None
+        guardian, connection, output = self._server
+        self._server = None
         connection.close()
-        assert server.stdout is not None
-        server.stdout.close()
+        output.close()
         try:
-            server.wait(_END_SECONDS)
+            guardian.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+            guardian.kill()
+            guardian.wait()
 
 
-def _watched(connection: Connection, printed: _Printed, limits: Limits) -> tuple[int, Stop | None]:
-    """The exit status of a call, and the limit that it was ended for."""
+def _watch(connection: Connection, printed: _Printed, limits: Limits) -> tuple[int, Stop | None]:
+    """Waits for the end of a call; returns its exit status and the limit it was ended for."""
     child: int = connection.recv()
     began = time.monotonic()
-    stopped: Stop | None = None
-    while connection not in wait([connection, printed.source], _LOOK_SECONDS):
+    stop: Stop | None = None
+    while connection not in wait([connection, printed.source], _CHECK_SECONDS):
         printed.read()
-        stopped = stopped or limits.exceeded(child, time.monotonic() - began)
-        if stopped:  # again, where it had not made its group yet
+        stop = stop or limits.exceeded(child, time.monotonic() - began)
+        if stop:  # again each time, as the child may not have made its process group yet
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
     status: int = connection.recv()
     printed.read()
-    return status, stopped
+    return status, stop
+
+
+def _read_answer(result: Path, status: int) -> dict[str, Any]:
+    """Returns the fields of `Ended` that a child has written, or why there are none."""
+    try:
+        answer: dict[str, Any] = json.loads(result.read_text())
+    except (OSError, ValueError):
+        cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        answer = {"how": "died", "message": f"ended with {cause}"}
+    return answer
 
 
 class _Printed:
-    """The beginning and the end of what a call prints."""
+    """The beginning and the end of a call's output."""
 
-    def __init__(self) -> None:
-        self.source = -1  # a descriptor that is read without waiting
-        self._kept, self._left_out = b"", 0
+    def __init__(self, source: int) -> None:
+        self.source = source  # a descriptor that is read without waiting
+        self._content = b""
+        self._omitted = 0  # bytes between head and tail
 
     def read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while read := os.read(self.source, 2**16):
-                self._kept += read
-                if (more := len(self._kept) - _HEAD - _TAIL) > 0:
-                    self._left_out += more
-                    self._kept = self._kept[:_HEAD] + self._kept[-_TAIL:]
+            while chunk := os.read(self.source, 2**16):
+                self._content += chunk
+                excess = len(self._content) - _HEAD - _TAIL
+                if excess > 0:
+                    self._omitted += excess
+                    self._content = self._content[:_HEAD] + self._content[-_TAIL:]
 
     @property
     def text(self) -> str:
-        middle = f"\n... {self._left_out} bytes left out ...\n" if self._left_out else ""
-        kept = self._kept[:_HEAD] + middle.encode() + self._kept[_HEAD:]
-        return kept.decode(errors="replace")
+        middle = f"\n... {self._omitted} bytes left out ...\n" if self._omitted else ""
+        content = self._content[:_HEAD] + middle.encode() + self._content[_HEAD:]
+        return content.decode(errors="replace")
 
 
-def _resident_beside(child: int) -> int:
-    """Returns the bytes of a call's processes: all below the server, which adopts orphans."""
+def _resident_bytes(child: int) -> int:
+    """Returns the memory of a call's processes: all below the server, which adopts orphans."""
     total = 0
     with contextlib.suppress(psutil.Error):
         server = psutil.Process(child).parent()

@@ -17,10 +17,10 @@ from ..plan.model import Pack
 from ..plan.provenance import Machine
 from ..storage import place
 from ..storage.run_directory import RunDirectory
-from . import metrics, trainer
+from . import metrics
 from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .progress import Activity, Progress
-from .trainer import Brief
+from .trainer import Brief, PackTrainer
 
 _log = logging.getLogger("dpaudit")
 WRITERS = 32  # packs that the aggregator stores at once: most of the time they wait for storage
@@ -81,7 +81,7 @@ class Aggregator:
 
 
 @ray.remote
-class Trainer(trainer.Trainer):
+class Trainer(PackTrainer):
     """A trainer in a process of its own, which gets its work by the first call, `ready`.
 
     Ray warns of each constructor with references, since it may find them gone at a restart.

@@ -30,7 +30,7 @@ from .faults import Deadlines, FaultAttribution
 from .interruption import GONE_SECONDS, LOOK_SECONDS, RESUME, HeadLiveness
 from .progress import Activity, Progress
 from .trainer import runs_of
-from .workers import MachineCompatibility, Places, Pool, Worker
+from .workers import Capacity, MachineCompatibility, Pool, Worker
 
 HANG_SECONDS = 0.5  # between two looks for trainers that hang
 START_SECONDS = 120.0  # for a new process of the aggregator: it imports, perhaps beside many others
@@ -42,9 +42,9 @@ class Dispatcher:
     """Runs packs by trainers around one aggregator, whatever executor runs these."""
 
     def __init__(
-        self, executor: Executor, work: Work, places: Places, liveness: HeadLiveness
+        self, executor: Executor, work: Work, capacity: Capacity, liveness: HeadLiveness
     ) -> None:
-        self._executor, self._work, self._places = executor, work, places
+        self._executor, self._work, self._capacity = executor, work, capacity
         self._liveness, sweep, tell = liveness, work.sweep, work.tell
         self._owners: dict[Future[Any], Worker] = {}
         self._due: collections.deque[Pack] = collections.deque()  # for another trainer
@@ -52,12 +52,12 @@ class Dispatcher:
         self._aggregator = executor.start("Aggregator", f"{sweep.name}-aggregator")
         try:
             # Rebuilds the estimates now: a damaged run directory is told before any training.
-            self._client = AggregatorClient(executor, self._aggregator, liveness, tell, places)
+            self._client = AggregatorClient(executor, self._aggregator, liveness, tell, capacity)
             self._compatibility = MachineCompatibility(work)
             limits = {i: cell.mechanism.trial_limit for i, cell in enumerate(sweep.cells)}
             self._deadlines = Deadlines(sweep.resources.pack_deadline, limits)
-            self._pool = Pool(self._start_worker, executor.kill, places)
-            self._attribution = FaultAttribution(places, tell, self._pool.changed)
+            self._pool = Pool(self._start_worker, executor.kill, capacity)
+            self._attribution = FaultAttribution(capacity, tell, self._pool.changed)
             self.backlog(work.packs)
             self._pool.resize()
         except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
@@ -130,7 +130,7 @@ class Dispatcher:
     def _start_worker(self, number: int) -> Worker:
         name = f"{self._work.sweep.name}{TRAINER}{number}"
         trainers = collections.Counter(worker.node for worker in self._pool.ready)
-        avoid = self._places.avoided | self._places.crowded(trainers)
+        avoid = self._capacity.avoided | self._capacity.crowded(trainers)
         handle: Handle = self._executor.start("Trainer", name, avoid)
         greeting = self._executor.call(handle, "ready", self._compatibility.modules)
         worker = Worker(name, handle, greeting)
@@ -186,7 +186,7 @@ class Dispatcher:
         self._pool.changed(worker)
         if why := self._compatibility.admit(address, machine):
             self._pool.replace(worker)
-            self._places.leave_out(node, address, why, "install the same on all")
+            self._capacity.leave_out(node, address, why, "install the same on all")
 
     def _answered(self, worker: Worker, outcome: Outcome) -> Outcome | None:
         if isinstance(outcome, Failure):
@@ -196,7 +196,7 @@ class Dispatcher:
             return None
         worker.proven = True
         if isinstance(outcome, Done):
-            self._places.pack_done(worker.node)
+            self._capacity.pack_done(worker.node)
             if outcome.whole and self._client.silent_until <= time.monotonic() - outcome.seconds:
                 self._deadlines.measured(outcome.pack, outcome.seconds)
             if (guilty := self._attribution.done(outcome.pack, worker)) in self._pool.workers:
@@ -213,8 +213,8 @@ class Dispatcher:
         if not self._liveness.answers:  # all nodes of a lost head go, and none can be asked about
             reason = f"{worker.name}: the cluster's head does not answer"
             return self._lost(Lost(self._pool.replace(worker), reason, "node", True))
-        gone = bool(worker.node) and not self._places.alive(worker.node)
-        foreseen = worker.node in self._places.leaving
+        gone = bool(worker.node) and not self._capacity.alive(worker.node)
+        foreseen = worker.node in self._capacity.leaving
         pack = self._pool.replace(worker)
         if gone or foreseen:
             where = f"node {worker.address}" if worker.node else "its node"
@@ -224,7 +224,7 @@ class Dispatcher:
 
     def _killed_for_memory(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
         """Returns what is lost if a trainer was killed because its node ran short of memory."""
-        node = self._places.new_memory_kill(worker.node)
+        node = self._capacity.new_memory_kill(worker.node)
         if not node and error.of_memory:
             node = worker.node
         if not node and not error.of_memory:
@@ -233,7 +233,7 @@ class Dispatcher:
         if node:
             trainers = sum(other.node == node for other in self._pool.ready)
             address = worker.address or node[:8]
-            crowded = self._places.trainer_killed(node, address, max(trainers, 1))
+            crowded = self._capacity.trainer_killed(node, address, max(trainers, 1))
         where = f" on node {worker.address}" if worker.node else ""
         pack = self._pool.replace(worker)
         # A pack beside which others ran is not to blame.
@@ -271,10 +271,10 @@ class AggregatorClient:
         aggregator: Handle,
         liveness: HeadLiveness,
         tell: Callable[[str], None],
-        places: Places | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         self._executor, self._aggregator = executor, aggregator
-        self._places = places
+        self._capacity = capacity
         self._liveness, self._tell = liveness, tell
         self._snapshot: Future[Progress] | None = None  # asked for `_since` then
         self._since = 0.0
@@ -344,7 +344,7 @@ class AggregatorClient:
             self._pulse, self._beats = None, False
 
     def _was_killed_for_memory(self) -> bool:
-        return self._places is not None and self._places.new_memory_kill() != ""
+        return self._capacity is not None and self._capacity.new_memory_kill() != ""
 
     def _result(self, answer: Future[Any]) -> Any:
         while not concurrent.futures.wait([answer], LOOK_SECONDS).done:

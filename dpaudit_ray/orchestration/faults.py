@@ -8,7 +8,7 @@ from typing import Literal
 
 from ..plan.model import Pack, Part
 from ..plan.outcomes import Failure
-from .workers import Places, Worker
+from .workers import Capacity, Worker
 
 FACTOR = 10  # times the slowest pack of the audit, trial for trial
 SHORTEST = 120.0  # seconds: opening an audit, a cold file cache, storage that fails for a minute
@@ -24,9 +24,9 @@ class FaultAttribution:
     """
 
     def __init__(
-        self, places: Places, tell: Callable[[str], None], changed: Callable[[Worker], None]
+        self, capacity: Capacity, tell: Callable[[str], None], changed: Callable[[Worker], None]
     ) -> None:
-        self._places, self._tell, self._changed = places, tell, changed
+        self._capacity, self._tell, self._changed = capacity, tell, changed
         # Failed packs that are due on another trainer, or run there, and who failed at them.
         self._suspicions: dict[Pack, tuple[Failure, Worker]] = {}
         self._guilty: set[str] = set()
@@ -71,7 +71,7 @@ class FaultAttribution:
             f"{pack.what}, which {by.name} on node {by.address} did: it is replaced"
         )
         if guilty.node != by.node:
-            self._places.fault(guilty.node, guilty.address)
+            self._capacity.fault(guilty.node, guilty.address)
         return guilty
 
     def other(self, suspect: Worker | None, ready: list[Worker]) -> Worker | None:

@@ -18,8 +18,8 @@ from .dispatcher import Dispatcher
 from .executors import Cluster, Handle, Node, Role, Work
 from .interruption import HeadLiveness
 from .progress import Activity, Progress
-from .trainer import Brief, Trainer
-from .workers import Places, ResourceRequest
+from .trainer import Brief, PackTrainer
+from .workers import Capacity, ResourceRequest
 
 REQUEST = ResourceRequest({"process": 1.0})  # whatever a sweep asks for: there is this one only
 _NODE = Node("here", socket.gethostname(), 0, REQUEST.resources)
@@ -76,7 +76,7 @@ class InlineAggregator(Aggregation):
         return True
 
 
-class InlineTrainer(Trainer):
+class InlineTrainer(PackTrainer):
     """A trainer that calls the aggregator in its own process."""
 
     def __init__(self, sweep: Sweep, plan: Plan, aggregator: Aggregation) -> None:
@@ -93,4 +93,4 @@ class InlineTrainer(Trainer):
 def dispatcher(work: Work) -> Dispatcher:
     """A dispatcher in this process. Raises RunDirectoryError where the run directory is damaged."""
     executor = InlineExecutor(work)
-    return Dispatcher(executor, work, Places(executor, REQUEST, None, work.tell), HeadLiveness())
+    return Dispatcher(executor, work, Capacity(executor, REQUEST, None, work.tell), HeadLiveness())

@@ -6,14 +6,19 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..plan.model import Pack
 
+Tell = Callable[[str], None]  # takes a line for the user
 WINDOW_SECONDS = 30.0  # what was before says little: audits differ, trainers come and go
 _LATE_SECONDS = 2.0  # a snapshot may be as old without a pause in the training
+
+
+def tell_nobody(line: str) -> None:
+    """Drops a line for the user."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""What Ray's errors mean, in one line, and what to do about them."""
+"""Translates errors of Ray into one line for the user: a reason, and what to do.
+
+Ray raises errors without codes, so they are recognised by their text. If a later Ray words one
+differently, its last line is shown with more general advice.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,30 @@ from .executors import NO_MEMORY
 
 _VERSIONS = r"Ray: (\S+)\s+Python: (\S+)\s+"
 _MISMATCH = re.compile(rf"cluster was started with:\s+{_VERSIONS}This process.*?{_VERSIONS}", re.S)
+_ABOUT_TOKEN = re.compile(
+    "AuthenticationError|unauthenticated|authentication token|RAY_AUTH", re.IGNORECASE
+)
 _LONGEST = 200  # characters of a message
+# The error of a machine without some resource, as a pattern, and the remedy. Ray keeps sockets and
+# spilled objects in {folder}.
+_LOCAL_REMEDIES = {
+    "AF_UNIX path": "set RAY_TMPDIR=/tmp",
+    "Permission denied|Operation not permitted": (
+        "set RAY_TMPDIR to a folder of your own with a short path, such as /tmp/$USER"
+    ),
+    "No space left on device|Disk quota exceeded": (
+        "free space in {folder} and /dev/shm, or set RAY_TMPDIR to a folder with more"
+    ),
+    "Resource temporarily unavailable|can't start new thread": (
+        "raise the limit of processes and threads (ulimit -u), or use --executor inline"
+    ),
+    "Too many open files": "raise the limit of open files (ulimit -n 65536)",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class RayTrouble:
-    """Why Ray failed, and what to do."""
+    """A reason why Ray failed, and what to do."""
 
     reason: str
     remedy: str
@@ -27,37 +49,35 @@ def last_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     if "low on memory" in text:
         return NO_MEMORY
-    if mismatch := _MISMATCH.search(f"{text}\n"):
-        cluster_ray, cluster_python, own_ray, own_python = mismatch.groups()
-        return (
-            f"the cluster has Ray {cluster_ray} and Python {cluster_python}, "
-            f"this process has Ray {own_ray} and Python {own_python}"
-        )
-    return textwrap.shorten(text.splitlines()[-1], _LONGEST, placeholder=" ...")
+    return _shortened(text.splitlines()[-1])
 
 
 def joining_trouble(error: BaseException) -> RayTrouble:
     """Returns why a cluster cannot be joined."""
     text = str(error)
     if mismatch := _MISMATCH.search(f"{text}\n"):
-        cluster_ray, cluster_python, own_ray, _ = mismatch.groups()
-        remedy = f"use Python {cluster_python} here"
+        cluster_ray, cluster_python, own_ray, own_python = mismatch.groups()
+        reason = (
+            f"the cluster has Ray {cluster_ray} and Python {cluster_python}, "
+            f"this process has Ray {own_ray} and Python {own_python}"
+        )
         if cluster_ray != own_ray:
-            remedy = f"install ray=={cluster_ray} here"
-        return RayTrouble(last_line(error), remedy)
-    # Ray names no reason here, but a head that did not answer was noticed before.
-    refused = "Failed to connect to Ray cluster" in text
-    if refused or _is_about_token(error):
-        reason = "it refuses this process" if refused else text.split(". ")[0]
-        remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to the token of its head"
-        return RayTrouble(textwrap.shorten(reason, _LONGEST, placeholder=" ..."), remedy)
+            return RayTrouble(reason, f"install ray=={cluster_ray} here")
+        return RayTrouble(reason, f"use Python {cluster_python} here")
+    token_remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to the token of its head"
+    # Ray names no reason here, but a head that does not answer was noticed before.
+    if "Failed to connect to Ray cluster" in text:
+        return RayTrouble("it refuses this process", token_remedy)
+    if _ABOUT_TOKEN.search(f"{type(error).__name__}: {text}"):
+        first_sentence = text.split(". ")[0]
+        return RayTrouble(_shortened(first_sentence), token_remedy)
     if "node_ip_address.json" in text or "find a matching" in text:
         reason = "no node of that cluster runs on this machine"
         return RayTrouble(reason, "run this command on a node, or use dpaudit submit from outside")
+    remedy = "check the address"
     if isinstance(error, TimeoutError):
         remedy = "check the host, the head's port (6379 by default, not the dashboard's), firewalls"
-        return RayTrouble(last_line(error), remedy)
-    return local_trouble(error) or RayTrouble(last_line(error), "check the address")
+    return local_trouble(error) or RayTrouble(last_line(error), remedy)
 
 
 def starting_trouble(error: BaseException) -> RayTrouble:
@@ -67,30 +87,19 @@ def starting_trouble(error: BaseException) -> RayTrouble:
 
 
 def local_trouble(error: BaseException) -> RayTrouble | None:
-    """Returns what this machine lacks; None if the error is about something else."""
-    text = str(error)
+    """Returns the resource that this machine lacks; None if the error is about something else."""
     folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    if "AF_UNIX path" in text:
-        return RayTrouble(
-            f"the path of its sockets is too long below {textwrap.shorten(folder, 80)}",
-            "set RAY_TMPDIR=/tmp",
-        )
-    if isinstance(error, PermissionError) or "Permission denied" in text:
-        remedy = "set RAY_TMPDIR to a folder of your own with a short path, such as /tmp/$USER"
-        return RayTrouble(last_line(error), remedy)
-    if "No space left on device" in text or "Disk quota exceeded" in text:
-        remedy = f"free space in {folder} and /dev/shm, or set RAY_TMPDIR to a folder with more"
-        return RayTrouble(last_line(error), remedy)
-    if "Resource temporarily unavailable" in text or "can't start new thread" in text:
-        remedy = "raise the limit of processes and threads (ulimit -u), or use --executor inline"
-        return RayTrouble(last_line(error), remedy)
-    if "Too many open files" in text:
-        return RayTrouble(last_line(error), "raise the limit of open files (ulimit -n 65536)")
+    for pattern, remedy in _LOCAL_REMEDIES.items():
+        if re.search(pattern, str(error)):
+            reason = last_line(error)
+            if "AF_UNIX" in pattern:
+                reason = f"the path of its sockets is too long below {_shortened(folder)}"
+            return RayTrouble(reason, remedy.format(folder=folder))
     return None
 
 
 def submitting_remedy(reason: str) -> str:
-    """Returns what to do about a job that a dashboard does not take."""
+    """Returns what to do about a job that a dashboard refused for this reason."""
     if "No available agent" in reason:
         return (
             "if that lasts, another process on the head has the agent's port: start the head with "
@@ -99,7 +108,5 @@ def submitting_remedy(reason: str) -> str:
     return "try again soon"
 
 
-def _is_about_token(error: BaseException) -> bool:
-    if type(error).__name__ == "AuthenticationError":
-        return True
-    return re.search("unauthenticated|authentication token|RAY_AUTH", str(error), re.I) is not None
+def _shortened(text: str) -> str:
+    return textwrap.shorten(text, _LONGEST, placeholder=" ...")

@@ -32,7 +32,7 @@ from .executors import (
 from .interruption import HeadLiveness, HealthChecks
 from .ray_errors import joining_trouble, last_line, starting_trouble
 from .trainer import Brief
-from .workers import Places, ResourceRequest
+from .workers import Capacity, ResourceRequest
 
 NAMESPACE = "dpaudit"
 ANSWER_SECONDS = 10.0  # for a head that is joined
@@ -195,7 +195,7 @@ def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
         request = ResourceRequest.from_spec(work.sweep.resources)
         executor = RayExecutor(ray, work, request)
         limit = work.sweep.resources.max_concurrent_trainers
-        places = Places(executor, request, None if limit == "auto" else limit, work.tell)
+        capacity = Capacity(executor, request, None if limit == "auto" else limit, work.tell)
         try:  # Ray has rules of its own, such as against three TPUs
             Trainer.options(**trainer_options(request))  # type: ignore[attr-defined]
         except ValueError as error:
@@ -203,12 +203,12 @@ def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
                 f"Ray refuses the resources of a trainer ({last_line(error)}); change resources in "
                 "the sweep file"
             ) from error
-        places.require_room()
+        capacity.require_room()
         if before is not None and (ended := executor.end_actors_of(before)):
             work.tell(f"{ended} trainers of the driver that had this run before are ended")
         (here,) = (n for n in executor.nodes().nodes if n.id == context.get_node_id())
         liveness.guard(host_port(here.host, here.port), ray_internals.object_store_socket(ray))
-        return Dispatcher(executor, work, places, liveness)
+        return Dispatcher(executor, work, capacity, liveness)
     except BaseException:  # Ctrl-C too: nothing is left to watch
         liveness.close()
         raise

@@ -1,4 +1,7 @@
-"""Trainers: each opens a mechanism once per audit, then trains and scores the trials of packs."""
+"""Trains and scores the trials of packs; a trainer opens a mechanism once per audit.
+
+The scores go to the aggregator, which stores them: a trainer knows nothing of the run directory.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,20 @@ from .executors import Done
 from .workers import threads
 
 _log = logging.getLogger("dpaudit.trainer")
-_log.addHandler(logging.NullHandler())  # where nobody has set up any, nothing is to be printed
+_log.addHandler(logging.NullHandler())  # prints nothing unless the process has set up logging
 T = TypeVar("T")
 P = TypeVar("P", bound=Pack)
 
 
 @dataclasses.dataclass(frozen=True)
 class Brief:
-    """What a trainer must know of a plan, without its packs; `worked_out` is of its mechanisms."""
+    """The part of a plan that a trainer needs; its size does not depend on the number of packs.
+
+    Attributes:
+        seed: the sweep's.
+        audits: the audits, without packs.
+        worked_out: numbers by name that each audit's mechanism had to work out.
+    """
 
     seed: int
     audits: tuple[PlannedAudit, ...]
@@ -44,98 +53,155 @@ class Brief:
 
     @classmethod
     def from_plan(cls, plan: Plan, sweep: Sweep) -> Brief:
-        """The same for any number of packs."""
+        """Returns the brief of a planned sweep."""
         audits = tuple(dataclasses.replace(audit, packs=()) for audit in plan.audits)
         return cls(plan.seed, audits, tuple(cell.mechanism.worked_out() for cell in sweep.cells))
 
 
-# Trials that are run again, or more, where a failed pack is done after all, to see whether they
-# give the same. Of runs of randomised response at ε = 2 one in 3.6 million repeats all 64.
+# If a failed pack is run again and succeeds, at least so many trials are repeated, to see whether
+# they give the same. Of runs of randomised response at ε = 2, one in 3.6 million repeats all 64.
 RETRIED = 64
 _UNLIKE = "; run again, it did not give the same twice"
 
 
 def runs_of(pack: Pack) -> int:
-    """How often a pack that failed before is run. A part knows no bit to pick outcomes by."""
+    """Returns how often a pack that failed before is run.
+
+    Once for a part of a preparation: it knows no bit by which outcomes could be picked.
+    """
     return 1 if isinstance(pack, Part) else 1 + math.ceil(RETRIED / pack.size)
 
 
 class PackTrainer:
-    """Turns packs into scores. The secret bits are drawn here and reach the mechanism only.
+    """Turns packs into scores, and passes them to the aggregator.
 
-    `prepared` gives the parts that an audit waits for; `call` asks the aggregator for checkpoints.
+    The secret bits are drawn here and reach the mechanism only.
+
+    Attributes:
+        resumed: whether the last pack continued from a checkpoint.
+        opening: seconds in which code and data were loaded, and canaries crafted.
     """
 
     def __init__(
         self,
         raw_sweep: dict[str, Any],
         brief: Brief,
-        prepared: Callable[[int], tuple[Arrays, ...]] = lambda audit: (),
-        call: CallAggregator | None = None,
+        call: CallAggregator = lambda method, *arguments: None,
     ) -> None:
-        self._raw, self._brief, self._prepared, self._call = raw_sweep, brief, prepared, call
-        self._at_hand: tuple[int, tuple[Arrays, ...]] | None = None  # parts, by audit
+        """Loads nothing yet.
+
+        Args:
+            raw_sweep: the content of the sweep file.
+            brief: the plan without packs.
+            call: calls a method of the aggregator; by default there is none, and no checkpoint.
+        """
+        self._raw_sweep = raw_sweep
+        self._brief = brief
+        self._call = call
+        # The index of an audit, with the parts of its preparation, or its session.
+        self._loaded_parts: tuple[int, tuple[Arrays, ...]] | None = None
         self._opened: tuple[int, Session] | None = None
-        self.resumed = False  # whether the last pack went on from a checkpoint
-        self.opening = 0.0  # seconds: code and data were loaded and canaries crafted
+        self.resumed = False
+        self.opening = 0.0
+
+    def run_pack(self, pack: Pack, before: Failure | None = None) -> Done | Failure:
+        """Trains a pack; returns once the aggregator has stored it, or with its failure.
+
+        Args:
+            pack: trials, or a part of a preparation.
+            before: the failure of an earlier attempt, after which several runs must agree.
+        """
+        started = time.perf_counter()
+        name = f"{self._brief.audits[pack.audit].label}, {pack.what}"
+        self.opening = 0.0
+        _log.info("%s: starts", name)
+        result: PackScores | Arrays | Failure
+        if isinstance(pack, Part):
+            result = self.attempt_part(pack)
+        else:
+            result = self.retry(pack, before) if before else self.attempt(pack)
+        if isinstance(result, Failure):
+            _log.error("%s: failed\n%s", name, result.traceback)
+            return result
+        trained = time.perf_counter() - started
+        self._call("keep" if isinstance(pack, Part) else "fold", pack, result)
+        seconds = time.perf_counter() - started
+        _log.info("%s: trained in %.2f s, stored in %.2f s", name, trained, seconds - trained)
+        failed_trials = len(result.missed) if isinstance(result, PackScores) else 0
+        runs = runs_of(pack) if before else 1
+        return Done(pack, seconds / runs, not self.resumed, failed_trials, self.opening)
 
     def train(self, pack: Pack, afresh: bool = False) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call.
 
-        It goes on from its last checkpoint, unless it is to begin `afresh`. Trials that failed
-        while others did not are missed; where all did, the pack has failed.
+        Trials that failed while others did not are recorded as missed; if all did, the pack has
+        failed.
+
+        Args:
+            pack: the trials.
+            afresh: ignores checkpoints, and saves none.
+
+        Raises:
+            Exception: whatever the user's code raises.
         """
         audit = self._brief.audits[pack.audit]
-        members, noise = self._drawn(pack)
+        members, noise = self._draw(pack)
         session = self._session(pack.audit)
-        self.resumed = False
         minutes = self._sweep.resources.checkpoint_minutes
-        call = None if afresh else self._call
-        if audit.paired:  # one seed for both trainings of each pair
-            runs = (members.reshape(-1, 2, audit.in_a_training)[:, side].ravel() for side in (0, 1))
-            outcome = Measured.alternating(
-                [session.run(run, noise, audit.horizons) for run in runs], audit.in_a_training
-            )
-        elif call is not None and minutes and isinstance(session, ResumableSession):
-            checkpoints = PackCheckpoints(call, pack, minutes)
-            outcome = Measured.of(session.run(members, noise, audit.horizons, checkpoints))
-            self.resumed = checkpoints.resumed
+        checkpoints: list[PackCheckpoints] = []
+        if audit.paired:  # one seed for both runs of each pair
+            by_pair = members.reshape(-1, 2, audit.in_a_training)
+            sides = [by_pair[:, side].ravel() for side in (0, 1)]
+            measured = [session.run(side, noise, audit.horizons) for side in sides]
+            outcome = Measured.alternating(measured, audit.in_a_training)
         else:
-            outcome = Measured.of(session.run(members, noise, audit.horizons))
+            if minutes and not afresh and isinstance(session, ResumableSession):
+                checkpoints.append(PackCheckpoints(self._call, pack, minutes))
+            outcome = Measured.of(session.run(members, noise, audit.horizons, *checkpoints))
+        self.resumed = any(saved.resumed for saved in checkpoints)
         mechanism = self._mechanism(pack.audit)
         shapes = {name: values.shape for name, values in outcome.utility.items()}
         if shapes != dict.fromkeys(mechanism.measured, outcome.scores.shape):
             raise TypeError(
-                f"{mechanism.name} told of {shapes} beside scores of shape {outcome.scores.shape}; "
+                f"{mechanism.name} returned {shapes} with scores of shape {outcome.scores.shape}; "
                 f"it measures {', '.join(mechanism.measured) or 'nothing'}, each of that shape"
             )
         return _pack_scores(pack, members, audit.horizons, outcome)
 
     def prepare(self, part: Part) -> Arrays:
-        """One part of a preparation: no bit is drawn for it, and none is at hand."""
-        audit, adversary = self._brief.audits[part.audit], self._sweep.cells[part.audit].adversary
+        """Computes one part of a preparation; no secret bit is drawn for it."""
+        audit = self._brief.audits[part.audit]
         assert audit.preparation is not None
-        run_seed, gpu = self._brief.seed, self._sweep.resources.num_gpus > 0
+        run_seed = self._brief.seed
         seed = seeds.derive("prepare", run_seed, audit.preparation.id, part.first)
         mechanism = self._mechanism(part.audit)
-        prepared = mechanism.prepare_part(adversary, part.first, PartSeeds(run_seed, seed), gpu)
+        prepared = mechanism.prepare_part(
+            self._sweep.cells[part.audit].adversary,
+            part.first,
+            PartSeeds(run_seed, seed),
+            self._sweep.resources.num_gpus > 0,
+        )
         return arrays.checked(prepared, f"the preparation of {mechanism.name}")
 
     def attempt(self, pack: Pack, afresh: bool = False) -> PackScores | Failure:
-        """`train`, with anything the user's code may raise turned into a `Failure`."""
-        self._fetch(pack.audit)  # what it raises is not of the user's code
+        """Calls `train`, and returns whatever the user's code raises as a `Failure`."""
+        self._parts(pack.audit)  # its errors are not of the user's code
         trials = self._brief.audits[pack.audit].canaries or pack.size
         return _attempt(lambda pack: self.train(pack, afresh), pack, trials)
 
     def attempt_part(self, part: Part) -> Arrays | Failure:
-        """`prepare`, likewise."""
+        """Calls `prepare`, likewise."""
         return _attempt(self.prepare, part)
 
     def retry(self, pack: Pack, before: Failure) -> PackScores | Failure:
-        """Another try of a pack that failed: scores only where every run of it gives the same.
+        """Runs a pack again that failed; returns scores only if all runs of it give the same.
 
-        Of code that is not a function of its seed, a retry would pick among outcomes, and what
-        fails for one bit more often than for the other would count for the adversary.
+        If the code is not a function of its seed, a retry would pick among outcomes, and a failure
+        that is more frequent for one bit than for the other would count for the adversary.
+
+        Args:
+            pack: the trials.
+            before: the failure, which is returned if runs differ.
         """
         first = self.attempt(pack, afresh=True)
         for _ in range(runs_of(pack) - 1):
@@ -148,46 +214,52 @@ class PackTrainer:
         return first
 
     def by_steps(self, audit: int) -> bool:
-        """Whether its packs take time in proportion to their steps."""
+        """Returns whether packs of an audit take time in proportion to their steps."""
         return isinstance(self._session(audit), ResumableSession)
 
     def seconds(self, pack: Pack, horizons: tuple[int, ...]) -> float:
-        """Seconds of one pack that is scored there once its audit is open (for `dpaudit plan`)."""
-        members, noise = self._drawn(pack)
+        """Times one pack, without the opening of its audit.
+
+        Args:
+            pack: the trials.
+            horizons: recorded steps, in place of those of the audit.
+        """
+        members, noise = self._draw(pack)
         session = self._session(pack.audit)
         started = time.perf_counter()
         outcome = session.run(members, noise, horizons)
-        took = time.perf_counter() - started
+        seconds = time.perf_counter() - started
         if isinstance(outcome, Measured):
             _require_some(outcome)
-        return took
+        return seconds
 
-    def _drawn(self, pack: Pack) -> tuple[npt.NDArray[np.bool_], int]:
-        audit, seed = self._brief.audits[pack.audit], self._brief.seed
-        noise = seeds.noise_seed(seed, audit.fingerprint, pack.first)
-        return audit.bits(seed, pack.first, pack.last), noise
+    def _draw(self, pack: Pack) -> tuple[npt.NDArray[np.bool_], int]:
+        """Returns the secret bits of a pack, and the seed of its noise."""
+        audit = self._brief.audits[pack.audit]
+        noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
+        return audit.bits(self._brief.seed, pack.first, pack.last), noise
 
-    def _fetch(self, index: int) -> tuple[Arrays, ...]:
+    def _parts(self, index: int) -> tuple[Arrays, ...]:
+        """Returns all parts of an audit's preparation."""
         if self._brief.audits[index].preparation is None:
             return ()
-        if self._at_hand is None or self._at_hand[0] != index:
-            self._at_hand = None
-            self._at_hand = index, self._prepared(index)
-        return self._at_hand[1]
+        if self._loaded_parts is None or self._loaded_parts[0] != index:
+            self._loaded_parts = None  # frees the memory of the others first
+            self._loaded_parts = index, self._call("prepared", index)
+        return self._loaded_parts[1]
 
     @functools.cached_property
     def _sweep(self) -> Sweep:
-        """Parsed on first use: what a worker cannot import is a failure, not a dead worker."""
-        sweep = spec.from_raw(self._raw)
-        if not any(cell.mechanism.uses_torch for cell in sweep.cells):
-            return sweep
-        import torch
+        """Parsed on first use: a missing import of the user's fails a pack, and no worker."""
+        sweep = spec.from_raw(self._raw_sweep)
+        if any(cell.mechanism.uses_torch for cell in sweep.cells):
+            import torch
 
-        from ..engines import gpu_settings
+            from ..engines import gpu_settings
 
-        # Thread counts come from the sweep, not from the machine: they may change last bits.
-        torch.set_num_threads(threads(sweep))
-        gpu_settings.take_share(sweep.resources.num_gpus)
+            # Thread counts come from the sweep, not from the machine: they may change last bits.
+            torch.set_num_threads(threads(sweep))
+            gpu_settings.take_share(sweep.resources.num_gpus)
         return sweep
 
     def _mechanism(self, index: int) -> Mechanism:
@@ -196,51 +268,23 @@ class PackTrainer:
     def _session(self, index: int) -> Session:
         # Packs come audit by audit, so keeping one session open is enough.
         if self._opened is None or self._opened[0] != index:
-            self._opened, began = None, time.perf_counter()
-            audit, seed = self._brief.audits[index], self._brief.seed
+            self._opened = None
+            began = time.perf_counter()
+            audit = self._brief.audits[index]
             session = self._mechanism(index).open(
                 self._sweep.cells[index].adversary,
-                seed,
-                seeds.derive("craft", seed, audit.fingerprint),
+                self._brief.seed,
+                seeds.derive("craft", self._brief.seed, audit.fingerprint),
                 self._sweep.resources.num_gpus > 0,
-                *(() if audit.preparation is None else (self._fetch(index),)),
+                *(() if audit.preparation is None else (self._parts(index),)),
             )
             self._opened = index, session
             self.opening += time.perf_counter() - began
         return self._opened[1]
 
 
-class Trainer(PackTrainer):
-    """Hands the scores of packs to the aggregator; an executor calls its methods in a process."""
-
-    def __init__(self, raw_sweep: dict[str, Any], brief: Brief, call: CallAggregator) -> None:
-        super().__init__(raw_sweep, brief, lambda audit: call("prepared", audit), call)
-        self._tell_aggregator = call
-
-    def run_pack(self, pack: Pack, before: Failure | None = None) -> Done | Failure:
-        """Returns once the pack is stored, or its failure; after one `before`, it runs again."""
-        started, what = time.perf_counter(), f"{self._brief.audits[pack.audit].label}, {pack.what}"
-        self.opening = 0.0
-        _log.info("%s: starts", what)
-        result: PackScores | Arrays | Failure
-        if isinstance(pack, Part):
-            result = self.attempt_part(pack)
-        else:
-            result = self.retry(pack, before) if before else self.attempt(pack)
-        if isinstance(result, Failure):
-            _log.error("%s: failed\n%s", what, result.traceback)
-            return result
-        trained = time.perf_counter() - started
-        self._tell_aggregator("keep" if isinstance(pack, Part) else "fold", pack, result)
-        seconds = time.perf_counter() - started
-        _log.info("%s: trained in %.2f s, stored in %.2f s", what, trained, seconds - trained)
-        missed = len(result.missed) if isinstance(result, PackScores) else 0
-        runs = runs_of(pack) if before else 1
-        return Done(pack, seconds / runs, not self.resumed, missed, self.opening)
-
-
 class _AllMissedError(Exception):
-    """Every trial of a pack failed; its argument is the first `Missed`."""
+    """All trials of a pack failed; its argument is the first `Missed`."""
 
 
 def _require_some(outcome: Measured) -> None:
@@ -251,20 +295,40 @@ def _require_some(outcome: Measured) -> None:
 def _pack_scores(
     pack: Pack, members: npt.NDArray[np.bool_], steps: tuple[int, ...], outcome: Measured
 ) -> PackScores:
-    """Scores and utility by trial, NaN where one was missed, and why; raises where all were."""
+    """Returns scores and utility by trial, NaN for failed ones, and the reasons of these.
+
+    Args:
+        pack: the trials.
+        members: secret bits [trials].
+        steps: recorded steps.
+        outcome: scores and utility [trials, steps].
+
+    Raises:
+        _AllMissedError: all trials failed.
+    """
     _require_some(outcome)
-    scores, utility = outcome.scores, outcome.utility
+    scores = outcome.scores
+    utility = outcome.utility
     if outcome.missed:
-        lost = np.isin(np.arange(len(scores)), list(outcome.missed))[:, None]
-        scores = np.where(lost, np.nan, scores)
-        utility = {name: np.where(lost, np.nan, values) for name, values in utility.items()}
-    missed = {pack.first + row: miss for row, miss in sorted(outcome.missed.items())}
-    reasons = {trial: printable(miss.message) or miss.kind for trial, miss in missed.items()}
-    outputs = {trial: miss.output for trial, miss in missed.items()}
+        is_missed = np.isin(np.arange(len(scores)), list(outcome.missed))[:, None]
+        scores = np.where(is_missed, np.nan, scores)
+        utility = {name: np.where(is_missed, np.nan, values) for name, values in utility.items()}
+    reasons = {}
+    outputs = {}
+    for row, miss in sorted(outcome.missed.items()):
+        reasons[pack.first + row] = printable(miss.message) or miss.kind
+        outputs[pack.first + row] = miss.output
     return PackScores(pack.first, members, steps, scores, utility, reasons, outputs)
 
 
 def _attempt(work: Callable[[P], T], pack: P, trials: int = 1) -> T | Failure:
+    """Returns what `work` returns for a pack, or how it failed.
+
+    Args:
+        work: trains the pack.
+        pack: trials, or a part of a preparation.
+        trials: how many are trained together, for advice if memory runs out.
+    """
     try:
         return work(pack)
     except _AllMissedError as error:
@@ -273,9 +337,11 @@ def _attempt(work: Callable[[P], T], pack: P, trials: int = 1) -> T | Failure:
         return Failure(pack, first.kind, message, lines(first.output))
     except (Exception, SystemExit) as error:  # noqa: BLE001 (boundary: a user's error is data)
         kind = type(error).__name__
-        detail = "".join(traceback.format_exception(error)[-8:])
-        if out_of_memory(error) and "lower mechanism." not in str(error):  # than one model's batch
-            return Failure.of_memory(pack, detail, trials)
-        ours = isinstance(error, DpauditError)
-        message = str(error).splitlines()[0] if ours else f"{kind}: {first_line(error)}"
-        return Failure(pack, kind, message if str(error) else kind, detail)
+        frames = "".join(traceback.format_exception(error)[-8:])
+        # If one model's batch is too large already, its error has better advice.
+        if out_of_memory(error) and "lower mechanism." not in str(error):
+            return Failure.of_memory(pack, frames, trials)
+        message = f"{kind}: {first_line(error)}" if str(error) else kind
+        if isinstance(error, DpauditError):
+            message = str(error).splitlines()[0]
+        return Failure(pack, kind, message, frames)

@@ -1,4 +1,4 @@
-"""The trainers: how many there is room for, what each needs of a node, and which pack it has."""
+"""Trainers as the driver sees them: how many the cluster has room for, and which pack each has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import math
-import re
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -21,114 +20,120 @@ from ..storage.run_directory import RunDirectory
 from ..sweep.resources import ResourceSpec
 from ..sweep.spec import Sweep
 from .executors import Executor, Handle, Work
+from .progress import Tell
 
 RESIZE_SECONDS = 2.0
 PATIENT_SECONDS = 30.0  # without any trainer, before the user is told again
 PENDING = 8  # trainers that may wait for nodes when few have their place
-ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 2.0  # for a node's daemon
 FAULTS_PER_NODE = 2  # trainers of a node found at fault before it is left out
 MEMORY_KILLS = 2  # trainers of a node killed for its memory before it gets one trainer less
 LONE_MEMORY_KILLS = 3  # the same of a trainer that is alone, before its node is left out
 SHORTAGE_SECONDS = 600.0  # with a trainer less, before one more is tried; doubled each time
 MACHINES_FILE = "machines.json"  # addresses by kind of machine
 GIB = 2**30
-_SELECTOR = re.compile(r"(!?)(?:(?:in)?\((.*)\)|(.*))", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
 class ResourceRequest:
-    """What a trainer needs of a node: resources by Ray's names, and a label selector."""
+    """The resources of a node that a trainer needs, by Ray's names, and a label selector."""
 
     resources: Mapping[str, float]
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_spec(cls, spec: ResourceSpec) -> ResourceRequest:
-        """What the sweep file asks for."""
-        counted = {"CPU": spec.num_cpus, "GPU": spec.num_gpus, "memory": float(spec.memory)}
-        amounts = counted | spec.custom_resources
+        """Returns the request of a sweep file."""
+        amounts = {"CPU": spec.num_cpus, "GPU": spec.num_gpus, "memory": float(spec.memory)}
+        amounts |= spec.custom_resources
         return cls({name: value for name, value in amounts.items() if value}, spec.label_selector)
 
     def __str__(self) -> str:
-        parts = [
-            f"{value / GIB:.4g} GiB memory" if name == "memory" else f"{value:g} {name}"
-            for name, value in self.resources.items()
-        ]
-        return ", ".join([*parts, *(f"{key} {value}" for key, value in self.labels.items())])
+        words = []
+        for name, value in self.resources.items():
+            words.append(
+                f"{value / GIB:.4g} GiB memory" if name == "memory" else f"{value:g} {name}"
+            )
+        words += [f"{key} {value}" for key, value in self.labels.items()]
+        return ", ".join(words)
 
     def fits(self, resources: Mapping[str, float]) -> int:
-        """How many trainers a node with these resources holds."""
-        return min(
-            _parts(resources.get(name, 0), amount, whole_devices=name == "GPU")
-            for name, amount in self.resources.items()
-        )
+        """Returns how many trainers a node with these resources holds."""
+        slack = 1e-9  # 0.3 / 0.1 is less than 3
+        counts = []
+        for name, amount in self.resources.items():
+            available = resources.get(name, 0)
+            if name == "GPU" and amount < 1:  # all of it from one device: two hold 0.6 twice
+                counts.append(int(available) * int(1 / amount + slack))
+            else:
+                counts.append(int(available / amount + slack))
+        return min(counts)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels is one that the selector names."""
+        """Returns whether the selector (`a`, `!a`, `in(a, b)` or `!in(a, b)`) names a node."""
         for key, selector in self.labels.items():
-            match = _SELECTOR.fullmatch(selector)
-            assert match is not None, selector
-            negated, several, single = match.groups()
-            names = [single] if several is None else [name.strip() for name in several.split(",")]
-            if (labels.get(key) in names) == bool(negated):
+            choice = selector.removeprefix("!")
+            values = [choice]
+            if choice.endswith(")"):
+                names = choice.removeprefix("in").strip("()").split(",")
+                values = [name.strip() for name in names]
+            if (labels.get(key) in values) == selector.startswith("!"):
                 return False
         return True
 
 
-def _parts(available: float, amount: float, whole_devices: bool) -> int:
-    """Returns how often an amount fits into what is available.
-
-    Args:
-        available: of a node.
-        amount: of a trainer.
-        whole_devices: an amount below 1 comes from one device: two GPUs hold 0.6 twice.
-    """
-    slack = 1e-9  # 0.3 / 0.1 is less than 3
-    if whole_devices and amount < 1:
-        return int(available) * int(1 / amount + slack)
-    return int(available / amount + slack)
-
-
-class Places:
-    """Counts what fits: at most `limit` trainers, each of which needs what `request` says."""
+class Capacity:
+    """Counts the trainers that the nodes of the cluster hold, and keeps account of bad nodes."""
 
     def __init__(
-        self,
-        executor: Executor,
-        request: ResourceRequest,
-        limit: int | None,
-        tell: Callable[[str], None],
+        self, executor: Executor, request: ResourceRequest, limit: int | None, tell: Tell
     ) -> None:
-        self._executor, self._request, self._limit, self._tell = executor, request, limit, tell
+        """Reads the nodes of the cluster.
+
+        Args:
+            executor: lists the nodes.
+            request: the resources that each trainer needs.
+            limit: most trainers at a time; None: as many as fit.
+            tell: takes a line for the user.
+        """
+        self._executor = executor
+        self._request = request
+        self._limit = limit
+        self._tell = tell
         self.avoided: set[str] = set()  # nodes that no trainer is started on
         self._gone: set[str] = set()
         self._faults: collections.Counter[str] = collections.Counter()
         self._cluster = executor.nodes()
         self._memory_kills = collections.Counter(self._cluster.memory_kills())
-        self._shortages: dict[str, Shortage] = {}
+        self._shortages: dict[str, Shortage] = collections.defaultdict(Shortage)
 
     def require_room(self) -> None:
-        """Raises NoClusterError when the cluster can never hold a trainer."""
-        cluster, request = self._cluster, self._request
-        if self._fitting() or cluster.grows:
+        """Raises NoClusterError if the cluster can never hold a trainer."""
+        if self._fitting() or self._cluster.grows:
             return
-        has = ", ".join(
-            f"{sum(node.resources.get(name, 0) for node in cluster.nodes):g} {name}"
-            for name in request.resources
-        )
+        totals = []
+        for name in self._request.resources:
+            amount = sum(node.resources.get(name, 0) for node in self._cluster.nodes)
+            totals.append(f"{amount:g} {name}")
         raise NoClusterError(
-            f"no node of this cluster fits a trainer of {request} (all nodes together have "
-            f"{has}); lower resources in the sweep file"
+            f"no node of this cluster fits a trainer of {self._request} (all nodes together have "
+            f"{', '.join(totals)}); lower resources in the sweep file"
         )
 
     def room(self, ready: int) -> tuple[int, int]:
-        """Trainers to have, `ready` ones too, others to show demand; how many of them fit now."""
+        """Returns how many trainers to have, and how many fit now.
+
+        There are more of the first if an autoscaler adds nodes for those that wait.
+
+        Args:
+            ready: trainers that have their place.
+        """
         self._cluster = self._executor.nodes()
-        now = sum(self._fitting().values())
-        wanted = max(1, now)
-        if self._cluster.grows and ready <= wanted:
-            wanted += max(PENDING, ready) if self._limit is None else self._limit
-        return wanted if self._limit is None else min(wanted, self._limit), now
+        fitting = sum(self._fitting().values())
+        target = max(1, fitting)
+        if self._cluster.grows and ready <= target:
+            target += max(PENDING, ready) if self._limit is None else self._limit
+        return target if self._limit is None else min(target, self._limit), fitting
 
     @property
     def leaving(self) -> set[str]:
@@ -137,7 +142,8 @@ class Places:
 
     def crowded(self, trainers: Mapping[str, int]) -> set[str]:
         """Returns the nodes that ran out of memory and have as many trainers as they may have."""
-        return {node for node in self._shortages if trainers.get(node, 0) >= self._most(node)}
+        most = {node: shortage.most() for node, shortage in self._shortages.items()}
+        return {node for node, count in most.items() if trainers.get(node, 0) >= count}
 
     def new_memory_kill(self, node: str = "") -> str:
         """Returns a node where one more process was killed for its memory; "" if there is none.
@@ -146,10 +152,10 @@ class Places:
             node: the only node to consider; all nodes by default.
         """
         kills = self._cluster.memory_kills()
-        for there in (node,) if node else kills:
-            if kills.get(there, 0) > self._memory_kills[there]:
-                self._memory_kills[there] += 1
-                return there
+        for candidate in (node,) if node else kills:
+            if kills.get(candidate, 0) > self._memory_kills[candidate]:
+                self._memory_kills[candidate] += 1
+                return candidate
         return ""
 
     def trainer_killed(self, node: str, address: str, trainers: int) -> bool:
@@ -166,9 +172,9 @@ class Places:
             Whether other trainers took memory as well, so that its pack may fit.
 
         Raises:
-            NoClusterError: no other node is there.
+            NoClusterError: the node is left out, and there is no other.
         """
-        shortage = self._shortages.setdefault(node, Shortage())
+        shortage = self._shortages[node]
         shortage.trainers = max(shortage.trainers, trainers)
         crowd = shortage.trainers
         if crowd == 1:
@@ -190,31 +196,25 @@ class Places:
 
     def pack_done(self, node: str) -> None:
         """Takes note that the memory of a node holds a trainer."""
-        if node in self._shortages:
-            self._shortages[node].lone_kills = 0
+        self._shortages[node].lone_kills = 0
 
-    def _most(self, node: str) -> float:
-        """Returns how many trainers a node may have, as far as its memory is known."""
-        shortage = self._shortages.get(node)
-        return math.inf if shortage is None else shortage.most()
-
-    def tell_what_for(self, trainers: int, room: int) -> None:
-        """Says what `trainers` wait for, none of which has its place."""
+    def tell_waiting(self, trainers: int, room: int) -> None:
+        """Tells the user what `trainers` wait for, none of which has its place."""
         self._tell(
             f"waiting for nodes: {trainers} trainers of {self._request} are asked for, and the "
             f"cluster has room for {room} when nothing else runs on it"
         )
 
     def alive(self, node: str) -> bool:
-        """Whether the node of a trainer that died answers, once: a cluster notices after 15 s."""
+        """Asks the node of a trainer that died, once: a cluster notices its end after 15 s."""
         if node in self._gone:
             return False
-        for there in self._executor.nodes().nodes:
-            if there.id == node:
-                if not there.port:
+        for listed in self._executor.nodes().nodes:
+            if listed.id == node:
+                if not listed.port:
                     return True
                 with contextlib.suppress(OSError):
-                    socket.create_connection((there.host, there.port), ANSWER_SECONDS).close()
+                    socket.create_connection((listed.host, listed.port), ANSWER_SECONDS).close()
                     return True
         self._gone.add(node)
         return False
@@ -222,16 +222,23 @@ class Places:
     def fault(self, node: str, address: str) -> None:
         """Counts a trainer that failed at what one elsewhere could do; the last node is kept."""
         self._faults[node] += 1
-        others = self._fitting().keys() - {node}
-        if self._faults[node] == FAULTS_PER_NODE and (others or self._cluster.grows):
-            self.avoided.add(node)
-            self._tell(
-                f"node {address} is left out: {FAULTS_PER_NODE} of its trainers failed at packs "
-                "that other nodes could do"
-            )
+        is_last = not self._cluster.grows and not self._fitting().keys() - {node}
+        if self._faults[node] == FAULTS_PER_NODE and not is_last:
+            why = f"{FAULTS_PER_NODE} of its trainers failed at packs that other nodes could do"
+            self.leave_out(node, address, why)
 
-    def leave_out(self, node: str, address: str, why: str, remedy: str) -> None:
-        """Starts no more trainers on a node; NoClusterError without another one."""
+    def leave_out(self, node: str, address: str, why: str, remedy: str = "") -> None:
+        """Starts no more trainers on a node.
+
+        Args:
+            node: id of the node.
+            address: the node's address, for the user.
+            why: the reason, for the user.
+            remedy: what the user can do if there is no other node.
+
+        Raises:
+            NoClusterError: there is no other node.
+        """
         if node in self.avoided:
             return
         self.avoided.add(node)
@@ -241,23 +248,24 @@ class Places:
         self._tell(line)
 
     def _fitting(self) -> dict[str, int]:
+        """Returns how many trainers each node holds, of those that hold any."""
         leaving = self.leaving
         fitting: dict[str, int] = {}
         for node in self._cluster.nodes:
             if node.id in leaving or not self._request.matches(node.labels):
                 continue
-            count = self._request.fits(node.resources)
+            count = min(self._request.fits(node.resources), self._shortages[node.id].most())
             if count > 0:
-                fitting[node.id] = int(min(count, self._most(node.id)))
+                fitting[node.id] = int(count)
         return fitting
 
 
 @dataclasses.dataclass
 class Shortage:
-    """Trainers of a node that were killed for its memory.
+    """Trainers of a node that were killed for its memory, and the limit that follows.
 
     Attributes:
-        kills: killed beside others since the node last got a trainer less.
+        kills: killed while others ran there, since the node last got a trainer less.
         trainers: the most that were there at one of these kills.
         lone_kills: killed alone since a pack was last done there.
         limit: how many may be there.
@@ -289,10 +297,19 @@ class Shortage:
 
 @dataclasses.dataclass(eq=False)
 class Worker:
-    """A trainer, which has worked on its `pack` since `since`.
+    """A trainer, as the driver sees it.
 
-    Its place is a `node`, by id, with an `address`: the answer to `greeting` tells. It gets no pack
-    while some that failed with it are tried elsewhere (`suspected`), nor when it is `leaving`.
+    Attributes:
+        name: its name for the executor and the user.
+        handle: the executor's reference to it.
+        greeting: the answer to its first call, with its node, address and machine.
+        node: id of its node; "" until it has its place.
+        address: the node's address, for the user.
+        pack: the pack that it works on.
+        suspected: packs that failed on it and are tried elsewhere; it gets no pack meanwhile.
+        leaving: it gets no more packs.
+        proven: it has done a pack.
+        since: when it was given its pack, or last showed life, by `time.monotonic`.
     """
 
     name: str
@@ -303,7 +320,7 @@ class Worker:
     pack: Pack | None = None
     suspected: set[Pack] = dataclasses.field(default_factory=set)
     leaving: bool = False
-    proven: bool = False  # it has done a pack
+    proven: bool = False
     since: float = 0.0
 
     @property
@@ -315,22 +332,35 @@ class Worker:
 class Pool:
     """Keeps as many trainers as there is room for, and no more than there is work for.
 
-    `start` starts the trainer of a number, in a place on a node; `kill` ends its process. Nothing
-    here looks at all of them for each pack: whoever changes a trainer says so (`changed`).
+    No method that is called for each pack walks through all trainers: `changed` keeps `idle`.
+
+    Attributes:
+        workers: all trainers, in the order in which they were started.
+        backlog: packs that are not handed out yet.
+        idle: trusted trainers without a pack, in the order in which they became so.
     """
 
     def __init__(
-        self, start: Callable[[int], Worker], kill: Callable[[Handle], None], places: Places
+        self, start: Callable[[int], Worker], kill: Callable[[Handle], None], capacity: Capacity
     ) -> None:
-        self._start, self._kill, self._places = start, kill, places
-        self.workers: dict[Worker, None] = {}  # in the order in which they were started
-        self.backlog: float = math.inf  # packs that are still to be handed out
-        self.idle: dict[Worker, None] = {}  # trusted, without a pack; who came first is first
-        self._saved: dict[Pack, int] = {}  # the last step of each pack that was told of
+        """Starts no trainer yet.
+
+        Args:
+            start: starts the trainer of a number.
+            kill: ends a trainer's process.
+            capacity: counts the trainers that fit.
+        """
+        self._start = start
+        self._kill = kill
+        self._capacity = capacity
+        self.workers: dict[Worker, None] = {}
+        self.backlog: float = math.inf
+        self.idle: dict[Worker, None] = {}
+        self._saved: dict[Pack, int] = {}  # the last step of each pack that was saved
         self._started = 0  # trainers so far: the next one's number
         self._resized = -math.inf  # when their number was last fitted to room and work
         self._quiet_since = time.monotonic()  # some trainer had its place, or the user was told
-        self._nodes_told = False  # that nodes have to come first
+        self._nodes_told = False  # whether the user was told that nodes have to come first
 
     @property
     def ready(self) -> list[Worker]:
@@ -338,7 +368,7 @@ class Pool:
         return [worker for worker in self.workers if worker.node]
 
     def changed(self, worker: Worker) -> None:
-        """To be called whenever a trainer is placed, given a pack, answers, or is not trusted."""
+        """Updates `idle`; called when a trainer is placed, gets a pack, answers or loses trust."""
         if worker in self.workers and worker.trusted and worker.pack is None:
             self.idle[worker] = None
         else:
@@ -346,35 +376,40 @@ class Pool:
 
     def resize(self) -> None:
         """Starts trainers where there is room and work; gives back those that are too many."""
-        if (now := time.monotonic()) - self._resized < RESIZE_SECONDS:
+        now = time.monotonic()
+        if now - self._resized < RESIZE_SECONDS:
             return
         self._resized = now
-        ready = [worker for worker in self.ready if not worker.leaving]
-        wanted, room = self._places.room(len(ready))
-        start = int(min(wanted, sum(worker.pack is not None for worker in ready) + self.backlog))
-        self._give_back(ready, start)
+        placed = [worker for worker in self.ready if not worker.leaving]
+        busy = sum(worker.pack is not None for worker in placed)
+        allowed, room = self._capacity.room(len(placed))
+        target = int(min(allowed, busy + self.backlog))
+        self._give_back(placed, target)
+        # `_give_back` has removed some, and made others leave once their packs are done.
+        missing = target - sum(not worker.leaving for worker in self.ready)
         pending = [worker for worker in self.workers if not worker.node]
-        placed = sum(bool(worker.node) and not worker.leaving for worker in self.workers)
-        for worker in pending[max(0, start - placed) :]:  # the newest: the others wait longer
+        for worker in pending[max(0, missing) :]:  # the newest: the others have waited longer
             self.remove(worker)
-        for _ in range(start - placed - len(pending)):
+        for _ in range(missing - len(pending)):
             self.workers[self._start(self._started)] = None
             self._started += 1
-        if ready or not start:
-            self._quiet_since, self._nodes_told = now, False
+        if placed or not target:
+            self._quiet_since = now
+            self._nodes_told = False
         elif now - self._quiet_since > PATIENT_SECONDS or not (room or self._nodes_told):
-            self._quiet_since, self._nodes_told = now, True
-            self._places.tell_what_for(start, room)
+            self._quiet_since = now
+            self._nodes_told = True
+            self._capacity.tell_waiting(target, room)
 
     def remove(self, worker: Worker) -> Pack | None:
         """Ends a trainer; returns the pack that it did not answer."""
         del self.workers[worker]
         self.changed(worker)
-        self._kill(worker.handle)  # also when it only seemed dead: none may work unseen
+        self._kill(worker.handle)  # also if it only seemed dead: none may work unseen
         return worker.pack
 
     def replace(self, worker: Worker) -> Pack | None:
-        """Ends a trainer whose place is filled at once; returns the pack it did not answer."""
+        """Ends a trainer and has another one started soon; returns the pack it did not answer."""
         self._resized = -math.inf
         return self.remove(worker)
 
@@ -386,13 +421,14 @@ class Pool:
             if worker.pack in fresh:
                 worker.since = time.monotonic()
 
-    def _give_back(self, ready: list[Worker], keep: int) -> None:
-        """Idle trainers go first; busy ones end their packs."""
-        nodes = self._places.leaving
-        staying = [worker for worker in ready if worker.node not in nodes]
+    def _give_back(self, placed: list[Worker], target: int) -> None:
+        """Lets trainers leave until `target` stay: idle ones now, others after their packs."""
+        nodes = self._capacity.leaving
+        staying = [worker for worker in placed if worker.node not in nodes]
         staying.sort(key=lambda worker: (worker.pack is not None, -len(worker.name), worker.name))
-        too_many = staying[: max(0, len(staying) - keep)]
-        for worker in (*(worker for worker in ready if worker.node in nodes), *too_many):
+        departing = [worker for worker in placed if worker.node in nodes]
+        departing += staying[: max(0, len(staying) - target)]
+        for worker in departing:
             worker.leaving = True
             self.changed(worker)
         for worker in list(self.workers):
@@ -401,46 +437,50 @@ class Pool:
 
 
 def threads(sweep: Sweep) -> int:
-    """How many threads a trainer computes on: by the sweep, whatever the machine has."""
+    """Returns how many threads a trainer computes on: by the sweep, whatever the machine has."""
     return max(1, int(sweep.resources.num_cpus))
 
 
 def recorded_machines(run: RunDirectory) -> dict[str, list[str]]:
-    """Addresses of the machines that trained, by kind; damage counts as nothing known."""
+    """Returns addresses of the machines that trained, by kind; none if the record is damaged."""
     try:
         raw: Any = run.read_json(MACHINES_FILE) or {}
-        return {str(kind): sorted(set(map(str, those))) for kind, those in raw.items()}
+        return {str(kind): sorted(set(map(str, addresses))) for kind, addresses in raw.items()}
     except (RunDirectoryError, AttributeError, TypeError):
         return {}
 
 
 class MachineCompatibility:
-    """Admits machines whose code has the driver's versions; tells when their kinds differ.
+    """Admits machines whose code has the driver's versions; warns if their kinds differ.
 
     Scores are bit-identical on one kind of machine, with one number of threads.
+
+    Attributes:
+        modules: the user's modules, whose digests a machine reports.
     """
 
     def __init__(self, work: Work) -> None:
-        sweep = work.sweep
-        on_cpu = sweep.resources.num_gpus == 0
-        grouped = threads(sweep) > 1 and on_cpu and any(c.mechanism.uses_torch for c in sweep.cells)
-        self._grouping = f", {threads(sweep)} threads" if grouped else ""
+        count = threads(work.sweep)
+        on_cpu = work.sweep.resources.num_gpus == 0
+        uses_torch = any(cell.mechanism.uses_torch for cell in work.sweep.cells)
+        self._threads = f", {count} threads" if count > 1 and on_cpu and uses_torch else ""
         self._code = work.plan.code[-1]
-        self._run, self._tell = work.run, work.tell
+        self._run = work.run
+        self._tell = work.tell
         self._kinds = recorded_machines(work.run)
-        self._mixing_told = False
-        self.modules = tuple(self._code.modules)  # the user's, which a machine is to be asked about
+        self._has_warned = False
+        self.modules = tuple(self._code.modules)
 
     def admit(self, address: str, machine: Machine) -> str | None:
-        """Takes what a trainer says of its machine; why it may not train, None where it may."""
+        """Records the machine of a trainer; returns why it may not train, None if it may."""
         if why := provenance.unlike(self._code, machine):
             return why
-        kind = machine.device + self._grouping
+        kind = machine.device + self._threads
         if address not in self._kinds.setdefault(kind, []):
             self._kinds[kind].append(address)
             self._run.write_json(MACHINES_FILE, self._kinds)
-        if len(self._kinds) > 1 and not self._mixing_told:
-            self._mixing_told = True
+        if len(self._kinds) > 1 and not self._has_warned:
+            self._has_warned = True
             self._tell(
                 f"warning: trials run on several kinds of machine ({'; '.join(self._kinds)}): "
                 "scores are equal in distribution, and may differ in last bits"

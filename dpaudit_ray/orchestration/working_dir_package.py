@@ -1,4 +1,4 @@
-"""The working directory of a job: what is sent to the cluster, and what is withheld.
+"""Chooses the files of a working directory that are sent to the cluster with a job.
 
 Ray's own packager follows links out of the folder and round in circles, and sends all it finds,
 secrets too. So it gets a copy of the files that git tracks and the sweep names.
@@ -25,19 +25,17 @@ RAY_IGNORE = ".rayignore"
 HIDDEN = ".*"  # settings of tools, caches, and most secrets: .git, .venv, .env, .netrc, .kube, .ray
 MADE = ("__pycache__", "*.pyc", "*.egg-info", "node_modules")
 MADE_OUTSIDE = ("venv", "build", "dist", "runs")  # of packages, where such names are the user's
-# Secrets are not for a cluster's storage, whether they have a dot or not. All in small letters.
-SECRETS = (
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.key", "*.pem", "*.ppk"),
-    *("*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx"),
-    *("token", "*[_-]token", "*.token", "token.*", "tokens.*", "*[_-]token.*"),
-    *("netrc", "_netrc", "git-credentials", "kubeconfig*", "*.kubeconfig", "*.env", "auth.json"),
-    *("apikey*", "api[_-]key*", "*[_-]apikey*", "*[_-]api[_-]key*", "*.tfstate", "*.tfstate.*"),
-    *("password", "passwords", "passwd", "password.*", "passwords.*", "*[_-]password*", "*.tfvars"),
-    *("*.keytab", "htpasswd", "pgpass"),
-    *("credentials", "credentials.*", "*[_-]credentials", "*[_-]credentials.*"),
-    *("secret", "secrets", "secret.*", "secrets.*", "client_secret*", "*service[_-]account*.json"),
-)
-CODE = ("*.py", "*.pyi")  # about secrets, perhaps, and none itself
+# Patterns of names in small letters. Secrets are not for a cluster's storage.
+SECRETS = """
+    id_rsa* id_dsa* id_ecdsa* id_ed25519* *.key *.pem *.ppk *.p12 *.pfx *.jks *.keystore *.kdbx
+    token *[_-]token *.token token.* tokens.* *[_-]token.* *.keytab htpasswd pgpass
+    netrc _netrc git-credentials kubeconfig* *.kubeconfig *.env auth.json
+    apikey* api[_-]key* *[_-]apikey* *[_-]api[_-]key* *.tfstate *.tfstate.* *.tfvars
+    password passwords passwd password.* passwords.* *[_-]password*
+    credentials credentials.* *[_-]credentials *[_-]credentials.*
+    secret secrets secret.* secrets.* client_secret* *service[_-]account*.json
+"""
+CODE = ("*.py", "*.pyi")  # never a secret, though it may have the name of one
 _MAX_NAMES = 20  # of files that are not sent, in a message
 _INCLUDE = "; send them with --include NAME"
 _SUBMODULE = b"160000"  # mode of an entry of git's index
@@ -58,14 +56,20 @@ class Unsent:
 
 
 @dataclasses.dataclass
-class _Listing:
-    """The files of a folder: sizes of those that are sent, those that may not be, and others."""
+class Listing:
+    """The files of a folder, in the order of their names.
+
+    Attributes:
+        sent: sizes in bytes of the files that are sent.
+        withheld: links and secrets; those that begin with a dot are not among them.
+        unsent: files that neither git tracks nor the sweep names.
+    """
 
     sent: dict[Path, int] = dataclasses.field(default_factory=dict)
     withheld: list[Path] = dataclasses.field(default_factory=list)
     unsent: list[Unsent] = dataclasses.field(default_factory=list)
 
-    def add(self, folder: Path, below: _Listing) -> None:
+    def add(self, folder: Path, below: Listing) -> None:
         """Adds a folder; several entries of one without a file that is sent become one."""
         self.sent |= below.sent
         self.withheld += below.withheld
@@ -81,11 +85,16 @@ class _Listing:
 class WorkingDirPackage:
     """The files of a folder that a job needs: tracked by git, named by the sweep, or included.
 
-    Without git, Python sources are sent in place of what it tracks. Withheld is whatever begins
-    with a dot, looks like a secret, was made by tools or is a link.
+    Without git, Python sources are sent in place of the files that it tracks. Files are not sent
+    if their names begin with a dot or look like a secret, if tools have made them, or if they are
+    links.
 
-    `excludes` and `includes` are patterns of file or folder names, or of paths below the folder;
-    the lines of its .rayignore are excluded, too. `named` are absolute paths.
+    Attributes:
+        folder: the working directory.
+        excludes: patterns of file or folder names, or of paths below the folder, in addition to
+            the lines of its .rayignore.
+        includes: such patterns of files that are sent in any case.
+        named: absolute paths of files that the sweep names.
     """
 
     folder: Path
@@ -99,7 +108,7 @@ class WorkingDirPackage:
         Raises:
             SpecError: they are too large, cannot be read, or have names that Ray cannot pack.
         """
-        sizes = self._listing.sent
+        sizes = self.listing.sent
         for path in sizes:
             try:
                 str(path).encode()
@@ -115,30 +124,22 @@ class WorkingDirPackage:
                 f"what the sweep does not need, or list it in {RAY_IGNORE}; data belongs on shared "
                 "storage",
             )
-        return sorted(sizes)
-
-    def withheld(self) -> list[Path]:
-        """Returns links and secrets, sorted; those that begin with a dot are not among them."""
-        return sorted(self._listing.withheld)
-
-    def unsent(self) -> list[Unsent]:
-        """Returns what neither git tracks nor the sweep names, folders as one entry, sorted."""
-        return sorted(self._listing.unsent, key=lambda entry: entry.path)
+        return list(sizes)
 
     def omissions(self) -> list[str]:
         """Returns a line on what is withheld and a line on what is not chosen, if there is any."""
-        lines = []
-        for what, names, remedy in (
-            ("links, what looks like a secret", self.withheld(), ""),
-            ("not tracked by git, not named by the sweep", self.unsent(), _INCLUDE),
+        messages = []
+        for reason, entries, remedy in (
+            ("links, what looks like a secret", self.listing.withheld, ""),
+            ("not tracked by git, not named by the sweep", self.listing.unsent, _INCLUDE),
         ):
-            if names:
-                listed = ", ".join(printable(str(name)) for name in names[:_MAX_NAMES])
-                more = len(names) - _MAX_NAMES
-                if more > 0:
-                    listed += f" and {more:,} more"
-                lines.append(f"not sent ({what}): {listed}{remedy}")
-        return lines
+            if entries:
+                names = ", ".join(printable(str(entry)) for entry in entries[:_MAX_NAMES])
+                excess = len(entries) - _MAX_NAMES
+                if excess > 0:
+                    names += f" and {excess:,} more"
+                messages.append(f"not sent ({reason}): {names}{remedy}")
+        return messages
 
     def copy(self, folder: Path) -> None:
         """Copies the files below a new folder, with their modes: equal ones are sent once."""
@@ -149,20 +150,21 @@ class WorkingDirPackage:
                 shutil.copy(self.folder / path, folder / path)
 
     @functools.cached_property
-    def _listing(self) -> _Listing:
+    def listing(self) -> Listing:
+        """All files below the folder."""
         if not self.folder.is_dir():
             raise SpecError("--working-dir", f"{self.folder} is not a folder")
         with _readable():
-            return self._below(Path(), included=False)
+            return self._list_folder(Path(), included=False)
 
     @functools.cached_property
     def _omitted(self) -> tuple[str, ...]:
-        """Patterns of what is neither sent nor listed."""
+        """Patterns of files and folders that are neither sent nor listed."""
         ray_ignore = self.folder / RAY_IGNORE
         text = ray_ignore.read_text(errors="replace") if ray_ignore.is_file() else ""
         lines = [line.strip() for line in text.splitlines()]
-        listed = [line for line in lines if line and not line.startswith("#")]
-        return (HIDDEN, *MADE, *listed, *self.excludes)
+        ignored = [line for line in lines if line and not line.startswith("#")]
+        return (HIDDEN, *MADE, *ignored, *self.excludes)
 
     @functools.cached_property
     def _tracked(self) -> frozenset[Path] | None:
@@ -176,28 +178,35 @@ class WorkingDirPackage:
         files += self._tracked or ()
         return frozenset().union(*(path.parents for path in files))
 
-    def _below(self, here: Path, included: bool) -> _Listing:
-        listing = _Listing()
-        in_package = (self.folder / here / "__init__.py").is_file()
-        for path in (here / name for name in sorted(os.listdir(self.folder / here))):
+    def _list_folder(self, folder: Path, included: bool) -> Listing:
+        """Lists the files below a folder.
+
+        Args:
+            folder: relative to the working directory.
+            included: it is below a folder that `includes` names.
+        """
+        listing = Listing()
+        in_package = (self.folder / folder / "__init__.py").is_file()
+        for name in sorted(os.listdir(self.folder / folder)):
+            path = folder / name
             full = self.folder / path
             if _matches(path, self._omitted):
                 continue
-            package = (full / "__init__.py").is_file()
-            code = package or _matches(path, CODE)
-            secret = not code and _matches(Path(str(path).lower()), SECRETS)
-            chosen = included or self._is_chosen(path)
-            made = not (package or in_package or chosen or path in self._parents)
-            if full.is_symlink() or secret:
+            is_package = (full / "__init__.py").is_file()
+            is_code = is_package or _matches(path, CODE)
+            is_secret = not is_code and _matches(Path(str(path).lower()), SECRETS.split())
+            is_chosen = included or self._is_chosen(path)
+            may_be_made = not (is_package or in_package or is_chosen or path in self._parents)
+            if full.is_symlink() or is_secret:
                 listing.withheld.append(path)
             elif full.is_file():
                 size = full.stat().st_size
-                if chosen:
+                if is_chosen:
                     listing.sent[path] = size
                 else:
-                    listing.unsent.append(Unsent(path, files=1, size=size))
-            elif full.is_dir() and not (made and _matches(path, MADE_OUTSIDE)):
-                listing.add(path, self._below(path, chosen))
+                    listing.unsent.append(Unsent(path, 1, size))
+            elif full.is_dir() and not (may_be_made and _matches(path, MADE_OUTSIDE)):
+                listing.add(path, self._list_folder(path, is_chosen))
         return listing
 
     def _is_chosen(self, path: Path) -> bool:
@@ -210,19 +219,19 @@ class WorkingDirPackage:
 
 @contextlib.contextmanager
 def _readable() -> Iterator[None]:
+    """Raises SpecError for a folder or file that cannot be read."""
     try:
         yield
-    except RecursionError as error:
-        why = "a folder is nested too deep; --exclude it"
-        raise SpecError("--working-dir", why) from error
-    except OSError as error:
-        why = f"cannot read {error.filename} ({error.strerror}); --exclude it"
-        raise SpecError("--working-dir", why) from error
+    except (RecursionError, OSError) as error:
+        problem = "a folder is nested too deep"
+        if isinstance(error, OSError):
+            problem = f"cannot read {error.filename} ({error.strerror})"
+        raise SpecError("--working-dir", f"{problem}; --exclude it") from error
 
 
 def _matches(path: Path, patterns: Iterable[str]) -> bool:
     names = (path.name, path.as_posix())
-    return any(fnmatch.fnmatch(name, p.strip("/")) for p in patterns for name in names)
+    return any(fnmatch.filter(names, pattern.strip("/")) for pattern in patterns)
 
 
 def _tracked_by_git(folder: Path) -> frozenset[Path] | None:
@@ -232,7 +241,7 @@ def _tracked_by_git(folder: Path) -> frozenset[Path] | None:
         return None
     repositories = homes[:1]
     tracked: list[Path] = []
-    for repository in repositories:
+    for repository in repositories:  # grows by the submodules that are found
         try:
             entries = _index_entries(repository)
         except (OSError, ValueError, subprocess.CalledProcessError):
@@ -240,9 +249,9 @@ def _tracked_by_git(folder: Path) -> frozenset[Path] | None:
                 return None  # no git on this machine, nothing added yet, or a foreign index
             continue
         for entry in filter(None, entries):
-            head, _, name = entry.partition(b"\t")
+            mode, _, name = entry.partition(b"\t")
             path = repository / os.fsdecode(name)
-            if not head.startswith(_SUBMODULE):
+            if not mode.startswith(_SUBMODULE):
                 tracked.append(path)
             elif path.resolve() not in repositories:
                 repositories.append(path)
@@ -260,11 +269,11 @@ def _index_entries(repository: Path) -> list[bytes]:
         git = repository / link.removeprefix("gitdir:").strip()
     index = strangers.content(str(git / "index"), strangers.RECORD)
     with tempfile.TemporaryDirectory() as scratch:
-        home = Path(scratch)
+        empty = Path(scratch)
         for name in ("objects", "refs"):
-            (home / name).mkdir()
-        (home / "HEAD").write_text("ref: refs/heads/main\n")
-        (home / "index").write_bytes(index)
+            (empty / name).mkdir()
+        (empty / "HEAD").write_text("ref: refs/heads/main\n")
+        (empty / "index").write_bytes(index)
         command = ["git", "--git-dir", scratch, "ls-files", "-z", "--stage"]
         path = os.environ.get("PATH", os.defpath)
         settings = {"PATH": path, "HOME": scratch, "GIT_CONFIG_NOSYSTEM": "1"}

@@ -67,9 +67,7 @@ def unlike(code: Code, machine: Machine) -> str | None:
 
 def sweep_code(sweep: Sweep) -> Code:
     """The code that would compute the trials of a sweep here and now."""
-    audits = (cell.audit.named_modules for cell in sweep.cells)
-    named = (part.named_modules() for cell in sweep.cells for part in cell.parts)
-    modules = set[str]().union(*audits, *named)
+    modules = _named_modules(sweep)
     digests = {name: _digest(file) for name, file in sorted(source_closure(modules).items())}
     versions = here()
     for package in sorted({module.partition(".")[0] for module in modules} - {"dpaudit_ray"}):
@@ -81,10 +79,20 @@ def sweep_code(sweep: Sweep) -> Code:
 
 def named_paths(sweep: Sweep) -> set[Path]:
     """Returns what a sweep names: files and folders of data, and its modules with their imports."""
-    modules = (module_file(name) for name in sweep_code(sweep).modules)
     located = map(Path, grid.locations(sweep.raw))
-    paths = [*located, *_files(sweep.cells), *filter(None, modules)]
+    sources = source_closure(_named_modules(sweep)).values()
+    paths = (*located, *_files(sweep.cells), *sources)
     return {path.resolve() for path in paths if path.is_absolute()}
+
+
+def _named_modules(sweep: Sweep) -> set[str]:
+    """Returns the modules outside this project that a sweep file names."""
+    modules: set[str] = set()
+    for cell in sweep.cells:
+        modules.update(cell.audit.named_modules)
+        for part in cell.parts:
+            modules.update(part.named_modules())
+    return modules
 
 
 def here() -> dict[str, str]:

@@ -16,7 +16,7 @@ from dpaudit_ray.orchestration.driver import Driver, FailureBudget
 from dpaudit_ray.orchestration.executors import TRAINER, Cluster, Done, Handle, Node, Role, Work
 from dpaudit_ray.orchestration.interruption import HeadLiveness, Stop
 from dpaudit_ray.orchestration.progress import Progress
-from dpaudit_ray.orchestration.workers import Places, ResourceRequest
+from dpaudit_ray.orchestration.workers import Capacity, ResourceRequest
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
@@ -87,7 +87,7 @@ def rate(trainers: int, packs: int, run: RunDirectory) -> Rate:
     plan = planning.make(parsed)
     moments: list[float] = []
     executor = PlayedExecutor(trainers)
-    places = Places(executor, ResourceRequest({"CPU": 1.0}), None, print)
+    places = Capacity(executor, ResourceRequest({"CPU": 1.0}), None, print)
     dispatcher = Dispatcher(executor, Work(parsed, plan, run, packs, print), places, HeadLiveness())
     while dispatcher.trainers < trainers:
         dispatcher.wait(0)

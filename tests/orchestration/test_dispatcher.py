@@ -38,8 +38,8 @@ from dpaudit_ray.orchestration.progress import Activity, Progress
 from dpaudit_ray.orchestration.workers import (
     FAULTS_PER_NODE,
     PENDING,
+    Capacity,
     MachineCompatibility,
-    Places,
     Pool,
     ResourceRequest,
     Worker,
@@ -140,7 +140,7 @@ class Run:
 
     def __call__(self, cluster: PlayedCluster) -> Summary:
         packs = list(self.plan.remaining(self.directory))
-        places = Places(cluster, ResourceRequest({"CPU": 1.0}), None, self.lines.append)
+        places = Capacity(cluster, ResourceRequest({"CPU": 1.0}), None, self.lines.append)
         work = Work(self.sweep, self.plan, self.directory, len(packs), self.lines.append)
         dispatcher = Dispatcher(cluster, work, places, HeadLiveness())
         labels = [audit.label for audit in self.plan.audits]
@@ -244,7 +244,7 @@ def test_a_trainer_that_fits_alone_elsewhere_is_not_tried_there_again(run, clust
 
 def test_an_aggregator_that_was_killed_for_memory_is_reported_so(cluster):
     lines: list[str] = []
-    places = Places(cluster, ResourceRequest({"CPU": 1.0}), None, lines.append)
+    places = Capacity(cluster, ResourceRequest({"CPU": 1.0}), None, lines.append)
     dead: Future[Any] = Future()
     dead.set_exception(WorkerDiedError("the actor was restarted"))
     client = AggregatorClient(cluster, "aggregator", HeadLiveness(), lines.append, places)
@@ -536,12 +536,12 @@ def nodes(
     return types.SimpleNamespace(nodes=lambda: Cluster(there, frozenset(draining), grows))
 
 
-def places(cluster: Any, told: list[str] | None = None, **resources: Any) -> Places:
+def places(cluster: Any, told: list[str] | None = None, **resources: Any) -> Capacity:
     spec = ResourceSpec(**resources)
     limit = spec.max_concurrent_trainers
     tell = ([] if told is None else told).append
     request = ResourceRequest.from_spec(spec)
-    return Places(cluster, request, None if limit == "auto" else limit, tell)
+    return Capacity(cluster, request, None if limit == "auto" else limit, tell)
 
 
 @pytest.mark.parametrize(
@@ -643,7 +643,7 @@ class PlayedPool:
     def room(self, ready: int) -> tuple[int, int]:
         return self.now_room
 
-    def tell_what_for(self, trainers: int, room: int) -> None:
+    def tell_waiting(self, trainers: int, room: int) -> None:
         self.told.append(trainers)
 
     def resize(self, seconds: float = workers.RESIZE_SECONDS) -> list[str]:

@@ -470,7 +470,7 @@ def test_without_git_python_sources_and_what_is_included_are_sent(tmp_path):
         "sweep.yaml",
         "types.pyi",
     ]
-    assert list(map(str, WorkingDirPackage(tmp_path).unsent())) == [
+    assert list(map(str, WorkingDirPackage(tmp_path).listing.unsent)) == [
         "data/table.csv (14 bytes)", "kaggle.json (11 bytes)", "sweep.yaml (10 bytes)",
     ]  # fmt: skip
 
@@ -508,7 +508,10 @@ def test_what_a_sweep_names_is_sent(tmp_path, tiny, monkeypatch):
     job = SweepJob(spec.load(file), str(file), "/shared/runs", WorkingDirPackage(tmp_path))
     named = ["data.csv", "own_beside.py", "own_net.py", "sweep.yaml", "tracked.txt"]
     assert list(map(str, job.package.files())) == named
-    assert [str(entry.path) for entry in job.package.unsent()] == ["other.csv", "own_unused.py"]
+    assert [str(entry.path) for entry in job.package.listing.unsent] == [
+        "other.csv",
+        "own_unused.py",
+    ]
 
 
 SECRETS = (
@@ -525,7 +528,7 @@ SECRETS = (
 def test_secrets_stay_at_home(tmp_path):
     laid_out(tmp_path, "sweep.yaml", *SECRETS)
     assert sent(tmp_path) == ["sweep.yaml"]
-    told = [path.as_posix() for path in WorkingDirPackage(tmp_path).withheld()]
+    told = [path.as_posix() for path in WorkingDirPackage(tmp_path).listing.withheld]
     assert {"id_rsa", "server.key", "sub/client.pem", "secrets"} <= set(told)
     assert not any(name.startswith(".") for name in told)  # nobody expects those to be sent
 
@@ -551,7 +554,7 @@ def test_links_are_not_sent(tmp_path):
     for name, target in targets.items():
         (tmp_path / "repo" / name).symlink_to(target)
     assert sent(tmp_path / "repo") == ["sub/a.py", "sweep.yaml"]
-    assert list(map(str, WorkingDirPackage(tmp_path / "repo").withheld())) == sorted(targets)
+    assert list(map(str, WorkingDirPackage(tmp_path / "repo").listing.withheld)) == sorted(targets)
 
 
 def test_what_git_tracks_is_sent_and_nothing_else(tmp_path):
@@ -574,11 +577,11 @@ def test_what_git_tracks_is_sent_and_nothing_else(tmp_path):
     package = WorkingDirPackage(work)
     submodule = ["sub/library.py", "sub/table.csv"]
     assert sent(work, include=()) == [*tracked, *submodule, "sweep.yaml"]
-    assert list(map(str, package.withheld())) == ["auth.json"]
-    assert [str(entry).partition(" (")[0] for entry in package.unsent()] == [
+    assert list(map(str, package.listing.withheld)) == ["auth.json"]
+    assert [str(entry).partition(" (")[0] for entry in package.listing.unsent] == [
         "kaggle.json", "keys/", "own.py", "sub/new.py",
     ]  # fmt: skip
-    assert str(package.unsent()[1]) == "keys/ (2 files, 12 bytes)"
+    assert str(package.listing.unsent[1]) == "keys/ (2 files, 12 bytes)"
     assert sent(tmp_path / "other" / "work", include=()) == [*tracked, "sweep.yaml"]
     assert {"keys/a", "own.py"} <= set(sent(work, include=("keys", "own.py")))
 

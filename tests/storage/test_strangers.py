@@ -1,8 +1,12 @@
 """Values of a stranger's files, and homes that are none: none of them ends a command."""
 
+import json
+import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from dpaudit_ray.storage import files, lease, strangers
 from dpaudit_ray.storage.files import Folder
 from dpaudit_ray.storage.place import LOCK
 from dpaudit_ray.storage.run_directory import RunDirectory
-from tests.command import dpaudit, inline, refused, write_sweep
+from tests.command import changed, dpaudit, inline, refused, write_sweep
 
 
 @pytest.mark.parametrize("pid", [10**30, 2**31, -1, 0, True, 1.5, "12", None])
@@ -69,6 +73,67 @@ def test_a_lock_that_cannot_be_had_is_named(tmp_path, monkeypatch):
         with pytest.raises(OSError, match=r"another process locks \.driver\.lock"):
             folder.locked(LOCK, alone=False).__enter__()
         other.communicate(b"\n")
+
+
+@pytest.fixture
+def readable_folder() -> Iterator[Path]:
+    """A folder that every user of the machine can list; those of pytest are root's alone."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+# Argument: a run directory. Prints which ways to lock its driver out have worked.
+LOCKING_STRANGER = """
+import fcntl, json, os, sys
+
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+lock, readable = f"{sys.argv[1]}/.driver.lock", f"{sys.argv[1]}/sweep.yaml"
+open(readable).close()
+
+def flock(flags):
+    fcntl.flock(os.open(lock, flags), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+attempts = {
+    "reads": lambda: flock(os.O_RDONLY),
+    "writes": lambda: flock(os.O_RDWR),
+    "opens its mode": lambda: os.chmod(lock, 0o666),
+    "replaces": lambda: os.rename(readable, lock),
+    "deletes": lambda: os.unlink(lock),
+}
+worked = []
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        worked.append(name)
+    except PermissionError:
+        pass
+print(json.dumps(worked))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize("folder_mode", [0o755, 0o775])
+@pytest.mark.parametrize("lock_mode", [None, 0o644])
+def test_another_user_cannot_lock_a_run_that_they_can_read(
+    folder_mode, lock_mode, light, readable_folder
+):
+    file = write_sweep(readable_folder, changed(light, "audit.trials", 20))
+    location = readable_folder / "tiny"
+    location.mkdir()
+    location.chmod(folder_mode)
+    if lock_mode is not None:  # a lock of an earlier version
+        (location / LOCK).touch(lock_mode)
+    assert inline(file, readable_folder).code == 0
+    command = [sys.executable, "-c", LOCKING_STRANGER, str(location)]
+    stranger = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(stranger.stdout) == []
+    extended = inline(file, readable_folder, "--set", "audit.trials=30")
+    assert extended.code == 0, extended.err
+    assert dpaudit("check", location).code == 0
 
 
 NEWER = "was written by dpaudit 9.0.0, newer than"
