@@ -28,7 +28,7 @@ from .checkpointing import PackCheckpoints
 from .network import loss_of, network, seeded
 from .recipe import Recipe, check_like
 from .sampling import Sizes
-from .steps import Inserted, Insertion, OpacusSteps, PackedSteps, Steps, check_claim, sums_of_parts
+from .steps import Inserted, Insertion, OpacusSteps, PackedSteps, Steps, check_claim, parts
 from .updates import Noisy, State
 
 _BODY_BATCH = 256  # examples that go through a frozen body together
@@ -194,9 +194,11 @@ class DpSgdTraining:
 
     def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
         """Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) for models `theta` [n, p], as a step computes it."""
-        total, viewed = torch.zeros_like(theta), x.dim() > self.x.dim()
-        for sums in sums_of_parts(self.model, self.recipe, theta, x, y, clip_norm, viewed):
-            total += sums
+        has_views = x.dim() > self.x.dim()
+        compute = self.model.viewed_sums if has_views else self.model.clipped_sums
+        total = torch.zeros_like(theta)
+        for part in parts(len(y), self.recipe):
+            total += compute(theta, x[part], y[part], clip_norm)
         return total
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
