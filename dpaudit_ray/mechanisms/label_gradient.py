@@ -1,19 +1,18 @@
-"""Label privacy from the gradients of a training (Yuan, Xue, Wang, Shen 2021), as a mechanism.
+"""The `label-gradient` mechanism: label privacy of gradients (Yuan, Xue, Wang, Shen 2021).
 
-A release is the noisy sum of clipped gradients of a step. What an attacker knows of it is computed
-here, in float64: the batch, the model before it, and the derivatives of its logit.
+A release is the noisy sum of the clipped gradients of one training step. The attacker guesses a
+label of the batch from it. All that the attacker knows is computed here, in float64: the batch, the
+model before the step, and the derivatives of its logit.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,32 +48,37 @@ if TYPE_CHECKING:
     from .dp_sgd.training import DpSgdTraining
 
 Floats = npt.NDArray[np.float64]
-# Each with its derivative.
+# Functions by name, each with its derivative.
 ACTIVATIONS: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]] = {
-    "relu": (lambda z: np.maximum(z, 0.0), lambda z: np.asarray(z > 0, dtype=np.float64)),
+    "relu": (
+        lambda z: np.maximum(z, 0.0),
+        lambda z: np.asarray(z > 0, dtype=np.float64),
+    ),
     "tanh": (np.tanh, lambda z: 1 - np.tanh(z) ** 2),
-    "sigmoid": (special.expit, lambda z: np.asarray(special.expit(z) * special.expit(-z))),
+    "sigmoid": (
+        special.expit,
+        lambda z: np.asarray(special.expit(z) * special.expit(-z)),
+    ),
 }
 
 
 class LabelGradient(Mechanism):
-    """A release of each step of a training, from which one label of its batch is guessed.
+    """Audits the labels of a training: one label of a batch is guessed from the step's release.
 
     The target is trained once, by `training`; the first `batches` of its steps are attacked.
-    `clipping: all` is that of DP-SGD; `attacked` clips and releases the attacked weights alone, as
-    it is printed. `backend: sampled` runs trials, of a batch and a record with its label turned or
-    not; `exact` has closed forms, one horizon for each batch. A turned label replaces a record, so
-    that is what claims are of; `training.epsilon` sets the noise by that of adding one.
+    `clipping: all` is the clipping of DP-SGD; `attacked` clips and releases the attacked weights
+    only, as in the paper. `backend: sampled` runs trials, each with one batch in which the label of
+    one record is flipped or not; `exact` computes closed forms, with one horizon for each batch.
+    A flipped label replaces a record, so claims are for replacement; `training.epsilon` sets the
+    noise by its claim for adding or removing a record.
     """
 
-    exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "exact": "",
-            "closed-form": "by the published attack, in closed form",
-            "complement": "",
-            "extrapolated": "",
-        }
-    )
+    exact_estimators: ClassVar[Mapping[str, str]] = {
+        "exact": "",
+        "closed-form": "by the published attack, in closed form",
+        "complement": "",
+        "extrapolated": "",
+    }
     attacked_as: ClassVar[str] = "label-gradient"
     adds_gaussian_noise: ClassVar[bool] = True
 
@@ -91,7 +95,7 @@ class LabelGradient(Mechanism):
 
     @property
     def target(self) -> DpSgd:
-        """The training that is attacked."""
+        """The training that is attacked. Raises SpecError unless it is `dp-sgd`."""
         if isinstance(self.training, DpSgd):
             return self.training
         raise SpecError("mechanism.training.name", f"is {self.training.name}; it must be dp-sgd")
@@ -103,7 +107,7 @@ class LabelGradient(Mechanism):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """The share of labels that are determined, and of those that are rebuilt as they were."""
+        """Names of two shares: labels that are determined, and correct ones among these."""
         return ("accuracy", "determined") if self.sampled else ()
 
     def for_audit(self, delta: float, accountant: str) -> Self:
@@ -121,11 +125,11 @@ class LabelGradient(Mechanism):
 
     @property
     def claim_reads_data(self) -> bool:
-        """An epoch has as many batches as the records make."""
+        """True: the number of records decides how many batches an epoch has."""
         return True
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
-        """The last batch; with `exact`, every one, or every `record_every`."""
+        """Returns the last batch; with `backend: exact` each `record_every`-th one, or all."""
         return (self.steps,) if self.sampled else recorded_steps(self.steps, record_every or 1)
 
     def check(self, adversary: Adversary) -> None:
@@ -139,9 +143,9 @@ class LabelGradient(Mechanism):
             "held_out": (target.held_out is None, "nothing: the target has no models to compare"),
             "model.initialization": (target.model.initialization == "fixed", "fixed"),
         }
-        for key, (fits, wanted) in required.items():
+        for key, (fits, requirement) in required.items():
             if not fits:
-                raise SpecError(f"mechanism.training.{key}", f"must be {wanted}")
+                raise SpecError(f"mechanism.training.{key}", f"must be {requirement}")
         if self.steps > target.steps:
             problem = f"is {self.steps}, but the training has {target.steps} steps; use so many"
             raise SpecError("mechanism.batches", problem)
@@ -159,33 +163,36 @@ class LabelGradient(Mechanism):
             key = error.key.removeprefix("mechanism.")
             raise SpecError(f"mechanism.training.{key}", error.problem) from error
         data = self.target.data
-        if (classes := data.load().classes) != 2:
+        classes = data.load().classes
+        if classes != 2:
             problem = f"{data.name} has {classes} classes; labels must be 0 or 1, told by a sign"
             raise SpecError("mechanism.training.data", problem)
-        _ = self.shape
+        _ = self.shape  # refuses other networks
 
     def check_records(self, adversary: Adversary) -> None:
         cast(Label, adversary).check_widths(self.shape.sizes, self.target.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """The steps that can have one record: one in each epoch, where this project shuffles."""
-        target, releases = self.target, 1
+        """Counts the steps that may have one record: with `shuffle`, one in each epoch."""
+        releases = 1
         if not self.sampled:
-            shuffled = type(target.sampling) is Shuffle
-            releases = -(-horizon // target.sizes.per_epoch) if shuffled else horizon
-        return Claimed(target.noise, releases, adjacency=Adjacency.REPLACE)
+            shuffled = type(self.target.sampling) is Shuffle
+            epochs = math.ceil(horizon / self.target.sizes.per_epoch)
+            releases = epochs if shuffled else horizon
+        return Claimed(self.target.noise, releases, adjacency=Adjacency.REPLACE)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
-        """Gaussian for trials of one record, in one batch, which is proved here.
+        """Returns Gaussian for trials of one record in one batch, which is proved here.
 
-        All but one label is known, so the release is N(g_0, s² I) or N(g_1, s² I) for known g_0
-        and g_1, and both statistics are linear in it. Records that are drawn make a mixture, and so
-        would models that are not given.
+        All labels but one are known, so the release is N(g_0, s² I) or N(g_1, s² I) for known g_0
+        and g_1, and both statistics are linear in it. Records that are sampled make a mixture, and
+        so would models that are not known.
         """
-        return TradeOff.GAUSSIAN if cast(Label, adversary).record == "largest" else TradeOff.UNKNOWN
+        fixed_record = cast(Label, adversary).record == "largest"
+        return TradeOff.GAUSSIAN if fixed_record else TradeOff.UNKNOWN
 
     def preparation(self, adversary: Adversary) -> Preparation:
-        """The target, once for all that attack it."""
+        """Returns one part: the target, trained once for all adversaries that attack it."""
         return Preparation(1, {"target": self.training.identity(), "steps": self.steps})
 
     def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
@@ -200,18 +207,68 @@ class LabelGradient(Mechanism):
     def exact(
         self, adversary: Adversary, horizons: tuple[int, ...], delta: float, prepared: Prepared = ()
     ) -> dict[int, tuple[Estimate, ...]]:
-        """For `backend: exact`, closed forms of all batches so far; nothing before the target."""
+        """For `backend: exact`, returns closed forms of all batches up to each horizon.
+
+        `exact` is the ε of the Gaussian pair that all releases make of one record's label, the
+        largest over records. `closed-form` is Algorithm 2, the largest over records and batches;
+        `complement` also has the opposite answer. `extrapolated` is the value to which the first
+        batch's closed form is expected to grow. All are given the target's models, which depend on
+        noise, too: over all models that it may give, ε may be less or more.
+        """
+        estimates: dict[int, tuple[Estimate, ...]] = {}
         if self.sampled or not prepared:
-            return {}
-        return closed_forms(prepared[0], cast(Label, adversary), self.noise, horizons, delta)
+            return estimates
+        closed: list[float] = []
+        complement: list[float] = []
+        target = Target(prepared[0])
+        squared_mu = np.zeros(target.arrays["records"].max() + 1)  # of all batches, by record
+        for step in range(1, target.steps + 1):
+            release, _ = target.release(step - 1, cast(Label, adversary), self.noise)
+            labels = release.bounds(delta)
+            squared_mu[release.records] += labels.mu**2
+            both_answers = np.fmax(labels.epsilon, labels.epsilon_complement)
+            closed.append(np.nanmax(labels.epsilon, initial=0.0))
+            complement.append(np.nanmax(both_answers, initial=0.0))
+            if step in horizons:
+                growth = bounds.growth(len(release.records), step)
+                values = {
+                    "exact": gdp.epsilon(math.sqrt(squared_mu.max()), delta),
+                    "closed-form": max(closed),
+                    "complement": max(complement),
+                    "extrapolated": closed[0] * growth,
+                }
+                estimates[step] = tuple(
+                    Estimate(
+                        name,
+                        Status.APPROXIMATE if name == "extrapolated" else Status.CERTIFIED,
+                        float(value),
+                        math.nan,
+                        delta,
+                        confidence=1.0,  # no trial is involved
+                        trials=0,
+                    )
+                    for name, value in values.items()
+                )
+        return estimates
 
     def distributions(
         self, adversary: Adversary, delta: float, prepared: Prepared
     ) -> Mapping[str, Floats]:
-        """For `backend: exact`, those of figures 3 and 4."""
+        """For `backend: exact`, returns the numbers of the paper's figures 3 and 4."""
         if self.sampled:
             return {}
-        return distributions(prepared[0], cast(Label, adversary), self.noise, delta)
+        target = Target(prepared[0])
+        epsilons, entries = [], []
+        for step in range(target.steps):
+            release, columns = target.release(step, cast(Label, adversary), self.noise)
+            epsilon = release.bounds(delta).epsilon
+            epsilons.append(epsilon[np.isfinite(epsilon)])
+            gradient_sum = columns @ release.coefficients(release.y)
+            entries.append(np.abs(gradient_sum) / len(release.y))
+        return {
+            "ε of each label (Algorithm 2)": np.concatenate(epsilons),
+            "size of a mean gradient's entries": np.concatenate(entries),
+        }
 
     @property
     def noise(self) -> Noise:
@@ -220,7 +277,7 @@ class LabelGradient(Mechanism):
 
     @property
     def shape(self) -> Shape:
-        """The shape of the target's network."""
+        """The shape of the target's network. Raises SpecError for a network of another kind."""
         from .dp_sgd.network import network
 
         data = self.target.data.load()
@@ -236,53 +293,78 @@ class Shape:
 
     @classmethod
     def from_module(cls, module: nn.Module) -> Shape:
-        """Raises SpecError unless it is linear layers, one activation between them, a logit."""
+        """Reads the shape of a chain: linear layers with biases, one activation, one logit.
+
+        Raises SpecError for any other network.
+        """
         from torch import nn
 
         from ..engines.packing.conversion import find_obstacle
 
-        kinds = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
-        layers = list(module._modules.values()) if type(module) is nn.Sequential else []
-        layers = layers[1:] if layers and type(layers[0]) is nn.Flatten else layers
-        linear = [p for p in layers[::2] if type(p) is nn.Linear and p.bias is not None]
-        between = {kinds.get(type(layer), "") for layer in layers[1::2]}
-        plain = find_obstacle(module) is None and len(layers) % 2 == 1
-        plain &= len(linear) == len(layers[::2]) >= 2
-        if not plain or len(between) != 1 or "" in between or linear[-1].out_features != 1:
+        layers: list[Any] = []
+        if type(module) is nn.Sequential:
+            layers = list(module._modules.values())
+        if layers and type(layers[0]) is nn.Flatten:
+            layers = layers[1:]
+        linear = layers[::2]
+        activations = {type(layer) for layer in layers[1::2]}
+        names = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+        is_chain = (
+            find_obstacle(module) is None
+            and len(layers) % 2 == 1
+            and all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
+            and len(activations) == 1
+            and activations <= names.keys()
+            and linear[-1].out_features == 1
+        )
+        if not is_chain:
             raise SpecError(
                 "mechanism.training.model",
                 "is not a chain of fully connected layers with one activation between them "
                 "(ReLU, tanh or sigmoid) and one logit; use mlp3 or fcnn",
             )
-        sizes = [linear[0].in_features, *(layer.out_features for layer in linear)]
-        return cls(tuple(sizes), between.pop())
+        widths = [layer.out_features for layer in linear]
+        return cls((linear[0].in_features, *widths), names[activations.pop()])
 
     def layers(self, theta: npt.NDArray[np.floating]) -> list[tuple[Floats, Floats]]:
-        """Weights [out, in] and biases [out] of every layer, of parameters [p] in torch's order."""
-        rest, layers = np.asarray(theta, dtype=np.float64), []
-        for into, out in itertools.pairwise(self.sizes):
-            weights, biases, rest = np.split(rest, [into * out, into * out + out])
-            layers.append((weights.reshape(out, into), biases))
+        """Returns weights [out, in] and biases [out] of each layer, in float64.
+
+        Args:
+            theta: parameters [p], in torch's order.
+        """
+        remaining = np.asarray(theta, dtype=np.float64)
+        layers = []
+        for inputs, outputs in itertools.pairwise(self.sizes):
+            ends = [inputs * outputs, (inputs + 1) * outputs]
+            weights, biases, remaining = np.split(remaining, ends)
+            layers.append((weights.reshape(outputs, inputs), biases))
         return layers
 
     def run(self, theta: npt.NDArray[np.floating], x: npt.NDArray[np.floating]) -> Pass:
         """Runs records x [N, ...] forward and back under parameters [p], in float64."""
-        values = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
-        activated, slope = ACTIVATIONS[self.activation]
-        inputs, before, layers = [values], [], self.layers(theta)
+        function, derivative = ACTIVATIONS[self.activation]
+        layers = self.layers(theta)
+        inputs = [np.asarray(x, dtype=np.float64).reshape(len(x), -1)]
+        sums = []  # of each layer, before its activation
         for weight, bias in layers:
-            before.append(inputs[-1] @ weight.T + bias)
-            inputs.append(activated(before[-1]))
-        slopes = [np.ones_like(before[-1])]
-        for (weight, _), z in zip(layers[:0:-1], before[-2::-1], strict=True):
-            slopes.append((slopes[-1] @ weight) * slope(z))
-        return Pass(tuple(inputs[:-1]), tuple(slopes[::-1]), special.expit(before[-1][:, 0]))
+            sums.append(inputs[-1] @ weight.T + bias)
+            inputs.append(function(sums[-1]))
+        slopes = [np.ones_like(sums[-1])]  # of the logit by `sums`, last layer first
+        for index in reversed(range(1, len(layers))):
+            weight, _ = layers[index]
+            slopes.append((slopes[-1] @ weight) * derivative(sums[index - 1]))
+        probabilities = special.expit(sums[-1][:, 0])
+        return Pass(tuple(inputs[:-1]), tuple(slopes[::-1]), probabilities)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """A forward and backward pass of N records: `inputs` [N, in] of every layer, `derivatives`
-    [N, out] of the logit by what it gives before its activation, `probabilities` [N] of label 1.
+    """A forward and backward pass of N records.
+
+    Attributes:
+        inputs: float [N, in] of each layer.
+        derivatives: of the logit by the sums before each layer's activation, float [N, out].
+        probabilities: of label 1, float [N].
     """
 
     inputs: tuple[Floats, ...]
@@ -290,51 +372,64 @@ class Pass:
     probabilities: Floats
 
     def columns(self, layer: int, neuron: int | None) -> Floats:
-        """Derivatives of logits by a layer's weights (eq. 1), or by a neuron's (eq. 4): [d, N]."""
-        values, slopes = self.inputs[layer], self.derivatives[layer]
+        """Returns derivatives of the logits by attacked weights, float [d, N].
+
+        Args:
+            layer: number of the layer, from 0.
+            neuron: the one whose incoming weights are meant (eq. 4); None for all (eq. 1).
+        """
+        inputs = self.inputs[layer]
+        slopes = self.derivatives[layer]
         if neuron is not None:
-            return (slopes[:, neuron, None] * values).T
-        return (slopes[:, :, None] * values[:, None, :]).reshape(len(values), -1).T
+            return (slopes[:, neuron, None] * inputs).T
+        products = slopes[:, :, None] * inputs[:, None, :]
+        return products.reshape(len(inputs), -1).T
 
     @property
     def norms(self) -> Floats:
-        """Norms of the derivatives by all parameters, biases too: float64 [N]."""
-        squares = sum(
-            (slopes**2).sum(axis=1) * ((values**2).sum(axis=1) + 1)
-            for values, slopes in zip(self.inputs, self.derivatives, strict=True)
-        )
+        """Norms of the derivatives by all parameters, biases included: float64 [N]."""
+        squares = np.zeros(len(self.probabilities))
+        for inputs, slopes in zip(self.inputs, self.derivatives, strict=True):
+            squared_inputs = (inputs**2).sum(axis=1) + 1  # a bias has the input 1
+            squares += (slopes**2).sum(axis=1) * squared_inputs
         return np.asarray(np.sqrt(squares))
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A trained target, as arrays: `theta` [steps, p], `x` [steps, N, d], `y`, `records`."""
+    """A trained target, as arrays that can be stored.
+
+    They are `theta` [steps, p] before each step; `x` [steps, N, d], `y` and `records` [steps, N] of
+    its batch; `sizes` and `activation` of the network's shape; and the `seed` of crafted records.
+    """
 
     arrays: Arrays
 
     @classmethod
     def trained(cls, training: DpSgdTraining, shape: Shape, steps: int, seed: int) -> Target:
-        """Keeps what `steps` need. Raises SpecError where it diverged, or a record is twice."""
-        thetas: list[npt.NDArray[np.floating]] = []
+        """Trains `steps` steps. Raises SpecError if they diverge, or repeat a record in a batch."""
+        recipe = training.recipe
+        models: list[npt.NDArray[np.floating]] = []
         path = training.run(training.initial.new_zeros(1), seed, None, 1)
-        for step, theta in enumerate(itertools.islice(path, steps)):
-            thetas.append(theta[0].cpu().numpy().copy())
-            if not np.isfinite(thetas[-1]).all():
-                key, rate = "mechanism.training.learning_rate", training.recipe.learning_rate
-                problem = f"is {plain(rate)}, with which the target has diverged before step"
-                raise SpecError(key, f"{problem} {step + 1}; lower it")
+        for step, theta in enumerate(itertools.islice(path, steps), start=1):
+            models.append(theta[0].cpu().numpy().copy())
+            if not np.isfinite(models[-1]).all():
+                problem = f"is {plain(recipe.learning_rate)}, with which the target has diverged"
+                raise SpecError(
+                    "mechanism.training.learning_rate", f"{problem} before step {step}; lower it"
+                )
         batches = [batch.cpu().numpy() for batch in training.batches[:steps]]
-        size = training.recipe.batch_size
+        size = recipe.batch_size
         if any(not len(np.unique(batch)) == len(batch) == size for batch in batches):
             raise SpecError(
                 "mechanism.training.sampling",
-                f"is {training.recipe.sampling.address}, which has batches with a record twice, or "
-                f"of another size than {size}; use fixed or shuffle",
+                f"is {recipe.sampling.address}, which has batches with a record twice, or of "
+                f"another size than {size}; use fixed or shuffle",
             )
         records = np.stack(batches)
         return cls(
             {
-                "theta": np.stack(thetas),
+                "theta": np.stack(models),
                 "x": training.x.cpu().numpy()[records],
                 "y": training.y.cpu().numpy()[records],
                 "records": records,
@@ -346,7 +441,7 @@ class Target:
 
     @property
     def steps(self) -> int:
-        """Number of steps that are kept."""
+        """Number of steps that are stored."""
         return len(self.arrays["theta"])
 
     @property
@@ -355,20 +450,48 @@ class Target:
         sizes = tuple(self.arrays["sizes"].tolist())
         return Shape(sizes, list(ACTIVATIONS)[int(self.arrays["activation"])])
 
+    def release(self, step: int, adversary: Label, noise: Noise) -> tuple[Release, Floats]:
+        """Computes the release of `step`, from 0, as `adversary` sees it.
+
+        Returns:
+            The release, and its columns by the attacked weights, float64 [d, N].
+        """
+        names = ("theta", "x", "y", "records")
+        theta, x, y, records = (self.arrays[name][step] for name in names)
+        shape = self.shape
+        if adversary.crafts:
+            weights, _ = shape.layers(theta)[0]
+            rng = np.random.default_rng([int(self.arrays["seed"]), step])  # the same on each call
+            x = crafted_records(weights, len(x), rng)
+        computed = shape.run(theta, x)
+        layer = adversary.layer_index(len(computed.inputs))
+        columns = computed.columns(layer, adversary.row)
+        norms = computed.norms if noise.clips_all else None
+        gram = np.asarray(columns.T @ columns)
+        return Release(gram, computed.probabilities, y, norms, noise, records), columns
+
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """C, σ, and whether all parameters are clipped together, as DP-SGD does."""
+    """Clipping and noise of a step: C, σ, and whether all parameters are clipped together."""
 
     clip_norm: float
     multiplier: float
-    whole: bool
+    clips_all: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Labels `y` [N] of `records`, their `probabilities`, and CᵀC of columns C by attacked weights:
-    all that tells them apart. `norms`: None where these weights are clipped alone.
+    """A step's release, as far as labels depend on it.
+
+    Attributes:
+        gram: CᵀC, float64 [N, N], of the columns C by attacked weights.
+        probabilities: of label 1, float64 [N].
+        y: labels [N].
+        norms: of each record's derivatives by all parameters, float64 [N]; None if the attacked
+            weights are clipped alone.
+        noise: what the sum is clipped to, and its noise.
+        records: numbers of the records in the data [N].
     """
 
     gram: Floats
@@ -378,27 +501,17 @@ class Release:
     noise: Noise
     records: npt.NDArray[np.int64]
 
-    @classmethod
-    def from_step(
-        cls, target: Target, step: int, adversary: Label, noise: Noise
-    ) -> tuple[Release, Floats]:
-        """A step's release as `adversary` sees it; its columns by the attacked weights, [d, N]."""
-        theta, x, y, records = (target.arrays[n][step] for n in ("theta", "x", "y", "records"))
-        shape = target.shape
-        if adversary.crafts:
-            weights, _ = shape.layers(theta)[0]
-            rng = np.random.default_rng([int(target.arrays["seed"]), step])  # the same on each call
-            x = crafted_records(weights, len(x), rng)
-        passed = shape.run(theta, x)
-        columns = passed.columns(adversary.layer_index(len(passed.inputs)), adversary.row)
-        norms, gram = passed.norms if noise.whole else None, np.asarray(columns.T @ columns)
-        return cls(gram, passed.probabilities, y, norms, noise, records), columns
-
     def bounds(self, delta: float) -> bounds.LabelBounds:
-        """Bounds of every record's label."""
-        level = (self.noise.clip_norm, self.noise.multiplier, delta)
-        labels = self.y.astype(np.float64)
-        return bounds.bounds_of_gram(self.gram, self.probabilities, labels, *level, self.norms)
+        """Returns bounds for the label of each record."""
+        return bounds.bounds_of_gram(
+            self.gram,
+            self.probabilities,
+            self.y.astype(np.float64),
+            self.noise.clip_norm,
+            self.noise.multiplier,
+            delta,
+            self.norms,
+        )
 
     def coefficients(self, y: npt.NDArray[np.int64]) -> Floats:
         """Coefficient of each record's column in the sum without noise, for labels `y` [..., N]."""
@@ -407,17 +520,19 @@ class Release:
 
     def sums(self, y: npt.NDArray[np.int64], rng: np.random.Generator) -> Floats:
         """Cᵀ g for labels `y` [n, N], float64 [n, N], with noise Cᵀ z, which is N(0, s² CᵀC)."""
-        noise = rng.normal(size=(len(y), self._root.shape[1])) @ self._root.T
-        scale = self.noise.clip_norm * self.noise.multiplier
-        return self.coefficients(y) @ self.gram + scale * noise
+        _, rank = self._root.shape
+        unit_noise = rng.normal(size=(len(y), rank)) @ self._root.T
+        deviation = self.noise.clip_norm * self.noise.multiplier
+        return self.coefficients(y) @ self.gram + deviation * unit_noise
 
     def solutions(self, sums: Floats) -> Floats:
-        """The attacker's solutions [n, N]; NaN where the system does not determine one."""
+        """The attacker's solutions [n, N]; NaN if the system does not determine one."""
         inverse, determined = self._solver
         return np.asarray(np.where(determined, sums @ inverse, np.nan))
 
     @functools.cached_property
     def _root(self) -> Floats:
+        """A root R of CᵀC = R Rᵀ, float64 [N, N]."""
         values, vectors = np.linalg.eigh(self.gram)
         return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
@@ -426,63 +541,14 @@ class Release:
         return bounds.solver(self.gram)
 
 
-def closed_forms(
-    prepared: Arrays, adversary: Label, noise: Noise, horizons: tuple[int, ...], delta: float
-) -> dict[int, tuple[Estimate, ...]]:
-    """Estimates at each number of batches, given the target's models: no trial is behind them.
-
-    `exact`: the ε of the Gaussian pair that all releases make of one record's label, the largest
-    over records. `closed-form`: Algorithm 2, the largest over records and batches; `complement`
-    has the opposite answer too. `extrapolated`: what the first batch's is expected to become. The
-    models came of noise, too: over all that might have come of it, ε may be less or more.
-    """
-    target = Target(prepared)
-    estimates: dict[int, tuple[Estimate, ...]] = {}
-    best, first = np.zeros(3), 0.0  # closed forms and μ; the first batch's closed form
-    squares = collections.defaultdict[int, float](float)
-    for step in range(1, target.steps + 1):
-        release, _ = Release.from_step(target, step - 1, adversary, noise)
-        labels = release.bounds(delta)
-        for record, mu in zip(release.records.tolist(), labels.mu, strict=True):
-            squares[record] += float(np.square(mu))
-        both = np.fmax(labels.epsilon, labels.epsilon_complement)
-        largest = [np.nanmax(values, initial=0.0) for values in (labels.epsilon, both)]
-        best = np.maximum(best, [*largest, math.sqrt(max(squares.values()))])
-        first = float(largest[0]) if step == 1 else first
-        if step in horizons:
-            grown = first * bounds.growth(len(release.records), step)
-            values = (
-                ("exact", Status.CERTIFIED, gdp.epsilon(best[2], delta)),
-                ("closed-form", Status.CERTIFIED, best[0]),
-                ("complement", Status.CERTIFIED, best[1]),
-                ("extrapolated", Status.APPROXIMATE, grown),
-            )
-            estimates[step] = tuple(
-                Estimate(name, status, float(value), math.nan, delta, 1.0, 0)
-                for name, status, value in values
-            )
-    return estimates
-
-
-def distributions(
-    prepared: Arrays, adversary: Label, noise: Noise, delta: float
-) -> dict[str, Floats]:
-    """Figures 3 and 4: Algorithm 2's bound of every label, entries of attacked mean gradients."""
-    target, epsilons, entries = Target(prepared), [], []
-    for step in range(target.steps):
-        release, columns = Release.from_step(target, step, adversary, noise)
-        epsilon = release.bounds(delta).epsilon
-        epsilons.append(epsilon[np.isfinite(epsilon)])
-        entries.append(np.abs(columns @ release.coefficients(release.y)) / len(release.y))
-    return {
-        "ε of each label (Algorithm 2)": np.concatenate(epsilons),
-        "size of a mean gradient's entries": np.concatenate(entries),
-    }
-
-
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """A session of trials. `distances` [batches, N]: μ of each label; NaN where not determined."""
+    """A session of trials, each with one record of one release.
+
+    Attributes:
+        releases: of each batch.
+        distances: μ of each label, float64 [batches, N]; NaN if the label is not determined.
+    """
 
     adversary: Label
     releases: tuple[Release, ...]
@@ -490,52 +556,66 @@ class Trials:
 
     @classmethod
     def from_target(cls, prepared: Arrays, adversary: Label, noise: Noise) -> Trials:
-        """Raises SpecError where no label is determined."""
-        steps = [(Target(prepared), step) for step in range(len(prepared["theta"]))]
-        releases = tuple(Release.from_step(*step, adversary, noise)[0] for step in steps)
-        labels = [release.bounds(0.0) for release in releases]
-        by_whole = adversary.statistic == "gradient"
-        distances = np.stack([bound.mu if by_whole else bound.mu_direction for bound in labels])
+        """Opens a session against a stored target. Raises SpecError if it determines no label."""
+        target = Target(prepared)
+        releases = []
+        for step in range(target.steps):
+            release, _ = target.release(step, adversary, noise)
+            releases.append(release)
+        labels = [release.bounds(delta=0.0) for release in releases]
+        whole_gradient = adversary.statistic == "gradient"
+        distances = np.stack(
+            [bound.mu if whole_gradient else bound.mu_direction for bound in labels]
+        )
         if not np.isfinite(distances).any():
             problem = f"is {adversary.neuron}, which tells no label of any batch; use another one"
             raise SpecError("adversary.neuron", problem)
-        return cls(adversary, releases, distances)
+        return cls(adversary, tuple(releases), distances)
 
     def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Measured:
-        """Scores [n, 1]; and the accuracy of all labels that are rebuilt, at every step alike."""
+        """Scores trials in which the label of one record is flipped for members only.
+
+        Returns:
+            Scores [n, 1]; and, as utility, the share of labels that each trial determines, and the
+            share of correct ones among these.
+        """
         rng = np.random.default_rng(seed)
+        determined = np.argwhere(np.isfinite(self.distances))  # pairs of batch and record
         if self.adversary.record == "largest":
-            largest = np.unravel_index(np.nanargmax(self.distances), self.distances.shape)
-            batches, places = np.tile(np.array(largest)[:, None], (1, len(members)))
+            flat_index = np.nanargmax(self.distances)
+            pair = np.unravel_index(flat_index, self.distances.shape)
+            pairs = np.tile(pair, (len(members), 1))
         else:
-            able = np.argwhere(np.isfinite(self.distances))
-            batches, places = able[rng.integers(len(able), size=len(members))].T
-        scores, right, determined = (np.full(len(members), math.nan) for _ in range(3))
-        for b in np.unique(batches):
-            rows = np.flatnonzero(batches == b)
-            release, records = self.releases[b], places[rows]
-            y = np.tile(release.y, (len(rows), 1))
+            pairs = determined[rng.integers(len(determined), size=len(members))]
+        scores = np.empty(len(members))
+        accuracy = np.empty(len(members))
+        share = np.empty(len(members))
+        for batch in np.unique(pairs[:, 0]):
+            rows = np.flatnonzero(pairs[:, 0] == batch)
+            release = self.releases[batch]
+            records = pairs[rows, 1]
             trials = np.arange(len(rows))
+            y = np.tile(release.y, (len(rows), 1))
             y[trials, records] ^= members[rows]
-            solved = release.solutions(release.sums(y, rng))
-            signs = 1 - 2 * release.y[records]  # of the coefficient, with the label as it is
+            solutions = release.solutions(release.sums(y, rng))
+            mu = self.distances[batch]
             if self.adversary.statistic == "gradient":
-                # Log likelihood ratios of the whole release: along g_1 - g_0 it is N(b μ, 1), no
-                # more. Drawn there, as far apart as the closed form has it: no check of that.
-                mu = self.distances[b][records]
-                scores[rows] = mu * (members[rows] * mu + rng.normal(size=len(mu))) - mu**2 / 2
+                # Log likelihood ratios of the complete release: along g_1 - g_0 it is N(b μ, 1),
+                # and constant otherwise. They are drawn from the closed form, so do not check it.
+                mu = mu[records]
+                shown = members[rows] * mu + rng.normal(size=len(mu))
+                scores[rows] = mu * shown - mu**2 / 2
             else:
-                # Over the standard deviation of each coefficient, from μ and how far worlds differ.
-                turned, kept = (release.coefficients(y) for y in (1 - release.y, release.y))
-                scale = self.distances[b] / np.abs(turned - kept)
-                scores[rows] = -signs * solved[trials, records] * scale[records]
-            named = self.adversary.labels(solved)
-            count = (named >= 0).sum(axis=1)
-            determined[rows] = (named >= 0).mean(axis=1)
-            hits = ((named == y) & (named >= 0)).sum(axis=1)
-            right[rows] = np.where(count > 0, hits / np.maximum(count, 1), np.nan)
-        scores, right, determined = (
-            np.repeat(values[:, None], len(horizons), axis=1)
-            for values in (scores, right, determined)
-        )
-        return Measured(scores, {"accuracy": right, "determined": determined})
+                # In standard deviations, which follow from μ and the difference by the label.
+                difference = release.coefficients(1 - release.y) - release.coefficients(release.y)
+                scale = mu / np.abs(difference)
+                unflipped_signs = 1 - 2 * release.y[records]
+                scores[rows] = -unflipped_signs * solutions[trials, records] * scale[records]
+            guesses = self.adversary.labels(solutions)
+            guessed = guesses >= 0
+            correct = ((guesses == y) & guessed).sum(axis=1)
+            with np.errstate(invalid="ignore"):  # no label is determined: 0 / 0
+                accuracy[rows] = correct / guessed.sum(axis=1)
+            share[rows] = guessed.mean(axis=1)
+        utility = {"accuracy": accuracy[:, None], "determined": share[:, None]}
+        return Measured(scores[:, None], utility)

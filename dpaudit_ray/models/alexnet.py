@@ -1,4 +1,4 @@
-"""A pre-trained network whose head alone is trained privately (Cebere et al., figure 13)."""
+"""AlexNet, pre-trained: only its head is trained privately (Cebere et al., figure 13)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import model_validator
 from ..data.base import existing_file
 from ..errors import DataError, SpecError
 from ..storage.files import reason
-from .base import Model, image, outputs
+from .base import Model, Shape, image, outputs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,11 +23,11 @@ _REMEDY = "write one with torch.save(torchvision.models.alexnet(...).state_dict(
 
 
 class AlexNet(Model):
-    """torchvision's AlexNet; all but the last layer is frozen, that one is trained afresh.
+    """torchvision's AlexNet with all layers frozen but the last, which is trained from the start.
 
     The body runs once, on images [3, H, W] in 0..1; the head has 40,970 parameters for CIFAR-10.
-    `weights`: `default` are torchvision's for ImageNet, downloaded once; `file` a state dict at
-    `path`; `none` random ones.
+    `weights: default` are torchvision's for ImageNet, downloaded once; `file` is a state dict at
+    `path`; `none` are random weights.
     """
 
     locations: ClassVar[frozenset[str]] = frozenset({"path"})
@@ -45,13 +45,16 @@ class AlexNet(Model):
     def files(self) -> tuple[Path, ...]:
         return () if self.path is None else (Path(os.path.expanduser(self.path)),)
 
-    def body(self, shape: tuple[int, ...]) -> nn.Module:
-        """Raises DataError where the weights cannot be had, or are another network's."""
+    def body(self, shape: Shape) -> nn.Module:
+        """Builds the frozen layers.
+
+        Raises DataError if the weights are not available, or are another network's; SpecError for
+        images that do not have three channels.
+        """
         channels, _, _ = image(shape, self.name, least=1)
         if channels != 3:
-            raise SpecError(
-                "mechanism.model", f"{self.name} needs images of 3 channels, got {channels}"
-            )
+            problem = f"{self.name} needs images of 3 channels, got {channels}"
+            raise SpecError("mechanism.model", problem)
         from .networks.blocks import AlexNetBody
 
         state, source = self._state()
@@ -61,7 +64,7 @@ class AlexNet(Model):
             problem = f"not AlexNet's weights ({' '.join(str(error).split()):.300})"
             raise DataError(f"{source}: {problem}; {_REMEDY}") from error
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> nn.Module:
         from torch import nn
 
         if shape != (_FEATURES,):
@@ -70,7 +73,7 @@ class AlexNet(Model):
         return nn.Sequential(nn.Flatten(), nn.Linear(_FEATURES, outputs(classes)))
 
     def _state(self) -> tuple[dict[str, Tensor] | None, str]:
-        """The network's weights, None for random ones, and where they are from."""
+        """Returns the network's weights, None for random ones, and a name of their source."""
         import torch
         from torchvision.models import AlexNet_Weights
 
@@ -87,7 +90,7 @@ class AlexNet(Model):
                 ) from error
         file = existing_file(self.path, self.name, _REMEDY)
         try:
-            with warnings.catch_warnings():  # about foreign pickles; the error below tells
+            with warnings.catch_warnings():  # about foreign pickles: the error below says so
                 warnings.simplefilter("ignore")
                 state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever it meets in a damaged or foreign file

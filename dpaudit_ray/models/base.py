@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _EXACT = 1 << 24  # whole numbers below it stay exact in float32, as which data are loaded
 
+Shape = tuple[int, ...]  # of one example
+
 PACK = 256  # models at most, where the sweep does not say
 _NUMBERS = 1 << 27  # float32 parameters of a pack: 512 MiB
 
@@ -22,9 +24,9 @@ _NUMBERS = 1 << 27  # float32 parameters of a pack: 512 MiB
 class Model(Plugin):
     """Base of all models.
 
-    `initialization: fixed` gives all trials one θ_0, known to everybody; `random` one per trial,
-    known to nobody. `scheme` draws it: `default` is the network's own way, `kaiming` and `xavier`
-    draw all weights from those normal distributions, with biases 0.
+    `initialization: fixed` gives all trials one θ_0, which is public; `random` draws one for each
+    trial, which no one knows. `scheme` states how it is drawn: `default` as the network
+    does it, `kaiming` and `xavier` from those normal distributions, with biases 0.
     """
 
     kind: ClassVar[str] = "model"
@@ -35,68 +37,86 @@ class Model(Plugin):
 
     @property
     def parameters(self) -> int:
-        """About how many parameters, by the options alone; 0 where unknown, or few."""
+        """Approximate number of parameters, by the options alone; 0 if it is unknown, or small."""
         return 0
 
     @property
     def pack_size(self) -> int:
-        """Models of a pack for `pack_size: auto`: θ of all of them takes 512 MiB at most."""
-        return max(1, min(PACK, _NUMBERS // max(1, self.parameters)))
+        """Models of a pack for `pack_size: auto`: their parameters take at most 512 MiB."""
+        models = _NUMBERS // max(1, self.parameters)
+        return max(1, min(PACK, models))
 
     @abstractmethod
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The network for examples of `shape`, initialised from torch's global generator.
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Builds the network, with parameters from torch's global generator.
 
-        One output means a logistic loss on classes 0 and 1, more outputs a cross-entropy. For
-        regression there are 0 classes, and one output.
+        One output means a logistic loss on classes 0 and 1, more outputs a cross-entropy.
+
+        Args:
+            shape: of an example.
+            classes: number of classes; 0 for regression, which has one output.
         """
 
-    def body(self, shape: tuple[int, ...]) -> nn.Module | None:
-        """A frozen part for examples of `shape`, applied once to the data; None for none.
+    def body(self, shape: Shape) -> nn.Module | None:
+        """Returns a frozen part for examples of `shape`, applied once to the data; None for none.
 
-        `build` then gets the shape of its output. Drawn, where it is random, before `build`.
+        `build` then gets the shape of its output. If it is random, it is drawn before `build`.
         """
         return None
 
 
 def input_dtype(network: nn.Module, x: Tensor) -> torch.dtype:
-    """The dtype of examples [N, ...] that a network runs on: theirs, or else int64 for tokens."""
+    """Finds the dtype of examples that a network runs on: as in `x` [N, ...], or int64 for tokens.
+
+    If it runs on neither, returns that of `x`: the next call of the network then raises its error.
+    """
     import torch
 
-    # Parameters and buffers are put back, so that a later check sees a first call.
-    before = [(tensor, tensor.detach().clone()) for tensor in network.state_dict().values()]
-    dtype = x.dtype  # if neither runs, who runs the network next says what is wrong
+    # Parameters and buffers are restored, so that a later check makes a first call.
+    state = [(tensor, tensor.detach().clone()) for tensor in network.state_dict().values()]
+    dtype = x.dtype
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for few in (x[:2].clone(), x[:2].long()):
+        for examples in (x[:2].clone(), x[:2].long()):
             with contextlib.suppress(Exception):  # a user's code may raise anything
-                network(few)
-                dtype = few.dtype
+                network(examples)
+                dtype = examples.dtype
                 break
-        for tensor, values in before:
+        for tensor, values in state:
             tensor.copy_(values)
     return dtype
 
 
 def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Examples [N, ...] in a network's `input_dtype`. Raises SpecError for fractions lost."""
+    """Converts examples [N, ...] to a network's `input_dtype`.
+
+    Raises SpecError for numbers that are not whole, or too large to be exact in float32.
+    """
     if x.dtype == dtype:
         return x
-    if bool((wrong := (x != x.trunc()) | (x.abs() >= _EXACT)).any()):
-        problem = f"runs on whole numbers only, as nn.Embedding does, not on {x[wrong][0]:g}"
+    inexact = (x != x.trunc()) | (x.abs() >= _EXACT)
+    if inexact.any():
+        problem = f"runs on whole numbers only, as nn.Embedding does, not on {x[inexact][0]:g}"
         remedy = "give whole numbers below 2^24, or take floats in forward"
         raise SpecError("mechanism.model", f"{problem}; {remedy}")
     return x.to(dtype)
 
 
 def outputs(classes: int) -> int:
-    """One output for two classes (logistic loss), or none (regression); else one for each."""
+    """Returns 1 for two classes (logistic loss) or none (regression), else one for each class."""
     return 1 if classes in (0, 2) else classes
 
 
-def image(shape: tuple[int, ...], name: str, least: int) -> tuple[int, int, int]:
-    """(channels, height, width) of an example. Raises SpecError under `least` pixels a side."""
+def image(shape: Shape, name: str, least: int) -> tuple[int, int, int]:
+    """Returns channels, height and width of an image.
+
+    Args:
+        shape: of an example of the data.
+        name: of the network, for the error.
+        least: pixels that each side must have. Raises SpecError below that.
+    """
     if len(shape) != 3 or min(shape[1:]) < least:
-        wanted = f"images [channels, height, width] of at least {least} x {least} pixels"
-        given = f"mechanism.data gives {list(shape)}; use another of the two"
-        raise SpecError("mechanism.model", f"{name} needs {wanted}, but {given}")
-    return shape[0], shape[1], shape[2]
+        problem = f"images [channels, height, width] of at least {least} x {least} pixels"
+        remedy = f"but mechanism.data gives {list(shape)}; use another of the two"
+        raise SpecError("mechanism.model", f"{name} needs {problem}, {remedy}")
+    channels, height, width = shape
+    return channels, height, width

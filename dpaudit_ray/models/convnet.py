@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from .base import Model, image, outputs
+from .base import Model, Shape, image, outputs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,11 +21,13 @@ class ConvNet(Model):
 
     name: Literal["convnet"] = "convnet"
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> nn.Module:
         from torch import nn
 
         channels, height, width = image(shape, self.name, least=16)
-        rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+        # Each 5x5 convolution takes 4 pixels off a side; each pooling halves it.
+        rows = ((height - 4) // 2 - 4) // 2
+        columns = ((width - 4) // 2 - 4) // 2
         return nn.Sequential(
             nn.Conv2d(channels, 6, 5),
             nn.ReLU(),
@@ -43,21 +45,23 @@ class ConvNet(Model):
 
 
 class Cnn4(Model):
-    """Four layers: 26,010 parameters on MNIST, 37,274 on CIFAR-10; of Opacus' MNIST example.
+    """The network of Opacus' MNIST example: 26,010 parameters on MNIST, 37,274 on CIFAR-10.
 
     conv 16 k8 stride 2 padding 3, pool 2 stride 1, conv 32 k4 stride 2, pool 2 stride 1, linear
-    32, linear. Nasr et al. 2021, appendix A, say only "four layers".
+    32, linear. Nasr et al. 2021, appendix A, state no more than "four layers".
     """
 
     revision: ClassVar[int] = 3  # convolutions under pooling sum in another order
 
     name: Literal["cnn4"] = "cnn4"
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> nn.Module:
         from torch import nn
 
         channels, height, width = image(shape, self.name, least=14)
-        rows, columns = (((side - 2) // 2 - 4) // 2 for side in (height, width))
+        # By both strides and kernels, and one pixel less by each pooling.
+        rows = ((height - 2) // 2 - 4) // 2
+        columns = ((width - 2) // 2 - 4) // 2
         return nn.Sequential(
             nn.Conv2d(channels, 16, 8, stride=2, padding=3),
             nn.ReLU(),

@@ -1,4 +1,4 @@
-"""Fully connected networks: of any widths, that of Cebere et al., and one as of Nasr et al."""
+"""Fully connected networks: with any widths, as in Cebere et al., and as in Nasr et al."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from .base import Model, outputs
+from .base import Model, Shape, outputs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,10 +26,14 @@ class Mlp(Model):
 
     @property
     def parameters(self) -> int:
-        """Counts as many inputs as the first layer is wide: the data are not read for it."""
-        return sum(a * b for a, b in itertools.pairwise([*self.hidden[:1], *self.hidden]))
+        """Counts weights, with as many inputs as the first hidden layer has neurons.
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        The data are not read for it, so the number of inputs is not known.
+        """
+        widths = [*self.hidden[:1], *self.hidden]
+        return sum(before * width for before, width in itertools.pairwise(widths))
+
+    def build(self, shape: Shape, classes: int) -> nn.Module:
         return perceptron(shape, self.hidden, self.activation, classes)
 
 
@@ -41,7 +45,7 @@ class Fcnn(Model):
 
     name: Literal["fcnn"] = "fcnn"
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> nn.Module:
         return perceptron(shape, [3, 8], "relu", classes)
 
 
@@ -58,18 +62,22 @@ class Mlp3(Model):
     def parameters(self) -> int:
         return 2 * self.width**2
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> nn.Module:
         return perceptron(shape, [self.width] * 2, "relu", classes)
 
 
 def perceptron(
-    shape: tuple[int, ...], hidden: list[int], activation: str, classes: int
+    shape: Shape,
+    hidden: list[int],
+    activation: str,
+    classes: int,
 ) -> nn.Module:
-    """A chain of linear layers on flattened examples, with the activation between them."""
+    """Returns a chain of linear layers on flattened examples, with the activation between them."""
     from torch import nn
 
     kinds = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, width in itertools.pairwise([math.prod(shape), *hidden, outputs(classes)]):
+    widths = [math.prod(shape), *hidden, outputs(classes)]
+    for before, width in itertools.pairwise(widths):
         layers += [nn.Linear(before, width), kinds[activation]()]
     return nn.Sequential(*layers[:-1])

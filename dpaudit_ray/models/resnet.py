@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from .base import Model, image, outputs
+from .base import Model, Shape, image, outputs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,15 +26,19 @@ class ResNet18(Model):
     def parameters(self) -> int:
         return 11_173_962
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> nn.Module:
         from torch import nn
 
         from .networks.blocks import BasicBlock, conv3x3, residual_network, stages
 
         channels, _, _ = image(shape, self.name, least=8)
-        stem = conv3x3(channels, 64), nn.GroupNorm(self.groups, 64), nn.ReLU()
-        layers = (*stem, *stages(BasicBlock, 64, (64, 128, 256, 512), self.groups))
-        return residual_network(*layers, width=512, outputs=outputs(classes))
+        layers = [
+            conv3x3(channels, 64),
+            nn.GroupNorm(self.groups, 64),
+            nn.ReLU(),
+            *stages(BasicBlock, 64, (64, 128, 256, 512), self.groups),
+        ]
+        return residual_network(layers, width=512, outputs=outputs(classes))
 
 
 class Wrn16(Model):
@@ -50,22 +54,23 @@ class Wrn16(Model):
 
     @property
     def parameters(self) -> int:
-        count, before = 9 * 3 * 16, 16
-        for width in (16 * self.width, 32 * self.width, 64 * self.width):
-            count += 9 * before * width + 3 * 9 * width * width
-            count += before * width if before != width else 0
-            count += 2 * (before + 3 * width)
-            before = width
-        return count + 2 * before + 10 * before + 10
+        """Sums the layers for images of three channels and 10 classes."""
+        k = self.width
+        count = 170_752 * k**2 + 4_096 * k + 474
+        # At k = 1 the first stage keeps its 16 channels, so no 16 x 16 projection is needed.
+        return count - 256 if k == 1 else count
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> nn.Module:
         from torch import nn
 
         from .networks.blocks import PreActivationBlock, conv3x3, residual_network, stages
 
         channels, _, _ = image(shape, self.name, least=8)
-        widths = (16 * self.width, 32 * self.width, 64 * self.width)
-        first, last = conv3x3(channels, 16), 64 * self.width
-        blocks = stages(PreActivationBlock, 16, widths, self.groups)
-        layers = (first, *blocks, nn.GroupNorm(self.groups, last), nn.ReLU())
-        return residual_network(*layers, width=last, outputs=outputs(classes))
+        k = self.width
+        layers = [
+            conv3x3(channels, 16),
+            *stages(PreActivationBlock, 16, (16 * k, 32 * k, 64 * k), self.groups),
+            nn.GroupNorm(self.groups, 64 * k),
+            nn.ReLU(),
+        ]
+        return residual_network(layers, width=64 * k, outputs=outputs(classes))

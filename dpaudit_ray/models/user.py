@@ -1,4 +1,4 @@
-"""A user's own network, named by its import path."""
+"""A user-defined network, named by its import path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from .. import imports
 from ..errors import SpecError, first_line
-from .base import Model
+from .base import Model, Shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,7 +18,7 @@ _KEY = "mechanism.model"
 
 
 class UserModule(Model):
-    """Any `nn.Module` class, or function that returns one, called with `options`.
+    """Calls an `nn.Module` class, or a function that returns a module, with `options`.
 
     `path` is `package.module:name`. The module takes examples [B, ...] of the data and returns
     logits [B, classes]; [B, 1] for two classes means a logistic loss.
@@ -41,8 +41,8 @@ class UserModule(Model):
         """The module that `path` names."""
         return (*super().named_modules(), self.path.partition(":")[0])
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Raises SpecError where the call gives no module."""
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Calls `path`. Raises SpecError if the call fails or returns no module."""
         from torch import nn
 
         factory = imports.network(self.path, f"{_KEY}.path")

@@ -19,7 +19,6 @@ from dpaudit_ray.mechanisms.dp_sgd.sampling import Fixed, Indices, Shuffle, Size
 from dpaudit_ray.mechanisms.label_gradient import (
     LabelGradient,
     Noise,
-    Release,
     Shape,
     Target,
     Trials,
@@ -104,7 +103,7 @@ def test_a_release_is_the_sum_that_training_clips(layer):
     training = mechanism.target.training(5, gpu=False)
     step = kept.steps - 1
     theta = torch.from_numpy(kept.arrays["theta"][step])[None]
-    release, columns = Release.from_step(kept, step, adversary, mechanism.noise)
+    release, columns = kept.release(step, adversary, mechanism.noise)
     for y in (release.y, np.where(np.arange(BATCH) == 3, 1 - release.y, release.y)):
         x = torch.from_numpy(kept.arrays["x"][step])
         whole = training.sums(theta, x, torch.from_numpy(y), 1.0)[0].numpy()
@@ -139,7 +138,7 @@ def test_the_noise_in_the_span_is_that_of_the_whole_gradient():
     """A hundred thousand noisy gradients of all attacked weights, solved by least squares."""
     mechanism, _, kept = target()
     adversary = Label(layer="second-last", neuron="all")
-    release, columns = Release.from_step(kept, 2, adversary, mechanism.noise)
+    release, columns = kept.release(2, adversary, mechanism.noise)
     rng, y = np.random.default_rng(3), np.tile(release.y, (4000, 1))
     few = release.solutions(release.sums(y, rng))
     known = np.isfinite(few[0])
@@ -229,7 +228,7 @@ def test_labels_are_rebuilt_without_noise(layer, neuron):
     _, _, kept = target()
     for step, often in enumerate(kept.arrays["y"].mean(axis=1) > 0.5):
         adversary = Label(layer=layer, neuron=neuron, positives="majority" if often else "minority")
-        release, columns = Release.from_step(kept, step, adversary, Noise(1.0, 1e-9, True))
+        release, columns = kept.release(step, adversary, Noise(1.0, 1e-9, True))
         solved = release.solutions(release.sums(release.y[None], np.random.default_rng(1)))
         named = adversary.labels(solved)[0]
         if neuron == 1:
@@ -254,7 +253,7 @@ def test_crafted_records_tell_all_labels_of_the_first_layer():
         made = crafted_records(weights, 15, np.random.default_rng(0))
         answers = kept.shape.run(theta, made).inputs[1]
         np.testing.assert_allclose(answers, np.tile(answers[0], (15, 1)), atol=1e-9)
-        release, _ = Release.from_step(kept, step, adversary, Noise(1.0, 1e-9, True))
+        release, _ = kept.release(step, adversary, Noise(1.0, 1e-9, True))
         solved = release.solutions(release.sums(release.y[None], np.random.default_rng(1)))
         np.testing.assert_array_equal(adversary.labels(solved)[0], release.y)
 
@@ -303,7 +302,7 @@ def test_closed_forms_stay_below_the_exact_bound_with_little_noise(sigma):
     """Answers rarer than any float: none of it may become infinite."""
     _, _, kept = target()
     attacked = Label(layer="second-last", neuron="all")
-    release, _ = Release.from_step(kept, 0, attacked, Noise(1, sigma, True))
+    release, _ = kept.release(0, attacked, Noise(1, sigma, True))
     found = release.bounds(1e-5)
     exact = bounds.epsilon(found.mu, 1e-5)
     for each in (found.epsilon, found.epsilon_complement):

@@ -1,8 +1,9 @@
-"""Sampling schemes: who is in the batch of each step, the others' records and the canary.
+"""Sampling schemes: which records the batch of each step has, and whether it has the canary.
 
-The others' batches are drawn once for a sweep and known to the adversary. The canary's coins are
-drawn for each trial, known to nobody: so trials are independent, and the claim for a canary that is
-sampled holds. Coins that a sweep shares would refute true claims in a fifth of sweeps.
+The batches of the other records are drawn once for a sweep and known to the adversary. The canary's
+coins (random bits: is it sampled at this step?) are drawn for each trial and known to no one, so
+trials are independent, and the claim for a canary that is sampled holds. Coins shared by a sweep
+would refute true claims in a fifth of sweeps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Coins = npt.NDArray[np.bool_]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """N examples without the canary, and the expected batch size |B| ≤ N."""
+    """Number N of examples without the canary, and the expected batch size |B| ≤ N."""
 
     examples: int
     batch_size: int
@@ -52,41 +53,52 @@ class Sampler(Plugin):
 
     @abstractmethod
     def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
-        """Yields the others' batch at steps 1, 2, ... without end: indices int64, maybe none."""
+        """Yields the batch of the other records at steps 1, 2, ... without end.
+
+        A batch is int64 [any number] of indices, and may be empty.
+        """
 
     def coins(
         self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
     ) -> Iterator[Coins]:
-        """Yields whether each canary is sampled at steps 1, 2, ... without end: bool, of `shape`.
+        """Yields whether each canary is sampled at steps 1, 2, ... without end.
 
-        Which is [n], or [n, m] of m canaries a trial. Here each is in one batch of every epoch.
+        Here each canary is in one batch of every epoch.
+
+        Args:
+            sizes: N and |B|.
+            shape: of what is yielded: [n] trials, or [n, m] of m canaries in each.
+            rng: source of the coins.
         """
         while True:
-            chosen = rng.integers(sizes.per_epoch, size=shape)
-            yield from (chosen == batch for batch in range(sizes.per_epoch))
+            canary_batch = rng.integers(sizes.per_epoch, size=shape)
+            for batch in range(sizes.per_epoch):
+                yield canary_batch == batch
 
     def rate(self, sizes: Sizes) -> float:
-        """The chance that a step has the canary, as accountants are told; one batch an epoch."""
+        """Probability that a step has the canary, for accountants; here one batch an epoch."""
         return 1 / sizes.per_epoch
 
 
-def _shuffled(sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
-    """Full batches of a new order in every epoch; records left over skip that epoch."""
-    while True:
-        order = rng.permutation(sizes.examples)[: sizes.per_epoch * sizes.batch_size]
-        yield from order.reshape(sizes.per_epoch, -1)
+class _Shuffled(Sampler):
+    """Base of schemes that cut each epoch's batches from one random order.
+
+    All batches are full: records that remain skip the epoch.
+    """
+
+    def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
+        while True:
+            order = rng.permutation(sizes.examples)[: sizes.per_epoch * sizes.batch_size]
+            yield from order.reshape(sizes.per_epoch, -1)
 
 
-class Fixed(Sampler):
+class Fixed(_Shuffled):
     """Fixed batches: epochs of shuffled data, cut into full ones. The canary is in every step."""
 
     claim: ClassVar[Sampling] = Sampling.POISSON  # at rate 1
     in_known_steps: ClassVar[bool] = True
 
     name: Literal["fixed"] = "fixed"
-
-    def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
-        return _shuffled(sizes, rng)
 
     def coins(
         self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
@@ -118,19 +130,16 @@ class Poisson(Sampler):
         return sizes.rate
 
 
-class Shuffle(Sampler):
+class Shuffle(_Shuffled):
     """Shuffling: the batches of an epoch are cut from one random order."""
 
     claim: ClassVar[Sampling] = Sampling.SHUFFLE
 
     name: Literal["shuffle"] = "shuffle"
 
-    def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
-        return _shuffled(sizes, rng)
-
 
 class BallsAndBins(Sampler):
-    """Balls and bins (Chua et al. 2024): every record joins one batch of an epoch, drawn alone."""
+    """Balls and bins (Chua et al. 2024): each record joins one batch of an epoch, by itself."""
 
     claim: ClassVar[Sampling] = Sampling.BALLS_AND_BINS
 

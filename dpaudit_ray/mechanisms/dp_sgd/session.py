@@ -1,4 +1,4 @@
-"""Sessions: a training by DP-SGD against one adversary, and what it prepares before any trial."""
+"""Sessions: a training by DP-SGD against one adversary, and what is prepared before any trial."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ...adversaries.base import (
     CanaryAdversary,
     ChangingCanary,
     FrozenAdversary,
+    Observer,
     SampleCanary,
     ShadowPlan,
     TrajectoryObserver,
@@ -35,26 +36,33 @@ from .training import DpSgdTraining
 from .updates import Constant
 
 Values = dict[str, Tensor]  # parameters, by their names
-_START = "start"  # the name of θ_0 among stored arrays, where the adversary chooses it
+_START = "start"  # name of θ_0 among stored arrays, if the adversary chooses it
 _NUMBERS = 1 << 24  # parameters of the models that are computed at once: 64 MiB of float32
-_TOLERANCE = 1e-3  # how far torch.func may differ from autograd, by the scale of the gradient
+_TOLERANCE = 1e-3  # of torch.func's gradient against autograd's, relative to its largest entry
 
 
 class PublicView:
-    """What `PublicKnowledge` grants, and describes: all as copies, to work on in place.
+    """Implements `PublicKnowledge` for a training; adversaries get copies, to work on in place.
 
-    Gradients of many models, each on an example of its own, go by `torch.func`. A module may reach
-    parameters where `functional_call` does not put others, and then says nothing: so the first
-    gradient is held against autograd on the module itself.
+    Gradients of many models, each on an example of its own, are computed by `torch.func`. A module
+    may reach its parameters in ways that `functional_call` does not replace, which raises nothing.
+    So the first gradient is compared with autograd on the module itself.
     """
 
     def __init__(self, training: DpSgdTraining) -> None:
-        recipe, self._training, self._checked = training.recipe, training, False
-        self.clip_norm, self.noise_multiplier = recipe.clip_norm, recipe.noise
-        self.batch_size, self.rate = recipe.batch_size, recipe.rate
-        self.classes, self.examples = training.classes, training.examples
-        self.example, self.batch = training.example, training.batch
-        self.losses, self.gradients = training.model.losses, training.sums
+        recipe = training.recipe
+        self._training = training
+        self._is_checked = False
+        self.clip_norm = recipe.clip_norm
+        self.noise_multiplier = recipe.noise
+        self.batch_size = recipe.batch_size
+        self.rate = recipe.rate
+        self.classes = training.classes
+        self.examples = training.examples
+        self.example = training.example
+        self.batch = training.batch
+        self.losses = training.model.losses
+        self.gradients = training.sums
         self.simulate = training.simulate
         self.sample_rate = recipe.sampling.rate(training.sizes)
 
@@ -69,14 +77,17 @@ class PublicView:
 
     @property
     def outside(self) -> tuple[Tensor, Tensor] | None:
-        records = self._training.reserved
-        return None if records is None else (records[0].clone(), records[1].clone())
+        if self._training.reserved is None:
+            return None
+        x, y = self._training.reserved
+        return x.clone(), y.clone()
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
-        if (records := self.outside) is None:
+        if self.outside is None:
             raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
         recipe = self._training.recipe.model_copy(update={"steps": steps, "schedule": Constant()})
-        elsewhere = dataclasses.replace(self._training, recipe=recipe).elsewhere(*records, seed)
+        training = dataclasses.replace(self._training, recipe=recipe)
+        elsewhere = training.elsewhere(*self.outside, seed)
         *_, last = elsewhere.simulate(1, noisy=False, seed=seed)
         return last[0]
 
@@ -84,13 +95,15 @@ class PublicView:
         self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
     ) -> Tensor:
         _check_floating(x)
-        module, total = self._training.module, torch.zeros_like(x)
+        module = self._training.module
+        total = torch.zeros_like(x)
         factors = [1.0] * len(theta) if weights is None else weights
-        for row, weight in zip(theta, factors, strict=True):
+        for row, factor in zip(theta, factors, strict=True):
             with placed(module, row), torch.enable_grad():
-                moved = x.clone().requires_grad_()
-                loss = self._training.model.loss(module(moved), y).sum()
-                total += weight * torch.autograd.grad(loss, moved)[0]
+                leaf = x.clone().requires_grad_()
+                loss = self._training.model.loss(module(leaf), y).sum()
+                (gradient,) = torch.autograd.grad(loss, leaf)
+            total += factor * gradient
         return total / len(theta) if weights is None else total
 
     def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -99,42 +112,44 @@ class PublicView:
     def look_ahead(
         self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
     ) -> Tensor:
-        """By double back-propagation."""
+        """Differentiates through the step, by double back-propagation."""
         _check_floating(x)
 
-        def slope(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        def gradient_by_x(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
             values = self._named(row)
 
-            def later(x: Tensor) -> Tensor:
-                first: Values = grad(self._loss)(values, x, y)
-                stepped = {name: value - rate * first[name] for name, value in values.items()}
+            def query_loss(x: Tensor) -> Tensor:
+                gradients: Values = grad(self._loss)(values, x, y)
+                stepped = {name: value - rate * gradients[name] for name, value in values.items()}
                 return self._loss(stepped, query.x[0], query.y[0])
 
-            return cast(Tensor, grad(later)(x))
+            return cast(Tensor, grad(query_loss)(x))
 
-        return self._of_each_model(slope, theta, x, y)
+        return self._of_each_model(gradient_by_x, theta, x, y)
 
     def _of_each_model(
         self, function: Callable[..., Tensor], theta: Tensor, x: Tensor, y: Tensor
     ) -> Tensor:
         """Calls `function` of θ [p], x [...] and y [] for all models, in small enough groups."""
-        if not self._checked:
+        if not self._is_checked:
             self._check(x[:1], y[:1])
-            self._checked = True
+            self._is_checked = True
         size = max(1, _NUMBERS // theta.shape[1])
-        parts = zip(*(torch.split(rows, size) for rows in (theta, x, y)), strict=True)
-        return torch.cat([vmap(function)(*part) for part in parts]).detach()
+        groups = zip(*(torch.split(rows, size) for rows in (theta, x, y)), strict=True)
+        return torch.cat([vmap(function)(*group) for group in groups]).detach()
 
     def _check(self, x: Tensor, y: Tensor) -> None:
+        """Raises SpecError if torch.func and autograd differ on one example, x [1, ...], y [1]."""
         module = self._training.module
         row = nn.utils.parameters_to_vector(trained(module).values()).detach()
         try:
             mapped = vmap(self._gradient)(row[None], x, y)[0].detach()
-            alone = Samplewise(module, self._training.model.loss).gradients(row, x, y)[0]
-            right = float((mapped - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max())
+            expected = Samplewise(module, self._training.model.loss).gradients(row, x, y)[0]
+            error = float((mapped - expected).abs().max())
+            is_right = error <= _TOLERANCE * float(expected.abs().max())
         except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
-            right = False
-        if not right:
+            is_right = False
+        if not is_right:
             problem = f"crafts by torch.func, which does not run {type(module).__name__} as it is"
             raise SpecError("adversary.name", f"{problem}; use static-poison")
 
@@ -143,9 +158,13 @@ class PublicView:
         return torch.cat([part.flatten() for part in gradient.values()])
 
     def _named(self, row: Tensor) -> Values:
-        named = trained(self._training.module)
-        parts = torch.split(row, [p.numel() for p in named.values()])
-        return {k: part.view(p.shape) for (k, p), part in zip(named.items(), parts, strict=True)}
+        """Cuts θ [p] into parameters of the module, by name."""
+        parameters = trained(self._training.module)
+        parts = torch.split(row, [parameter.numel() for parameter in parameters.values()])
+        values = {}
+        for (name, parameter), part in zip(parameters.items(), parts, strict=True):
+            values[name] = part.view(parameter.shape)
+        return values
 
     def _loss(self, values: Values, x: Tensor, y: Tensor) -> Tensor:
         # Torch does not put back what it ties in a layer that a module holds twice.
@@ -163,41 +182,55 @@ def _check_floating(x: Tensor) -> None:
 def open_session(
     training: DpSgdTraining, adversary: Adversary, seed: int, prepared: tuple[Arrays, ...] = ()
 ) -> Session:
-    """A session with the `prepared` canary or shadows; crafts a canary that is not."""
+    """Opens a session with a `prepared` canary or shadows; else crafts the canary.
+
+    Args:
+        training: the public part of the training.
+        adversary: who attacks.
+        seed: of the adversary's choices.
+        prepared: the stored canary, or all packs of shadows; empty if nothing is prepared.
+    """
     if adversary.frozen:
         return FrozenSession.craft(training, cast(FrozenAdversary, adversary), seed)
     attack = cast(CanaryAdversary[Any], adversary)
-    if (plan := adversary.shadow_plan) is not None:
+    plan = adversary.shadow_plan
+    if plan is None and prepared:
+        return _with_stored_canary(training, attack, prepared[0])
+    if plan is not None:
         theta = np.concatenate([part["theta"] for part in prepared])
         training = dataclasses.replace(
             training,
             shadows=torch.from_numpy(theta).to(training.initial),
             reserved=_shadow_records(training, plan),
         )
-    elif prepared:
-        device = training.initial.device
-        tensors = {n: torch.from_numpy(np.array(a)).to(device) for n, a in prepared[0].items()}
-        if _START in tensors:
-            training = training.starting(tensors.pop(_START))
-        (kind,) = (
-            kind
-            for kind in adversary.stored_canaries
-            if {field.name for field in dataclasses.fields(kind)} == set(tensors)
-        )
-        canary = kind(**tensors)
-        training.check_claim(canary)
-        return DpSgdSession(training, attack, canary)
     return DpSgdSession.craft(training, attack, seed)
 
 
+def _with_stored_canary(
+    training: DpSgdTraining, adversary: CanaryAdversary[Any], stored: Arrays
+) -> DpSgdSession:
+    """Opens a session with the arrays of `craft_canary`."""
+    device = training.initial.device
+    tensors = {name: torch.from_numpy(np.array(a)).to(device) for name, a in stored.items()}
+    if _START in tensors:
+        training = training.starting(tensors.pop(_START))
+    kinds = {frozenset(kind.__dataclass_fields__): kind for kind in adversary.stored_canaries}
+    canary = kinds[frozenset(tensors)](**tensors)
+    training.check_claim(canary)
+    return DpSgdSession(training, adversary, canary)
+
+
 def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
-    """Crafts a canary; returns its tensors by name. Raises SpecError where it has more."""
+    """Crafts a canary and returns its tensors by name, with θ_0 if the adversary chooses it.
+
+    Raises SpecError for a canary that is of none of the adversary's `stored_canaries`.
+    """
     session = DpSgdSession.craft(training, cast(CanaryAdversary[Any], adversary), seed)
     canary = session.canary
-    if isinstance(canary, ChangingCanary) or type(canary) not in adversary.stored_canaries:
+    if type(canary) not in adversary.stored_canaries:
         problem = f"crafts a {type(canary).__name__}, which is more than tensors"
         raise SpecError("adversary.name", f"{problem}; leave out crafted_once")
-    tensors = {field.name: getattr(canary, field.name) for field in dataclasses.fields(canary)}
+    tensors = dict(vars(canary))
     if session.training is not training:
         tensors[_START] = session.training.initial
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
@@ -206,7 +239,8 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
 def train_shadows(training: DpSgdTraining, plan: ShadowPlan, part: int, seed: int) -> Arrays:
     """Trains one pack of shadows; returns their final models: theta, float [at most 16, p]."""
     elsewhere = training.elsewhere(*_shadow_records(training, plan), derive("shadow batches", seed))
-    *_, last = elsewhere.run(training.initial.new_zeros(plan.models_of(part)), seed, None, 1)
+    canary_bits = training.initial.new_zeros(plan.models_of(part))
+    *_, last = elsewhere.run(canary_bits, seed, None, 1)
     return {"theta": last.cpu().numpy().copy()}
 
 
@@ -222,7 +256,7 @@ def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> tuple[Tensor, 
 
 @dataclasses.dataclass(frozen=True)
 class _FinalModels:
-    """Final models as a hidden-state adversary sees them: copies, of which it may make anything."""
+    """Final models as a hidden-state adversary gets them: copies, to work on in place."""
 
     initial: Tensor
     final: Tensor
@@ -239,8 +273,9 @@ class _FinalModels:
 class DpSgdSession(ResumableSession):
     """DP-SGD against one adversary, whose canary is crafted.
 
-    Without an observer it sees θ_0 and θ at a horizon, each judged alone; an observer is told of
-    every step, and its scores at a horizon are of the steps up to there.
+    An adversary without an observer gets θ_0 and θ at a recorded step, and each recorded step is
+    judged separately. An observer gets every step; its scores at a recorded step are for all steps
+    up to that one.
     """
 
     training: DpSgdTraining
@@ -249,12 +284,14 @@ class DpSgdSession(ResumableSession):
 
     @classmethod
     def craft(cls, training: DpSgdTraining, adversary: CanaryAdversary[Any], seed: int) -> Self:
-        """Crafts the canary; refuses one that breaks the sensitivity of the claim."""
+        """Crafts the canary. Raises SpecError if it has a larger sensitivity than claimed."""
         rng = np.random.default_rng(seed)
-        if (start := adversary.begin(PublicView(training), rng)) is not None:
+        start = adversary.begin(PublicView(training), rng)
+        if start is not None:
             training = training.starting(start)
         canary = adversary.craft(PublicView(training), rng)
-        training.check_claim(canary, adversary.canaries * (2 if adversary.replaces else 1))
+        worlds = 2 if adversary.replaces else 1  # a canary for each value of a bit
+        training.check_claim(canary, adversary.canaries * worlds)
         if adversary.apart:
             check_apart(canary, adversary.canaries)
         return cls(training, adversary, canary)
@@ -266,71 +303,81 @@ class DpSgdSession(ResumableSession):
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None = None,
     ) -> Scores | Measured:
-        training, adversary, canaries = self.training, self.adversary, self.adversary.canaries
+        training, adversary = self.training, self.adversary
+        canaries = adversary.canaries
         bits = torch.from_numpy(members).to(training.initial)
-        bits = bits if canaries == 1 else bits.view(-1, canaries)
+        if canaries > 1:
+            bits = bits.view(-1, canaries)
         inside = bits
-        if adversary.replaces:  # one of each pair is always in
+        if adversary.replaces:  # one canary of each pair is in
             rows = bits.view(len(bits), -1)
-            inside = torch.cat([rows, 1 - rows], 1)
+            inside = torch.cat([rows, 1 - rows], dim=1)
         inserted = self.canary
-        if not isinstance(inserted, ChangingCanary):  # a copy of what scorers hold
+        if not isinstance(inserted, ChangingCanary):  # a copy: scorers may change theirs in place
             tensors: Any = {k: v.clone() for k, v in vars(inserted).items() if torch.is_tensor(v)}
             inserted = dataclasses.replace(inserted, **tensors)
 
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
-        names = ("scores", *(() if training.held_out is None else training.recipe.measures))
-        fresh = np.full((len(members), len(horizons)), np.nan)  # where training has not come yet
-        record = {name: np.array(saved.recorded.get(name, fresh)) for name in names}
+        measures = () if training.held_out is None else training.recipe.measures
+        unknown = np.full((len(members), len(horizons)), np.nan)  # until training gets there
+        record = {
+            name: np.array(saved.recorded.get(name, unknown)) for name in ("scores", *measures)
+        }
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
-        path = training.run(inside, seed, inserted, adversary.period, watch, saved)
         see = observer.see if isinstance(observer, TrajectoryObserver) else None
+        path = training.run(inside, seed, inserted, adversary.period, watch, saved)
         before = next(path).clone()
         for step, theta in enumerate(path, start=saved.step + 1):
-            if see is not None:  # in copies
+            if see is not None:
                 see(step, before, theta.clone())
                 before = theta.clone()
             if step in horizons:
-                if observer is None:
-                    final = _FinalModels(training.initial.clone(), theta.clone(), training.model)
-                    scores = adversary.score(self.canary, final)
-                else:
-                    scores = observer.scores()
-                values = [_checked(scores, bits, observer or adversary)]
-                if len(names) > 1:
-                    values += [np.repeat(row, canaries) for row in training.measured(theta)]
-                for name, column in zip(names, values, strict=True):
-                    record[name][:, horizons.index(step)] = column
+                column = horizons.index(step)
+                record["scores"][:, column] = self._scores(theta, observer, bits)
+                utilities = training.measured(theta) if measures else ()
+                for name, values in zip(measures, utilities, strict=True):
+                    record[name][:, column] = np.repeat(values, canaries)
             saved.offer(step, theta, record)
             if step == horizons[-1]:
                 break
-        recorded = record.pop("scores")
-        return Measured(recorded, record) if record else recorded
+        scores = record.pop("scores")
+        return Measured(scores, record) if record else scores
 
+    def _scores(self, theta: Tensor, observer: Observer | None, bits: Tensor) -> Scores:
+        """Scores models `theta` [n, p]: one number for each of `bits`, float64 [n m].
 
-def _checked(scores: Any, bits: Tensor, scorer: object) -> Scores:
-    """A number for each bit, float64 [n m]; numbers that would be spread over models are none."""
-    if isinstance(scores, Tensor) and scores.shape == bits.shape:
-        return cast(Scores, scores.double().flatten().cpu().numpy())
-    shape = f"shape {tuple(scores.shape)}" if hasattr(scores, "shape") else f"{scores!r:.40}"
-    given = f"the scores of {type(scorer).__name__} are a {type(scores).__name__} of {shape}"
-    wanted = f"shape {tuple(bits.shape)}, one for each {'canary' if bits.dim() > 1 else 'model'}"
-    raise SpecError("adversary.name", f"{given}; they must be a Tensor of {wanted}")
+        Raises SpecError for scores of another shape, which numpy would repeat over models.
+        """
+        if observer is None:
+            training = self.training
+            final = _FinalModels(training.initial.clone(), theta.clone(), training.model)
+            scores: Any = self.adversary.score(self.canary, final)
+        else:
+            scores = observer.scores()
+        if isinstance(scores, Tensor) and scores.shape == bits.shape:
+            return cast(Scores, scores.double().flatten().cpu().numpy())
+        shape = f"shape {tuple(scores.shape)}" if hasattr(scores, "shape") else f"{scores!r:.40}"
+        scorer = type(observer or self.adversary).__name__
+        problem = f"the scores of {scorer} are a {type(scores).__name__} of {shape}"
+        owner = "canary" if bits.dim() > 1 else "model"
+        rule = f"they must be a Tensor of shape {tuple(bits.shape)}, one for each {owner}"
+        raise SpecError("adversary.name", f"{problem}; {rule}")
 
 
 @dataclasses.dataclass(frozen=True)
 class FrozenSession:
     """DP-SGD with a learning rate of zero: every step is taken at θ_0.
 
-    Of what step t releases, Σ_j clip(g_j, C) + b c_t g* + Z_t, only the part along g* depends on
-    the bit, and there the noise is N(0, σ²C²) whatever the model. The others' sum is the same in
-    every trial, so a trial takes T normal numbers. The noise is drawn along g* only; that the
-    engine's own is as claimed is what attacks on trainings that move are for.
+    Step t releases Σ_j clip(g_j, C) + b c_t g* + Z_t. Only its part along g* depends on the bit,
+    and there the noise is N(0, σ²C²) for any model. The sum over the other records is the same in
+    every trial, so a trial takes T normal numbers. Noise is drawn along g* only, so this does not
+    check the engine's noise; attacks on trainings with a learning rate do.
 
-    `others`: the part of the others' sums along the canary that scores do not take away, in units
-    of C, float64 [T].
+    Attributes:
+        others: the part of the other records' sums along the canary that scores do not subtract, in
+            units of C, float64 [T].
     """
 
     training: DpSgdTraining
@@ -339,24 +386,28 @@ class FrozenSession:
 
     @classmethod
     def craft(cls, training: DpSgdTraining, adversary: FrozenAdversary, seed: int) -> Self:
-        """Has the records labelled, and sums up every batch once."""
+        """Lets the adversary label the records, and sums up every batch once."""
         canary = adversary.craft(PublicView(training), np.random.default_rng(seed))
         training.check_claim(canary)
-        theta, others = training.initial[None], np.zeros(training.recipe.steps)
+        theta = training.initial[None]
+        others = np.zeros(training.recipe.steps)
         labels = adversary.relabel(lambda: training.model.outputs(theta, training.x)[0])
         if labels is not None:
-            unit, clip_norm = canary.direction / training.clip_norm**2, training.clip_norm
+            clip_norm = training.clip_norm
+            unit = canary.direction / clip_norm**2
             for step, batch in enumerate(training.batches):
                 total = training.sums(theta, training.x[batch], labels[batch], clip_norm)
                 others[step] = float(total[0] @ unit)
         return cls(training, adversary, others)
 
     def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores:
-        recipe, adversary, public = self.training.recipe, self.adversary, PublicView(self.training)
+        recipe, adversary = self.training.recipe, self.adversary
+        public = PublicView(self.training)
         noise = np.random.default_rng(derive("frozen", seed))
-        tosses = np.random.default_rng(derive("coins", seed))
-        coins = recipe.sampling.coins(self.training.sizes, (len(members),), tosses)
-        total, scores = np.zeros(len(members)), []
+        coin_rng = np.random.default_rng(derive("coins", seed))
+        coins = recipe.sampling.coins(self.training.sizes, (len(members),), coin_rng)
+        total = np.zeros(len(members))
+        scores = []
         for step in range(1, horizons[-1] + 1):
             inside = next(coins) & members
             if step % adversary.period == 0:

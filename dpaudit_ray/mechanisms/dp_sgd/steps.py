@@ -1,9 +1,9 @@
-"""One DP-SGD step for n models: θ ← θ - η/|B| (Σ_j clip(g_j, C) + b g* + N(0, σ²C² I)).
+"""Steps of DP-SGD for n models: θ ← θ - η/|B| (Σ_j clip(g_j, C) + b g* + N(0, σ²C² I)).
 
-The canary's part b g* joins the sum before θ is rounded: added to θ afterwards, a step below one
-unit in the last place of θ would be lost, or doubled, in the trainings that have the canary only.
-A batch may be empty, and |B| is the expected size whatever it holds. Both engines change the rows
-of one matrix.
+The canary's part b g* joins the sum before θ is rounded. If it were added to θ afterwards, a step
+below one unit in the last place of θ would be lost, or doubled, in models with the canary only.
+A batch may be empty; |B| is the expected size, whatever the batch holds. Both engines change the
+rows of one matrix.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -34,64 +35,81 @@ from .sampling import Coins
 from .updates import Noisy, State
 
 Array = npt.NDArray[Any]
-_LARGE = 1 << 16  # numbers whose noise is drawn beside the gradients: half a millisecond
+_LARGE = 1 << 16  # numbers; noise for as many takes half a millisecond, worth a thread
 _LARGEST = 1e15  # entry of a crafted example: squares and their sums must not overflow
-_LARGEST_NORM = 1e30  # to clip to: Opacus multiplies it by a noise of 0
-_OPTIMIZER = "optimizer."  # what names of an optimizer's moments begin with in a state
+_LARGEST_NORM = 1e30  # stands for no clipping: Opacus multiplies it by a noise of 0
+_OPTIMIZER = "optimizer."  # prefix of an optimizer's moments among the names of a state
 
 
 @dataclasses.dataclass(frozen=True)
 class Inserted:
-    """A canary at one step, and which models have it.
+    """A canary at one step, and the models that have it.
 
-    `inside` is [n], 1 where it is in, else 0; or [n, m] for each of m examples or directions. It is
-    on the CPU: a step that looks bits up on a GPU would wait for it.
+    Attributes:
+        canary: what joins the sums of these models.
+        inside: 1 if the model has it, else 0: [n], or [n, m] for each of m examples or directions.
+            On the CPU, as a step that reads bits from a GPU would wait for it.
+        weights: of the batch's records [n, B], 0 for private records that are out; else None.
     """
 
     canary: GradientCanary | SampleCanary
     inside: Tensor
-    weights: Tensor | None = None  # [n, B]: 0 where private records themselves are out
+    weights: Tensor | None = None
 
     @functools.cached_property
     def rows(self) -> tuple[Tensor, ...]:
-        """The models that have it; for each of its examples, where it has several."""
-        return self._places(self.inside.view(len(self.inside), -1).t())
+        """Numbers of the models that have it, for each of its examples."""
+        return self._indices(self.inside.view(len(self.inside), -1).t())
 
     @functools.cached_property
     def examples(self) -> tuple[Tensor, ...]:
-        """The numbers of its examples that each model has."""
-        return self._places(self.inside.view(len(self.inside), -1))
+        """Numbers of its examples, for each model that may have some."""
+        return self._indices(self.inside.view(len(self.inside), -1))
 
-    def _places(self, coins: Tensor) -> tuple[Tensor, ...]:
+    def _indices(self, bits: Tensor) -> tuple[Tensor, ...]:
         canary = self.canary
         device = (canary.x if isinstance(canary, SampleCanary) else canary.direction).device
-        return tuple(coin.nonzero()[:, 0].to(device) for coin in coins)
+        return tuple(row.nonzero()[:, 0].to(device) for row in bits)
 
-    def direction(self, models: Tensor | int) -> Tensor:
-        """The gradient canary of some models that have it, float [p] or [k, p]."""
+    def direction(self, model: int) -> Tensor | None:
+        """The gradient that joins the sum of this model, float [p], if any."""
         assert isinstance(self.canary, GradientCanary)
-        direction = self.canary.direction
-        return direction if direction.dim() == 1 else direction[models]
+        directions = self.canary.direction
+        inside = self.inside[model]
+        if inside.dim():
+            return summed(directions, inside[None])[0]
+        if not inside:
+            return None
+        return directions if directions.dim() == 1 else directions[model]
 
 
 def summed(directions: Tensor, inside: Tensor) -> Tensor:
-    """Σ_j b_j g_j of canaries `directions` [m, p], perhaps sparse: [n, p] of bits [n, m]."""
+    """Sums the canaries that each model has: Σ_j b_j g_j, float [n, p].
+
+    Args:
+        directions: gradients g_j of m canaries, float [m, p], may be sparse.
+        inside: bits b [n, m].
+    """
     return (directions.t() @ inside.to(directions.device).t()).t()
 
 
 @dataclasses.dataclass(frozen=True)
 class Insertion:
-    """A canary over a training: at steps that `period` divides, by coins tossed at every step."""
+    """A canary over a training: it joins steps that `period` divides, if its coins are 1."""
 
     canary: Canary
     inside: Tensor  # as in `Inserted`, before sampling
     period: int
-    coins: Iterator[Coins]
+    coins: Iterator[Coins]  # at every step, of the shape of `inside`
     clip_norm: float
 
     def at(self, step: int, theta: Tensor) -> Inserted | None:
-        """The canary that joins models `theta` [n, p] at `step`; to be called for each step."""
-        coins, canary = next(self.coins), self.canary
+        """Returns the canary that joins models `theta` [n, p] at `step`, if any.
+
+        It must be called for every step, in order.
+        """
+        coins = next(self.coins)
+        canary = self.canary
         if step % self.period:
             return None
         if isinstance(canary, ChangingCanary):
@@ -105,42 +123,56 @@ class Insertion:
     def _crafted(
         self, canary: ChangingCanary, step: int, theta: Tensor, coins: Coins
     ) -> GradientCanary | SampleCanary:
-        some = canary.memoryless and self.inside.dim() == 1 and not coins.all()
-        rows = torch.from_numpy(coins).nonzero()[:, 0].to(theta.device) if some else slice(None)
+        """Crafts the canary of `step`; a memoryless one only for models that sample it."""
+        for_sampled = canary.memoryless and self.inside.dim() == 1 and not coins.all()
+        rows: Any = slice(None)
+        if for_sampled:
+            rows = torch.from_numpy(coins).nonzero()[:, 0].to(theta.device)
         crafted = canary.at(step, theta[rows].clone())
-        bits = self.inside.shape[1] if self.inside.dim() > 1 else 1
+        bits = 1 if self.inside.dim() == 1 else self.inside.shape[1]
         check_claim(crafted, theta.shape[1], self.clip_norm, bits)
-        if not some or isinstance(crafted, SampleCanary) or crafted.direction.dim() == 1:
-            return crafted
-        whole = torch.zeros_like(theta)
-        whole[rows] = crafted.direction
-        return GradientCanary(whole)
+        if for_sampled and isinstance(crafted, GradientCanary) and crafted.direction.dim() > 1:
+            directions = torch.zeros_like(theta)
+            directions[rows] = crafted.direction
+            return GradientCanary(directions)
+        return crafted
 
     @functools.cached_property
     def _everywhere(self) -> Inserted:
-        """The insertion where nothing is sampled; rows are looked up once for all steps."""
+        """The insertion if all models sample it: rows are looked up once for all such steps."""
         assert not isinstance(self.canary, ChangingCanary)
         return Inserted(self.canary, self.inside)
 
 
-def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -> None:
-    """Raises SpecError for a canary that breaks the claim; each model has `coins` secret bits."""
+def check_claim(canary: Canary, parameters: int, clip_norm: float, bits: int) -> None:
+    """Raises SpecError for a canary that breaks the claim.
+
+    Args:
+        canary: not checked if it is changing: each of its steps is.
+        parameters: of the model.
+        clip_norm: C, the largest norm of a gradient.
+        bits: secret bits of each model, each for one canary.
+    """
     problem = ""
     if isinstance(canary, GradientCanary):
         shape = tuple(canary.direction.shape)
-        fits = shape == (coins, parameters) if coins > 1 else shape[-1:] == (parameters,)
+        fits = shape == (bits, parameters) if bits > 1 else shape[-1:] == (parameters,)
+        norm = _longest(canary.direction) if fits else math.nan
         if not fits:
             problem = f"crafted a gradient of shape {shape}; each bit takes {parameters} numbers"
-        elif not (norm := _longest(canary.direction)) <= clip_norm * (1 + 1e-6):
+        elif not norm <= clip_norm * (1 + 1e-6):  # float32 rounds; NaN is refused
             problem = f"crafted a gradient of norm {norm:.6g}, above the clip norm {clip_norm:g}"
     elif isinstance(canary, SampleCanary):
         rows = len(canary.x)
-        if rows != coins or len(canary.y) != rows:
+        fits = rows == len(canary.y) == bits
+        largest = float(canary.x.abs().max()) if fits else math.nan
+        if not fits:
+            noun = "bit" if bits == 1 else "bits"
             problem = (
-                f"crafted {rows} examples with {len(canary.y)} labels for {coins} secret "
-                f"bit{'s' * (coins > 1)}; the claim covers one, with one label, for each"
+                f"crafted {rows} examples with {len(canary.y)} labels for {bits} secret {noun}; "
+                "the claim covers one, with one label, for each"
             )
-        elif not (largest := float(canary.x.abs().max())) <= _LARGEST:
+        elif not largest <= _LARGEST:
             problem = (
                 f"crafted an example with an entry of {plain(largest, '.3g')}, whose gradient has "
                 f"no norm in float32; use at most {plain(_LARGEST)}"
@@ -151,65 +183,82 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, coins: int) -
 
 def check_apart(canary: Canary, bits: int) -> None:
     """Raises SpecError if canaries of different bits share a parameter; j is of bit j % `bits`."""
-    shared = bits > 1
-    if shared and isinstance(canary, GradientCanary):
-        rows, places = canary.direction.to_sparse().coalesce().indices().cpu()
-        owners = {*zip(places.tolist(), (rows % bits).tolist(), strict=True)}
-        shared = len({place for place, _ in owners}) < len(owners)
-    if shared:
-        problem = "crafted canaries that share parameters, or no gradients; they are not `apart`"
-        raise SpecError("adversary.name", problem)
+    if bits == 1:
+        return
+    if isinstance(canary, GradientCanary):
+        canaries, parameters = canary.direction.to_sparse().coalesce().indices().cpu()
+        owners = {*zip(parameters.tolist(), (canaries % bits).tolist(), strict=True)}
+        if len(owners) == len(parameters.unique()):
+            return
+    problem = "crafted canaries that share parameters, or no gradients; they are not `apart`"
+    raise SpecError("adversary.name", problem)
 
 
 def _longest(directions: Tensor) -> float:
-    """The largest norm of a row, in float64 or float32: who scales by the latter is off by 7e-6."""
+    """Returns the largest norm of a row, by float32 or float64, whichever gives less.
+
+    Gradients that an adversary scales by their norm in float32 may be longer by 7e-6.
+    """
     if directions.is_sparse:
         sparse = directions.coalesce()
         squares = torch.zeros(len(directions), dtype=torch.float64, device=directions.device)
         squares.index_add_(0, sparse.indices()[0], sparse.values().double() ** 2)
         return float(squares.max().sqrt())
-    norm, kinds = torch.linalg.vector_norm, (None, torch.float64)
-    return min(float(norm(directions, dim=-1, dtype=kind).max()) for kind in kinds)
+    norms = []
+    for dtype in (None, torch.float64):
+        norms.append(torch.linalg.vector_norm(directions, dim=-1, dtype=dtype).max())
+    return min(map(float, norms))
 
 
 class PackedSteps:
-    """Gradients of all models at once; noise from one stream for the whole pack.
+    """Steps of all models at once, with noise from one stream for the whole pack.
 
-    `state` has all but θ that later steps depend on, by name; `restore` goes on as if so many steps
-    were taken, and raises KeyError for another engine's state.
+    `state` returns all that later steps depend on except θ, by name; `restore` continues from it
+    after so many steps, and raises KeyError for the state of another engine.
     """
 
     def __init__(self, recipe: Recipe, model: PackedModel, seed: int, device: torch.device) -> None:
-        self._recipe, self._model, self._device = recipe, model, device
+        self._recipe = recipe
+        self._model = model
+        self._device = device
         self._noise = noise_source(seed, device)
         self._update: Tensor | None = None
         self._state: State = {}
-        self._taken = 0
+        self._steps_done = 0
 
     @ours()
     def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
-        """Changes `theta`, float [n, p], in place; returns the noisy sums, likewise.
+        """Takes one step of all models.
 
-        The next step may overwrite these. `x` [B, ...] and `y` [B] are a batch of any number;
-        `inserted` is a canary that joins some of the models' sums.
+        Args:
+            theta: parameters, float [n, p], changed in place.
+            x: the batch, [B, ...], or [B, K, ...] of K views; B may be 0.
+            y: its targets [B].
+            inserted: a canary that joins some of the models' sums.
+
+        Returns:
+            The noisy sums, float [n, p]; the next step may overwrite them.
         """
         recipe = self._recipe
         if self._update is None:
             self._update = torch.empty_like(theta)
         update = self._update
         # Drawn for the whole pack, so that how it is split for the gradients changes nothing.
-        worth = update.device.type == "cpu" and update.numel() >= _LARGE
-        drawn = beside(functools.partial(self._draw, update), worth)
-        viewed = recipe.augmentations > 1
-        how = recipe.clip_norm, viewed, None if inserted is None else inserted.weights
-        for sums in sums_of_parts(self._model, recipe, theta, x, y, *how):
-            drawn()
+        is_worth_a_thread = update.device.type == "cpu" and update.numel() >= _LARGE
+        wait_for_noise = beside(functools.partial(self._draw, update), is_worth_a_thread)
+        weights = None if inserted is None else inserted.weights
+        compute = self._model.viewed_sums if recipe.augmentations > 1 else self._model.clipped_sums
+        for part in parts(len(y), recipe):
+            options = {} if weights is None else {"weights": weights[:, part]}
+            sums = compute(theta, x[part], y[part], recipe.clip_norm, **options)
+            wait_for_noise()
             update += sums
-        drawn()
-        if inserted is not None and inserted.weights is None:
+        wait_for_noise()
+        if inserted is not None and weights is None:
             self._insert(update, theta, inserted)
-        self._taken += 1
-        noisy = Noisy(update, recipe.batch_size, recipe.rate(self._taken), self._taken)
+        self._steps_done += 1
+        rate = recipe.rate(self._steps_done)
+        noisy = Noisy(update, recipe.batch_size, rate, self._steps_done)
         recipe.optimizer.move(theta, noisy, self._state)
         return update
 
@@ -221,47 +270,57 @@ class PackedSteps:
         update *= self._recipe.noise * self._recipe.clip_norm
 
     def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
-        """Adds to the rows of models that have the canary; whatever it is, no other row changes."""
-        canary, clip_norm = inserted.canary, self._recipe.clip_norm
-        if isinstance(canary, GradientCanary) and inserted.inside.dim() > 1:
-            update += summed(canary.direction, inserted.inside)
-        elif isinstance(canary, GradientCanary):
-            (rows,) = inserted.rows
-            update[rows] += inserted.direction(rows)
-        elif len(canary.y) <= len(theta):  # the canaries or the models: what takes fewer passes
-            for j, rows in enumerate(inserted.rows):
+        """Adds the canary to rows of models that have it; no other row changes, not even by NaN."""
+        canary = inserted.canary
+        if isinstance(canary, GradientCanary):
+            directions = canary.direction
+            if inserted.inside.dim() > 1:
+                update += summed(directions, inserted.inside)
+            else:
+                (rows,) = inserted.rows
+                update[rows] += directions if directions.dim() == 1 else directions[rows]
+            return
+        compute = functools.partial(self._model.clipped_sums, clip_norm=self._recipe.clip_norm)
+        if len(canary.y) <= len(theta):  # by examples or by models, whichever takes fewer passes
+            for example, rows in enumerate(inserted.rows):
                 if len(rows):
-                    x, y = canary.x[j : j + 1], canary.y[j : j + 1]
-                    update[rows] += self._model.clipped_sums(theta[rows], x, y, clip_norm)
+                    x, y = canary.x[example, None], canary.y[example, None]
+                    update[rows] += compute(theta[rows], x, y)
         else:
-            for i, examples in enumerate(inserted.examples):
+            for model, examples in enumerate(inserted.examples):
                 if len(examples):
                     x, y = canary.x[examples], canary.y[examples]
-                    update[i] += self._model.clipped_sums(theta[i : i + 1], x, y, clip_norm)[0]
+                    update[model] += compute(theta[model, None], x, y)[0]
 
     def state(self) -> dict[str, Array]:
         moments = {_OPTIMIZER + name: moment.cpu().numpy() for name, moment in self._state.items()}
         return self._noise.state() | moments
 
-    def restore(self, state: Mapping[str, Array], taken: int) -> None:
+    def restore(self, state: Mapping[str, Array], steps_done: int) -> None:
         self._noise.restore(state)
-        self._taken = taken
+        self._steps_done = steps_done
         for name, array in state.items():
             if name.startswith(_OPTIMIZER):
                 self._state[name.removeprefix(_OPTIMIZER)] = tensor(array, self._device)
 
 
 class OpacusSteps:
-    """The reference: slow, and what a user of Opacus runs. Models take turns in one module."""
+    """Steps by Opacus, one model after another in one module: slow, and the reference."""
 
     def __init__(
-        self, recipe: Recipe, module: nn.Module, seed: int, device: torch.device,
+        self,
+        recipe: Recipe,
+        module: nn.Module,
+        seed: int,
+        device: torch.device,
         loss: Loss = losses,
-    ) -> None:  # fmt: skip
+    ) -> None:
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
-        self._recipe, self._loss, self._taken = recipe, loss, 0
+        self._recipe = recipe
+        self._loss = loss
+        self._steps_done = 0
         try:
             self._module = GradSampleModule(copy.deepcopy(module).to(device))
         except NotImplementedError as error:
@@ -275,71 +334,73 @@ class OpacusSteps:
             expected_batch_size=recipe.batch_size,
             generator=generator(seed, device),
         )
-        self._direction: Tensor | None = None  # of the model that takes its step
-        self._optimizer.attach_step_hook(self._push)
-        self._states: defaultdict[int, Any] = defaultdict(lambda: defaultdict(dict))
+        self._direction: Tensor | None = None  # gradient canary of the current model
+        self._optimizer.attach_step_hook(self._add_direction)
+        self._states: defaultdict[int, Any] = defaultdict(lambda: defaultdict(dict))  # by model
 
     def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
-        self._taken += 1
+        self._steps_done += 1
         for group in self._optimizer.param_groups:
-            group["lr"] = self._recipe.rate(self._taken)
-        return torch.stack([self._turn(i, theta, x, y, inserted) for i in range(len(theta))])
+            group["lr"] = self._recipe.rate(self._steps_done)
+        sums = [self._step_of(i, theta, x, y, inserted) for i in range(len(theta))]
+        return torch.stack(sums)
 
-    def _turn(
+    def _step_of(
         self, model: int, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None
     ) -> Tensor:
-        """The step of one model, row `model` of `theta`; returns its noisy sum, float [p]."""
-        x, self._direction = x.clone(), None  # a copy: a module may change its input in place
+        """Takes the step of one model, row `model` of `theta`; returns its noisy sum, float [p]."""
+        x = x.clone()  # a module may change its input in place
+        self._direction = None
         if inserted is not None and inserted.weights is not None:
-            x, y = x[inserted.weights[model] > 0], y[inserted.weights[model] > 0]
-        elif inserted is not None and isinstance(canary := inserted.canary, SampleCanary):
-            joining = inserted.examples[model]
-            x, y = torch.cat([x, canary.x[joining]]), torch.cat([y, canary.y[joining]])
-        elif inserted is not None and isinstance(canary, GradientCanary):
-            if (inside := inserted.inside[model]).dim():
-                self._direction = summed(canary.direction, inside[None])[0]
-            elif inside:
-                self._direction = inserted.direction(model)
+            is_in = inserted.weights[model] > 0
+            x, y = x[is_in], y[is_in]
+        elif inserted is not None and isinstance(inserted.canary, SampleCanary):
+            examples = inserted.examples[model]
+            x = torch.cat([x, inserted.canary.x[examples]])
+            y = torch.cat([y, inserted.canary.y[examples]])
+        elif inserted is not None:
+            self._direction = inserted.direction(model)
         self._optimizer.state = self._states[model]
         nn.utils.vector_to_parameters(theta[model].clone(), self._parameters)
-        *before, last = parts(len(y), self._recipe) or [slice(0, 0)]
-        for part in before:
+        *first_parts, last_part = parts(len(y), self._recipe) or [slice(0, 0)]
+        for part in first_parts:
             self._optimizer.signal_skip_step(do_skip=True)
-            self._part(x[part], y[part])
-        self._part(x[last], y[last])
+            self._accumulate(x[part], y[part])
+        self._accumulate(x[last_part], y[last_part])
         theta[model] = nn.utils.parameters_to_vector(self._parameters).detach()
         gradient = torch.cat([p.grad.flatten() for p in self._parameters if p.grad is not None])
         return gradient * self._recipe.batch_size
 
-    def _part(self, x: Tensor, y: Tensor) -> None:
+    def _accumulate(self, x: Tensor, y: Tensor) -> None:
+        """Adds a part's clipped gradients; Opacus adds noise and moves θ unless it is to skip."""
         self._optimizer.zero_grad()
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hooks on inputs that need no gradient
             torch.autograd.backward(self._loss(self._module(x), y).mean())
         self._optimizer.step()
 
-    def _push(self, _optimizer: object) -> None:
-        """Called by the optimizer between noise and step."""
+    def _add_direction(self, _optimizer: object) -> None:
+        """Adds the gradient canary: the optimizer calls it between noise and step."""
         if self._direction is None:
             return
-        parts = torch.split(self._direction, [p.numel() for p in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
+        pieces = torch.split(self._direction, [p.numel() for p in self._parameters])
+        for parameter, piece in zip(self._parameters, pieces, strict=True):
             assert parameter.grad is not None
-            parameter.grad += part.view(parameter.shape) / self._recipe.batch_size
+            parameter.grad += piece.view(parameter.shape) / self._recipe.batch_size
 
     def state(self) -> dict[str, Array]:
         arrays = {"generator": self._optimizer.generator.get_state().numpy()}
-        for model, remembered in self._states.items():
+        for model, moments in self._states.items():
             for index, parameter in enumerate(self._parameters):
-                for name, value in remembered[parameter].items():
+                for name, value in moments[parameter].items():
                     if value is not None:
                         array = torch.as_tensor(value).cpu().numpy().copy()
                         arrays[f"{_OPTIMIZER}{model}.{index}.{name}"] = array
         return arrays
 
-    def restore(self, state: Mapping[str, Array], taken: int) -> None:
+    def restore(self, state: Mapping[str, Array], steps_done: int) -> None:
         self._optimizer.generator.set_state(torch.from_numpy(state["generator"].copy()))
-        self._taken = taken
+        self._steps_done = steps_done
         for key, array in state.items():
             if key.startswith(_OPTIMIZER):
                 _, model, index, name = key.split(".", 3)
@@ -348,26 +409,15 @@ class OpacusSteps:
                 self._states[int(model)][parameter][name] = tensor(array, device)
 
 
-Steps = PackedSteps | OpacusSteps  # an engine at work on one pack, from its first step on
+Steps = PackedSteps | OpacusSteps  # an engine that trains one pack, from its first step on
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:
-    """A tensor with a copy of these numbers, aligned as torch has it: last bits depend on that."""
+    """Returns a tensor with a copy of these numbers, aligned by torch: last bits depend on that."""
     return torch.tensor(np.array(array), device=device)
 
 
-def sums_of_parts(  # noqa: PLR0913 (what a step knows)
-    model: PackedModel, recipe: Recipe, theta: Tensor, x: Tensor, y: Tensor,
-    clip_norm: float, viewed: bool, weights: Tensor | None = None,
-) -> Iterator[Tensor]:  # fmt: skip
-    """Clipped sums [n, p] of each part of a batch: of x [B, ...], or of views, [B, K, ...]."""
-    sums = model.viewed_sums if viewed else model.clipped_sums
-    for part in parts(len(y), recipe):
-        share = [] if weights is None else [weights[:, part]]
-        yield sums(theta, x[part], y[part], clip_norm, *share)
-
-
 def parts(examples: int, recipe: Recipe) -> list[slice]:
-    """A logical batch in parts of at most `physical_batch_size`; none of an empty one."""
+    """Cuts a logical batch into parts of at most `physical_batch_size`; none if it is empty."""
     size = recipe.physical_batch_size or max(examples, 1)
     return [slice(start, start + size) for start in range(0, examples, size)]

@@ -1,4 +1,4 @@
-"""A training by DP-SGD: its public part, how data are split, and the loop over its steps."""
+"""A training by DP-SGD: its public part, the split of its data, and the loop over its steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .checkpointing import PackCheckpoints
 from .network import loss_of, network, seeded
 from .recipe import Recipe, check_like
 from .sampling import Sizes
-from .steps import Inserted, Insertion, OpacusSteps, PackedSteps, Steps, check_claim, sums_of_parts
+from .steps import Inserted, Insertion, OpacusSteps, PackedSteps, Steps, check_claim, parts
 from .updates import Noisy, State
 
 _BODY_BATCH = 256  # examples that go through a frozen body together
@@ -40,116 +40,168 @@ Watch = Callable[[int, Tensor, Tensor], None]
 
 
 def draw_views(x: Tensor, count: int, seed: int, step: int) -> Tensor:
-    """Augmentation multiplicity (De et al. 2022, section 3.2): random crops, mirrored or not.
+    """Draws random views of images, for augmentation multiplicity (De et al. 2022, section 3.2).
 
-    Of images x [B, C, H, W] as [B, count, C, H, W], drawn from the step, as batches are: known to
-    all. Gradients of one example's views are averaged before they are clipped, so it is one record.
+    Each view is a crop, mirrored or not. Views are public, as batches are. Gradients of one
+    image's views are averaged before they are clipped, so an image remains one record.
+
+    Args:
+        x: images [B, C, H, W].
+        count: views of each.
+        seed: of all views of a training.
+        step: number of the step.
+
+    Returns:
+        The views, [B, count, C, H, W].
     """
-    size, (height, width) = len(x) * count, x.shape[-2:]
+    height, width = x.shape[-2:]
+    size = len(x) * count
     rng = np.random.default_rng(derive("views", seed, step))
-    offsets = rng.integers(2 * _PAD + 1, size=(2, size))
-    mirrored = rng.random(size) < 0.5
-    columns = np.arange(width)[None] + offsets[1][:, None]
-    columns[mirrored] = columns[mirrored][:, ::-1]
-    rows = np.arange(height)[None] + offsets[0][:, None]
-    down, across = (torch.from_numpy(index.copy()).to(x.device) for index in (rows, columns))
-    owner = torch.arange(len(x), device=x.device).repeat_interleave(count)
+    row_offsets, column_offsets = rng.integers(2 * _PAD + 1, size=(2, size, 1))
+    is_mirrored = rng.random(size) < 0.5
+    rows = np.arange(height) + row_offsets
+    columns = np.arange(width) + column_offsets
+    columns[is_mirrored] = columns[is_mirrored, ::-1]
+    images = torch.arange(len(x), device=x.device).repeat_interleave(count)
     padded = F.pad(x, (_PAD,) * 4, mode="reflect").movedim(1, -1)
-    views = padded[owner[:, None, None], down[:, :, None], across[:, None, :]]
+    views = padded[
+        images[:, None, None],
+        torch.from_numpy(rows).to(x.device)[:, :, None],
+        torch.from_numpy(columns).to(x.device)[:, None, :],
+    ]
     return views.movedim(-1, 1).reshape(len(x), count, *x.shape[1:])
 
 
 def divide(
     recipe: Recipe, data: Dataset, seed: int
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """Records to train on, to measure models on and for adversaries, drawn from the sweep's seed.
+    """Splits records into those to train on, to measure models on, and for adversaries.
 
-    Their order stays. Raises SpecError where examples held out do not have one shape with the
-    others, or have a class of their own, or too few are left.
+    The split is drawn from the sweep's `seed`; records stay in their order. Raises SpecError if
+    held-out examples have another shape or a class of their own, or too few remain to train on.
     """
-    count = len(data.y)
-    left = recipe.trained_records(count)
-    other = None
+    total = len(data.y)
+    trained_count = recipe.trained_records(total)
+    held_out = None
     if isinstance(recipe.held_out, Data):
-        other = recipe.held_out.load()
-        check_like(data, other, "mechanism.held_out", recipe.held_out.name)
-    if left == count:
-        return data, other, None
-    rank = np.random.default_rng(derive("held out", seed, recipe.seed)).permutation(count)
-    held = recipe.share_of("held_out", count)
-    first, last = rank < held, rank >= held + left
-    trained, held_out, reserved = (
-        Dataset(data.x[rows], data.y[rows]) if rows.any() else None
-        for rows in (~(first | last), first, last)
-    )
+        held_out = recipe.held_out.load()
+        check_like(data, held_out, "mechanism.held_out", recipe.held_out.name)
+    if trained_count == total:
+        return data, held_out, None
+    rank = np.random.default_rng(derive("held out", seed, recipe.seed)).permutation(total)
+    held_out_count = recipe.share_of("held_out", total)
+    # 0 for records that are held out, 1 for those to train on, 2 for those in reserve.
+    group = np.digitize(rank, [held_out_count, held_out_count + trained_count])
+    parts = []
+    for number in range(3):
+        rows = group == number
+        parts.append(Dataset(data.x[rows], data.y[rows]) if rows.any() else None)
+    held_out_part, trained, reserved = parts
     assert trained is not None
-    return trained, other or held_out, reserved
+    return trained, held_out or held_out_part, reserved
 
 
 @dataclasses.dataclass(frozen=True)
 class DpSgdTraining:
-    """The public part of DP-SGD, on one device; also what an adversary may know beforehand."""
+    """The public part of DP-SGD, on one device; also what an adversary may know before a trial.
+
+    Attributes:
+        recipe: the options, with their noise multiplier.
+        module: the network, which lends its structure.
+        model: the same, packed.
+        initial: θ_0 [p]; zeros if every trial draws its own.
+        x: examples [N, ...].
+        y: targets [N].
+        batches: of the other records, at each of T steps: indices [any number].
+        classes: number of classes.
+        loaded: returns other data as the model takes them.
+        held_out: x [m, ...] and y [m] to measure models on.
+        reserved: x [m, ...] and y [m] that only adversaries have.
+        shadows: models [s, p] that an adversary trained on these.
+        views_seed: of augmentations.
+    """
 
     recipe: Recipe
     module: nn.Module
     model: PackedModel
-    initial: Tensor  # [p]; zeros where every trial draws its own
-    x: Tensor  # [N, ...]
-    y: Tensor  # [N]
-    batches: tuple[Tensor, ...]  # of the others, at each of T steps: indices [any number]
+    initial: Tensor
+    x: Tensor
+    y: Tensor
+    batches: tuple[Tensor, ...]
     classes: int
-    loaded: Callable[[Dataset], tuple[Tensor, Tensor]]  # other data, as the model sees it
-    held_out: tuple[Tensor, Tensor] | None = None  # x [m, ...], y [m] to measure models on
-    reserved: tuple[Tensor, Tensor] | None = None  # x [m, ...] and y [m] that only adversaries have
-    shadows: Tensor | None = None  # models [s, p] that an adversary trained on them
+    loaded: Callable[[Dataset], tuple[Tensor, Tensor]]
+    held_out: tuple[Tensor, Tensor] | None = None
+    reserved: tuple[Tensor, Tensor] | None = None
+    shadows: Tensor | None = None
     views_seed: int = 0
 
     @classmethod
     def prepare(
         cls, recipe: Recipe, seed: int, gpu: bool, dtype: torch.dtype = torch.float32
     ) -> DpSgdTraining:
-        """Loads the data, draws θ_0 and the mini-batches from (sweep seed, `recipe.seed`)."""
+        """Loads the data, and draws θ_0 and the mini-batches from `seed` and the recipe's.
+
+        Args:
+            recipe: the options, with their noise multiplier.
+            seed: of the sweep.
+            gpu: compute on the trainer's GPU.
+            dtype: of parameters and examples.
+        """
         device = gpu_settings.device(gpu)
         if gpu:
             gpu_settings.settle_in(tf32=recipe.precision == "tf32")
         else:
             memory.keep_heap()
         data = recipe.data.load()
-        drawn = derive("initialization", seed, recipe.seed)
-        with seeded(drawn):
+        initial_seed = derive("initialization", seed, recipe.seed)
+        with seeded(initial_seed):
             body = recipe.model.body(data.x.shape[1:])
-        split, *others = divide(recipe, data, seed)
-        features = _features(split, body, device, dtype)
-        module = network(recipe.model, tuple(features.shape[1:]), data.classes, drawn)
+        trained_data, held_out, reserved = divide(recipe, data, seed)
+        x = _features(trained_data, body, device, dtype)
+        module = network(recipe.model, tuple(x.shape[1:]), data.classes, initial_seed)
         slots_of(module)  # refuses parameters that could not be moved as they are
-        dtype_taken = input_dtype(module.to(device, dtype), features)
-        features = as_input(features, dtype_taken)
-        y = torch.from_numpy(split.y.copy()).to(device)
+        input_type = input_dtype(module.to(device, dtype), x)
 
         def loaded(part: Dataset) -> tuple[Tensor, Tensor]:
-            x = as_input(_features(part, body, device, dtype), dtype_taken)
-            return x, torch.from_numpy(part.y.copy()).to(device)
+            part_x = _features(part, body, device, dtype)
+            part_y = torch.from_numpy(part.y.copy())
+            return as_input(part_x, input_type), part_y.to(device)
 
+        x = as_input(x, input_type)
+        y = torch.from_numpy(trained_data.y.copy()).to(device)
         model = PackedModel(module, loss=loss_of(recipe.loss))
         batches = _batches(recipe, len(y), derive("batches", seed, recipe.seed), device)
-        most = max(recipe.batch_size, *map(len, batches))
-        most = min(most, recipe.physical_batch_size or most)
+        largest = max(recipe.batch_size, *map(len, batches))
+        largest = min(largest, recipe.physical_batch_size or largest)
         # A user's code may do otherwise the next time, whatever its numbers are.
-        native = recipe.model.name != "module" and ":" not in recipe.loss
-        native &= type(recipe.model).__module__.startswith(Model.home)
-        model.settle(features[:most], y[:most], remembered=native)
-        held_out, reserved = (None if part is None else loaded(part) for part in others)
-        initial = torch.zeros_like(model.initial) if recipe.hidden_start else model.initial
-        public = (recipe, module, model, initial, features, y, batches, data.classes, loaded)
-        return cls(*public, held_out, reserved, views_seed=derive("views", seed, recipe.seed))
+        is_known_code = (
+            recipe.model.name != "module"
+            and ":" not in recipe.loss
+            and type(recipe.model).__module__.startswith(Model.home)
+        )
+        model.settle(x[:largest], y[:largest], remembered=is_known_code)
+        return cls(
+            recipe=recipe,
+            module=module,
+            model=model,
+            initial=torch.zeros_like(model.initial) if recipe.hidden_start else model.initial,
+            x=x,
+            y=y,
+            batches=batches,
+            classes=data.classes,
+            loaded=loaded,
+            held_out=None if held_out is None else loaded(held_out),
+            reserved=None if reserved is None else loaded(reserved),
+            views_seed=derive("views", seed, recipe.seed),
+        )
 
     def elsewhere(self, x: Tensor, y: Tensor, seed: int) -> DpSgdTraining:
-        """The same training on other records, with batches drawn from `seed`."""
+        """Returns the same training on other records, with batches drawn from `seed`."""
         batches = _batches(self.recipe, len(y), seed, self.initial.device)
         return dataclasses.replace(self, x=x, y=y, batches=batches)
 
     def starting(self, initial: Tensor) -> DpSgdTraining:
-        """The same training from another θ_0, float [p], which everybody knows."""
+        """Returns the same training from another public θ_0, float [p]."""
         self.recipe.check_known_start()
         return dataclasses.replace(self, initial=initial.to(self.initial))
 
@@ -169,51 +221,61 @@ class DpSgdTraining:
         return Sizes(len(self.y), self.recipe.batch_size)
 
     def example(self, index: int) -> tuple[Tensor, Tensor]:
-        """Training example `index` as x [1, ...] and y [1]."""
+        """Returns training example `index` as x [1, ...] and y [1]."""
         if not 0 <= index < self.examples:
             last = self.examples - 1
             raise SpecError("adversary.example", f"is {index}, but the data ends at {last}")
-        return self.x[index : index + 1].clone(), self.y[index : index + 1].clone()
+        return self.x[index, None].clone(), self.y[index, None].clone()
 
     def simulate(
         self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
     ) -> Iterator[Tensor]:
-        """Yields θ_0, ..., θ_T of `runs` trainings, as `PublicKnowledge.simulate` grants them."""
+        """Implements `PublicKnowledge.simulate`: yields θ_0, ..., θ_T of `runs` simulations."""
         if noisy:
-            everybody = torch.ones(runs, dtype=self.initial.dtype, device=self.initial.device)
-            yield from (theta.clone() for theta in self.run(everybody, seed, canary, period))
+            in_all = self.initial.new_ones(runs)
+            yield from (theta.clone() for theta in self.run(in_all, seed, canary, period))
             return
         theta = self.starts(runs, seed)
         yield theta.clone()
         state: State = {}
         for step in range(1, len(self.batches) + 1):
             sums = self.sums(theta, *self.batch(step))
-            whole = Noisy(sums, self.recipe.batch_size, self.recipe.rate(step), step)
-            self.recipe.optimizer.move(theta, whole, state)
+            release = Noisy(sums, self.recipe.batch_size, self.recipe.rate(step), step)
+            self.recipe.optimizer.move(theta, release, state)
             yield theta.clone()
 
     def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
-        """Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) for models `theta` [n, p], as a step computes it."""
-        total, viewed = torch.zeros_like(theta), x.dim() > self.x.dim()
-        for sums in sums_of_parts(self.model, self.recipe, theta, x, y, clip_norm, viewed):
-            total += sums
+        """Computes Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) of models `theta` [n, p] as a step does."""
+        has_views = x.dim() > self.x.dim()
+        compute = self.model.viewed_sums if has_views else self.model.clipped_sums
+        total = torch.zeros_like(theta)
+        for part in parts(len(y), self.recipe):
+            total += compute(theta, x[part], y[part], clip_norm)
         return total
 
+    @ours()
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """The others' examples at `step`, from 1 on: x [B, ...], or [B, K, ...] of views, y [B]."""
-        batch, count = self.batches[step - 1], self.recipe.augmentations
-        with ours():
-            x = self.x[batch]  # indexed by a list: a copy
-            x = x if count == 1 else draw_views(x, count, self.views_seed, step)
-            return x, self.y[batch]
+        """Returns the batch of the other records at `step`, from 1 on.
+
+        Returns:
+            x [B, ...], or [B, K, ...] of K views, and y [B], as copies.
+        """
+        records = self.batches[step - 1]
+        x = self.x[records]
+        if self.recipe.augmentations > 1:
+            x = draw_views(x, self.recipe.augmentations, self.views_seed, step)
+        return x, self.y[records]
 
     def starts(self, models: int, seed: int) -> Tensor:
-        """θ_0 of every model, float [models, p]: one for all, or drawn from the pack's seed."""
+        """Returns θ_0 of every model, float [models, p]: one for all, or drawn from `seed`."""
         if not self.recipe.hidden_start:
             return self.initial.repeat(models, 1)
-        shape, seeds = tuple(self.x.shape[1:]), (derive("start", seed, i) for i in range(models))
-        modules = (network(self.recipe.model, shape, self.classes, drawn) for drawn in seeds)
-        starts = [nn.utils.parameters_to_vector(trained(m).values()).detach() for m in modules]
+        shape = tuple(self.x.shape[1:])
+        starts = []
+        for index in range(models):
+            start_seed = derive("start", seed, index)
+            module = network(self.recipe.model, shape, self.classes, start_seed)
+            starts.append(nn.utils.parameters_to_vector(trained(module).values()).detach())
         return torch.stack(starts).to(self.initial)
 
     def run(
@@ -225,58 +287,73 @@ class DpSgdTraining:
         watch: Watch | None = None,
         checkpoints: PackCheckpoints | None = None,
     ) -> Iterator[Tensor]:
-        """Yields θ_0, ..., θ_T [n, p], or from `checkpoints.step` on; the next changes the last.
+        """Trains models, and yields θ_0, ..., θ_T [n, p]; each step changes the last tensor.
 
-        `inside` [n] is 1 where the canary is in, else 0; or [n, m] for each of m samples. It is
-        added to the sum, or to the batch, at steps that `period` divides and where it is sampled.
-        The pack's `seed` is of its noise and the canary's coins. `watch` is told of every step, in
-        tensors of its own.
+        Args:
+            inside: 1 if the canary is in, else 0: [n], or [n, m] for each of m canaries.
+            seed: of the pack: its noise and the canary's coins.
+            canary: joins the sum, or the batch, at steps that it is sampled in; None for none.
+            period: of the steps that may have the canary: those that it divides.
+            watch: called at every step, with tensors that do not change later.
+            checkpoints: where to save the pack; training starts from `checkpoints.step`.
         """
-        recipe, device = self.recipe, self.initial.device
+        recipe = self.recipe
+        device = self.initial.device
         steps: Steps = PackedSteps(recipe, self.model, seed, device)
         if recipe.engine == "opacus":
             steps = OpacusSteps(recipe, self.module, seed, device, self.model.loss)
-        theta, done = self.starts(len(inside), seed), 0
+        theta = self.starts(len(inside), seed)
+        done = 0
         if checkpoints is not None:
-            theta, done = checkpoints.begin(steps, theta), checkpoints.step
+            theta = checkpoints.begin(steps, theta)
+            done = checkpoints.step
         yield theta
-        insertion, weights = None, None
+        insertion = None
+        weights = inside.new_empty(0)  # of records [n, N], if they are canaries themselves
         if isinstance(canary, RecordCanary):
             weights = inside.new_ones(len(inside), self.examples)
             weights[:, canary.places] = inside
         elif canary is not None:
-            # The coins depend on the pack alone: neither on a bit, nor on what other packs toss.
+            # The coins depend on the pack alone: neither on a bit nor on other packs' coins.
             rng = np.random.default_rng(derive("coins", seed))
-            tossed = recipe.sampling.coins(self.sizes, tuple(inside.shape), rng)
-            coins = itertools.islice(tossed, done, None)
+            all_coins = recipe.sampling.coins(self.sizes, tuple(inside.shape), rng)
+            coins = itertools.islice(all_coins, done, None)
             insertion = Insertion(canary, inside.cpu(), period, coins, recipe.clip_norm)
         for step in range(done + 1, len(self.batches) + 1):
             inserted = None if insertion is None else insertion.at(step, theta)
-            if isinstance(canary, RecordCanary) and weights is not None:
+            if isinstance(canary, RecordCanary):
                 inserted = Inserted(canary, inside, weights[:, self.batches[step - 1]])
-            before = None if watch is None else theta.clone()
+            before = theta if watch is None else theta.clone()
             sums = steps.step(theta, *self.batch(step), inserted)
-            if watch is not None and before is not None:
+            if watch is not None:
                 watch(step, before, sums / recipe.batch_size)
             yield theta
 
     def measured(self, theta: Tensor) -> npt.NDArray[np.float64]:
-        """`Recipe.measures` of models [n, p] on held-out records: [2 or 1, n], or NaN."""
+        """Measures models [n, p] on held-out records.
+
+        Returns:
+            The numbers that `Recipe.measures` names, float64 [2 or 1, n]; NaN for a model whose
+            outputs are not finite.
+        """
         assert self.held_out is not None
-        right = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
-        total = torch.zeros_like(right)
+        correct = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
+        loss = torch.zeros_like(correct)
         batches = (torch.split(part, _MEASURED_AT_ONCE) for part in self.held_out)
         for x, y in zip(*batches, strict=True):
             outputs = self.model.outputs(theta, x)
-            chosen = outputs[..., 0] > 0 if outputs.shape[2] == 1 else outputs.argmax(2)
-            right += (chosen == y).sum(1)
+            is_single = outputs.shape[2] == 1  # logistic, or a number
+            predictions = outputs[..., 0] > 0 if is_single else outputs.argmax(2)
+            correct += (predictions == y).sum(1)
             losses = self.model.loss(outputs.flatten(0, 1), y.repeat(len(theta)))
-            total += losses.view(len(theta), -1).sum(1, dtype=torch.float64)
-            lost = ~outputs.isfinite().flatten(1).all(1)
-            right[lost], total[lost] = math.nan, math.nan
-        sums = [total] if self.y.is_floating_point() else [right, total]
-        means: npt.NDArray[np.float64] = (torch.stack(sums) / len(self.held_out[1])).cpu().numpy()
-        return means
+            loss += losses.view(len(theta), -1).sum(1, dtype=torch.float64)
+            diverged = ~outputs.isfinite().flatten(1).all(1)
+            correct[diverged] = math.nan
+            loss[diverged] = math.nan
+        sums = [loss] if self.y.is_floating_point() else [correct, loss]
+        _, y = self.held_out
+        means = torch.stack(sums) / len(y)
+        return np.asarray(means.cpu())
 
     def check_claim(self, canary: Canary, coins: int = 1) -> None:
         """Raises SpecError for a canary that breaks the sensitivity of the claim."""
@@ -286,7 +363,7 @@ class DpSgdTraining:
 def _features(
     data: Dataset, body: nn.Module | None, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Examples as the trained part of the model sees them: a frozen body is applied once."""
+    """Returns examples as the trained part of the model takes them, after any frozen body."""
     with warnings.catch_warnings():  # shared memory is read-only, and nothing here writes to it
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         x = torch.from_numpy(data.x)
@@ -294,10 +371,14 @@ def _features(
         return x.to(device, dtype)
     body = body.to(device).eval()
     with torch.no_grad():
-        return torch.cat([body(part.to(device)) for part in torch.split(x, _BODY_BATCH)]).to(dtype)
+        features = [body(part.to(device)) for part in torch.split(x, _BODY_BATCH)]
+    return torch.cat(features).to(dtype)
 
 
 def _batches(recipe: Recipe, examples: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
-    drawn = recipe.sampling.batches(Sizes(examples, recipe.batch_size), np.random.default_rng(seed))
-    rows = list(itertools.islice(drawn, recipe.steps))
-    return torch.split(torch.from_numpy(np.concatenate(rows)).to(device), list(map(len, rows)))
+    """Draws the batches of all steps: indices [any number] each."""
+    sizes = Sizes(examples, recipe.batch_size)
+    sampled = recipe.sampling.batches(sizes, np.random.default_rng(seed))
+    batches = list(itertools.islice(sampled, recipe.steps))
+    records = torch.from_numpy(np.concatenate(batches)).to(device)
+    return torch.split(records, list(map(len, batches)))

@@ -1,6 +1,6 @@
-"""Updates: optimizers, which say how noisy gradients move θ, and learning-rate schedules.
+"""Updates: optimizers, which turn noisy gradients into a new θ, and learning-rate schedules.
 
-Noise is added before an optimizer sees a gradient, so no claim depends on either. Each optimizer
+Noise is added before an optimizer gets a gradient, so no claim depends on either. Each optimizer
 has one rule for all models of a pack, and torch's own class for Opacus.
 """
 
@@ -25,17 +25,12 @@ State = dict[str, "Tensor"]  # what an optimizer remembers between steps, float 
 
 @dataclasses.dataclass(frozen=True)
 class Noisy:
-    """A step's release: `summed`, float [n, p], gradients, canary and noise; `number` from 1 on."""
+    """A step's release."""
 
-    summed: Tensor
-    batch_size: int
-    rate: float
-    number: int
-
-    @property
-    def mean(self) -> Tensor:
-        """The gradient that descent follows, float [n, p]."""
-        return self.summed / self.batch_size
+    summed: Tensor  # gradients, canary and noise, float [n, p]
+    batch_size: int  # |B|, expected
+    rate: float  # η of this step
+    number: int  # of the step, from 1
 
 
 class Optimizer(Plugin):
@@ -46,14 +41,17 @@ class Optimizer(Plugin):
 
     @abstractmethod
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
-        """Takes one step of n trainings: changes `theta`, float [n, p], in place, `noisy` not.
+        """Takes one step of n models.
 
-        `state` is empty at the first step; what a step puts into it is there at the next one.
+        Args:
+            theta: parameters, float [n, p], changed in place.
+            noisy: the step's release, which stays as it is.
+            state: empty at the first step; then as the last step has changed it.
         """
 
     @abstractmethod
     def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
-        """The same, for the parameters of one model. The rate is set anew at every step."""
+        """Returns torch's optimizer for one model. Its rate is set again at every step."""
 
 
 class Sgd(Optimizer):
@@ -102,11 +100,14 @@ class Adam(Optimizer):
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
         if not state:
             state.update(m=theta.new_zeros(theta.shape), v=theta.new_zeros(theta.shape))
-        first, second, gradient, (slow, slower) = *state.values(), noisy.mean, self.betas
-        first.lerp_(gradient, 1 - slow)
-        second.mul_(slower).addcmul_(gradient, gradient, value=1 - slower)
-        root = (second / (1 - slower**noisy.number)).sqrt_().add_(self.eps)
-        theta.addcdiv_(first, root, value=-noisy.rate / (1 - slow**noisy.number))
+        first, second = state.values()  # moments
+        beta1, beta2 = self.betas
+        gradient = noisy.summed / noisy.batch_size
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        unbiased_second = second / (1 - beta2**noisy.number)
+        root = unbiased_second.sqrt_().add_(self.eps)
+        theta.addcdiv_(first, root, value=-noisy.rate / (1 - beta1**noisy.number))
 
     def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
         from torch import optim
@@ -115,7 +116,7 @@ class Adam(Optimizer):
 
 
 class Schedule(Plugin):
-    """Base of all schedules. The rate rises over `warmup` steps; later ones count from 0 on."""
+    """Base of all schedules. The rate rises over `warmup` steps; later steps count from 0."""
 
     kind: ClassVar[str] = "schedule"
     home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.updates"
@@ -124,29 +125,30 @@ class Schedule(Plugin):
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """The learning rate's factor at `step` = 0, 1, ..., steps - 1 after the warm-up."""
+        """Returns the learning rate's factor at `step` = 0, ..., steps - 1 after the warm-up."""
 
     @property
     def length(self) -> int:
-        """The fewest steps after the warm-up that this schedule accepts, at least 1."""
+        """Fewest steps after the warm-up that this schedule accepts, at least 1."""
         return 1
 
     def rate(self, learning_rate: float, step: int, steps: int) -> float:
-        """The learning rate of `step` = 1, ..., steps of a training."""
+        """Returns the learning rate of `step` = 1, ..., steps of a training."""
         if step <= self.warmup:
             return learning_rate * step / self.warmup
         return learning_rate * self.factor(step - self.warmup - 1, steps - self.warmup)
 
     def check(self, steps: int) -> None:
-        """Raises SpecError for a schedule that is longer than the training."""
-        if (needed := self.warmup + self.length) > steps:
-            over = f"is {self.name} over {needed} steps ({self.warmup} of them to warm up)"
+        """Raises SpecError if the training has too few `steps` for this schedule."""
+        required = self.warmup + self.length
+        if required > steps:
+            problem = f"is {self.name} over {required} steps ({self.warmup} of them to warm up)"
             remedy = "shorten it, or raise mechanism.steps"
-            raise SpecError("schedule", f"{over}, but there are only {steps}; {remedy}")
+            raise SpecError("schedule", f"{problem}, but there are only {steps}; {remedy}")
 
 
 class Constant(Schedule):
-    """A learning rate that stays what it is after the warm-up."""
+    """A learning rate that is constant after the warm-up."""
 
     name: Literal["constant"] = "constant"
 
@@ -155,9 +157,9 @@ class Constant(Schedule):
 
 
 class Cosine(Schedule):
-    """From the whole rate to `final` of it, along a cosine (Loshchilov and Hutter 2017, eq. 5).
+    """Lets the rate fall along a cosine to the share `final` (Loshchilov and Hutter 2017, eq. 5).
 
-    It falls over `over` steps, all that there are if left out, which must fit into the training.
+    It falls over `over` steps, which must fit into the training; null means to the end.
     """
 
     name: Literal["cosine"] = "cosine"

@@ -1,7 +1,7 @@
 """Residual blocks, and AlexNet's frozen body.
 
-GroupNorm treats every example alone, as DP-SGD needs; nothing works in place, so that gradients can
-be taken at every layer.
+GroupNorm treats each example separately, as DP-SGD needs. No layer works in place, so that a
+gradient can be taken at every layer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ _LAST = "classifier.6."
 
 
 def conv3x3(channels: int, out: int, stride: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution that keeps the size at stride 1; a norm follows, so it has no bias."""
+    """Returns a 3x3 convolution with padding; without a bias, since a norm follows."""
     return nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
 
 
 def _two_convolutions(channels: int, out: int, stride: int, groups: int) -> list[nn.Module]:
-    return [conv3x3(channels, out, stride), nn.GroupNorm(groups, out), nn.ReLU(), conv3x3(out, out)]
+    return [
+        conv3x3(channels, out, stride),
+        nn.GroupNorm(groups, out),
+        nn.ReLU(),
+        conv3x3(out, out),
+    ]
 
 
 class BasicBlock(nn.Module):
@@ -57,25 +62,36 @@ class PreActivationBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, channels, H, W] to [B, out, H / stride, W / stride]."""
         active = self.activation(x)
-        kept = x if self.projection is None else self.projection(active)
-        result: Tensor = self.residual(active) + kept
+        shortcut = x if self.projection is None else self.projection(active)
+        result: Tensor = self.residual(active) + shortcut
         return result
 
 
 def stages(
-    block: type[BasicBlock | PreActivationBlock], before: int, widths: tuple[int, ...], groups: int
+    block: type[BasicBlock | PreActivationBlock],
+    channels: int,
+    widths: tuple[int, ...],
+    groups: int,
 ) -> list[nn.Module]:
-    """Two blocks of each width, of which the first halves the image but in the first stage."""
+    """Returns a stage of two blocks for each width; each stage but the first halves the image."""
     blocks: list[nn.Module] = []
     for width in widths:
-        blocks += [block(before, width, 2 if blocks else 1, groups), block(width, width, 1, groups)]
-        before = width
+        stride = 2 if blocks else 1
+        blocks.append(block(channels, width, stride, groups))
+        blocks.append(block(width, width, 1, groups))
+        channels = width
     return blocks
 
 
-def residual_network(*layers: nn.Module, width: int, outputs: int) -> nn.Sequential:
-    """These layers, the mean of each of `width` channels, a linear layer; weights as He et al."""
-    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs)
+def residual_network(layers: list[nn.Module], width: int, outputs: int) -> nn.Sequential:
+    """Adds the mean of each channel and a linear layer; draws convolutions as He et al. do.
+
+    Args:
+        layers: all layers before the mean, in order.
+        width: number of channels that they return.
+        outputs: number of outputs of the network.
+    """
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs)]
     network = nn.Sequential(*layers, *head)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
@@ -90,7 +106,10 @@ class AlexNetBody(nn.Module):
     deviation: Tensor
 
     def __init__(self, state: dict[str, Tensor] | None) -> None:
-        """`state` as from torchvision; None draws one. Raises RuntimeError for others."""
+        """Loads torchvision's weights `state`, or draws weights if there are none.
+
+        Raises RuntimeError for weights of another network, and for NaN and infinite ones.
+        """
         from torchvision.models import alexnet
 
         super().__init__()
@@ -101,18 +120,20 @@ class AlexNetBody(nn.Module):
             body = {name: value for name, value in state.items() if not name.startswith(_LAST)}
             network.load_state_dict(body, assign=True)
             for name, value in body.items():
-                if not torch.isfinite(value).all():
+                if not value.isfinite().all():
                     raise RuntimeError(f"{name} has a NaN or infinite value")
         for module in network.modules():
             if isinstance(module, nn.ReLU):
                 module.inplace = False
         self.network = network.float().requires_grad_(False)
-        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1))
-        self.register_buffer("deviation", torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1))
+        mean = torch.tensor([0.485, 0.456, 0.406])
+        deviation = torch.tensor([0.229, 0.224, 0.225])
+        self.register_buffer("mean", mean.view(3, 1, 1))
+        self.register_buffer("deviation", deviation.view(3, 1, 1))
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self._features(part) for part in torch.split(x, _CHUNK)])
+        return torch.cat([self._features(chunk) for chunk in torch.split(x, _CHUNK)])
 
     def _features(self, x: Tensor) -> Tensor:
         resized = functional.interpolate(x, (_SIDE, _SIDE), mode="bilinear", align_corners=False)
