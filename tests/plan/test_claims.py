@@ -1,7 +1,6 @@
 """Recorded claims are held against the sweep: true ones pass, edited ones do not."""
 
 import json
-import re
 from typing import Any
 
 import pytest
