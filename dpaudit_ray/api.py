@@ -20,7 +20,8 @@ from .orchestration.driver import Driver, FailureBudget
 from .orchestration.executors import Work
 from .orchestration.interruption import Stop
 from .orchestration.progress import Activity, Progress
-from .plan import compaction, outcomes, quarantine
+from .plan import outcomes, quarantine
+from .plan.finished_trials import stored_packs
 from .plan.model import Pack, Plan
 from .plan.outcomes import Failure
 from .result import Result, notebook_progress
@@ -116,7 +117,7 @@ class _Job:
 
     def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
         enough = outcomes.decided(self.directory, self.sweep, self.plan)
-        missing = sum(pack.size for pack in self.plan.remaining(self.directory, enough))
+        missing = sum(pack.size for pack in planning.remaining(self.directory, self.plan, enough))
         trials = sum(enough.get(i, audit.trials) for i, audit in enumerate(self.plan.audits))
         recorded = [] if retry_failed else outcomes.failed(self.directory, self.plan)
         if missing < trials and self._remaining(recorded):
@@ -174,7 +175,7 @@ class _Job:
     def _budget(self, recorded: list[Failure]) -> FailureBudget:
         labels = [audit.label for audit in self.plan.audits]
         indices = {failure.pack.audit for failure in recorded}
-        done = {i: compaction.finished(self.directory, self.plan.audits[i]) for i in indices}
+        done = {i: stored_packs(self.directory, self.plan.audits[i]) for i in indices}
         reached = {i: max((first for first, _ in packs), default=-1) for i, packs in done.items()}
         return FailureBudget(self.sweep.resources, labels, self.tell, recorded, reached)
 

@@ -18,7 +18,8 @@ import pandas as pd
 from .errors import SpecError
 from .imports import Trust, trusting
 from .orchestration.progress import Progress
-from .plan import outcomes, record, score_stream
+from .plan import outcomes, record
+from .plan.finished_trials import FinishedTrials
 from .plan.outcomes import Failure
 from .plan.score_stream import Trials
 from .storage.scores import MISSED
@@ -125,7 +126,7 @@ class Result:
         """
         where = self.run.directory, self.run.plan
         audits = range(len(self.run.plan.audits))
-        scores = pd.concat([score_stream.stored_scores(*where, index) for index in audits])
+        scores = pd.concat([FinishedTrials(*where, index).frame() for index in audits])
         return scores.fillna({MISSED: ""}) if MISSED in scores else scores
 
     @functools.cached_property

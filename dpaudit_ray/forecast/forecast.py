@@ -17,7 +17,7 @@ from .. import stats
 from ..api import check_inputs
 from ..errors import DpauditError, first_line
 from ..orchestration.trainer import Brief, PackTrainer
-from ..plan import compaction, outcomes, preparing
+from ..plan import finished_trials, outcomes, preparing
 from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..stats import gdp, growth
 from ..stats.paired import Paired
@@ -90,7 +90,8 @@ def forecast(
     plan = planning.preview(sweep, run)
     left_out = {failure.pack for failure in outcomes.failed(run, plan)}
     enough = outcomes.decided(run, sweep, plan)
-    remaining = [pack for pack in plan.remaining(run, enough) if pack not in left_out]
+    unfinished = finished_trials.remaining(run, plan, enough)
+    remaining = [pack for pack in unfinished if pack not in left_out]
     made: dict[tuple[str, int], Arrays] = {}
 
     def call(method: str, audit: int) -> tuple[Arrays, ...]:
@@ -109,7 +110,7 @@ def forecast(
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
         steps.tell(f"forecasting: {index:,} of {len(sweep.cells):,} audits")
         left = packs_left.get(index, [])
-        done = len(compaction.finished(run, audit))
+        done = len(finished_trials.stored_packs(run, audit))
         audits.append(_outlook(audit, cell, left, done, seconds.get(index, 0.0)))
     workers = max(1, int(len(os.sched_getaffinity(0)) / sweep.resources.num_cpus))
     if (limit := sweep.resources.max_concurrent_trainers) != "auto":

@@ -1,5 +1,6 @@
 """Which trials a sweep has, which of them remain, and what was promised of them."""
 
+from .finished_trials import remaining as remaining
 from .open_run import finished as finished
 from .open_run import kept as kept
 from .open_run import open_run as open_run

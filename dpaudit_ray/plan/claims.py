@@ -122,6 +122,13 @@ def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
     return RunTest(curve, audit.looks[-1] if later else first, audit.together, audit.paired)
 
 
+def first_test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
+    """Returns the test of what the first accountant claims at the last step."""
+    claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
+    family = curves(claimed, next(iter(audit.claims)), cell.audit.delta)
+    return test(audit, family(claimed.noise_multiplier))
+
+
 @functools.lru_cache(maxsize=256)  # families; audits of the same claim share one
 def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:
     """Returns the curve that `accountant` claims by noise multiplier, all else as in `claimed`."""

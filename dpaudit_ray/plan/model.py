@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
@@ -15,8 +16,6 @@ from .. import seeds
 from ..errors import printable
 from ..mechanisms.base import Claimed
 from ..stats import growth
-from ..storage.run_directory import RunDirectory
-from . import compaction
 from .provenance import Code, InputFile
 
 MAX_PARTS = 100_000  # of a preparation: one file each
@@ -127,6 +126,10 @@ class PlannedAudit:
         """ε of the first accountant at the last horizon."""
         return next(iter(self.claims.values()))[-1]
 
+    def pack_number(self, trial: int) -> int:
+        """Returns the number of the pack that a trial is in."""
+        return bisect.bisect_right(self.packs, trial, key=lambda pack: pack[0]) - 1
+
     def commitment(self, seed: int) -> str:
         """SHA-256 of all secret bits: fixed before training, checkable after it."""
         packed = np.packbits(self.bits(seed, 0, self.trials - 1))
@@ -156,14 +159,3 @@ class Plan:
     @property
     def trials(self) -> int:
         return sum(audit.trials for audit in self.audits)
-
-    def remaining(
-        self, run: RunDirectory, enough: Mapping[int, int] | None = None
-    ) -> Iterator[Pack]:
-        """Packs without a score file, in order; `enough` maps decided audits to their trials."""
-        for index, audit in enumerate(self.audits):
-            done = compaction.finished(run, audit)
-            end = (enough or {}).get(index, audit.trials)
-            for first, last in audit.packs:
-                if first < end and (first, last) not in done:
-                    yield Pack(index, first, last)

@@ -11,6 +11,7 @@ from ..storage.run_directory import OUTCOMES, RESTORE, RunDirectory
 from ..sweep import spec
 from ..sweep.spec import Sweep
 from . import outcomes, provenance, record
+from .finished_trials import remaining
 from .model import Plan
 from .planner import make
 
@@ -45,7 +46,7 @@ def finished(sweep: Sweep, run: RunDirectory) -> bool:
     """Whether a run of this sweep is there, complete, and nothing in it has failed."""
     if (plan := _complete_plan(sweep, run)) is None:
         return False
-    left = next(plan.remaining(run, outcomes.decided(run, sweep, plan)), None)
+    left = next(remaining(run, plan, outcomes.decided(run, sweep, plan)), None)
     failed = outcomes.failed(run, plan) or outcomes.read(run, plan).missed
     return not (_raised(sweep, plan) or left or failed)
 
@@ -101,7 +102,7 @@ def open_run(sweep: Sweep, run: RunDirectory, tell: Tell = lambda line: None) ->
     """Starts, resumes or extends a run; returns its plan. Raises what `preview` does."""
     plan = preview(sweep, run, tell)
     run.require_writable()
-    if next(plan.remaining(run, outcomes.decided(run, sweep, plan)), None) is not None:
+    if next(remaining(run, plan, outcomes.decided(run, sweep, plan)), None) is not None:
         run.set_complete(False)
     if sweep.canonical() != run.read_text(record.SWEEP_FILE):
         run.write_text(record.SWEEP_FILE, sweep.canonical())
@@ -148,7 +149,7 @@ def _listed(changes: list[str]) -> str:
 def _followed(plan: Plan, previous: Plan, run: RunDirectory, tell: Tell) -> Plan:
     """`plan` with the code of `previous`; RunDirectoryError where that was other code."""
     then, now = previous.code[-1], plan.code[-1]
-    remains = next(plan.remaining(run), None) is not None
+    remains = next(remaining(run, plan), None) is not None
     grave, harmless = provenance.changes(then, now)
     if harmless and remains:
         tell(f"{run.location} goes on elsewhere ({_listed(harmless)}): last bits may differ")

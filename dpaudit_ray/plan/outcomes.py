@@ -24,6 +24,7 @@ from ..storage.run_directory import OUTCOMES, RunDirectory
 from ..storage.scores import PackScores
 from ..sweep.spec import Sweep
 from . import preparing
+from .finished_trials import FinishedTrials, remaining
 from .model import Pack, Part, Plan
 
 FILE = OUTCOMES
@@ -145,19 +146,57 @@ def _check(outcomes: Outcomes, plan: Plan) -> None:
 
 
 class Record:
-    """The file while a sweep runs: each change is written at once. Any thread may call it."""
+    """The file while a sweep runs: each change is written at once. Any thread may call it.
+
+    Attributes:
+        failed: packs that were given up and are not stored.
+    """
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
-        self._run, self._turn = run, threading.Lock()
+        self._run = run
+        self._turn = threading.RLock()
         self._content = read(run, plan)
+        self.failed = {failure.pack: failure for failure in failed(run, plan)}
 
-    def set_failed(self, packs: Iterable[Failure]) -> None:
+    def store_pack(self, audit: str, pack: Pack, scores: PackScores) -> PackScores:
+        """Stores the scores of a pack, and what its missed trials printed.
+
+        Args:
+            audit: id of its audit.
+            pack: the pack, which has not failed then, although it may have been given up before.
+            scores: its scores.
+
+        Returns:
+            The scores without what was printed.
+
+        Raises:
+            StorageError: not all of that was stored; the pack does not count as finished.
+        """
+        printed = scores.outputs
+        stored = self._run.outputs(audit) if printed else set()
+        for trial in sorted(printed.keys() - stored)[: max(0, MOST_OUTPUTS - len(stored))]:
+            self._run.write_output(audit, trial, f"{lines(printed[trial])[:_LONGEST_OUTPUT]}\n")
+        scores = dataclasses.replace(scores, outputs={})
+        self._run.write_scores(audit, scores)
+        with self._turn:
+            if pack in self.failed:
+                self.set_failed(f for f in self.failed.values() if f.pack != pack)
+        return scores
+
+    def add_failed(self, packs: dict[Pack, Failure]) -> None:
+        """Adds packs that are given up. Raises StorageError."""
+        with self._turn:
+            self.set_failed((self.failed | packs).values())
+
+    def set_failed(self, failures: Iterable[Failure]) -> None:
         """Replaces the packs that were given up. Raises StorageError."""
-        entries = (
-            _FailedPack(f.pack.audit, f.pack.first, f.pack.last, f.kind, f.message, f.traceback)
-            for f in packs
-        )
+        failed_packs = {failure.pack: failure for failure in failures}
+        entries = [
+            _FailedPack(pack.audit, pack.first, pack.last, f.kind, f.message, f.traceback)
+            for pack, f in failed_packs.items()
+        ]
         self.replace(failed_packs=tuple(entries))
+        self.failed = failed_packs
 
     def add_parts(self, parts: Iterable[Failure]) -> None:
         """Adds parts that failed; one that is known already stays. Raises StorageError."""
@@ -184,14 +223,6 @@ class Record:
                 self._content = content
 
 
-def keep_outputs(run: RunDirectory, audit: str, scores: PackScores) -> PackScores:
-    """Stores what missed trials printed, or raises StorageError; returns the scores alone."""
-    kept = run.outputs(audit) if scores.outputs else set()
-    for trial in sorted(scores.outputs.keys() - kept)[: max(0, MOST_OUTPUTS - len(kept))]:
-        run.write_output(audit, trial, f"{lines(scores.outputs[trial])[:_LONGEST_OUTPUT]}\n")
-    return dataclasses.replace(scores, outputs={})
-
-
 def recorded(run: RunDirectory, plan: Plan) -> list[Failure]:
     """Every pack that was given up; scores that were stored since stand above them."""
     return [
@@ -203,7 +234,7 @@ def recorded(run: RunDirectory, plan: Plan) -> list[Failure]:
 def failed(run: RunDirectory, plan: Plan) -> list[Failure]:
     """The packs that were given up and are still not done."""
     given_up = recorded(run, plan)
-    open_packs = set(plan.remaining(run)) if given_up else set()
+    open_packs = set(remaining(run, plan)) if given_up else set()
     return [failure for failure in given_up if failure.pack in open_packs]
 
 
@@ -218,6 +249,14 @@ def failed_parts(run: RunDirectory, plan: Plan) -> list[Failure]:
         if (place := (entry.preparation, entry.part)) in parts
         and entry.part not in run.parts(entry.preparation)
     ]
+
+
+def finished_trials(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> FinishedTrials:
+    """Opens the trials of an audit, with packs that failed, up to where `stop_when` ended it."""
+    packs = [failure.pack for failure in recorded(run, plan)]
+    failed_packs = {(pack.first, pack.last) for pack in packs if pack.audit == index}
+    end = decided(run, sweep, plan).get(index)
+    return FinishedTrials(run, plan, index, failed_packs, end)
 
 
 def unprepared(run: RunDirectory, plan: Plan) -> set[int]:
@@ -242,7 +281,7 @@ def to_run(
 ) -> list[Pack]:
     """Packs still to be run, but `left_out`, behind parts that they wait for; see `remaining`."""
     waiting = unprepared(run, plan)
-    open_packs = (pack for pack in plan.remaining(run, enough) if pack.audit not in waiting)
+    open_packs = (pack for pack in remaining(run, plan, enough) if pack.audit not in waiting)
     left = [pack for pack in open_packs if pack not in left_out]
     parts = preparing.left(run, plan, left)
     return [*(part for part in parts if not waiting.intersection(part.waiting)), *left]
@@ -256,7 +295,7 @@ def complete(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
         plan: names the packs and parts.
         enough: trials of the audits that `stop_when` has ended, by index.
     """
-    if not run.complete or next(plan.remaining(run, enough), None) is not None:
+    if not run.complete or next(remaining(run, plan, enough), None) is not None:
         return False
     return not preparing.left(run, plan, ())
 

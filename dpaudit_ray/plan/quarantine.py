@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from ..errors import DamagedFileError, MissingFileError
 from ..storage.run_directory import RunDirectory, part_file
 from . import preparing
+from .finished_trials import READERS
 from .model import Plan
-from .score_stream import READERS
 
 NAMED = 5  # damaged files that are named, each on a line of its own
 Read = Callable[[], object]

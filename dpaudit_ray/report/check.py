@@ -24,14 +24,14 @@ from ..errors import DpauditError, RunDirectoryError, first_line, printable
 from ..imports import is_data
 from ..mechanisms.base import Recorded
 from ..orchestration.aggregation import AuditState, OpenSweep, Taken
-from ..plan import claims, compaction, outcomes, planner, preparing, provenance, record
-from ..plan.compaction import Bounds, Stretch
+from ..plan import claims, finished_trials, outcomes, planner, preparing, provenance, record
+from ..plan.finished_trials import FinishedTrials, PackRange
 from ..plan.model import Plan, PlannedAudit
 from ..plugins import Unread
 from ..stats import Status
 from ..storage.place import DEPTH, OPENING, foreign
 from ..storage.run_directory import RunDirectory
-from ..storage.scores import ESTIMATE_SCHEMA, EstimateRow, frame
+from ..storage.scores import ESTIMATE_SCHEMA, Bounds, EstimateRow, frame
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from . import verdict
@@ -324,7 +324,7 @@ def _wrong_preparations(given: _Given) -> set[int]:
 def _check_scores(given: _Given, audit: PlannedAudit) -> None:
     """Reads all files of scores of an audit; a crash may have left packs in two of them."""
     checked, files = given.checked, given.run.score_files(audit.id)
-    chosen = compaction.resolved(audit.packs, files)
+    chosen = finished_trials.resolved(audit.packs, files)
     packs = {segment.file: audit.packs[segment.start : segment.stop] for segment in chosen}
     starts, ends = ({pack[end] for pack in audit.packs} for end in (0, 1))
     for file in sorted(files):
@@ -340,7 +340,7 @@ def _check_scores(given: _Given, audit: PlannedAudit) -> None:
 
 
 def _check_file(
-    given: _Given, audit: PlannedAudit, file: Bounds, others: Collection[Stretch]
+    given: _Given, audit: PlannedAudit, file: Bounds, others: Collection[PackRange]
 ) -> None:
     """Compares a file with the plan, with what was written, and with what `others` hold too."""
     run, steps, name = given.run, len(audit.horizons), given.run.score_file(audit.id, *file)
@@ -394,7 +394,7 @@ def _check_derived(given: _Given, stored: pd.DataFrame) -> None:
                 raise DpauditError(f"{', '.join(foreign)} of its author's was not imported")
             if not cell.mechanism.sampled and cell.unimported:
                 raise DpauditError("they take code or data not here")
-            state = AuditState(opened, index, lost, run.score_files(audit.id))
+            state = AuditState(opened, index, lost)
             here = state.rows()
         except DpauditError as error:
             checked.cannot("its estimates", first_line(error), audit.label)
@@ -424,7 +424,7 @@ def _behind(
         why = f"they are of {written:,} trials, {trials:,} are stored; `dpaudit run` goes on"
         checked.cannot("its estimates", why, audit.label)
         return True
-    there_is = compaction.finished(run, audit) | lost
+    there_is = finished_trials.stored_packs(run, audit) | lost
     lacking = [pack for pack in audit.packs if pack[0] < written and pack not in there_is]
     if written > trials and lacking:
         for pack in lacking:
@@ -479,7 +479,7 @@ def _check_completeness(given: _Given, taken: Mapping[int, Taken]) -> str:
     enough = dict(outcomes.decided(run, given.sweep, plan))
     for index, derived in taken.items():
         enough[index] = derived.decided or plan.audits[index].trials
-    packs = list(plan.remaining(run, enough))
+    packs = list(finished_trials.remaining(run, plan, enough))
     indices = {pack.audit for pack in packs}
     indices.update(*(part.waiting for part in preparing.left(run, plan, packs)))
     if not indices:
@@ -488,8 +488,8 @@ def _check_completeness(given: _Given, taken: Mapping[int, Taken]) -> str:
         label = plan.audits[min(indices)].label
         more = f" and {len(indices) - 1} more" * (len(indices) > 1)
         given.checked.differs("_SUCCESS", "", "complete", f"while {label}{more} is not")
-    stored = (pack for audit in plan.audits for pack in compaction.finished(run, audit))
-    done = sum(last - first + 1 for first, last in stored)
+    audits = range(len(plan.audits))
+    done = sum(FinishedTrials(run, plan, index).stored_trials for index in audits)
     return f"{done:,} of {plan.trials:,} trials"
 
 

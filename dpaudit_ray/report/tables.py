@@ -14,7 +14,8 @@ import pandas as pd
 from .. import plan as planning
 from .. import stats
 from ..mechanisms.base import Mechanism
-from ..plan import claims, compaction, outcomes, record, score_stream
+from ..plan import claims, outcomes, record
+from ..plan.finished_trials import FinishedTrials
 from ..plan.model import Plan, PlannedAudit
 from ..plan.score_stream import ConsumedPack, Trials
 from ..plugins import registry
@@ -61,12 +62,12 @@ class Run:
 
     def done(self, audit: PlannedAudit) -> int:
         """Finished trials of an audit."""
-        return sum(last - first + 1 for first, last in compaction.finished(self.directory, audit))
+        return FinishedTrials(self.directory, self.plan, self.number(audit)).stored_trials
 
     def prefix(self, audit: PlannedAudit) -> Iterator[ConsumedPack]:
         """The trials that the audit's estimates rest on."""
         index = self.number(audit)
-        return score_stream.prefix(self.directory, self.sweep, self.plan, index)
+        return outcomes.finished_trials(self.directory, self.sweep, self.plan, index).packs()
 
     def above(self, audit: PlannedAudit) -> bool:
         """Whether a bound that holds together with all others of the run exceeds its claim."""

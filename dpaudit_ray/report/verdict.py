@@ -212,7 +212,7 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
     watched = test if isinstance(test, RunTest) else test.process
     rest = () if isinstance(test, RunTest) else test.between_looks
     for pack in run.prefix(audit):
-        for part in score_stream.up_to_looks(audit, (pack,), lambda: test.due):
+        for part in score_stream.up_to_looks(audit, pack, lambda: test.due):
             score_stream.feed(watched, part)
             test.look()
         for state in rest:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.mechanisms.base import Claimed, Mechanism, Session
-from dpaudit_ray.plan import compaction
+from dpaudit_ray.plan import finished_trials
 
 
 class Nobody(Adversary):
@@ -65,7 +65,7 @@ class Empty(Mechanism):
 
 def audits_of(packs: int) -> int:
     """Audits that are too small for their packs to be gathered: files then tell when each came."""
-    return math.ceil(packs / (compaction.FEWEST - 1))
+    return math.ceil(packs / (finished_trials.FEWEST - 1))
 
 
 def sweep(  # noqa: PLR0913 (what is rare goes by name)

@@ -65,7 +65,7 @@ def verbs(sweep: Mapping[str, Any], folder: Path) -> list[Verb]:
     parsed = spec.from_raw(sweep)
     run = RunDirectory.under(str(folder), parsed.name)
     plan = planning.open_run(parsed, run)
-    packs = list(plan.remaining(run))
+    packs = list(planning.remaining(run, plan))
     before = time.perf_counter(), time.process_time()
     _store(Aggregation(parsed, plan, run), plan, packs[:-1])
     spent = time.perf_counter() - before[0], time.process_time() - before[1]
@@ -124,7 +124,7 @@ def flush(sweep: Mapping[str, Any], folder: Path) -> Flush:
     plan = planning.open_run(parsed, run)
     aggregation = Aggregation(parsed, plan, run)
     lock = Timed()
-    for pack in plan.remaining(run):
+    for pack in planning.remaining(run, plan):
         aggregation.fold(pack, scores(plan, pack))
     aggregation._turn = lock  # type: ignore[assignment]
     started = time.perf_counter()

@@ -100,7 +100,7 @@ def rate(trainers: int, packs: int, run: RunDirectory) -> Rate:
     with mock.patch.object(dispatcher, "submit", timed):
         budget, stop = FailureBudget(parsed.resources, ["x"]), Stop(grace=60)
         started = time.process_time()
-        Driver(dispatcher, plan.remaining(run), budget, stop).run()
+        Driver(dispatcher, planning.remaining(run, plan), budget, stop).run()
         ended = time.process_time()
     dispatcher.close()
     filled = moments[trainers - 1]

@@ -12,7 +12,7 @@ from scipy import optimize, special
 
 import dpaudit_ray as da
 from dpaudit_ray import stats
-from dpaudit_ray.plan import score_stream
+from dpaudit_ray.plan.finished_trials import FinishedTrials
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from jobs.studies.coverage import Coverage, Worlds, subsampled_noise
@@ -70,7 +70,7 @@ def tabulate(location: str) -> pd.DataFrame:
         truth = (true_mu if bounds_mu else true_epsilon)(study.worlds, study.epsilon, study.delta)
         if study.faults == "diverges-inside":
             truth = math.inf  # a run that diverged was in; otherwise faults hide, and tell nothing
-        scores = score_stream.stored_scores(run.directory, run.plan, index)
+        scores = FinishedTrials(run.directory, run.plan, index).frame()
         for size, group in scores.groupby("step"):
             rows.append(
                 {
@@ -99,7 +99,7 @@ def tabulate_verdicts(location: str) -> pd.DataFrame:
         study = cell.mechanism
         if not isinstance(study, Verdicts):
             raise typer.BadParameter(f"{location} is no study of verdicts")
-        scores = score_stream.stored_scores(run.directory, run.plan, index)
+        scores = FinishedTrials(run.directory, run.plan, index).frame()
         after = scores[scores["step"] == 2]["score"].fillna(math.inf)
         rows.append(
             {

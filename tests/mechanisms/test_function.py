@@ -238,7 +238,8 @@ def test_failed_packs_and_missed_trials_go_together(tmp_path):
     alone = sum(each.trials for each in outcomes.read(run, plan).missed)
     assert len(packs) >= 3
     assert alone >= 3
-    trials = score_stream.Trials.joined(plan.audits[0], score_stream.prefix(run, settings, plan, 0))
+    packs = outcomes.finished_trials(run, settings, plan, 0).packs()
+    trials = score_stream.Trials.joined(plan.audits[0], packs)
     assert int(trials.missed.sum()) == alone + 2 * len(packs)
     assert len(trials.missed) == 40
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from dpaudit_ray import plan as planning
-from dpaudit_ray.plan import compaction
+from dpaudit_ray.plan.finished_trials import stored_packs
 from dpaudit_ray.storage.run_directory import RunDirectory
 from tests.head import Head, actors, free_port, kill_tree, wait_for
 
@@ -84,7 +84,7 @@ def finished(storage: Path) -> list[tuple[int, int]]:
     """First and last trial of all finished packs in a storage."""
     runs = [RunDirectory(str(file.parent)) for file in storage.glob("*/plan.json")]
     audits = [(run, audit) for run in runs for audit in planning.require(run).audits]
-    return [pack for run, audit in audits for pack in compaction.finished(run, audit)]
+    return [pack for run, audit in audits for pack in stored_packs(run, audit)]
 
 
 class Driver:

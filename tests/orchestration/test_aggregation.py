@@ -30,9 +30,14 @@ from dpaudit_ray.orchestration.executors import Done, Outcome
 from dpaudit_ray.orchestration.interruption import Stop
 from dpaudit_ray.orchestration.trainer import Brief
 from dpaudit_ray.plan import outcomes
-from dpaudit_ray.plan.compaction import Stretch
+from dpaudit_ray.plan.finished_trials import (
+    UNDERWAY,
+    PackRange,
+    RecentPacks,
+    in_order,
+    read_ahead,
+)
 from dpaudit_ray.plan.model import Pack, Plan, PlannedAudit
-from dpaudit_ray.plan.score_stream import UNDERWAY, RecentPacks, in_order, read_ahead
 from dpaudit_ray.report import verdict
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import Estimate
@@ -92,7 +97,7 @@ def alone(plan: Plan, packs: list[Pack], name: str, **options: Any) -> stats.Est
 def test_estimates_are_those_of_the_finished_prefix(opened):
     """Packs 0, 1, 3 of nine: trials 0-19 count, 30-39 wait."""
     _, plan, run = opened
-    packs = [p for p in plan.remaining(run) if p.audit == 0]
+    packs = [p for p in planning.remaining(run, plan) if p.audit == 0]
     table = folded(opened, [packs[3], packs[0], packs[1]])
     mine = table[table["audit"] == plan.audits[0].id]
     assert set(mine["trials"]) == {20}
@@ -110,7 +115,7 @@ def test_what_cannot_be_stored_is_not_folded(opened, monkeypatch):
         raise StorageError("no space left")
 
     sweep, plan, run = opened
-    pack = next(plan.remaining(run))
+    pack = next(planning.remaining(run, plan))
     aggregation = Aggregation(sweep, plan, run)
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "_try", full_disk)
@@ -124,7 +129,7 @@ def test_what_cannot_be_stored_is_not_folded(opened, monkeypatch):
 def test_bounds_that_decide_are_those_of_the_sweeps_level(opened):
     """Three estimators that hold their level, two steps, two audits: twelve bounds share 5 %."""
     sweep, plan, run = opened
-    packs = list(plan.remaining(run))
+    packs = list(planning.remaining(run, plan))
     table = folded(opened, packs)
     assert sweep.budget.parts == 12
     row = table[(table["estimator"] == "eps-delta") & (table["step"] == 6)].iloc[0]
@@ -143,7 +148,7 @@ def test_bounds_that_a_rule_adds_divide_the_share_of_those_asked_for(tiny, tmp_p
     sweep = spec.from_raw(tiny)
     run = RunDirectory(str(tmp_path / "run"))
     plan = planning.open_run(sweep, run)
-    packs = [pack for pack in plan.remaining(run) if pack.audit == 0]
+    packs = [pack for pack in planning.remaining(run, plan) if pack.audit == 0]
     table = folded((sweep, plan, run), packs)
     mine = table[table["audit"] == plan.audits[0].id].set_index("estimator")
     together = mine["epsilon_lower_together"]
@@ -158,7 +163,7 @@ def test_the_bound_without_assumption_is_that_of_the_prefix(tiny, tmp_path):
     tiny["audit"]["estimators"] = ["accuracy"]
     sweep, run = spec.from_raw(tiny), RunDirectory(str(tmp_path / "run"))
     plan = planning.open_run(sweep, run)
-    packs = [p for p in plan.remaining(run) if p.audit == 0]
+    packs = [p for p in planning.remaining(run, plan) if p.audit == 0]
     table = folded((sweep, plan, run), [*packs[:4], *packs[5:]])
     state = alone(plan, packs[:4], "one-run", independent=True)
     mine = table[table["audit"] == plan.audits[0].id].set_index("step")
@@ -171,11 +176,11 @@ def test_the_bound_without_assumption_is_that_of_the_prefix(tiny, tmp_path):
 
 
 def test_what_an_alarm_compares_holds_for_all_audits_at_once(opened):
-    aggregation = aggregated(opened, opened[1].remaining(opened[2]))
+    aggregation = aggregated(opened, planning.remaining(opened[2], opened[1]))
     shown = aggregation.progress().audits
     assert [audit.assumes for audit in shown] == ["Gaussian steps", "assumes Gaussian"]
     for audit, live in zip(shown, aggregation._audits, strict=True):
-        assert 0 < audit.epsilon_lower < live._live.bound(1e-5, 0.95).epsilon_lower
+        assert 0 < audit.epsilon_lower < live._bounds[0].bound(1e-5, 0.95).epsilon_lower
 
 
 def test_a_claim_that_is_not_gaussian_is_not_held_against_a_converted_bound(tmp_path):
@@ -187,7 +192,7 @@ def test_a_claim_that_is_not_gaussian_is_not_held_against_a_converted_bound(tmp_
         sweep = spec.from_raw(of_function("own", audit, 100, **options))
         run = RunDirectory(str(tmp_path / f"{rate}"))
         plan = planning.open_run(sweep, run)
-        packs = plan.remaining(run)
+        packs = planning.remaining(run, plan)
         bounds[rate] = aggregated((sweep, plan, run), packs).progress().audits[0]
     assert bounds[1.0].assumes == "assumes Gaussian"
     assert bounds[0.5].assumes == "assumption-free", "the other would be above the claim"
@@ -201,7 +206,8 @@ def planned(folder: Path, packs: int, size: int) -> tuple[spec.Sweep, Plan, RunD
 
 
 def results(plan: Plan) -> list[tuple[Pack, PackScores]]:
-    return [(pack, scores_of(plan, pack)) for pack in plan.remaining(RunDirectory("nowhere"))]
+    packs = planning.remaining(RunDirectory("nowhere"), plan)
+    return [(pack, scores_of(plan, pack)) for pack in packs]
 
 
 def test_a_late_pack_costs_the_aggregator_what_an_early_one_does(tmp_path, monkeypatch):
@@ -271,14 +277,14 @@ def pack(first: int, n: int = 10) -> PackScores:
     return PackScores(first, np.ones(n, dtype=np.bool_), (1,), np.full((n, 1), float(first)))
 
 
-def stretches(packs: int, size: int) -> list[Stretch]:
-    return [Stretch((n * size, n * size + size - 1), n, n + 1) for n in range(packs)]
+def ranges(packs: int, size: int) -> list[PackRange]:
+    return [PackRange((n * size, n * size + size - 1), n, n + 1) for n in range(packs)]
 
 
 def test_packs_come_in_order_from_memory_or_else_from_storage(tmp_path):
     read: list[int] = []
 
-    def reader(packs: Stretch) -> PackScores:
+    def reader(packs: PackRange) -> PackScores:
         first = 10 * packs.start
         read.append(first)
         time.sleep(0.01 if first % 20 else 0.03)  # a later one may arrive first
@@ -287,7 +293,7 @@ def test_packs_come_in_order_from_memory_or_else_from_storage(tmp_path):
     recent = RecentPacks(limit=5 * 90)
     for first in range(0, 100, 10):
         recent.put("a", pack(first))
-    run, packs = RunDirectory(str(tmp_path)), stretches(100, 10)
+    run, packs = RunDirectory(str(tmp_path)), ranges(100, 10)
     found = in_order(run, reader, packs, 100, lambda each: recent.take("a", 10 * each.start))
     assert [p.first for p in found] == list(range(0, 1000, 10))
     assert sorted(read) == [*range(0, 50, 10), *range(100, 1000, 10)], "the latest five were kept"
@@ -299,14 +305,14 @@ def test_no_more_is_read_than_is_asked_for_soon(tmp_path, size, most):
     """Neither many packs nor large ones: those of 1 MiB hold 16 MiB."""
     read: list[int] = []
 
-    def reader(packs: Stretch) -> PackScores:
+    def reader(packs: PackRange) -> PackScores:
         read.append(packs.start)
         return pack(packs.start)
 
-    claims, bounds = {"gaussian": (1.0,)}, tuple(each.file for each in stretches(1000, size))
+    claims, bounds = {"gaussian": (1.0,)}, tuple(each.file for each in ranges(1000, size))
     audit = PlannedAudit("a", "a", "f", 1000 * size, (1,), claims, bounds, (1000 * size,))
     run = RunDirectory(str(tmp_path))
-    packs = in_order(run, reader, iter(stretches(1000, size)), read_ahead(audit))
+    packs = in_order(run, reader, iter(ranges(1000, size)), read_ahead(audit))
     for _ in range(5):
         next(packs)
     time.sleep(0.1)

@@ -139,7 +139,7 @@ class Run:
         self.lines: list[str] = []
 
     def __call__(self, cluster: PlayedCluster) -> Summary:
-        packs = list(self.plan.remaining(self.directory))
+        packs = list(planning.remaining(self.directory, self.plan))
         places = Capacity(cluster, ResourceRequest({"CPU": 1.0}), None, self.lines.append)
         work = Work(self.sweep, self.plan, self.directory, len(packs), self.lines.append)
         dispatcher = Dispatcher(cluster, work, places, HeadLiveness())

@@ -50,7 +50,7 @@ class Running:
         sweep = spec.from_raw(raw)
         self.run = RunDirectory.under(str(storage), sweep.name)
         self.plan = planning.open_run(sweep, self.run)
-        self.packs = list(self.plan.remaining(self.run))
+        self.packs = list(planning.remaining(self.run, self.plan))
         self.executor = start(Work(sweep, self.plan, self.run, len(self.packs)))
         self.aggregator = self.executor.start("Aggregator", "x-aggregator")
         self.trainer = self.executor.start("Trainer", "x-trainer-0")

@@ -68,7 +68,7 @@ def test_memory_that_runs_out_is_told_with_a_smaller_pack(error, count, message,
     sweep = spec.from_raw(tiny)
     plan = planning.make(sweep)
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep))
-    failure = trainer.attempt(next(plan.remaining(RunDirectory("nowhere"))))
+    failure = trainer.attempt(next(planning.remaining(RunDirectory("nowhere"), plan)))
     assert isinstance(failure, Failure)
     if message is None:
         assert failure.kind == error.partition("(")[0]

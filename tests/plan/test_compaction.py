@@ -11,9 +11,10 @@ import pytest
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import RunDirectoryError, StorageError
-from dpaudit_ray.orchestration.aggregation import Aggregation, Compactor
-from dpaudit_ray.plan import compaction, outcomes, score_stream
-from dpaudit_ray.plan.compaction import Stretch
+from dpaudit_ray.orchestration.aggregation import Aggregation
+from dpaudit_ray.plan import compaction, finished_trials, outcomes, score_stream
+from dpaudit_ray.plan.compaction import Compactor
+from dpaudit_ray.plan.finished_trials import PackRange
 from dpaudit_ray.plan.model import Plan
 from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.report import detection, verdict
@@ -42,7 +43,7 @@ def opened(folder: Path, packs: int = PACKS, **changes: object) -> Opened:
 def filled(folder: Path, packs: int = PACKS) -> Opened:
     """A run of which all packs are stored, in files of their own."""
     sweep, plan, run = opened(folder, packs)
-    for pack in plan.remaining(run):
+    for pack in planning.remaining(run, plan):
         run.write_scores(plan.audits[0].id, large.scores(plan, pack))
     return sweep, plan, run
 
@@ -55,7 +56,7 @@ def files(run: RunDirectory, plan: Plan) -> list[tuple[int, int]]:
 def _few() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "GATHERED", GATHERED)
-        patch.setattr(compaction, "FEWEST", FEWEST)
+        patch.setattr(finished_trials, "FEWEST", FEWEST)
         yield
 
 
@@ -64,7 +65,7 @@ def alone(_few: None, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The run with a file per pack, as it was before anything is gathered."""
     sweep, plan, run = filled(tmp_path_factory.mktemp("alone"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Compactor, "work", lambda self, folded: None)
+        patch.setattr(Compactor, "work", lambda self, audits: None)
         Aggregation(sweep, plan, run).flush()
     assert len(files(run, plan)) == PACKS
     return run
@@ -76,7 +77,7 @@ GROUPS = [(0, GATHERED * SIZE - 1), (GATHERED * SIZE, PACKS * SIZE - 1)]
 def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(tmp_path, alone):
     sweep, plan, run = opened(tmp_path / "many")
     aggregation = Aggregation(sweep, plan, run)
-    order = list(plan.remaining(run))
+    order = list(planning.remaining(run, plan))
     random.Random(0).shuffle(order)
     for number, pack in enumerate(order):
         aggregation.fold(pack, large.scores(plan, pack))
@@ -88,7 +89,7 @@ def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(tmp_path, alone
     assert_same(run.location, alone.location)
     again = Aggregation.rebuild(run)
     assert again.progress() == aggregation.progress()
-    assert list(plan.remaining(run)) == []
+    assert list(planning.remaining(run, plan)) == []
     again.flush()
     assert_same(run.location, alone.location)
     assert verdict.judge(Run.open(run.location)) == verdict.judge(Run.open(alone.location))
@@ -123,7 +124,7 @@ def test_a_crash_at_any_moment_counts_no_trial_twice_and_loses_none(tmp_path, al
             with pytest.raises(Died):
                 aggregation.flush()
         assert_same(run.location, alone.location)
-        assert list(plan.remaining(run)) == []
+        assert list(planning.remaining(run, plan)) == []
         counts.append(len(files(run, plan)))
     assert counts == [50, 51, 49, 39, 16]
     Aggregation(sweep, plan, run).flush()
@@ -163,7 +164,7 @@ def test_storage_that_will_not_have_it_fails_no_run(what, tmp_path, alone, monke
 
 def test_what_is_gathered_while_it_is_read_is_found(tmp_path, alone):
     sweep, plan, run = filled(tmp_path / "many")
-    slow = score_stream.prefix(run, sweep, plan, 0)
+    slow = outcomes.finished_trials(run, sweep, plan, 0).packs()
     first = next(slow)
     Aggregation(sweep, plan, run).flush()
     assert files(run, plan) == GROUPS
@@ -176,7 +177,7 @@ def test_what_is_gathered_while_it_is_read_is_found(tmp_path, alone):
 
 def test_packs_around_one_that_failed_are_gathered_and_then_all(tmp_path):
     sweep, plan, run = opened(tmp_path)
-    packs = list(plan.remaining(run))
+    packs = list(planning.remaining(run, plan))
     bad = packs[12]
     aggregation = Aggregation(sweep, plan, run)
     for pack in packs:
@@ -201,7 +202,7 @@ def test_an_extension_goes_on_in_the_same_group(tmp_path):
     sweep, plan, run = filled(tmp_path)
     Aggregation(sweep, plan, run).flush()
     sweep, plan, run = opened(tmp_path, packs=75)
-    aggregation, new = Aggregation(sweep, plan, run), list(plan.remaining(run))
+    aggregation, new = Aggregation(sweep, plan, run), list(planning.remaining(run, plan))
     assert len(new) == 25
     for pack in new:
         aggregation.fold(pack, large.scores(plan, pack))
@@ -231,7 +232,7 @@ def test_every_pack_is_taken_once_from_any_files():
             for first, last in ((rng.choice(edges), rng.choice(edges) + 9) for _ in range(6))
             if first < last
         ]
-        found = compaction.resolved(PLAN, given)
+        found = finished_trials.resolved(PLAN, given)
         numbers = [n for each in found for n in range(each.start, each.stop)]
         assert numbers == list(covering(given))
         for each in found:
@@ -242,10 +243,12 @@ def test_every_pack_is_taken_once_from_any_files():
 
 def test_the_prefix_ends_at_the_first_gap():
     audit = type("Audit", (), {"packs": PLAN})
-    there = [Stretch((0, 29), 0, 3), Stretch((40, 79), 4, 8)]
-    ends = lambda *given, **more: [  # noqa: E731
-        (each.file, each.start, each.stop) for each in compaction.prefix(audit, *given, **more)
-    ]
+    there = [PackRange((0, 29), 0, 3), PackRange((40, 79), 4, 8)]
+
+    def ends(*given, **more):
+        ranges = finished_trials.prefix_ranges(audit, *given, **more)
+        return [(each.file, each.start, each.stop) for each in ranges]
+
     assert ends(there, set()) == [((0, 29), 0, 3)]
     assert ends(there, {(30, 39)}) == [((0, 29), 0, 3), (None, 3, 4), ((40, 79), 4, 8)]
     assert ends(there, {(30, 39), (80, 89)})[-1] == (None, 8, 9)

@@ -12,7 +12,7 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import stats
 from dpaudit_ray.orchestration.aggregation import Aggregation
-from dpaudit_ray.plan import outcomes, score_stream
+from dpaudit_ray.plan import outcomes
 from dpaudit_ray.plan.model import Pack, Plan
 from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.plan.score_stream import MissedPack
@@ -49,7 +49,7 @@ def replayed(location: Path, name: str) -> float:
     sweep, plan, run = opened(location)
     failed = {(f.pack.first, f.pack.last) for f in outcomes.failed(run, plan)}
     state = stats.make(name, planned=300, independent=True)
-    for pack in score_stream.prefix(run, sweep, plan, 0):
+    for pack in outcomes.finished_trials(run, sweep, plan, 0).packs():
         for trial in range(pack.first, pack.last + 1):
             member = pack.members[[trial - pack.first]]
             if (pack.first, pack.last) in failed:
@@ -95,7 +95,7 @@ def test_a_part_of_a_missed_pack_has_its_bits_alone():
 
 def test_everything_that_is_said_rests_on_the_same_trials(broken):
     sweep, plan, run = opened(broken)
-    packs = list(score_stream.prefix(run, sweep, plan, 0))
+    packs = list(outcomes.finished_trials(run, sweep, plan, 0).packs())
     assert [(p.first, p.last) for p in packs] == list(plan.audits[0].packs)
     missed = sum(len(p.members) for p in packs if isinstance(p, MissedPack))
     assert missed == sum(f.pack.size for f in outcomes.failed(run, plan)) > 0

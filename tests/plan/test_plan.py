@@ -93,7 +93,7 @@ def test_an_accountant_without_an_answer_is_told(error, tiny, monkeypatch):
 
 def test_opening_again_changes_no_file(tiny, run):
     plan = planning.open_run(spec.from_raw(tiny), run)
-    for pack in plan.remaining(run):
+    for pack in planning.remaining(run, plan):
         store(run, plan, pack)
     run.set_complete(True)
     before = contents(run.location)
@@ -115,7 +115,7 @@ def test_settings_that_change_no_result_are_taken_over(tiny, run):
 def test_success_is_withdrawn_while_a_pack_is_missing(tiny, run):
     """A damaged score file was deleted, as the error message says."""
     plan = planning.open_run(spec.from_raw(tiny), run)
-    for pack in list(plan.remaining(run))[1:]:
+    for pack in list(planning.remaining(run, plan))[1:]:
         store(run, plan, pack)
     run.set_complete(True)
     planning.open_run(spec.from_raw(tiny), run)
@@ -149,7 +149,7 @@ def test_a_run_of_another_computation_is_refused_with_what_differs(tiny, run, mo
 @pytest.mark.parametrize("trials", [91, 95, 100, 130])
 def test_raising_trials_keeps_old_packs_and_bits(trials, tiny, run):
     old = planning.open_run(with_trials(tiny, 90, 20), run)
-    for pack in old.remaining(run):
+    for pack in planning.remaining(run, old):
         store(run, old, pack)
     run.set_complete(True)
     scores = contents(Path(run.location) / "scores")
@@ -167,7 +167,7 @@ def test_raising_trials_keeps_old_packs_and_bits(trials, tiny, run):
         assert (after.id, after.claims) == (before.id, before.claims)
         bits = [seeds.bits(3, audit.fingerprint, 0, 89) for audit in (before, after)]
         assert np.array_equal(*bits)
-    assert {pack.first >= 90 for pack in new.remaining(run)} == {True}
+    assert {pack.first >= 90 for pack in planning.remaining(run, new)} == {True}
     assert planning.read(run)[0].trials == 2 * trials
 
 

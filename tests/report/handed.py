@@ -47,7 +47,7 @@ def played(
     directory = RunDirectory.under(str(folder), parsed.name)
     plan = planning.open_run(parsed, directory)
     aggregation = Aggregation(parsed, plan, directory)
-    todo = list(plan.remaining(directory))[:packs]
+    todo = list(planning.remaining(directory, plan))[:packs]
     if missed:
         aggregation.give_up(Failure(pack, "ValueError", "boom", "") for pack in todo[:2])
         todo = todo[2:]
@@ -89,7 +89,7 @@ def made_up_run(
     directory = RunDirectory(str(folder))
     plan = planning.open_run(parsed, directory)
     rng = np.random.default_rng(seed)
-    for pack in plan.remaining(directory):
+    for pack in planning.remaining(directory, plan):
         audit = plan.audits[pack.audit]
         members = seeds.bits(plan.seed, audit.fingerprint, pack.first, pack.last)
         scores = rng.normal(size=(pack.size, 1)) + mu * members[:, None]

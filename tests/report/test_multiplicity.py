@@ -80,7 +80,7 @@ def swept(folder: Path, seed: int, mechanism: dict[str, Any], **more: Any) -> Ru
     directory = RunDirectory.under(str(folder), sweep.name)
     plan = planning.open_run(sweep, directory)
     aggregation = Aggregation(sweep, plan, directory)
-    for pack in plan.remaining(directory):
+    for pack in planning.remaining(directory, plan):
         audit = plan.audits[pack.audit]
         members = seeds.bits(plan.seed, audit.fingerprint, pack.first, pack.last)
         rng = np.random.default_rng([seed, pack.audit])

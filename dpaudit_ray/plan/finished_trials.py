@@ -1,0 +1,376 @@
+"""Reads the finished trials of an audit: which are stored, which failed, which remain to be run.
+
+A pack is finished once its scores are stored, or its training run has raised. Bits are committed
+before training, so a trial that failed, alone or with its pack, counts as a miss and is not left
+out. All statements about an audit rest on its *prefix*: its finished packs in order, up to the
+first pack that is neither stored nor failed, or up to the trials that were enough by `stop_when`.
+
+A file holds one pack, or many that follow each other (`compaction`), and a crash may leave a pack
+in two files. Packs of one file come together: to look at bounds in between, use `up_to_looks`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from ..errors import RunDirectoryError
+from ..storage.run_directory import RunDirectory
+from ..storage.scores import Bounds, PackScores, score_frame
+from .model import Pack, Plan, PlannedAudit
+from .score_stream import ConsumedPack, MissedPack, up_to_looks
+
+FEWEST = 64  # packs in a file of several, unless a group has fewer
+READERS = 32  # an object store takes tens of milliseconds to answer each request
+_LOCAL_READERS = 3  # more would slow down the thread that reads the next pack
+UNDERWAY = 2 * READERS
+_SCORES_AHEAD = 2**21  # scores that are read ahead; reading a file takes ten times their bytes
+_UNLISTED = 8  # requests for packs that are not stored, each of about 10 ms
+
+
+@dataclasses.dataclass(frozen=True)
+class PackRange:
+    """Packs number `start` to `stop` - 1, which one file holds; None for packs that failed."""
+
+    file: Bounds | None
+    start: int
+    stop: int
+
+
+class FinishedTrials:
+    """Finished packs of one audit; while the sweep runs, `add` and `failed` take new ones.
+
+    Attributes:
+        audit: the audit as planned.
+        stored: bounds of the packs whose scores are stored.
+        stored_trials: the number of trials in these.
+        failed: bounds of the other packs that failed; their trials are misses.
+        end: the trials that were enough by `stop_when`; all trials without a decision.
+        consumed: packs of the prefix that `packs` has yielded so far.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        plan: Plan,
+        index: int,
+        failed: Collection[Bounds] = (),
+        end: int | None = None,
+        recent: RecentPacks | None = None,
+    ) -> None:
+        """Asks storage which packs are finished.
+
+        Args:
+            run: the run directory.
+            plan: its plan.
+            index: number of the audit in the plan.
+            failed: bounds of packs that failed, whether or not they were stored afterwards.
+            end: the trials that were enough, None without a decision.
+            recent: packs in memory, which need not be read.
+        """
+        self.audit = plan.audits[index]
+        self._run = run
+        self._seed = plan.seed
+        self._index = index
+        self._recent = recent or RecentPacks()
+        ranges = stored_ranges(run, self.audit)
+        self._listed: list[PackRange] | None = ranges  # None as soon as packs are added or read
+        self.stored = packs_of(self.audit, ranges)
+        self.stored_trials = sum(last - first + 1 for first, last in self.stored)
+        self.failed = set(failed) - self.stored
+        self.end = self.audit.trials if end is None else end
+        self.consumed = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all packs before `end` were consumed, and none of them failed."""
+        if any(first < self.end for first, _ in self.failed):
+            return False
+        return self.consumed == bisect.bisect_left(self.audit.packs, (self.end,))
+
+    def remaining(self) -> Iterator[Pack]:
+        """Yields the packs before `end` whose scores are not stored, failed ones among them."""
+        for first, last in self.audit.packs:
+            if first < self.end and (first, last) not in self.stored:
+                yield Pack(self._index, first, last)
+
+    def lost(self) -> list[Bounds]:
+        """Returns the packs before `end` that storage has neither in its list nor by name."""
+        files = self._run.score_files(self.audit.id)
+        listed = packs_of(self.audit, resolved(self.audit.packs, files))
+        return [
+            pack
+            for pack in self.audit.packs
+            if pack[0] < self.end
+            and pack not in listed
+            and not self._run.has_scores_of(self.audit.id, pack)
+        ]
+
+    def add(self, scores: PackScores) -> None:
+        """Adds a pack whose scores are stored."""
+        self._listed = None
+        self.stored.add((scores.first, scores.last))
+        self.stored_trials += len(scores.members)
+        if scores.first < self.end:
+            self._recent.put(self, scores)
+
+    def packs(self, one_by_one: bool = False) -> Iterator[ConsumedPack]:
+        """Yields the packs of the prefix that were not yielded before, in order.
+
+        Args:
+            one_by_one: each pack separately, instead of all packs of a file together.
+
+        Raises:
+            RunDirectoryError: a file is damaged or has the bits of another plan.
+        """
+        most_packs = read_ahead(self.audit)
+        for pack in in_order(self._run, self.read, self._ready(), most_packs, self._kept):
+            parts = up_to_looks(self.audit, pack, lambda: 0) if one_by_one else (pack,)
+            for part in parts:
+                self.consumed = self.audit.pack_number(part.last) + 1
+                yield part
+
+    def _ready(self) -> Iterable[PackRange]:
+        """Returns where the packs are that can be consumed now."""
+        ranges = self._listed
+        self._listed = None
+        if ranges is None:
+            packs = self.audit.packs
+            few: list[PackRange] = []
+            for number in range(self.consumed, min(self.consumed + FEWEST, len(packs))):
+                pack = packs[number]
+                if pack not in self.stored and pack not in self.failed:
+                    break
+                file = None if pack in self.failed else pack
+                few.append(PackRange(file, number, number + 1))
+            if len(few) < FEWEST:
+                return few
+            # So many packs have waited for a late one, and some may have been gathered.
+            ranges = stored_ranges(self._run, self.audit)
+        return prefix_ranges(self.audit, ranges, self.failed, self.consumed, self.end)
+
+    def _kept(self, packs: PackRange) -> PackScores | None:
+        pack = self.audit.packs[packs.start]
+        return self._recent.take(self, pack[0]) if packs.file == pack else None
+
+    def read(self, packs: PackRange) -> ConsumedPack:
+        """Reads packs that follow each other, and checks that their bits are the planned ones."""
+        audit = self.audit
+        first, last = trials_of(audit, [packs])
+        bits = audit.bits(self._seed, first, last)
+        if packs.file is None:
+            return MissedPack(first, bits)
+        steps = len(audit.horizons)
+        try:
+            scores = self._run.read_scores(audit.id, *packs.file, steps)
+        except RunDirectoryError:
+            # The file may have been gathered into a larger one meanwhile.
+            files = self._run.score_files(audit.id)
+            larger = [file for file in files if file[0] <= first and last <= file[1]]
+            if not larger or packs.file in files:
+                raise
+            scores = self._run.read_scores(audit.id, *larger[0], steps)
+        scores = scores.part(first, last)
+        if scores.steps != audit.horizons or not np.array_equal(scores.members, bits):
+            file = self._run.score_file(audit.id, *packs.file)
+            raise RunDirectoryError(
+                f"{self._run.location}/{file} does not have the bits or steps of this plan; delete "
+                "it to have its trials run again"
+            )
+        return scores
+
+    def frame(self) -> pd.DataFrame:
+        """Returns all stored trials, those behind a gap too, as the columns of a score file."""
+        ranges = stored_ranges(self._run, self.audit)
+        packs = in_order(self._run, self.read, ranges, read_ahead(self.audit))
+        return score_frame(self.audit.id, (pack for pack in packs if isinstance(pack, PackScores)))
+
+
+def remaining(
+    run: RunDirectory, plan: Plan, enough: Mapping[int, int] | None = None
+) -> Iterator[Pack]:
+    """Yields the packs of all audits whose scores are not stored, in order.
+
+    Args:
+        run: the run directory.
+        plan: its plan.
+        enough: the trials that were enough, by index of each audit that `stop_when` has ended.
+    """
+    for index in range(len(plan.audits)):
+        yield from FinishedTrials(run, plan, index, end=(enough or {}).get(index)).remaining()
+
+
+def stored_packs(run: RunDirectory, audit: PlannedAudit) -> set[Bounds]:
+    """Returns the bounds of the packs of an audit whose scores are stored."""
+    return packs_of(audit, stored_ranges(run, audit))
+
+
+def stored_ranges(run: RunDirectory, audit: PlannedAudit) -> list[PackRange]:
+    """Returns the stored packs of an audit in their order, each once.
+
+    If the run is marked as complete, packs that an object store does not list are asked for by
+    name, since its lists may lag behind. Those after the end that `stop_when` chose are not there:
+    after `_UNLISTED` no more are asked for.
+    """
+    files = run.score_files(audit.id)
+    ranges = resolved(audit.packs, files)
+    listed = packs_of(audit, ranges)
+    if run.local or len(listed) == len(audit.packs) or not run.complete:
+        return ranges
+    unlisted = set()
+    absent = 0
+    for pack in audit.packs:
+        if pack in listed:
+            continue
+        if run.has_scores_of(audit.id, pack):
+            unlisted.add(pack)
+        else:
+            absent += 1
+        if absent == _UNLISTED:
+            break
+    return resolved(audit.packs, files | unlisted)
+
+
+def packs_of(audit: PlannedAudit, ranges: Iterable[PackRange]) -> set[Bounds]:
+    """Returns the bounds of all packs in these ranges."""
+    packs = set[Bounds]()
+    for packs_range in ranges:
+        packs.update(audit.packs[packs_range.start : packs_range.stop])
+    return packs
+
+
+def trials_of(audit: PlannedAudit, ranges: Sequence[PackRange]) -> Bounds:
+    """Returns the first and last trial of ranges that follow each other."""
+    return audit.packs[ranges[0].start][0], audit.packs[ranges[-1].stop - 1][1]
+
+
+def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[PackRange]:
+    """Chooses the packs to take from each file, so that no pack is taken twice.
+
+    A file that does not begin and end where packs do is ignored; of those that overlap, the longer
+    one counts.
+    """
+    candidates = []
+    for first, last in files:
+        start = bisect.bisect_left(packs, first, key=operator.itemgetter(0))
+        end = bisect.bisect_left(packs, last, key=operator.itemgetter(1))
+        if start <= end < len(packs) and (packs[start][0], packs[end][1]) == (first, last):
+            candidates.append(PackRange((first, last), start, end + 1))
+    chosen = []
+    stop = 0
+    for candidate in sorted(candidates, key=lambda each: (each.start, -each.stop)):
+        if candidate.stop > stop:
+            chosen.append(dataclasses.replace(candidate, start=max(candidate.start, stop)))
+            stop = candidate.stop
+    return chosen
+
+
+def prefix_ranges(
+    audit: PlannedAudit,
+    stored: Iterable[PackRange],
+    failed: Collection[Bounds],
+    start: int = 0,
+    end: int | None = None,
+) -> Iterator[PackRange]:
+    """Yields packs from number `start` to the first that is neither stored nor failed.
+
+    Args:
+        audit: the audit as planned.
+        stored: the stored packs, in order.
+        failed: bounds of the packs that failed.
+        start: number of the first pack.
+        end: the first trial that is not needed, None for all.
+    """
+    stop = len(audit.packs) if end is None else bisect.bisect_left(audit.packs, (end,))
+    for packs in (*stored, PackRange(None, stop, stop)):
+        for number in range(start, min(packs.start, stop)):
+            if audit.packs[number] not in failed:
+                return
+            yield PackRange(None, number, number + 1)
+        first = max(packs.start, start)
+        last = min(packs.stop, stop)
+        if first < last:
+            yield PackRange(packs.file, first, last)
+        start = max(packs.stop, start)
+
+
+def read_ahead(audit: PlannedAudit) -> int:
+    """Returns how many packs to read ahead."""
+    pack_trials = audit.packs[0][1] + 1 if audit.packs else 1
+    return max(_SCORES_AHEAD // (pack_trials * len(audit.horizons)), READERS // 4)
+
+
+def in_order(
+    run: RunDirectory,
+    read: Callable[[PackRange], ConsumedPack],
+    ranges: Iterable[PackRange],
+    most_packs: int,
+    kept: Callable[[PackRange], ConsumedPack | None] = lambda packs: None,
+) -> Iterator[ConsumedPack]:
+    """Yields the packs of each range, in order, while threads read the next ones.
+
+    Args:
+        run: tells whether files are local, for which few threads are enough.
+        read: reads a range, in any thread.
+        ranges: what to read.
+        most_packs: packs to read ahead.
+        kept: returns packs that are in memory, None for those to be read.
+    """
+    readers = _readers(_LOCAL_READERS if run.local else READERS)
+    waiting = collections.deque[tuple[int, Future[ConsumedPack]]]()
+    packs_ahead = 0
+    for packs in ranges:
+        size = packs.stop - packs.start
+        in_memory = kept(packs)
+        if in_memory is None:
+            coming = readers.submit(read, packs)
+        else:
+            coming = Future()
+            coming.set_result(in_memory)
+        waiting.append((size, coming))
+        packs_ahead += size
+        while waiting and (len(waiting) >= UNDERWAY or packs_ahead > most_packs):
+            size, coming = waiting.popleft()
+            packs_ahead -= size
+            yield coming.result()
+    for _, coming in waiting:
+        yield coming.result()
+    pa.default_memory_pool().release_unused()  # which may be half a gigabyte
+
+
+@functools.cache
+def _readers(number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(number, thread_name_prefix="replay")
+
+
+class RecentPacks:
+    """The latest `limit` bytes of packs in memory, by owner; all are in the run directory."""
+
+    def __init__(self, limit: int = 2**24) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._packs = collections.OrderedDict[tuple[object, int], PackScores]()
+
+    def put(self, owner: object, pack: PackScores) -> None:
+        """Keeps a pack, and drops the oldest ones if that is too much."""
+        self._packs[owner, pack.first] = pack
+        self._bytes += pack.nbytes
+        while self._bytes > self._limit:
+            _, oldest = self._packs.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+    def take(self, owner: object, first: int) -> PackScores | None:
+        """Returns the pack that begins with trial `first`, None if it was dropped; forgets it."""
+        pack = self._packs.pop((owner, first), None)
+        if pack is not None:
+            self._bytes -= pack.nbytes
+        return pack
