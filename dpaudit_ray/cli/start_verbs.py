@@ -159,12 +159,12 @@ def list_names(
     elif as_json:
         terminal.show_json(list(map(dataclasses.asdict, by_name.values())))
     else:
-        names = [*by_name]
+        listed = [*by_name]
         hint = f"goes to {_KEYS[kind]}; `dpaudit list {kind} NAME` has options"
         if kind == "estimators" and not show_all:
-            names = [*_COMMON_ESTIMATORS]
+            listed = [*_COMMON_ESTIMATORS]
             hint += f"; --all lists all {len(by_name)}"
-        terminal.show_table("", {"name": names, "what it is": [by_name[n].line for n in names]})
+        terminal.show_table("", {"name": listed, "what it is": [by_name[n].line for n in listed]})
         terminal.explain(hint)
 
 
