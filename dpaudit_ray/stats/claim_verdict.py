@@ -34,7 +34,7 @@ from . import cut, e_process
 from .base import Members, Scores
 from .claim import Claim
 from .curve import Curve, Responses
-from .error_rates import Counts, Floats, clopper_pearson_lower
+from .error_rates import Counts, Floats, clopper_pearson_lower, first_where
 from .growth import shares
 from .guess_count_bound import GuessCounter
 from .multi_canary import RunAccuracies
@@ -43,9 +43,8 @@ from .ranking import Costs, Weights, distribution, ranked_mistakes, two_means
 from .trial_log import Diverged, TrialLog
 
 EVIDENCE_SHARE = 0.3  # of the error, for the e-process of `ClaimTest`
-_RATIO, _STEPS = 1.02, 170  # noise multipliers that are tried: up to 29 times more or less
-# In a fixed order, where it must be one: 4 % apart within a factor of four, 22 % beyond.
-_ORDER = (*range(_STEPS, 70, -10), *range(70, -70, -2), *range(-70, -_STEPS - 1, -10))
+_RATIO, _STEPS = 1.02, 170  # of noise multipliers that are tried: up to 29 times more or less
+_TESTS = 9  # of a search by halves: at its end, and 8 among 170 noise multipliers
 _LOOK = 1.02  # ratio of trials between looks at the evidence
 _LOPSIDED = 1e-3  # chance from which diverging by the bit is no accident
 LOOKS = 16  # more would find little earlier, and each costs a distribution
@@ -196,29 +195,36 @@ class _Test(ABC):
     def effective_noise(
         self, family: Callable[[float], Curve], claimed: float, alpha: float, gaussian: bool = True
     ) -> float | None:
-        """The least noise multiplier that is refuted at level `alpha`; None where no tried one is.
+        """Returns the least noise multiplier that is refuted, on a grid of 2 %; None if none is.
 
-        Claims (`family`) are nested. Where who refutes one refutes all of more noise, as of those
-        that are `gaussian`, multipliers 2 % apart are searched by halves. Else they are tried from
-        much noise to little, up to one that is not refuted: only the first true one of them can be
-        wrongly refuted first, so that the answer is too small with probability `alpha` at most.
+        The claimed noise is tested first. If it is refuted, less noise is searched by halves, else
+        more. Claims are nested: if one holds, so do all of less noise. If `gaussian`, a trial that
+        refutes one also refutes all of more noise, so the search errs only if the largest true
+        claim is refuted. Otherwise each of its tests gets an equal share of `alpha`. Which true
+        claims it may test is fixed beforehand: the path down to the first is the one on which all
+        false claims are refuted, so these shares add up (Bonferroni).
+
+        Args:
+            family: claimed curve by noise multiplier.
+            claimed: noise multiplier of the claim.
+            alpha: largest probability that the answer is below the true noise multiplier, for
+                answers up to `claimed` and for larger ones.
+            gaussian: whether all curves of the family are Gaussian.
         """
-        refutes, least, low, high = self._refutes(alpha), None, -_STEPS, _STEPS
-        if not gaussian:
-            for power in _ORDER:
-                if not refutes(family(noise := claimed * _RATIO**power)):
-                    break
-                least = noise
-            return least
-        if not refutes(family(claimed * _RATIO**high)):
+        refutes_claimed = self._refutes(alpha)
+        refutes = refutes_claimed if gaussian else self._refutes(alpha / _TESTS)
+
+        def is_refuted(step: int) -> bool:
+            return refutes(family(claimed * _RATIO**step))
+
+        if refutes_claimed(family(claimed)):
+            first = -_STEPS
+        elif is_refuted(_STEPS):
+            first = 1
+        else:
             return None
-        if refutes(family(claimed * _RATIO**low)):
-            return claimed * _RATIO**low
-        while high - low > 1:
-            middle = (low + high) // 2
-            refuted = refutes(family(claimed * _RATIO**middle))
-            low, high = (low, middle) if refuted else (middle, high)
-        return claimed * _RATIO**high
+        least = first + first_where(lambda step: is_refuted(first + step), _STEPS)
+        return float(claimed * _RATIO ** min(least, _STEPS))
 
 
 @dataclasses.dataclass
