@@ -133,7 +133,7 @@ def first_test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
 def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:
     """Returns the curve that `accountant` claims by noise multiplier, all else as in `claimed`."""
 
-    @functools.lru_cache(maxsize=512)  # a search for the effective noise tries 341 at most
+    @functools.lru_cache(maxsize=64)  # a search for the effective noise tries ten at most
     def at_noise(noise: float) -> Curve:
         training = claimed.at_noise(noise)
         if claimed.gaussian and (accountant == "gaussian" or not noise):

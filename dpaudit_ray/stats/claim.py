@@ -20,14 +20,15 @@ which is 0 for a wrong guess and has mean at most 1, as has every mixture of suc
 A mixture that would have grown over the epochs so far is bet on the next (Cover 1991 for
 portfolios; Waudby-Smith, Ramdas 2024 for bets as tests).
 
-Four ways of betting share the stake of the e-process of a claim δ(ε) (`Claim`): plain guessing with
-every stake at once, constant stakes at many points of the curve, the same on diverged trials alone,
-and the mixture that past trials recommend. Reaching 1/alpha refutes the claim, at any look.
+Four ways of betting share the stake of the e-process of a claim δ(ε) (`Claim`): plain guessing,
+mixed over all stakes, constant stakes at many points of the curve, the same on diverged trials
+alone, and the mixture that past trials recommend. Reaching 1/alpha refutes the claim, at any look.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import ClassVar
@@ -54,27 +55,30 @@ _UP_RIGHT, _UP_WRONG, _DOWN_RIGHT, _DOWN_WRONG = (np.arange(_K) + _K * i for i i
 DIVERGED_RIGHT, DIVERGED_WRONG, MISSED = range(4 * _K, 4 * _K + 3)  # ... and the others
 OUTCOMES = 4 * _K + 3
 PLAIN = 2 * _K  # the slot that guesses every finite trial, around the midpoint
-_LEARNT_POINTS = 16  # of the curve that a portfolio bets on
-_BETS = 12  # that are added to the mixture, one after another
+_PORTFOLIO_POINTS = 16  # points of the curve that a portfolio bets on
+_BETS = 12  # bets at most in a mixture, added one after another
 _WORTH = 1.0  # nats of growth below which a further bet is taken for noise
-_LARGEST_SHARE = 0.95  # share that one bet may take
-_STEPS = 24  # of bisection: a share is right to 1e-7
-_CONSTANT_POINTS = 12  # of a curve, for constant stakes
-_BOLD = 3  # the largest stakes: for diverged trials, which are rare and nearly sure
-_CAUTIONS = np.array([0.4, 1.0])  # shares of what was learnt that are staked
+_LARGEST_SHARE = 0.95  # share of the mixture that one bet may take
+_STEPS = 24  # bisections of a share, which is right to 1e-7
+_CONSTANT_POINTS = 12  # points of a curve for constant stakes
+_BOLD = 3  # number of the largest stakes: for diverged trials, which are rare and nearly sure
+_CAUTIONS = np.array([0.4, 1.0])  # shares of the recommended mixture that are staked
 
 
 def _slots() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Floats]:
-    """Outcomes that each slot wins and loses by, bool [slots, outcomes], and its share of δ."""
+    """Returns outcomes that slots win and lose by, bool [slots, outcomes], and shares of δ."""
     kinds = ((1, 0, 0), (0, 1, 0), (1, 1, 0), (1, 1, 1))  # up, down, diverged
-    slots = [(*kind, k) for kind in kinds for k in range(_K)] + [(0, 0, 1, 0)]
+    slots = [(*kind, k) for kind, k in itertools.product(kinds, range(_K))]
+    slots.append((0, 0, 1, 0))
     wins, losses = np.zeros((2, len(slots), OUTCOMES), dtype=np.bool_)
+    shares = []
     for slot, (up, down, diverged, k) in enumerate(slots):
         wins[slot, _UP_RIGHT[k:]] = losses[slot, _UP_WRONG[k:]] = bool(up)
         wins[slot, _DOWN_RIGHT[k:]] = losses[slot, _DOWN_WRONG[k:]] = bool(down)
         wins[slot, DIVERGED_RIGHT] = losses[slot, DIVERGED_WRONG] = bool(diverged)
+        shares.append(max(up + down, diverged) / 2)
     losses[:, MISSED] = True
-    return wins, losses, np.array([max(up + down, diverged) / 2 for up, down, diverged, _ in slots])
+    return wins, losses, np.array(shares)
 
 
 WINS, LOSSES, SHARES = _slots()
@@ -86,8 +90,9 @@ class Wagers:
 
     Thresholds are placed by the mean and spread of both worlds' past scores at the start of an
     epoch, or by a `cut`: fixed trial numbers, so that any split of the stream gives the same
-    counts. Nothing is guessed before the first, nor while one world was not seen. A diverged trial
-    is guessed to be of the world in which more have diverged so far; a miss is wrong in every slot.
+    counts. Nothing is guessed before the first, nor until trials of both worlds were observed. A
+    diverged trial is guessed to be of the world in which more have diverged so far; a miss is
+    wrong in every slot.
     """
 
     trials: int = 0
@@ -113,8 +118,9 @@ class Wagers:
 
     @property
     def counts(self) -> Counts:
-        """How often each outcome came, int64 [OUTCOMES], in all epochs (trials under one bet)."""
-        return np.sum(self.epochs, axis=0) if self.epochs else np.zeros(OUTCOMES, dtype=np.int64)
+        """Number of trials with each outcome, int64 [OUTCOMES], in all epochs."""
+        nothing = np.zeros(OUTCOMES, dtype=np.int64)
+        return np.asarray(np.sum([nothing, *self.epochs], axis=0))
 
     def _parts(self, trials: int) -> Iterator[slice]:
         """Splits trials where an epoch ends, and places thresholds anew once the part is in."""
@@ -122,36 +128,40 @@ class Wagers:
         while start < trials:
             stop = min(trials, start + self._end - self.trials)
             yield slice(start, stop)
-            self.trials, start = self.trials + stop - start, stop
+            self.trials += stop - start
+            start = stop
             if self.trials == self._end:
                 self._place()
                 self._end *= 2
                 self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
 
     def _count(self, outcomes: npt.NDArray[np.int64]) -> None:
-        if self.epochs and not (math.isnan(self.centre) or math.isnan(self.spread)):
+        is_placed = not (math.isnan(self.centre) or math.isnan(self.spread))
+        if self.epochs and is_placed:
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
 
     def _outcomes(self, scores: Scores, members: Members) -> npt.NDArray[np.int64]:
-        """Number of the outcome of each trial, int64 [n], below OUTCOMES."""
+        """Returns the number of the outcome of each trial, int64 [n], below OUTCOMES."""
         finite = np.isfinite(scores)
         with np.errstate(invalid="ignore", over="ignore"):
-            if self._cut is None:
-                distance, spread = scores - self.centre, self.spread
-            else:
-                distance, spread = self._cut.position(scores), 1.0
+            distance = scores - self.centre
+            if self._cut is not None:
+                distance = self._cut.position(scores)  # in units of its spread, 1
             distance = np.where(finite, distance, 0.0)[:, None]
-            passed_up = (distance >= spread * OFFSETS).sum(axis=1)
-            passed_down = (distance < -spread * OFFSETS).sum(axis=1)
-        up = np.where(members, _UP_RIGHT[passed_up - 1], _UP_WRONG[passed_up - 1])
-        down = np.where(members, _DOWN_WRONG[passed_down - 1], _DOWN_RIGHT[passed_down - 1])
-        before = [
-            np.cumsum(np.concatenate([[seen], ~finite & (members == bool(world))]))[:-1]
-            for world, seen in enumerate(self._diverged)
-        ]
-        right = (before[1] >= before[0]) == members
-        diverged = np.where(right, DIVERGED_RIGHT, DIVERGED_WRONG)
-        return np.where(finite, np.where(passed_up > 0, up, down), diverged)
+            passed_up = (distance >= self.spread * OFFSETS).sum(axis=1)
+            passed_down = (distance < -self.spread * OFFSETS).sum(axis=1)
+        highest, lowest = passed_up - 1, passed_down - 1
+        up = np.where(members, _UP_RIGHT[highest], _UP_WRONG[highest])
+        down = np.where(members, _DOWN_WRONG[lowest], _DOWN_RIGHT[lowest])
+        diverged_before = []
+        for world, count in enumerate(self._diverged):
+            diverged = ~finite & (members == bool(world))
+            totals = np.cumsum(np.concatenate([[count], diverged]))
+            diverged_before.append(totals[:-1])
+        guess_in = diverged_before[1] >= diverged_before[0]
+        if_diverged = np.where(guess_in == members, DIVERGED_RIGHT, DIVERGED_WRONG)
+        if_finite = np.where(passed_up > 0, up, down)
+        return np.where(finite, if_finite, if_diverged)
 
     def _remember(self, scores: Scores, members: Members) -> None:
         """Counts, sums and sums of squares per world, from the first finite score as origin."""
@@ -164,7 +174,8 @@ class Wagers:
             with np.errstate(over="ignore", invalid="ignore"):
                 x = scores[finite & inside] - self._origin
                 for power in (0, 1, 2):
-                    terms = np.concatenate([[self._moments[power, world]], x**power])
+                    before = [self._moments[power, world]]
+                    terms = np.concatenate([before, x**power])
                     # cumsum adds strictly in order, so a split stream sums to the same bits
                     self._moments[power, world] = np.cumsum(terms)[-1]
         if self.trials < cut.LAST:
@@ -175,22 +186,27 @@ class Wagers:
         count, total, square = self._moments
         if count.min() == 0:
             if (count + self._diverged).min() > 0:
-                self.centre, self.spread = (math.inf if count[1] == 0 else -math.inf), 1.0
+                self.centre = math.inf if count[1] == 0 else -math.inf
+                self.spread = 1.0
             return
         with np.errstate(over="ignore", invalid="ignore"):
             means = total / count
-            within = float(np.sum(square - count * means**2) / count.sum())
+            squares = square - count * means**2
+            variance = float(np.sum(squares) / count.sum())
             self.centre = float(means.mean()) + self._origin
-            self.spread = math.sqrt(max(within, 0.0)) if math.isfinite(within) else math.nan
+        self.spread = math.nan
+        if math.isfinite(variance):
+            self.spread = math.sqrt(max(variance, 0.0))
         if self.trials <= cut.LAST:
             self._cut = cut.learnt(*self._log.arrays())
         else:
             self._log = TrialLog()
         if self._cut is not None:
-            self.centre, self.spread = self._cut.threshold, 1.0
+            self.centre = self._cut.threshold
+            self.spread = 1.0
 
     def log_wealth(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Floats:
-        """Log of supermartingales of constant stakes, [len(epsilons), slots, stakes]."""
+        """Returns logs of supermartingales of constant stakes, [len(epsilons), slots, stakes]."""
         return ConstantStakes(epsilons, deltas).log_wealth(self.counts)
 
 
@@ -198,18 +214,19 @@ class ConstantStakes:
     """Constant stakes at some (ε, δ): their logarithms outlast many looks at the counts."""
 
     def __init__(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> None:
-        shrink = np.exp(-np.asarray(epsilons, dtype=np.float64))[:, None, None]
-        d = np.asarray(deltas, dtype=np.float64)[:, None, None] * SHARES[:, None]
-        share = STAKES * shrink / (1 + d * shrink)
-        self._right = np.log1p(share * (1 - d))
-        self._quiet = np.log1p(-share * d)
+        odds = np.exp(-np.asarray(epsilons, dtype=np.float64))[:, None, None]
+        mean = np.asarray(deltas, dtype=np.float64)[:, None, None] * SHARES[:, None]
+        share = STAKES * odds / (1 + mean * odds)
+        self._log_right = np.log1p(share * (1 - mean))
+        self._log_abstain = np.log1p(-share * mean)
 
     def log_wealth(self, counts: Counts) -> Floats:
-        """Log of the supermartingales after trials of these outcomes, [points, slots, stakes]."""
-        right, wrong = (WINS @ counts)[:, None], (LOSSES @ counts)[:, None]
-        quiet = int(counts.sum()) - right - wrong
-        gain = right * self._right + wrong * np.log1p(-STAKES)
-        return np.asarray(gain + quiet * self._quiet)
+        """Returns logs of supermartingales after these outcomes, [points, slots, stakes]."""
+        right = (WINS @ counts)[:, None]
+        wrong = (LOSSES @ counts)[:, None]
+        abstained = int(counts.sum()) - right - wrong
+        gain = right * self._log_right + wrong * np.log1p(-STAKES)
+        return np.asarray(gain + abstained * self._log_abstain)
 
 
 class Portfolio:
@@ -217,46 +234,54 @@ class Portfolio:
 
     def __init__(self, curve: Curve) -> None:
         self.curve = curve
-        few = curve.thinned(_LEARNT_POINTS)
-        shrink = np.exp(-few.epsilons)[:, None]
-        quiet = 1 / (1 + few.deltas[:, None] * SHARES * shrink)
-        right = quiet * (1 + shrink)
-        values = np.where(WINS, right[..., None], np.where(LOSSES, 0.0, quiet[..., None]))
-        self.values = values.reshape(-1, OUTCOMES)
+        few = curve.thinned(_PORTFOLIO_POINTS)
+        odds = np.exp(-few.epsilons)[:, None]
+        abstaining = 1 / (1 + few.deltas[:, None] * SHARES * odds)
+        right = abstaining * (1 + odds)
+        otherwise = np.where(LOSSES, 0.0, abstaining[..., None])
+        factors = np.where(WINS, right[..., None], otherwise)
+        self.values = factors.reshape(-1, OUTCOMES)
         self.constant = _constant_stakes(curve)
-        self._growth: dict[int, Floats] = {}
+        self._log_factors: dict[int, Floats] = {}  # by epoch, [cautions, OUTCOMES]
 
     def log_wealth(self, epochs: list[Counts]) -> float:
         """Natural logarithm of the wealth after these epochs, from a stake of 1."""
         logs = np.zeros(len(_CAUTIONS))
-        learnt = np.zeros(OUTCOMES, dtype=np.int64)
+        past = np.zeros(OUTCOMES, dtype=np.int64)
         for epoch, counts in enumerate(epochs):
             if counts.any():
-                if epoch not in self._growth:  # what it bets rests on those before it
-                    self._growth[epoch] = np.log1p(_CAUTIONS[:, None] * (self.mixture(learnt) - 1))
-                logs = logs + self._growth[epoch] @ counts
-            learnt = learnt + counts
+                if epoch not in self._log_factors:  # its bets depend on the epochs before it
+                    gains = _CAUTIONS[:, None] * (self.mixture(past) - 1)
+                    self._log_factors[epoch] = np.log1p(gains)
+                logs = logs + self._log_factors[epoch] @ counts
+            past = past + counts
         return float(log_mean(logs))
 
     def mixture(self, counts: Counts) -> Floats:
-        """Factors on each outcome of a mixture that grows on these counts, float64 [OUTCOMES].
+        """Returns factors by outcome of a mixture that grows on these counts, float64 [OUTCOMES].
 
         From cash on, the bet that promises most is added at its best share (Frank, Wolfe 1956),
         until what it adds could be noise. Every outcome keeps some cash.
         """
-        mixed, total = np.ones(OUTCOMES), int(counts.sum())
-        for _ in range(_BETS if total else 0):
-            best = self.values[int(np.argmax(self.values @ (counts / mixed)))]
+        mixed = np.ones(OUTCOMES)
+        if not counts.any():
+            return mixed
+        for _ in range(_BETS):
+            slopes = self.values @ (counts / mixed)
+            best = self.values[int(np.argmax(slopes))]
             difference = best - mixed
             low, high = 0.0, _LARGEST_SHARE
             for _ in range(_STEPS):
                 share = (low + high) / 2
-                slope = float((difference / (mixed + share * difference)) @ counts)
-                low, high = (share, high) if slope > 0 else (low, share)
-            added = (1 - low) * mixed + low * best
-            if float(np.log(added / mixed) @ counts) < _WORTH:
+                growth = difference / (mixed + share * difference)
+                if float(growth @ counts) > 0:
+                    low = share
+                else:
+                    high = share
+            extended = (1 - low) * mixed + low * best
+            if float(np.log(extended / mixed) @ counts) < _WORTH:
                 break
-            mixed = added
+            mixed = extended
         return mixed
 
 
@@ -282,19 +307,16 @@ class EpsDeltaAnytime(Wagered, Estimator):
     interim_valid: ClassVar[bool] = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        wagers, level = self._wagers, (delta, confidence)
-        epsilon = refuted_epsilon(wagers, delta, 1 - confidence)
+        wagers = self._wagers
+        log_alpha = math.log(1 - confidence)
+
+        def excess(epsilon: float) -> float:
+            wealth = wagers.log_wealth([epsilon], [delta])
+            return float(special.logsumexp(wealth)) - math.log(wealth.size) + log_alpha
+
+        epsilon = last_refuted(excess, xtol=1e-10)  # it ends: a right guess earns at most e^-ε
+        level = (delta, confidence)
         return self._estimate(epsilon, math.nan, level, wagers.trials, wagers.centre)
-
-
-def refuted_epsilon(wagers: Wagers, delta: float, alpha: float) -> float:
-    """The largest ε whose wealth has reached 1/alpha; 0 when not even ε = 0 is refuted."""
-
-    def excess(epsilon: float) -> float:
-        wealth = wagers.log_wealth([epsilon], [delta])
-        return float(special.logsumexp(wealth)) - math.log(wealth.size) + math.log(alpha)
-
-    return last_refuted(excess, xtol=1e-10)  # each right guess earns at most e^-ε: this ends
 
 
 @dataclasses.dataclass
@@ -314,24 +336,26 @@ class Claim(Wagered, Estimator):
         return self._wagers.trials
 
     def evidence(self, curve: Curve) -> float:
-        """Natural log of an e-value against `curve`: refuted at alpha from ln(1/alpha)."""
+        """Returns the natural log of an e-value: from ln(1/alpha) on, `curve` is refuted."""
         if self._portfolio is None or self._portfolio.curve is not curve:
             self._portfolio = Portfolio(curve)
-        learnt = self._portfolio.log_wealth(self._wagers.epochs)
+        recommended = self._portfolio.log_wealth(self._wagers.epochs)
         constant = self._constant(self._portfolio.constant)
-        return float(log_mean([self._plain(curve), *constant, learnt]))
+        return float(log_mean([self._plain(curve), *constant, recommended]))
 
     def _plain(self, curve: Curve) -> float:
-        """Guesses around the midpoint against the accuracy that is claimed, all stakes mixed."""
-        rate = (1 + float(curve.deltas[curve.epsilons == 0].min(initial=1.0))) / 2
+        """Bets on guesses around the midpoint against the claimed accuracy, all stakes mixed."""
+        advantage = float(curve.deltas[curve.epsilons == 0].min(initial=1.0))
+        rate = (1 + advantage) / 2
         if rate >= 1:
             return 0.0
         counts = self._wagers.counts
-        hits, misses = int(WINS[PLAIN] @ counts), int(LOSSES[PLAIN] @ counts)
+        hits = int(WINS[PLAIN] @ counts)
+        misses = int(LOSSES[PLAIN] @ counts)
         return log_mixture(rate, hits, hits + misses)
 
     def _constant(self, stakes: ConstantStakes) -> tuple[float, float]:
-        """Constant stakes at points of a curve: in all slots, and on diverged trials alone."""
+        """Bets constant stakes at points of a curve: in all slots, and on diverged trials alone."""
         wealth = stakes.log_wealth(self._wagers.counts)
         bold = wealth[:, -1, -_BOLD:]
         return float(log_mean(wealth.ravel())), float(log_mean(bold.ravel()))
@@ -339,9 +363,10 @@ class Claim(Wagered, Estimator):
     def bound(self, delta: float, confidence: float) -> Estimate:
         target = -math.log(1 - confidence)
 
-        def excess(mu: float) -> float:  # without what was learnt: this is asked after every pack
-            constant = self._constant(_constant_stakes(gaussian(mu)))
-            return float(log_mean([self._plain(gaussian(mu)), *constant])) - target
+        def excess(mu: float) -> float:  # without a portfolio: this runs after every pack
+            curve = gaussian(mu)
+            constant = self._constant(_constant_stakes(curve))
+            return float(log_mean([self._plain(curve), *constant])) - target
 
         mu = last_refuted(excess, high=40.0, most=40.0, xtol=1e-9, rtol=1e-5)
         epsilon = float(gdp.epsilon(mu, delta))

@@ -11,9 +11,10 @@ import dataclasses
 import functools
 import math
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 from scipy import special
 
 from . import cut, gdp
@@ -69,37 +70,46 @@ class GuessCounter:
             self._log = TrialLog()  # a sweep has many of them
 
     def _fold(self, scores: Scores, members: Members, batch: int) -> tuple[Members, Members]:
+        """Guesses trials by the current threshold rule, then adds them to the totals.
+
+        Arguments and results are those of `fold`.
+        """
         finite = np.isfinite(scores)
-        totals, seen, lost = [], [], []
+        sums, counts, diverged = [], [], []  # running totals by world: out, in
         for world in (0, 1):
-            of_world = members == bool(world)
-            inside = finite & of_world
-            steps = np.where(inside, scores, 0.0)
+            in_world = members == bool(world)
+            usable = finite & in_world
             with np.errstate(over="ignore", invalid="ignore"):
-                totals.append(np.cumsum(np.concatenate([[self._sums[world]], steps])))
-            seen.append(np.cumsum(np.concatenate([[self._counts[world]], inside])))
-            lost.append(np.cumsum(np.concatenate([[self.diverged[world]], ~finite & of_world])))
-        start = np.arange(len(scores)) // batch * batch
+                sums.append(_totals(self._sums[world], np.where(usable, scores, 0.0)))
+            counts.append(_totals(self._counts[world], usable))
+            diverged.append(_totals(self.diverged[world], ~finite & in_world))
+        # A whole batch is guessed by the totals before its first trial.
+        before = np.arange(len(scores)) // batch * batch
+        n_out = counts[0][before]
+        n_in = counts[1][before]
+        diverged_out = diverged[0][before]
+        diverged_in = diverged[1][before]
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            threshold = (totals[0] / seen[0])[start] / 2 + (totals[1] / seen[1])[start] / 2
-        # Where all of a world diverged so far, a finite score is a sign of the other one.
-        threshold = np.where(seen[1][start] == 0, np.inf, threshold)
-        threshold = np.where(seen[0][start] == 0, -np.inf, threshold)
-        ready = ((seen[0] + lost[0] > 0) & (seen[1] + lost[1] > 0))[start]
-        guessed = ready & (self.trials + start >= self.warmup)
-        above = scores > threshold
-        if self._cut is not None:
-            above = self._cut.guesses(scores)
-        guess = np.where(finite, above, (lost[1] >= lost[0])[start])
+            mean_out = sums[0][before] / n_out
+            mean_in = sums[1][before] / n_in
+            threshold = mean_out / 2 + mean_in / 2
+        # If every trial of a world has diverged so far, a finite score points to the other world.
+        threshold = np.where(n_in == 0, np.inf, threshold)
+        threshold = np.where(n_out == 0, -np.inf, threshold)
+        above = scores > threshold if self._cut is None else self._cut.guesses(scores)
+        guess = np.where(finite, above, diverged_in >= diverged_out)
+        both_worlds_seen = (n_out + diverged_out > 0) & (n_in + diverged_in > 0)
+        guessed = both_worlds_seen & (self.trials + before >= self.warmup)
         right = guessed & (guess == members)
+
         self.trials += len(scores)
-        if self._due <= cut.LAST:
-            self._log.append(scores, members)
         self.guesses += int(guessed.sum())
         self.hits += int(right.sum())
-        self._sums = (float(totals[0][-1]), float(totals[1][-1]))
-        self._counts = (int(seen[0][-1]), int(seen[1][-1]))
-        self.diverged = (int(lost[0][-1]), int(lost[1][-1]))
+        self._sums = (float(sums[0][-1]), float(sums[1][-1]))
+        self._counts = (int(counts[0][-1]), int(counts[1][-1]))
+        self.diverged = (int(diverged[0][-1]), int(diverged[1][-1]))
+        if self._due <= cut.LAST:
+            self._log.append(scores, members)
         return guessed, right
 
     def miss(self, members: Members) -> None:
@@ -115,6 +125,11 @@ class GuessCounter:
         if min(self._counts) == 0:
             return math.nan
         return self._sums[0] / self._counts[0] / 2 + self._sums[1] / self._counts[1] / 2
+
+
+def _totals(start: float, steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns the running total before each step, and after the last: [n + 1]."""
+    return np.cumsum(np.concatenate([[start], steps]))
 
 
 @dataclasses.dataclass

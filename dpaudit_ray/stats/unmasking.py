@@ -1,17 +1,16 @@
-"""The choice of which independent trainings to guess, without a look at the bits that are judged.
+"""Chooses which independent training runs to guess, without using the bits that are tested.
 
-The bits of the first trials are looked at, then, one small part at a time, those of the trials that
-look least certain; what is never looked at is guessed. Every choice is a function of the outputs
-and of bits looked at before, and given all outputs the bits of independent trainings are
-independent, so those still masked are as uncertain as if nothing had been looked at. (Lei and
-Fithian's AdaPT reveals p-values so, 2018.)
+The bits of the first trials are revealed, then, one small part at a time, those of the trials that
+seem least certain; all others are guessed. Every choice is a function of the outputs and of
+revealed bits. Given all outputs, the bits of independent runs are independent, so masked ones are
+as uncertain as if nothing had been revealed. (Lei and Fithian's AdaPT reveals p-values so, 2018.)
 
-How likely "in" is at a score is learnt from the bits looked at. The log odds of "in" are taken to
-rise along a ramp in the rank of the score (as a normal score) and to be flat beyond its two ends.
-Six ramps, with ends at either knot or nowhere, and two of them once more as even on both sides, are
-fitted with normal priors and averaged by their evidence: a steady rise suits Gaussian noise, a rise
-between two plateaus Laplace noise and randomised response, a rise at one end a leak in some runs
-only. Nothing that is certified rests on the fit.
+How likely "in" is at a score is estimated from the revealed bits. The log odds of "in" are assumed
+to rise along a ramp in the rank of the score (as a normal score) and to be flat beyond its two
+ends. Six ramps, with ends at either knot or nowhere, and two of them once more as even on both
+sides, are fitted with normal priors and averaged by their evidence: a steady rise suits Gaussian
+noise, a rise between two plateaus Laplace noise and randomised response, a rise at one end a leak
+in some runs only. Nothing that is certified rests on the fit.
 """
 
 from __future__ import annotations
@@ -27,16 +26,21 @@ from scipy import special
 from .base import Members, Scores
 from .error_rates import Counts, Floats
 
-FIRST_SHARE, FIRST_TRIALS = 0.05, 10  # of the planned trials: known from the start
-_PART = 15  # at most one of so many masked trials is looked at between two choices
+FIRST_SHARE, FIRST_TRIALS = 0.05, 10  # of the planned trials: revealed from the start
+_PART = 15  # a fifteenth of the masked trials at most is revealed between two choices
 _EXPONENTS = np.linspace(0, 1, 64)  # of the numbers of guesses that are compared
 GROUPS = 256  # groups of neighbouring scores: enough to place a threshold, few enough to be fast
 _KNOTS = (-9.0, -0.7, 0.7, 9.0)  # normal scores at which ramps end; beyond ±9 is nowhere
 _REACH = 2.5  # normal scores beyond this are too few to count in a ramp's height
-_RAMPS = (*itertools.combinations(_KNOTS, 2), (_KNOTS[0], _KNOTS[3]), (_KNOTS[1], _KNOTS[2]))
-_LOW, _HIGH = np.array(_RAMPS).T[:, :, None]
-_BOTTOM, _TOP = np.maximum(_LOW, -_REACH), np.minimum(_HIGH, _REACH)
-# Prior weights of the ramps: a steady rise, as of Gaussian noise, before all others.
+_RAMPS = (
+    *itertools.combinations(_KNOTS, 2),
+    (_KNOTS[0], _KNOTS[3]),
+    (_KNOTS[1], _KNOTS[2]),
+)
+_LOW, _HIGH = np.array(_RAMPS).T[:, :, None]  # ends of the ramps, [8, 1] each
+_BOTTOM = np.maximum(_LOW, -_REACH)
+_TOP = np.minimum(_HIGH, _REACH)
+# Prior weights of the ramps: a steady rise, as of Gaussian noise, is the likeliest.
 _FAVOUR = np.log([[1.0], [1.0], [1.0], [4.0], [1.0], [1.0], [0.3], [0.6]])
 # Of the log odds halfway up a ramp: free, or for the last two about even, as where both worlds
 # look alike mirrored. Otherwise the luck of early trials makes one of two equal sides look surer.
@@ -55,92 +59,118 @@ class Judged:
 
 
 def hit_rate(guesses: Floats, wrong: Floats, alpha: float, revealed: int, missed: int) -> Floats:
-    """Hit rates to expect, at least, at `alpha`; `revealed` are left out, `missed` are wrong."""
+    """Computes the hit rate that some numbers of guesses would certify.
+
+    Args:
+        guesses: numbers of guesses, [n].
+        wrong: how many of them are expected to be wrong, [n].
+        alpha: level of the lower bound on the rate.
+        revealed: guesses that are excluded, as if right ones were revealed.
+        missed: trials without an output, which count as wrong.
+    """
     right = np.maximum(guesses - wrong - revealed, 0.0)
     bound = special.betaincinv(np.maximum(right, 1e-9), wrong + missed + 1, alpha)
     return np.asarray(np.where(right > 0, bound, 0.0))
 
 
 def first_trials(planned: int) -> int:
-    """How many trials are known from the start, for an audit of this size."""
-    return max(math.ceil(FIRST_SHARE * planned), min(FIRST_TRIALS, planned // 2))
+    """Returns the number of trials that are revealed from the start, of `planned` ones."""
+    at_least = min(FIRST_TRIALS, planned // 2)
+    return max(math.ceil(FIRST_SHARE * planned), at_least)
 
 
 class Masks:
-    """The trials of an audit, float64 [R] scores and bool [R] bits, the first `first` known."""
+    """Trials of an audit, of which the bits are revealed group by group.
+
+    Args:
+        scores: float64 [R].
+        members: bool [R], the bits.
+        first: number of trials that are revealed from the start.
+    """
 
     def __init__(self, scores: Scores, members: Members, first: int) -> None:
-        self._scores, self._members = scores, members
+        self._scores = scores
         self._groups = groups = Groups.from_scores(scores)
         # Trials that are in, among the first k of the order.
-        self._bits = _counted(members[groups.order])
-        # Within a group trials are in order, so the known ones are always its first.
-        begun = _counted(groups.order < first)
-        self._known = (begun[groups.start + groups.size] - begun[groups.start]).astype(np.int64)
+        self._in_before = _running_count(members[groups.order])
+        # Within a group trials are in order, so the revealed ones are always its first.
+        early = _running_count(groups.order < first)
+        revealed = early[groups.start + groups.size] - early[groups.start]
+        self._revealed = revealed.astype(np.int64)  # [groups]
         self._fit: Floats | None = None
-        self._learn()
+        self._refit()
 
     def adaptive(self, alpha: float, revealed: int = 0, missed: int = 0) -> Judged:
-        """Gives up trials while fewer, surer guesses promise more `hit_rate`; judges the rest."""
-        while self._give_up(alpha, revealed, missed):
-            self._learn()
-        return self._judge(self._groups.size - self._known)
+        """Reveals bits while fewer, surer guesses promise more `hit_rate`; guesses the others."""
+        while self._reveal(alpha, revealed, missed):
+            self._refit()
+        return self._guess(self._groups.size - self._revealed)
 
     def fixed(self, guesses: int) -> Judged:
-        """Judges this many of the surest masked trials, by what is known now."""
-        masked = self._groups.size - self._known
+        """Guesses this many of the surest masked trials, by the bits revealed so far."""
+        masked = self._groups.size - self._revealed
         surest = np.argsort(self._doubt, kind="stable")
-        room = np.maximum(guesses - (np.cumsum(masked[surest]) - masked[surest]), 0)
-        taken = np.zeros_like(masked)
-        taken[surest] = np.minimum(masked[surest], room)
-        return self._judge(taken)
+        ahead = np.cumsum(masked[surest]) - masked[surest]
+        guessed = np.zeros_like(masked)
+        guessed[surest] = np.minimum(masked[surest], np.maximum(guesses - ahead, 0))
+        return self._guess(guessed)
 
-    def _learn(self) -> None:
-        start, seen = self._groups.start, self._known
-        inside = self._bits[start + seen] - self._bits[start]
-        self._chance, self._fit = self._groups.chance_in(inside, seen, self._fit)
+    def _refit(self) -> None:
+        start = self._groups.start
+        inside = self._in_before[start + self._revealed] - self._in_before[start]
+        self._chance, self._fit = self._groups.chance_in(inside, self._revealed, self._fit)
         self._doubt = np.minimum(self._chance, 1 - self._chance)
 
-    def _give_up(self, alpha: float, revealed: int, missed: int) -> bool:
-        """Looks at the bits of some of the least certain trials, or says that none should go."""
-        masked = self._groups.size - self._known
+    def _reveal(self, alpha: float, revealed: int, missed: int) -> bool:
+        """Reveals some of the least certain trials; returns False if none should be."""
+        masked = self._groups.size - self._revealed
         surest = np.argsort(self._doubt, kind="stable")
         surest = surest[masked[surest] > 0]
-        guesses, wrong = np.cumsum(masked[surest]), np.cumsum((masked * self._doubt)[surest])
-        if len(guesses) == 0:
+        if len(surest) == 0:
             return False
-        tried = np.searchsorted(guesses, guesses[-1] ** _EXPONENTS)  # the last may be rounded up
-        tried = np.unique(np.minimum(tried, len(guesses) - 1))
-        rates = hit_rate(guesses[tried] * 1.0, wrong[tried], alpha, revealed, missed)
-        best = tried[int(np.argmax(rates))]
+        guesses = np.cumsum(masked[surest])
+        wrong = np.cumsum((masked * self._doubt)[surest])
+        candidates = np.searchsorted(guesses, guesses[-1] ** _EXPONENTS)
+        candidates = np.unique(np.minimum(candidates, len(guesses) - 1))  # the last may round up
+        rates = hit_rate(guesses[candidates] * 1.0, wrong[candidates], alpha, revealed, missed)
+        best = candidates[int(np.argmax(rates))]
         if rates.max() <= rates[-1]:
             return False
-        part = min(int(guesses[-1] - guesses[best]), math.ceil(guesses[-1] / _PART))
+        excess = int(guesses[-1] - guesses[best])
+        part = min(excess, math.ceil(guesses[-1] / _PART))
         # About `part` bits, most doubtful groups first; never all of a large group.
         doubtful = surest[:best:-1]
         shares = np.maximum(masked[doubtful] // _PART, 1)
-        self._known[doubtful] += np.clip(part - (np.cumsum(shares) - shares), 0, shares)
+        before = np.cumsum(shares) - shares
+        self._revealed[doubtful] += np.clip(part - before, 0, shares)
         return True
 
-    def _judge(self, taken: Counts) -> Judged:
-        """Guesses the first `taken` masked trials of each group, int64 [groups]."""
-        begin = self._groups.start + self._known
-        inside = self._bits[begin + taken] - self._bits[begin]
-        says_in = self._chance > 0.5
-        right = int(np.where(says_in, inside, taken - inside).sum())
+    def _guess(self, guessed: Counts) -> Judged:
+        """Guesses the first `guessed` masked trials of each group, int64 [groups]."""
+        begin = self._groups.start + self._revealed
+        inside = self._in_before[begin + guessed] - self._in_before[begin]
+        guess_in = self._chance > 0.5
+        right = int(np.where(guess_in, inside, guessed - inside).sum())
         threshold = math.nan
-        if len(finite_in := np.flatnonzero(says_in[:-1] & (taken[:-1] > 0))):
-            first = begin[lowest := finite_in[0]]
-            threshold = float(self._scores[self._groups.order[first : first + taken[lowest]]].min())
-        return Judged(right, int(taken.sum()), threshold)
+        guessed_in = np.flatnonzero(guess_in[:-1] & (guessed[:-1] > 0))
+        if len(guessed_in):
+            lowest = guessed_in[0]
+            trials = self._groups.order[begin[lowest] :][: guessed[lowest]]
+            threshold = float(self._scores[trials].min())
+        return Judged(right, int(guessed.sum()), threshold)
 
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
     """Trials grouped by score, lowest first; the last group holds the diverged ones, if any.
 
-    `order` lists the trials, int32 [R], group by group and in trial order within each; group g is
-    `order[start[g] : start[g] + size[g]]`. `ramps` are the fitted shapes, float64 [8, groups - 1].
+    Group g is `order[start[g] : start[g] + size[g]]`.
+
+    Attributes:
+        order: trials, int32 [R], group by group and in trial order within each.
+        start: index of each group's first trial in `order`, int64 [groups].
+        size: number of trials of each group, int64 [groups].
+        ramps: values of the fitted shapes, float64 [8, groups - 1].
     """
 
     order: npt.NDArray[np.int32]
@@ -153,69 +183,92 @@ class Groups:
         """Groups float64 [R] scores, equal ones always together, all that are not finite too."""
         rising = np.flatnonzero(np.isfinite(scores)).astype(np.int32)
         rising = rising[np.argsort(scores[rising])]
-        first = np.flatnonzero(_changes(scores[rising])).astype(np.int32)
+        first = np.flatnonzero(_is_new(scores[rising])).astype(np.int32)
         count = np.diff(first, append=np.int32(len(rising)))
-        place = np.arange(min(len(first), GROUPS), dtype=np.int16)  # sorted by digits below
+        group_of_value = np.arange(min(len(first), GROUPS), dtype=np.int16)  # sorted by digits
         if len(first) > GROUPS:
-            coarse = np.multiply(first + count - count // 2 - 1, GROUPS, dtype=np.int64)
-            place = np.cumsum(_changes(coarse // len(rising)), dtype=np.int16) - 1
-        total = int(place[-1]) + 1 if len(place) else 0
+            middle = first + count - count // 2 - 1
+            coarse = np.multiply(middle, GROUPS, dtype=np.int64) // len(rising)
+            group_of_value = np.cumsum(_is_new(coarse), dtype=np.int16) - 1
+        total = int(group_of_value[-1]) + 1 if len(group_of_value) else 0
         group = np.full(len(scores), total, dtype=np.int16)
-        group[rising] = np.repeat(place, count)
-        del first, count, place, rising  # arrays as long as the scores
+        group[rising] = np.repeat(group_of_value, count)
+        del first, count, group_of_value, rising  # arrays as long as the scores
         size = np.bincount(group, minlength=total + 1)
         start = np.cumsum(size) - size
-        rank = (start + size / 2)[:-1] / max(len(scores) - int(size[-1]), 1)
+        finite = max(len(scores) - int(size[-1]), 1)
+        rank = (start + size / 2)[:-1] / finite
         order = np.argsort(group, kind="stable").astype(np.int32)
         normal = np.clip(special.ndtri(rank), _LOW, _HIGH)
         ramps = (normal - (_BOTTOM + _TOP) / 2) / (_TOP - _BOTTOM)
         return cls(order, start, size, ramps)
 
     def chance_in(
-        self, inside: Counts, seen: Counts, start: Floats | None = None
+        self, inside: Counts, revealed: Counts, start: Floats | None = None
     ) -> tuple[Floats, Floats]:
-        """P(in) of each group when `inside` of `seen` trials are in, and the fit's end."""
-        curve, theta = _average(self.ramps, inside[:-1], seen[:-1], start)
-        return np.append(curve, (inside[-1] + 0.5) / (seen[-1] + 1)), theta
+        """Estimates P(in) of each group, float64 [groups].
+
+        Args:
+            inside: how many of the revealed trials are in, [groups].
+            revealed: number of revealed trials, [groups].
+            start: parameters from which the fit begins; None for zeros.
+
+        Returns:
+            The probabilities, and the fitted parameters.
+        """
+        curve, theta = _average(self.ramps, inside[:-1], revealed[:-1], start)
+        diverged = (inside[-1] + 0.5) / (revealed[-1] + 1)
+        return np.append(curve, diverged), theta
 
 
-def _counted(marked: Members) -> npt.NDArray[np.int32]:
-    """How many of the first k are marked, for k = 0..R: int32 [R + 1]."""
-    counts = np.zeros(len(marked) + 1, dtype=np.int32)
-    np.cumsum(marked, dtype=np.int32, out=counts[1:])
+def _running_count(flags: Members) -> npt.NDArray[np.int32]:
+    """Counts the flags that are set among the first k, for k = 0..R: int32 [R + 1]."""
+    counts = np.zeros(len(flags) + 1, dtype=np.int32)
+    np.cumsum(flags, dtype=np.int32, out=counts[1:])
     return counts
 
 
-def _changes(rising: Floats | Counts) -> Members:
-    """Which of values in rising order is the first of its kind, bool [n]."""
-    return np.concatenate([np.ones(min(len(rising), 1), np.bool_), rising[1:] != rising[:-1]])
+def _is_new(rising: Floats | Counts) -> Members:
+    """Marks values in rising order that differ from the one before, bool [n]."""
+    first = np.ones(min(len(rising), 1), np.bool_)
+    return np.concatenate([first, rising[1:] != rising[:-1]])
 
 
 def _average(
-    ramps: Floats, inside: Counts, seen: Counts, start: Floats | None
+    ramps: Floats, inside: Counts, revealed: Counts, start: Floats | None
 ) -> tuple[Floats, Floats]:
-    """Posterior mean of P(in) by Newton's method, probit approximation and ramps' evidence."""
+    """Computes the posterior mean of P(in), averaged over ramps by their evidence.
+
+    Newton's method finds the mode of each ramp's level and rise (`theta`, [2, 8, 1]); a Laplace
+    approximation around it gives the evidence, and a probit approximation the mean.
+    """
     theta = np.zeros((2, len(ramps), 1)) if start is None else start
     for _ in range(_NEWTON_STEPS):
-        fitted = theta[0] + theta[1] * ramps
-        chance = special.expit(fitted)
-        rest, weight = inside - seen * chance, seen * chance * (1 - chance)
-        slope = rest.sum(1, keepdims=True) - theta[0] / _LEVEL_SD**2
-        rise = (rest * ramps).sum(1, keepdims=True) - theta[1] / _RISE_SD**2
+        log_odds = theta[0] + theta[1] * ramps
+        chance = special.expit(log_odds)
+        residual = inside - revealed * chance
+        weight = revealed * chance * (1 - chance)
+        level_slope = residual.sum(1, keepdims=True) - theta[0] / _LEVEL_SD**2
+        rise_slope = (residual * ramps).sum(1, keepdims=True) - theta[1] / _RISE_SD**2
+        # The Hessian is [[a, b], [b, c]].
         a = weight.sum(1, keepdims=True) + _LEVEL_SD**-2
         b = (weight * ramps).sum(1, keepdims=True)
         c = (weight * ramps**2).sum(1, keepdims=True) + _RISE_SD**-2
-        area = a * c - b * b
-        step = np.array([(c * slope - b * rise) / area, (a * rise - b * slope) / area])
+        determinant = a * c - b * b
+        level_step = (c * level_slope - b * rise_slope) / determinant
+        rise_step = (a * rise_slope - b * level_slope) / determinant
+        step = np.array([level_step, rise_step])
         furthest = float(np.abs(step).max())
         if furthest < _CLOSE:
             break
         theta = theta + step * min(1.0, _NEWTON_REACH / furthest)
-    variance = (c - 2 * b * ramps + a * ramps**2) / area
+    variance = (c - 2 * b * ramps + a * ramps**2) / determinant
     prior = (theta[0] / _LEVEL_SD) ** 2 + (theta[1] / _RISE_SD) ** 2
-    log_sum = np.maximum(fitted, 0) + np.log(1 + np.exp(-np.abs(fitted)))  # a fifth of logaddexp
-    likelihood = (inside * fitted - seen * log_sum).sum(1, keepdims=True)
-    evidence = _FAVOUR + likelihood - prior / 2 - np.log(_LEVEL_SD * np.sqrt(area))
+    # log(1 + e^x), in a fifth of the time of logaddexp
+    log_sum = np.maximum(log_odds, 0) + np.log(1 + np.exp(-np.abs(log_odds)))
+    likelihood = (inside * log_odds - revealed * log_sum).sum(1, keepdims=True)
+    log_volume = np.log(_LEVEL_SD * np.sqrt(determinant))
+    evidence = _FAVOUR + likelihood - prior / 2 - log_volume
     shares = np.exp(evidence - evidence.max())
-    chances = special.expit(fitted / np.sqrt(1 + np.pi / 8 * variance))
+    chances = special.expit(log_odds / np.sqrt(1 + np.pi / 8 * variance))
     return (shares * chances).sum(0) / shares.sum(), theta

@@ -1,6 +1,7 @@
 """What it takes to refute a false claim, and how rarely a true one is."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -201,6 +202,41 @@ def test_looks_are_spaced_by_their_cost():
     test.fold(*gaussian_trials(rng, 10, 9.0))
     test.look(now=True)
     assert test.latest != last
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("least", [0.04, 0.3, 1.0, 1.01, 5.0, 28.0, 100.0])
+def test_effective_noise_takes_at_most_ten_curves(nested, least, monkeypatch):
+    """A curve of a sampled claim takes a second: it took up to 95 of them."""
+    monkeypatch.setattr(ClaimTest, "_refutes", lambda *_: lambda noise: noise >= least)
+    tested = []
+
+    def family(noise: float) -> float:
+        tested.append(noise)
+        return noise
+
+    found = ClaimTest(gaussian(1.0), 100).effective_noise(family, 1.0, 0.05, nested)
+    assert len(tested) <= 10
+    assert found is None if least == 100 else least <= found <= 1.02 * least
+
+
+@pytest.mark.parametrize("true", [0.1, 0.9, 1.5, 20.0])
+def test_a_search_of_sampled_claims_errs_at_its_level_whatever_their_tests_depend_on(
+    true, monkeypatch
+):
+    """True claims are refuted independently, the worst case; four deviations above 20 %."""
+    rng, wrong = np.random.default_rng(17), 0
+
+    def refutes(_: ClaimTest, alpha: float) -> Callable[[float], bool]:
+        return lambda noise: noise > true or rng.random() < alpha
+
+    monkeypatch.setattr(ClaimTest, "_refutes", refutes)
+    test = ClaimTest(gaussian(1.0), 100)
+    for _ in range(2000):
+        noise = test.effective_noise(float, 1.0, 0.2, False)
+        above_claim = noise is None or noise > 1
+        wrong += noise is not None and noise < true and above_claim == (true > 1)
+    assert 0 < wrong / 2000 < 0.2 + 4 * 0.4 / 2000**0.5
 
 
 def test_noise_that_is_not_refuted_bounds_it_whatever_smaller_noise_is(monkeypatch):
