@@ -323,6 +323,9 @@ class Worker:
     proven: bool = False
     since: float = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.name} on node {self.address}" if self.node else self.name
+
     @property
     def trusted(self) -> bool:
         """Whether it may be given new packs."""
