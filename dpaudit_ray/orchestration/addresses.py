@@ -10,11 +10,11 @@ def host_port(host: str, port: int) -> str:
 
 
 def lacks_brackets(address: str) -> bool:
-    """Returns whether an address is IPv6 without brackets, so that its port cannot be told."""
+    """Returns whether an address is IPv6 without brackets, so that its port is ambiguous."""
     return address.count(":") > 1 and not address.startswith("[")
 
 
 def has_port(address: str) -> bool:
-    """Returns whether an address is HOST:PORT, and no word such as `auto`."""
+    """Returns whether an address is HOST:PORT, and not a word such as `auto`."""
     host, _, port = address.rpartition(":")
     return bool(host) and port.isdigit() and not lacks_brackets(address)
