@@ -185,7 +185,7 @@ class _Job:
 
     def _budget(self, recorded: list[Failure]) -> FailureBudget:
         labels = [audit.label for audit in self.plan.audits]
-        reached: dict[int, int] = {}
+        reached = {}
         for index in {failure.pack.audit for failure in recorded}:
             finished = compaction.finished(self.directory, self.plan.audits[index])
             reached[index] = max((first for first, _ in finished), default=-1)

@@ -25,7 +25,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from .errors import SpecError
 
@@ -100,14 +100,14 @@ def is_data(path: str) -> bool:
 def check(path: str, key: str) -> str:
     """Returns `path` if it may be imported or is only read. Raises SpecError under `key` if not."""
     if not is_data(path):
-        _require_trusted(path.partition(":")[0], path, key)
+        _require_trusted(path, key)
     return path
 
 
 def imported(path: str, key: str) -> Any:
     """Imports what `package.module:name` names. Raises SpecError under `key` if it cannot."""
     module, _, attribute = path.partition(":")
-    _require_trusted(module, path, key)
+    _require_trusted(path, key)
     try:
         value: Any = importlib.import_module(module)
         for part in attribute.split("."):
@@ -204,7 +204,8 @@ def network(path: str, key: str) -> Callable[..., Any]:
     return factory
 
 
-def _require_trusted(module: str, path: str, key: str) -> None:
+def _require_trusted(path: str, key: str) -> None:
+    module = path.partition(":")[0]
     if module.endswith(".py"):
         name = path.replace(".py:", ":")
         raise SpecError(key, f"{path!r} names a file; name the module in it: {name}")
@@ -223,7 +224,7 @@ def _require_trusted(module: str, path: str, key: str) -> None:
 
 def _callable(path: str, key: str) -> Callable[..., Any]:
     """Imports a function or class of the module that names it, or of another file of the user's."""
-    value: Any = imported(path, key)
+    value: Callable[..., Any] = imported(path, key)
     if not callable(value):
         raise SpecError(key, f"{path!r} cannot be called, got {value!r:.60}")
     home = str(getattr(value, "__module__", None))
@@ -231,7 +232,7 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
     if not same_package and not _is_users_function(value):
         problem = f"{path!r} is no function or class of that module, but of {home}"
         raise SpecError(key, f"{problem}; write your own")
-    return cast(Callable[..., Any], value)
+    return value
 
 
 def _require_users(function: Any, path: str, key: str) -> None:
@@ -268,7 +269,7 @@ def module_file(name: str) -> Path | None:
         finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
         try:
             specs = (finder.find_spec(part, folders) for finder in finders)
-            spec = next((spec for spec in specs if spec is not None), None)
+            spec = next(filter(None, specs), None)
             folders = list((spec and spec.submodule_search_locations) or ())
         except KeyError:  # Python looks for the parent of a package without a file among imported
             spec = None
@@ -318,14 +319,14 @@ def source_closure(modules: Iterable[str]) -> dict[str, Path]:
     """Returns the user's files that run when modules are imported, by module."""
     files: dict[str, Path] = {}
     queue = collections.deque(modules)
-    seen: set[str] = set()
+    seen = set()
     while queue:
         for name in _with_parents(queue.popleft()):
             if name in seen:
                 continue
             seen.add(name)
             file = module_file(name)
-            if file is not None and is_users(file):
+            if file and is_users(file):
                 files[name] = file
                 queue += imported_names(name, file)
     return files
@@ -333,7 +334,7 @@ def source_closure(modules: Iterable[str]) -> dict[str, Path]:
 
 def installed_imports(files: Mapping[str, Path]) -> list[str]:
     """Returns installed modules that sources may import, each once; none of Python's own."""
-    names: list[str] = []
+    names = []
     for module, file in files.items():
         names += imported_names(module, file)
     packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names

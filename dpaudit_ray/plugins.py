@@ -215,14 +215,14 @@ def spec_error(
     by_path: dict[tuple[str, ...], list[SpecError]] = {}
     for item in error.errors(include_url=False):
         path = _path(item["loc"], raw)
-        problems = _problems(cast(dict[str, Any], item), (prefix, *path), model)
+        problems = _problems(item, (prefix, *path), model)
         by_path.setdefault(path, problems)  # the first error of the parts of a union
     return together(itertools.chain.from_iterable(by_path.values()))
 
 
 def _path(loc: tuple[int | str, ...], raw: Any) -> tuple[str, ...]:
     """Returns the keys of a location, without pydantic's names for the parts of unions."""
-    path: list[str] = []
+    path = []
     for part in loc:
         is_index = isinstance(raw, list | tuple) and isinstance(part, int)
         if not is_index and not isinstance(raw, dict):
@@ -232,9 +232,7 @@ def _path(loc: tuple[int | str, ...], raw: Any) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _problems(
-    item: dict[str, Any], path: tuple[str, ...], model: type[BaseModel] | None
-) -> list[SpecError]:
+def _problems(item: Any, path: tuple[str, ...], model: type[BaseModel] | None) -> list[SpecError]:
     """Translates one error of pydantic's about an option of `model` at `path`."""
     kind = item["type"]
     key = ".".join(filter(None, path))

@@ -79,7 +79,7 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
         return [a + b for a, b in zip(sums, noises, strict=True)]
 
     stream = _stream(name, noise_multiplier, max_grad_norm, sample_rate)
-    if stream is None:
+    if not stream:
         return released("nothing", None)
     shapes = [tuple(array.shape[1:]) for array in examples]
     if not callable(total) and not examples:
@@ -118,7 +118,7 @@ def audited_release(
         @functools.wraps(function)
         def step(*args: Any, **kwargs: Any) -> Any:
             stream = _stream(function.__name__, noise_multiplier, max_grad_norm, sample_rate)
-            if stream is None:
+            if not stream:
                 return function(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()

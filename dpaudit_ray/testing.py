@@ -61,7 +61,7 @@ def assert_private(
 
     location = main if isinstance(main, str) else _location(main)
     target = Target.from_text(location, delta, epsilon)
-    if target is None:
+    if not target:
         raise SpecError("main", f"is {main!r}; name it as path/to/script.py:function")
     seconds = parse_duration(budget) if isinstance(budget, str) else float(budget)
     options = Options(seconds, layers, seed=seed)
@@ -81,6 +81,6 @@ def _location(main: Callable[[], Any]) -> str:
         file = inspect.getsourcefile(inspect.unwrap(main))
     except TypeError:
         file = None
-    if file is None or not name.isidentifier():
+    if not file or not name.isidentifier():
         raise SpecError("main", f"is {main!r:.60}, no function at the top of a file; move it there")
     return f"{Path(file)}:{name}"

@@ -14,7 +14,6 @@ from ray.util.metrics import Gauge
 from ..data.base import provide
 from ..plan import provenance
 from ..plan.model import Pack
-from ..plan.provenance import Machine
 from ..storage import place
 from ..storage.run_directory import RunDirectory
 from . import metrics
@@ -52,16 +51,16 @@ class Aggregator:
     def _open(self) -> Aggregation:
         # Not in the constructor: there, a damaged run directory is an actor's death to the driver.
         with self._opening:
-            if self._opened is None:
+            if not self._opened:
                 run = RunDirectory(self._location, place.RUNNING, self._owner)
                 self._opened = Aggregation.rebuild(run)
                 threading.Thread(target=self._keep_up, args=(self._opened,), daemon=True).start()
-        if self._trouble is not None:
+        if self._trouble:
             raise self._trouble
         return self._opened
 
     def _keep_up(self, aggregation: Aggregation) -> None:
-        while self._trouble is None:
+        while not self._trouble:
             time.sleep(KEEP_UP_SECONDS)
             try:
                 aggregation.keep_up()
@@ -108,7 +107,7 @@ class Trainer(PackTrainer):
         brief: Brief,
         aggregator: Any,
         datasets: dict[str, Any],
-    ) -> tuple[str, str, Machine]:
+    ) -> tuple[str, str, provenance.Machine]:
         """Takes its work; returns the node's id, its address, and its machine.
 
         Args:

@@ -120,15 +120,15 @@ class Dispatcher:
         self._liveness.require()
         if self._liveness.answers:  # else a call of Ray's would wait for it
             self._pool.resize()
-        outcomes: list[Outcome] = []
+        outcomes = []
         for answer in self._executor.wait(timeout):
             worker = self._owners.pop(answer, None)
-            outcome = None if worker is None else self._collect(worker, answer)
-            if outcome is not None:
+            outcome = self._collect(worker, answer) if worker else None
+            if outcome:
                 outcomes.append(outcome)
         outcomes += self._hanging()
         for outcome in outcomes:
-            if isinstance(outcome, Lost) and outcome.pack is not None:
+            if isinstance(outcome, Lost) and outcome.pack:
                 self._attribution.drop(outcome.pack)
         self._hand_due()  # before trainers are given new ones
         return outcomes
@@ -159,7 +159,7 @@ class Dispatcher:
         name = f"{self._work.sweep.name}{TRAINER}{number}"
         trainers = collections.Counter(worker.node for worker in self._pool.ready)
         avoid = self._capacity.avoided | self._capacity.crowded(trainers)
-        handle: Handle = self._executor.start("Trainer", name, avoid)
+        handle = self._executor.start("Trainer", name, avoid)
         greeting = self._executor.call(handle, "ready", self._compatibility.modules)
         worker = Worker(name, handle, greeting)
         self._owners[greeting] = worker
@@ -180,16 +180,16 @@ class Dispatcher:
             suspect = self._attribution.suspect(pack)
             ready = [worker for worker in self._pool.ready if not worker.leaving]
             other = self._attribution.other(suspect, ready)
-            if other is not None and other.pack is None:
+            if other and not other.pack:
                 self._hand(other, pack)
                 continue
             self._due.append(pack)
-            if other is None and suspect in self._pool.workers:  # its successor is another one
+            if not other and suspect in self._pool.workers:  # its successor is another one
                 self._replace(suspect)
 
     def _replace(self, worker: Worker) -> None:
         pack = self._pool.replace(worker)
-        if pack is not None:
+        if pack:
             self._due.append(pack)
 
     def _collect(self, worker: Worker, answer: Future[Any]) -> Outcome | None:
@@ -240,7 +240,7 @@ class Dispatcher:
         """Returns what a dead trainer has lost; None if it never had its place."""
         head_answers = self._liveness.answers
         lost_pack = self._killed_for_memory(worker, error) if head_answers else None
-        if lost_pack is not None:
+        if lost_pack:
             return lost_pack
         pack = self._pool.replace(worker)
         if not worker.node and error.taken_back:  # as when its node leaves
@@ -276,7 +276,7 @@ class Dispatcher:
         hanging = []
         for worker in self._pool.ready:
             pack = worker.pack
-            if pack is None:
+            if not pack:
                 continue
             runs = runs_of(pack) if self._attribution.failure(pack) else 1
             limit = self._deadlines.seconds(pack) * runs
@@ -337,7 +337,7 @@ class AggregatorClient:
         """Returns the last snapshot; requests the next one without waiting for it."""
         self._take_snapshot()
         self._check_pulse()
-        if self._snapshot is None:
+        if not self._snapshot:
             self._since = time.monotonic()
             self._snapshot = self._executor.call(self._aggregator, "progress", activity)
             self._take_snapshot()
@@ -352,18 +352,18 @@ class AggregatorClient:
     def silent(self) -> bool:
         """Whether it has owed an answer for long, as after a restart: trainers wait then."""
         now = time.monotonic()
-        if self._snapshot is None or now - self._since < QUIET:
+        if not self._snapshot or now - self._since < QUIET:
             return False
         self.silent_until = now
         return True
 
     def close(self) -> None:
         """Lets it answer: Ray reports a call that is cut off by `kill` as a failure."""
-        if self._snapshot is not None:
+        if self._snapshot:
             concurrent.futures.wait([self._snapshot], CLOSE_SECONDS)
 
     def _take_snapshot(self) -> None:
-        if self._snapshot is not None and self._snapshot.done():
+        if self._snapshot and self._snapshot.done():
             snapshot = self._snapshot
             self._snapshot = None
             self._last = self._result(snapshot)
@@ -374,12 +374,12 @@ class AggregatorClient:
         if now - self._checked < LOOK_SECONDS:
             return
         self._checked = now
-        if self._pulse is not None and self._pulse.done():
+        if self._pulse and self._pulse.done():
             self._beats = self._pulse.exception() is None  # else it died, and is started again
             self._pulse = None
             if not self._beats and self._capacity.new_memory_kill():
                 self._tell(f"the aggregator was killed, as {NO_MEMORY}; it is started again")
-        if self._pulse is None:
+        if not self._pulse:
             self._pulse = self._executor.call(self._aggregator, "pulse")
             self._mute = 0.0
             return

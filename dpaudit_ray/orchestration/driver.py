@@ -70,8 +70,8 @@ class Driver:
         self._show = show
         self._require = require
         self._queue = PackQueue(packs, self._is_over)
-        self._decided: set[int] = set()  # audits that need no more trials
-        self._in_flight: set[Pack] = set()
+        self._decided = set[int]()  # audits that need no more trials
+        self._in_flight = set[Pack]()
         self._given_up = 0  # failures that were passed on
         self._pack_seconds: float | None = None
         self._training_since: float | None = None
@@ -112,7 +112,7 @@ class Driver:
         """Submits packs while trainers are free; returns whether there are more to submit."""
         while not self._ending:
             pack = self._queue.next()
-            if pack is None:
+            if not pack:
                 return False
             if not self._dispatcher.free:
                 self._queue.put_back(pack)
@@ -130,10 +130,10 @@ class Driver:
 
     def _settle(self, outcome: Outcome) -> None:
         self._last_result = time.time()
-        if outcome.pack is not None:
+        if outcome.pack:
             self._in_flight.discard(outcome.pack)
         if isinstance(outcome, Lost):
-            if self._budget.lost(outcome) and outcome.pack is not None:
+            if self._budget.lost(outcome) and outcome.pack:
                 self._queue.put_back(outcome.pack)
         elif isinstance(outcome, Failure):
             self._budget.failed(outcome)
@@ -152,7 +152,7 @@ class Driver:
 
     def _activity(self) -> Activity:
         since = self._training_since
-        running: set[int] = set()
+        running = set[int]()
         for pack in self._in_flight:
             running.update(pack.waiting if isinstance(pack, Part) else (pack.audit,))
         return Activity(
@@ -181,7 +181,7 @@ class PackQueue:
         """
         self._packs = iter(packs)
         self._is_over = is_over
-        self._returned: collections.deque[Pack] = collections.deque()
+        self._returned = collections.deque[Pack]()
         # By audit: parts that are not done, and packs that wait for them.
         self._awaited: dict[int, set[Part]] = {}
         self._waiting: dict[int, list[Pack]] = {}
@@ -191,7 +191,7 @@ class PackQueue:
         """Returns a pack that can be run now; if there is none, some may still wait for a part."""
         while True:
             pack = self._returned.popleft() if self._returned else next(self._packs, None)
-            if pack is None:
+            if not pack:
                 self._all_read = True
                 return None
             if isinstance(pack, Part):
@@ -267,7 +267,7 @@ class FailureBudget:
         self.losses = 0
         self.trials_failed = collections.Counter[int]()
         self.trials_lost = collections.Counter[int]()
-        self.closed: set[int] = set()
+        self.closed = set[int]()
         self.exhausted = False
         for failure in recorded:
             self.trials_failed[failure.pack.audit] += failure.pack.size
@@ -302,7 +302,7 @@ class FailureBudget:
             ClusterError: more died than the sweep allows, apart from those whose node left.
         """
         pack = loss.pack
-        if pack is not None:
+        if pack:
             self.trials_lost[pack.audit] += pack.size
         if loss.cause == "node":
             victim, limit = "node", NODES_PER_PACK
@@ -317,7 +317,7 @@ class FailureBudget:
                     f"(last: {loss.reason}); {RESUME}"
                 )
             self._tell(f"worker lost ({self.losses} of at most {most}): {loss.reason}")
-        if loss.foreseen or pack is None:
+        if loss.foreseen or not pack:
             return True
         self._lost_under[victim, pack] += 1
         if self._lost_under[victim, pack] < limit:

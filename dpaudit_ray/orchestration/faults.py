@@ -39,7 +39,7 @@ class FaultAttribution:
         self._changed = changed
         # Failed packs that are due on another trainer, or run there, and who failed at them.
         self._suspicions: dict[Pack, tuple[Failure, Worker]] = {}
-        self._culprits: set[str] = set()
+        self._culprits = set[str]()
         self.earlier: Mapping[Pack, Failure] = {}
 
     def suspect(self, pack: Pack) -> Worker | None:
@@ -95,7 +95,7 @@ class FaultAttribution:
 
         def doubts(worker: Worker) -> tuple[bool, bool, bool, bool]:
             same_node = suspect is not None and worker.node == suspect.node
-            return not worker.trusted, not worker.proven, same_node, worker.pack is not None
+            return not worker.trusted, not worker.proven, same_node, bool(worker.pack)
 
         return min((w for w in ready if w is not suspect), key=doubts, default=None)
 
@@ -115,10 +115,8 @@ class Deadlines:
         self._fixed = fixed
         self._trial_limits = trial_limits or {}
         # Seconds per trial, or of a part of a preparation; the key is of `_kind`.
-        self._slowest: collections.defaultdict[tuple[int, bool], float] = collections.defaultdict(
-            float
-        )
-        self._missed: collections.Counter[Pack] = collections.Counter()
+        self._slowest = collections.defaultdict[tuple[int, bool], float](float)
+        self._missed = collections.Counter[Pack]()
 
     def measured(self, pack: Pack, seconds: float) -> None:
         """Takes the seconds of a pack that was done."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from ..plan import provenance
 from ..plan.model import Plan
-from ..plan.provenance import Machine
 from ..sweep.spec import Sweep
 from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .dispatcher import Dispatcher
@@ -88,7 +87,7 @@ class InlineTrainer(PackTrainer):
         )
         self._gpu = sweep.resources.num_gpus > 0
 
-    def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
+    def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, provenance.Machine]:
         return _NODE.id, _NODE.host, provenance.machine(modules, gpu=self._gpu)
 
 

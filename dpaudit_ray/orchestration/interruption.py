@@ -102,7 +102,7 @@ class HealthChecks:
         """Takes a function that opens a gRPC channel, or returns None if it cannot."""
         self._channel = channel
         self._open: dict[str, Any] = {}
-        self.silent: dict[str, float] = collections.defaultdict(float)
+        self.silent = collections.defaultdict[str, float](float)
 
     def ask(self, addresses: set[str], seconds: float = LOOK_SECONDS) -> None:
         """Checks all servers simultaneously; an answer of any kind is a sign of life.
@@ -113,7 +113,7 @@ class HealthChecks:
         """
         for address in addresses - self._open.keys():
             channel = self._channel(address)
-            if channel is not None:
+            if channel:
                 self._open[address] = channel
         began = time.monotonic()
         answers = {}

@@ -127,13 +127,13 @@ class Publisher:
         recent = [sample for sample in self._pace if now - sample[0] <= RATE_SECONDS]
         self._pace = [*recent, (now, progress.done)]
         self._latest = progress
-        if self._heart is None:
+        if not self._heart:
             self._heart = threading.Thread(target=self._beat, name="metrics", daemon=True)
             self._heart.start()
 
     def set_gauges(self) -> None:
         """Sets every series from the latest snapshot."""
-        if self._latest is None:
+        if not self._latest:
             return
         audits = self._latest.audits
         activity = self._latest.activity
@@ -149,7 +149,7 @@ class Publisher:
             PACK_SECONDS: activity.pack_seconds or 0.0,
         }
         for metric, gauge in self._gauges.items():
-            if metric.of_audit is None:
+            if not metric.of_audit:
                 gauge.set(float(values[metric]), tags={"sweep": self._sweep})
                 continue
             for audit in audits:

@@ -92,7 +92,7 @@ class RayExecutor:
             sweep = self._work.sweep.raw
             arguments = (*arguments, sweep, self._brief, self._aggregator, self._datasets)
         task = getattr(worker, method, None)
-        if task is None:  # a method of the aggregation
+        if not task:  # a method of the aggregation
             task = worker.call
             arguments = (method, *arguments)
         if method not in ("progress", "pulse"):  # the dashboard does not list these
@@ -159,7 +159,7 @@ class RayExecutor:
     def _arrive(self, answer: Future[Any], is_trainers: bool, future: Future[Any]) -> None:
         """Passes on a result of Ray's, in one of its threads."""
         error = future.exception()
-        if error is None:
+        if not error:
             answer.set_result(future.result())
         else:
             answer.set_exception(_translated(error, self._ray.exceptions))

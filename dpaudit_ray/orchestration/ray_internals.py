@@ -52,7 +52,7 @@ def memory_kills(ray: Any) -> dict[str, int]:
         generated = f"{ray.__name__}.core.generated"
         gcs_pb2 = importlib.import_module(f"{generated}.gcs_pb2")
         common_pb2 = importlib.import_module(f"{generated}.common_pb2")
-        kills: collections.Counter[str] = collections.Counter()
+        kills = collections.Counter[str]()
         for row in ray._private.state.state._connect_and_get_accessor().get_worker_table():
             worker = gcs_pb2.WorkerTableData.FromString(row)
             if worker.exit_type == common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY:

@@ -15,7 +15,6 @@ from typing import Any
 from ..errors import NoClusterError, RunDirectoryError
 from ..plan import provenance
 from ..plan.model import Pack
-from ..plan.provenance import Machine
 from ..storage.run_directory import RunDirectory
 from ..sweep.resources import ResourceSpec
 from ..sweep.spec import Sweep
@@ -100,12 +99,12 @@ class Capacity:
         self._request = request
         self._limit = limit
         self._tell = tell
-        self.avoided: set[str] = set()  # nodes that no trainer is started on
-        self._gone: set[str] = set()
-        self._faults: collections.Counter[str] = collections.Counter()
+        self.avoided = set[str]()  # nodes that no trainer is started on
+        self._gone = set[str]()
+        self._faults = collections.Counter[str]()
         self._cluster = executor.nodes()
         self._memory_kills = collections.Counter(self._cluster.memory_kills())
-        self._shortages: dict[str, Shortage] = collections.defaultdict(Shortage)
+        self._shortages = collections.defaultdict[str, Shortage](Shortage)
 
     def require_room(self) -> None:
         """Raises NoClusterError if the cluster can never hold a trainer."""
@@ -250,7 +249,7 @@ class Capacity:
     def _fitting(self) -> dict[str, int]:
         """Returns how many trainers each node holds, of those that hold any."""
         leaving = self.leaving
-        fitting: dict[str, int] = {}
+        fitting = {}
         for node in self._cluster.nodes:
             if node.id in leaving or not self._request.matches(node.labels):
                 continue
@@ -372,7 +371,7 @@ class Pool:
 
     def changed(self, worker: Worker) -> None:
         """Updates `idle`; called when a trainer is placed, gets a pack, answers or loses trust."""
-        if worker in self.workers and worker.trusted and worker.pack is None:
+        if worker in self.workers and worker.trusted and not worker.pack:
             self.idle[worker] = None
         else:
             self.idle.pop(worker, None)
@@ -435,7 +434,7 @@ class Pool:
             worker.leaving = True
             self.changed(worker)
         for worker in list(self.workers):
-            if worker.leaving and worker.pack is None and not worker.suspected:
+            if worker.leaving and not worker.pack and not worker.suspected:
                 self.remove(worker)
 
 
@@ -474,7 +473,7 @@ class MachineCompatibility:
         self._has_warned = False
         self.modules = tuple(self._code.modules)
 
-    def admit(self, address: str, machine: Machine) -> str | None:
+    def admit(self, address: str, machine: provenance.Machine) -> str | None:
         """Records the machine of a trainer; returns why it may not train, None if it may."""
         if why := provenance.unlike(self._code, machine):
             return why
