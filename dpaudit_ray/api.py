@@ -97,10 +97,11 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     planning.preview(prepared, directory)  # a plan that is refused leaves no trace
     directory.require_writable()
     stop = Stop(prepared.resources.grace_seconds, tell)
-    with stop.listening(), lease.held(directory, known=stale_lease) as held:
-        plan = planning.open_run(prepared, held.run, tell)
-        running = held.run.patient(dataclasses.replace(place.RUNNING, tell=tell))
-        job = _Job(prepared, plan, running, held, stop, show or notebook_progress(), tell, phase)
+    with stop.listening(), lease.held(directory, known=stale_lease) as own_lease:
+        plan = planning.open_run(prepared, own_lease.run, tell)
+        running = own_lease.run.patient(dataclasses.replace(place.RUNNING, tell=tell))
+        show = show or notebook_progress()
+        job = _Job(prepared, plan, running, own_lease, stop, show, tell, phase)
         return job.run(executor, address, retry_failed)
 
 
@@ -178,7 +179,7 @@ class _Job:
             complete = outcomes.complete(self.directory, self.plan, self._enough())
             stopped = summary.stopped and not complete
             location = self.directory.location
-            result = Result(location, complete, tuple(failures), summary.lost, stopped)
+            result = Result(location, complete, tuple(failures), summary.losses, stopped)
             if name == "ray" and complete:
                 self._publish_verdicts(dispatcher, result)
             return result

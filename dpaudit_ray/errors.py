@@ -188,14 +188,15 @@ def closest(name: str, names: Iterable[str]) -> str:
     """Returns the one of `names` that a user who wrote `name` probably meant; "" for none."""
     import difflib
 
-    by_lower = {known.lower().replace("_", "-"): known for known in names}
+    by_lower = {option.lower().replace("_", "-"): option for option in names}
     lower = name.lower().replace("_", "-")
     alias = _ALIASES.get(lower)
     if alias in by_lower.values():
         return str(alias)
     matches = difflib.get_close_matches(lower, by_lower, 1, 0.7)
     if not matches and len(lower) >= _MIN_PART:
-        matches = [known for known in by_lower if lower in known]  # `noise` for noise_multiplier
+        # `noise` for noise_multiplier
+        matches = [option for option in by_lower if lower in option]
     return by_lower[matches[0]] if len(matches) == 1 else ""
 
 

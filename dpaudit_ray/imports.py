@@ -262,7 +262,7 @@ def _installed_folders() -> tuple[Path, ...]:
 
 
 def module_file(name: str) -> Path | None:
-    """Finds the file of a module without importing anything; returns None if there is none."""
+    """Finds the file of a module without importing anything; returns None if it has no file."""
     folders: list[str] | None = None  # sys.path
     spec: ModuleSpec | None = None
     for part in _with_parents(name):
@@ -309,8 +309,8 @@ def imported_names(module: str, file: Path) -> list[str]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             with contextlib.suppress(ImportError):  # it leads out of the package
-                path = "." * node.level + (node.module or "")
-                base = importlib.util.resolve_name(path, package)
+                name = node.module or ""
+                base = importlib.util.resolve_name("." * node.level + name, package)
                 names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return names
 
@@ -319,12 +319,12 @@ def source_closure(modules: Iterable[str]) -> dict[str, Path]:
     """Returns the user's files that run when modules are imported, by module."""
     files: dict[str, Path] = {}
     queue = collections.deque(modules)
-    seen = set()
+    visited = set()
     while queue:
         for name in _with_parents(queue.popleft()):
-            if name in seen:
+            if name in visited:
                 continue
-            seen.add(name)
+            visited.add(name)
             file = module_file(name)
             if file and is_users(file):
                 files[name] = file

@@ -267,8 +267,8 @@ def _problems(item: Any, path: tuple[str, ...], model: type[BaseModel] | None) -
 
 def got(value: Any) -> str:
     """Returns the offending value for the end of a message, unless it is long."""
-    shown = plain(value, "") if isinstance(value, float) else repr(value)
-    return f", got {shown}" if len(shown) <= 80 else ""
+    text = plain(value, "") if isinstance(value, float) else repr(value)
+    return f", got {text}" if len(text) <= 80 else ""
 
 
 def _find(base: type[P], name: str, key: str) -> type[P]:

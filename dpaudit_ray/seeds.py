@@ -20,7 +20,8 @@ def derive(*parts: str | int) -> int:
 
     A control character separates them, so that ("a", "b") and ("ab",) differ.
     """
-    return int.from_bytes(_digest(parts, 16), "big")
+    digest = _digest(parts, 16)
+    return int.from_bytes(digest, "big")
 
 
 def bits(seed: int, audit: str, first: int, last: int) -> npt.NDArray[np.bool_]:
@@ -40,9 +41,10 @@ def bits(seed: int, audit: str, first: int, last: int) -> npt.NDArray[np.bool_]:
     digests = []
     for block in range(first_block, last_block + 1):
         digests.append(_digest(("bits", seed, audit, block), 64))
-    stream = np.unpackbits(np.frombuffer(b"".join(digests), dtype=np.uint8)).astype(np.bool_)
-    start = first_block * _BITS_PER_BLOCK
-    return stream[first - start : last - start + 1]
+    raw = np.frombuffer(b"".join(digests), dtype=np.uint8)
+    stream = np.unpackbits(raw).astype(np.bool_)
+    start = first - first_block * _BITS_PER_BLOCK
+    return stream[start : start + last - first + 1]
 
 
 def noise_seed(seed: int, audit: str, first: int) -> int:

@@ -6,7 +6,9 @@ from __future__ import annotations
 def host_port(host: str, port: int) -> str:
     """Returns the address of a server; the host may be a name, IPv4 or IPv6."""
     bare = host.strip("[]")
-    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+    if ":" in bare:
+        return f"[{bare}]:{port}"
+    return f"{bare}:{port}"
 
 
 def lacks_brackets(address: str) -> bool:

@@ -229,7 +229,7 @@ class Dispatcher:
             worker.proven = True
             self._capacity.pack_done(worker.node)
             started = time.monotonic() - outcome.seconds
-            if outcome.whole and self._client.silent_until <= started:
+            if outcome.from_start and self._client.silent_until <= started:
                 self._deadlines.measured(outcome.pack, outcome.seconds)
             culprit = self._attribution.done(outcome.pack, worker)
             if culprit in self._pool.workers:

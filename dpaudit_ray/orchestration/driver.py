@@ -32,13 +32,13 @@ class Summary:
     Attributes:
         progress: the last snapshot.
         failures: packs that failed.
-        lost: trainers that died, without those whose node left.
-        stopped: it was asked to stop, with more to run.
+        losses: trainers that died, without those whose node left.
+        stopped: it ended early by request.
     """
 
     progress: Progress
     failures: list[Failure]
-    lost: int
+    losses: int
     stopped: bool
 
 
@@ -188,7 +188,7 @@ class PackQueue:
         self._all_read = False
 
     def next(self) -> Pack | None:
-        """Returns a pack that can be run now; if there is none, some may still wait for a part."""
+        """Returns a pack that can be run now, or None; some may still wait for a part."""
         while True:
             pack = self._returned.popleft() if self._returned else next(self._packs, None)
             if not pack:
@@ -352,5 +352,5 @@ class FailureBudget:
             self.closed.add(audit)
             self._tell(
                 f"{self._labels[audit]}: stopped, {SAME_FAILURES} packs in a row failed the same "
-                f"way ({failure.message}); the other audits go on"
+                f"way ({failure.message}); the other audits continue"
             )

@@ -91,7 +91,7 @@ class Executor(Protocol):
     """Runs workers.
 
     Attributes:
-        isolates: a trainer is a process of its own, which can be ended at work.
+        isolates: a trainer is a separate process, which can be ended at work.
     """
 
     isolates: bool
@@ -119,14 +119,14 @@ class Done:
     Attributes:
         pack: its trials, or a part of a preparation.
         seconds: time that its trainer took.
-        whole: it was trained from its beginning, and not from a checkpoint.
+        from_start: it was trained from its beginning, and not from a checkpoint.
         missed: trials of it that failed.
         opening: seconds before the training, which other packs of the audit do not take.
     """
 
     pack: Pack
     seconds: float = 0.0
-    whole: bool = True
+    from_start: bool = True
     missed: int = 0
     opening: float = 0.0
 

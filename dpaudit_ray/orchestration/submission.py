@@ -269,9 +269,9 @@ class JobsClient:
             self._tell(f"the driver was killed by signal {signal_number}; the same command resumes")
             return Exit.STOPPED
         raise ClusterError(
-            f"job {submission} ended with exit code {code}, as no sweep does ({message[-1]}); its "
-            "log may say more. Where the head's python lacks this package, name one that has it "
-            "(--python PATH), or use --install"
+            f"job {submission} ended with exit code {code}, as no sweep does ({message[-1]}); see "
+            "its log. If the head's python lacks this package, name one that has it (--python "
+            "PATH), or use --install"
         )
 
     def _info(self, submission: str) -> Any:
@@ -279,8 +279,8 @@ class JobsClient:
             return self._client.get_job_info(submission)
         except (RuntimeError, OSError) as error:
             raise ClusterError(
-                f"lost the connection to {self.address} ({_reason(error)}); the job may go on: "
-                "run the same command again to follow or resume it"
+                f"lost the connection to {self.address} ({_reason(error)}); the job may "
+                "still run: run the same command again to follow or resume it"
             ) from error
 
 

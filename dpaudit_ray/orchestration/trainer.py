@@ -93,7 +93,7 @@ class PackTrainer:
         Args:
             raw_sweep: the content of the sweep file.
             brief: the plan without packs.
-            call: calls a method of the aggregator; by default there is none, and no checkpoint.
+            call: calls a method of the aggregator; without it, no checkpoints are saved.
         """
         self._raw_sweep = raw_sweep
         self._brief = brief

@@ -145,7 +145,7 @@ class Capacity:
         return {node for node, count in most.items() if trainers.get(node, 0) >= count}
 
     def new_memory_kill(self, node: str = "") -> str:
-        """Returns a node where one more process was killed for its memory; "" if there is none.
+        """Returns a node where one more process was killed for its memory, or "".
 
         Args:
             node: the only node to consider; all nodes by default.
@@ -198,9 +198,9 @@ class Capacity:
         self._shortages[node].lone_kills = 0
 
     def tell_waiting(self, trainers: int, room: int) -> None:
-        """Tells the user what `trainers` wait for, none of which has its place."""
+        """Reports what `trainers` wait for, none of which has its place."""
         self._tell(
-            f"waiting for nodes: {trainers} trainers of {self._request} are asked for, and the "
+            f"waiting for nodes: {trainers} trainers of {self._request} are requested, and the "
             f"cluster has room for {room} when nothing else runs on it"
         )
 
