@@ -1,4 +1,4 @@
-"""Audits differentially private training: packed trainings on Ray, valid lower bounds.
+"""Audits differentially private training: packed training runs on Ray, valid lower bounds.
 
 Stable, with the arguments that `docs/python.md` shows: `run`, `open`, `Result`, `DpauditError`,
 `stats.estimate` and `accounting.epsilon`. All else may change from one version to the next.
@@ -22,8 +22,8 @@ __version__ = "1.0.0"
 __all__ = ["DpauditError", "Result", "__version__", "accounting", "membership", "open", "run",
            "stats"]  # fmt: skip
 
-_HOMES = {"Result": "result", "run": "api", "DpauditError": "errors"}
-_HOMES["membership"] = "stats.reference_attacks"
+_HOMES = {"Result": "result", "run": "api", "DpauditError": "errors",
+          "membership": "stats.reference_attacks"}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -38,4 +38,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__  # Tab completion finds what is not imported yet, and nothing else
+    return __all__  # Tab completion also finds what is not imported yet

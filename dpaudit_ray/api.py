@@ -1,4 +1,4 @@
-"""`dpaudit_ray.run`: a sweep from specification to result, in one call."""
+"""Runs a sweep from its specification to its result, in one call: `dpaudit_ray.run`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .orchestration.dispatcher import Dispatcher
 from .orchestration.driver import Driver, FailureBudget
 from .orchestration.executors import Work
 from .orchestration.interruption import Stop
-from .orchestration.progress import Activity, Progress
+from .orchestration.progress import Activity, Progress, Tell, tell_nobody
 from .plan import outcomes, quarantine
 from .plan.finished_trials import stored_packs
 from .plan.model import Pack, Plan
@@ -31,10 +31,10 @@ from .storage.run_directory import RunDirectory
 from .sweep import spec
 from .sweep.spec import Sweep
 
-_LOSSES = 3  # times that a run goes on after files have vanished
+_LOSSES = 3  # times that a run continues after files have vanished
 
 
-def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
+def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     sweep: str | Path | Mapping[str, Any] | Sweep,
     storage_path: str = "runs",
     executor: ExecutorName = "ray",
@@ -43,10 +43,10 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     show: Callable[[Progress], None] | None = None,
     *,
     retry_failed: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
-    phase: Callable[[str], None] = lambda phase: None,
+    tell: Tell = tell_nobody,
+    phase: Tell = tell_nobody,
 ) -> Result:
-    """Runs a sweep, or resumes it when its run directory exists.
+    """Runs a sweep, or resumes it if its run directory exists.
 
     SIGTERM, Ctrl-C and a terminal that is closed (SIGHUP) end it after the running packs; a second
     one of the first two ends it at once, as KeyboardInterrupt.
@@ -54,19 +54,24 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
     Args:
         sweep: a sweep file's path, its content as a mapping, or a `Sweep`.
         storage_path: folder or `s3://`, `gs://` address; results go to storage_path/name.
-        executor: one of `orchestration.ExecutorName`; "inline" is everything in this process.
+        executor: where packs run: "ray", or "inline" for this process.
         address: a Ray cluster to join; by default one is started for this call.
         overrides: values by dotted key, applied to a sweep file before validation.
-        show: called about twice a second with a snapshot; by default a notebook shows it.
-        retry_failed: run packs again that failed in an earlier try, several times each; where the
-            code does not give the same scores each time, their trials stay misses.
-        tell: called with a line for the user when a run is resumed, or something is given up, or
-            takes long.
-        phase: called with what is begun before and after snapshots, whose `phase` says the same.
+        show: takes a snapshot about twice a second; by default a notebook shows it.
+        retry_failed: runs packs again that failed in an earlier attempt, several times each; if
+            the code does not give the same scores each time, their trials stay misses.
+        tell: takes a line for the user if a run is resumed, gives up on something, or takes long.
+        phase: takes the current phase before the first and after the last snapshot, which have
+            their own.
 
-    Raises DpauditError: one line for the user; see `dpaudit_ray.errors`.
+    Returns:
+        The run, complete or not.
+
+    Raises:
+        DpauditError: one line for the user; see `dpaudit_ray.errors`.
     """
-    if executor not in (names := get_args(ExecutorName)):
+    names = get_args(ExecutorName)
+    if executor not in names:
         raise SpecError("executor", f"must be {' or '.join(names)}, got {executor!r}")
     if address and executor != "ray":
         raise SpecError("address", f"is {address!r}, but {executor} joins no cluster; leave it out")
@@ -82,28 +87,28 @@ def run(  # noqa: PLR0913 (one call does it all; what is rare goes by name)
         raise SpecError("sweep", f"is a {kind}; give a sweep file's path, its content or a Sweep")
     if executor != "ray":
         _require_gpu(prepared)
-    directory = RunDirectory.under(
-        storage_path, prepared.name, dataclasses.replace(place.OPENING, tell=tell)
-    )
+    patience = dataclasses.replace(place.OPENING, tell=tell)
+    directory = RunDirectory.under(storage_path, prepared.name, patience)
     prepared = planning.kept(prepared, directory, tell)
     phase("checking for another driver")
-    left_behind = lease.left_behind(directory)  # before what takes long
+    stale_lease = lease.left_behind(directory)  # begins to watch one before loading takes long
     phase("loading the data")
     check_inputs(prepared, tell)
     phase("planning")
-    planning.preview(prepared, directory)  # what cannot be leaves no trace
+    planning.preview(prepared, directory)  # a plan that is refused leaves no trace
     directory.require_writable()
     stop = Stop(prepared.resources.grace_seconds, tell)
-    with stop.listening(), lease.held(directory, known=left_behind) as held:
-        plan = planning.open_run(prepared, held.run, tell)
-        running = held.run.patient(dataclasses.replace(place.RUNNING, tell=tell))
-        job = _Job(prepared, plan, running, held, stop, show or notebook_progress(), tell, phase)
+    with stop.listening(), lease.held(directory, known=stale_lease) as own_lease:
+        plan = planning.open_run(prepared, own_lease.run, tell)
+        running = own_lease.run.patient(dataclasses.replace(place.RUNNING, tell=tell))
+        show = show or notebook_progress()
+        job = _Job(prepared, plan, running, own_lease, stop, show, tell, phase)
         return job.run(executor, address, retry_failed)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A planned run whose directory is ours."""
+    """A planned run whose lease this process holds; the arguments are those of `run`."""
 
     sweep: Sweep
     plan: Plan
@@ -111,22 +116,23 @@ class _Job:
     lease: Lease
     stop: Stop
     show: Callable[[Progress], None]
-    tell: Callable[[str], None]
-    phase: Callable[[str], None]
+    tell: Tell
+    phase: Tell
     connection: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
-        enough = outcomes.decided(self.directory, self.sweep, self.plan)
+        """Runs what is missing; again if storage has lost files meanwhile."""
+        enough = self._enough()
         missing = sum(pack.size for pack in planning.remaining(self.directory, self.plan, enough))
         trials = sum(enough.get(i, audit.trials) for i, audit in enumerate(self.plan.audits))
-        recorded = [] if retry_failed else outcomes.failed(self.directory, self.plan)
-        if missing < trials and self._remaining(recorded):
+        failures = [] if retry_failed else outcomes.failed(self.directory, self.plan)
+        if missing < trials and self._remaining(failures):
             self.tell(f"resuming at {trials - missing:,} of {trials:,} trials")
         losses = 0
         with self.connection:
             while True:
                 try:
-                    return self._run(executor, address, retry_failed)
+                    return self._run_once(executor, address, retry_failed)
                 except MissingFileError as error:
                     losses += 1
                     if losses > _LOSSES:
@@ -137,50 +143,58 @@ class _Job:
                     if not quarantine.set_aside(self.directory, self.plan, self.tell):
                         raise
 
-    def _remaining(self, recorded: list[Failure]) -> list[Pack]:
-        enough = outcomes.decided(self.directory, self.sweep, self.plan)
-        left_out = {failure.pack for failure in recorded}
-        return outcomes.to_run(self.directory, self.plan, enough, left_out)
+    def _enough(self) -> dict[int, int]:
+        """Returns the trials that were enough, by audit that `stop_when` has ended."""
+        return outcomes.decided(self.directory, self.sweep, self.plan)
 
-    def _run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
-        recorded = outcomes.failed(self.directory, self.plan)
+    def _remaining(self, failures: list[Failure]) -> list[Pack]:
+        """Returns the packs to run, apart from those that failed."""
+        skipped = {failure.pack for failure in failures}
+        return outcomes.to_run(self.directory, self.plan, self._enough(), skipped)
+
+    def _run_once(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
+        failures = outcomes.failed(self.directory, self.plan)
+        retried: list[Failure] = []
         if retry_failed:
+            retried, failures = failures, []
             outcomes.Record(self.directory, self.plan).replace(failed_parts=())
-        parts = outcomes.failed_parts(self.directory, self.plan)
-        for line in outcomes.part_lines(parts, self.plan):
+        failed_parts = outcomes.failed_parts(self.directory, self.plan)
+        for line in outcomes.part_lines(failed_parts, self.plan):
             self.tell(line)
-        retried, left_out = (recorded, []) if retry_failed else ([], recorded)
-        packs = len(self._remaining(left_out))
+        packs = len(self._remaining(failures))
         name: ExecutorName = executor if packs else "inline"
         with self._dispatcher(name, packs, address) as dispatcher:
             if retried:
                 dispatcher.try_again(retried)
-            how = self._budget(left_out), self.stop, self.show, self.lease.require
-            summary = Driver(dispatcher, self._remaining(left_out), *how).run()
+            driver = Driver(
+                dispatcher, self._remaining(failures), self._budget(failures),
+                stop=self.stop, show=self.show, require=self.lease.require,
+            )  # fmt: skip
+            summary = driver.run()
             self.directory.require_owned()
-            if retried:  # packs whose turn did not come once more are misses again
+            if retried:  # packs whose turn did not come are misses again
                 dispatcher.give_up(retried)
                 dispatcher.flush()
             failures = outcomes.failed(self.directory, self.plan)
             failures += outcomes.failed_parts(self.directory, self.plan)
-            enough = outcomes.decided(self.directory, self.sweep, self.plan)
-            complete = outcomes.complete(self.directory, self.plan, enough)
+            complete = outcomes.complete(self.directory, self.plan, self._enough())
             stopped = summary.stopped and not complete
             location = self.directory.location
-            result = Result(location, complete, tuple(failures), summary.lost, stopped)
+            result = Result(location, complete, tuple(failures), summary.losses, stopped)
             if name == "ray" and complete:
-                self._conclude(dispatcher, result)
+                self._publish_verdicts(dispatcher, result)
             return result
 
     def _budget(self, recorded: list[Failure]) -> FailureBudget:
         labels = [audit.label for audit in self.plan.audits]
-        indices = {failure.pack.audit for failure in recorded}
-        done = {i: stored_packs(self.directory, self.plan.audits[i]) for i in indices}
-        reached = {i: max((first for first, _ in packs), default=-1) for i, packs in done.items()}
+        reached = {}
+        for index in {failure.pack.audit for failure in recorded}:
+            finished = stored_packs(self.directory, self.plan.audits[index])
+            reached[index] = max((first for first, _ in finished), default=-1)
         return FailureBudget(self.sweep.resources, labels, self.tell, recorded, reached)
 
-    def _conclude(self, dispatcher: Dispatcher, result: Result) -> None:
-        """Tells the metrics of refuted claims: those of all trials, and not of live bounds only."""
+    def _publish_verdicts(self, dispatcher: Dispatcher, result: Result) -> None:
+        """Passes refuted claims to the metrics, which know only live bounds so far."""
         from .report import verdict
 
         self.phase("judging the claims")
@@ -195,18 +209,20 @@ class _Job:
     def _dispatcher(
         self, name: ExecutorName, packs: int, address: str | None
     ) -> Iterator[Dispatcher]:
+        """Joins or starts a cluster if there is work for one, and yields a dispatcher on it."""
         work = Work(self.sweep, self.plan, self.directory, packs, self.tell)
-        if name != "ray":  # which has to be joined or started first
+        if name != "ray":
             module = importlib.import_module(f"{__package__}.orchestration.{name}_executor")
             dispatcher = module.dispatcher(work)
         else:
             from .orchestration import ray_executor, ray_internals
 
-            where = address or os.environ.get("RAY_ADDRESS")
-            joining = f"joining the cluster at {where}" if where else "starting Ray on this machine"
-            self.phase(joining)
+            cluster = address or os.environ.get("RAY_ADDRESS")
+            self.phase(
+                f"joining the cluster at {cluster}" if cluster else "starting Ray on this machine"
+            )
             ray = self.connection.enter_context(ray_executor.connected(address))
-            self.connection.callback(self.phase, "leaving the cluster" if where else "ending Ray")
+            self.connection.callback(self.phase, "leaving the cluster" if cluster else "ending Ray")
             self.stop.install()
             if page := ray_internals.dashboard(ray):
                 self.tell(f"Ray's dashboard: {page}")
@@ -218,30 +234,43 @@ class _Job:
             dispatcher.close()
 
 
-def check_inputs(sweep: Sweep, tell: Callable[[str], None] = lambda line: None) -> None:
-    """Loads every data set once, and tells of a δ above 1 / N, before anything starts."""
-    for mechanism in {m.model_dump_json(): m for m in (c.mechanism for c in sweep.cells)}.values():
+def check_inputs(sweep: Sweep, tell: Tell = tell_nobody) -> None:
+    """Loads all data before anything starts, and warns of a δ above 1 / N.
+
+    Args:
+        sweep: the sweep; mechanisms that several audits share are checked once.
+        tell: takes the warnings.
+
+    Raises:
+        DataError: data cannot be read.
+        SpecError: options do not fit the data.
+    """
+    mechanisms = {cell.mechanism.model_dump_json(): cell.mechanism for cell in sweep.cells}
+    for mechanism in mechanisms.values():
         mechanism.check_inputs()
-    for cell in {cell.fingerprint: cell for cell in sweep.cells}.values():
+    cells = {cell.fingerprint: cell for cell in sweep.cells}
+    for cell in cells.values():
         cell.mechanism.check_records(cell.adversary)
-    pairs = {(cell.audit.delta, cell.mechanism.private_records or 0) for cell in sweep.cells}
-    for delta, records in sorted(pairs):
+    deltas = {(cell.audit.delta, cell.mechanism.private_records or 0) for cell in sweep.cells}
+    for delta, records in sorted(deltas):
         if delta * records > 1:
+            exponent = math.ceil(math.log10(records))
             tell(
                 f"warning: audit.delta is {plain(delta)}, above 1 / N = "
                 f"{plain(1 / records, '.2g')} for {records:,} records: publishing one of them, at "
-                "random, would keep it; use at most "
-                f"{plain(10.0 ** -math.ceil(math.log10(records)))}"
+                f"random, would keep it; use at most {plain(10.0**-exponent)}"
             )
 
 
 def _require_gpu(sweep: Sweep) -> None:
-    """Raises SpecError where packs would be given a GPU that this process does not see."""
+    """Raises SpecError if packs need a GPU that this process does not see."""
     gpus = sweep.resources.num_gpus
-    if gpus and any(c.mechanism.uses_torch and c.mechanism.uses_gpu for c in sweep.cells):
+    mechanisms = [cell.mechanism for cell in sweep.cells]
+    if gpus and any(mechanism.uses_torch and mechanism.uses_gpu for mechanism in mechanisms):
         import torch
 
-        if (there := torch.cuda.device_count()) < gpus:
-            problem = f"is {gpus:g}, but this process sees {there or 'no'} GPU"
+        count = torch.cuda.device_count()
+        if count < gpus:
+            problem = f"is {gpus:g}, but this process sees {count or 'no'} GPU"
             remedy = "use --set resources.num_gpus=0, or --executor ray on a cluster that has them"
             raise SpecError("resources.num_gpus", f"{problem}; {remedy}")

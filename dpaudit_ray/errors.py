@@ -1,6 +1,7 @@
-"""Every error that a user can meet, in one tree; each exits with 2 but where it says otherwise.
+"""Errors that a user can meet, in one tree, and the words of their messages.
 
-Messages are one line: what was wrong, the value, the bound, what to do.
+The command line exits with 2 after them, unless their docstring names another code. Messages are
+one line: what was wrong, the value, the bound, what to do.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Exit(IntEnum):
 
 
 _MIN_PART = 4  # characters of a name that is a part of another
-_LONGEST = 300  # characters of somebody else's message
+_LONGEST = 300  # characters of another library's message
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a message, or the name of what has none; torch's may be of any length."""
+    """Returns the first line of a message, shortened, or the class of an error that has none."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
@@ -37,22 +38,22 @@ def first_line(error: BaseException) -> str:
 _NO_MEMORY = re.compile(
     "out of memory|can(no|')t allocate memory"
     "|failed to map segment"  # the loader, of a library
-    "|alloc(ation)?_failed",  # cuBLAS and cuDNN take memory past torch's allocator
+    "|alloc(ation)?_failed",  # cuBLAS and cuDNN, which do not use torch's allocator
     re.IGNORECASE,
 )
 
 
 def out_of_memory(error: BaseException | str) -> bool:
-    """Whether memory ran out, by the class of Python's or torch's error, or a library's words."""
-    kinds = {cls.__name__ for cls in type(error).__mro__}
-    if kinds & {"MemoryError", "OutOfMemoryError"}:
+    """Returns whether memory ran out, by the class of an error, or by its text."""
+    classes = {cls.__name__ for cls in type(error).__mro__}
+    if classes & {"MemoryError", "OutOfMemoryError"}:
         return True
-    plain = isinstance(error, str | RuntimeError | OSError | ImportError | DpauditError)
-    return plain and _NO_MEMORY.search(str(error)) is not None
+    has_words = isinstance(error, str | RuntimeError | OSError | ImportError | DpauditError)
+    return has_words and _NO_MEMORY.search(str(error)) is not None
 
 
 class DpauditError(Exception):
-    """Root of the tree: `exit_code` is the command line's; `details` go below the message."""
+    """Root of the tree: `exit_code` is the command line's; `details` are more lines."""
 
     exit_code: ClassVar[Exit] = Exit.USAGE
 
@@ -61,7 +62,7 @@ class DpauditError(Exception):
         self.details = details
 
     def _render_traceback_(self) -> list[str]:
-        """Lines that a notebook shows instead of frames of this package."""
+        """Returns the lines that a notebook shows instead of frames of this package."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -69,20 +70,27 @@ REQUIRED = "is required"
 
 
 class SpecError(DpauditError):
-    """A sweep file that cannot be run. `key` is the dotted path of the offending entry."""
+    """A sweep file that cannot be run.
 
-    meant: str | None = None  # of a key that nothing reads: the known one most like it, or empty
+    Attributes:
+        key: dotted path of the offending entry.
+        problem: the rest of the message.
+        meant: the known key that is most like an unknown one, or empty; None if it is known.
+    """
+
+    meant: str | None = None
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(key, problem)
-        self.key, self.problem = key, problem
+        self.key = key
+        self.problem = problem
 
     def __str__(self) -> str:
         return f"{self.key}: {self.problem}" if self.key else self.problem
 
     @property
     def problems(self) -> tuple[SpecError, ...]:
-        """Every mistake that it tells of, each a line, in the order in which they are mended."""
+        """All mistakes that it names, each a line, in the order in which to fix them."""
         return (self,)
 
     def under(self, prefix: str) -> SpecError:
@@ -93,23 +101,25 @@ class SpecError(DpauditError):
 
 
 def unknown_key(key: str, names: Collection[str] = ()) -> SpecError:
-    """The error about the last part of `key`, where only `names` are taken."""
+    """Returns the error about the last part of `key`, which is not among the known `names`."""
     *parents, last = key.split(".")
     choice = f"{suggestion(last, names)}known: {', '.join(names)}" if names else ""
-    error, meant = SpecError(key, f"unknown key{choice}"), closest(last, names)
+    error = SpecError(key, f"unknown key{choice}")
+    meant = closest(last, names)
     error.meant = ".".join([*parents, meant]) if meant else ""
     return error
 
 
 class SweepError(SpecError):
-    """Several mistakes of one sweep, told together; it has the key of the first."""
+    """Several mistakes of one sweep, a line each; it has the key of the first."""
 
     problems: tuple[SpecError, ...] = ()
 
     def __init__(self, problems: tuple[SpecError, ...]) -> None:
         first = problems[0]
         super().__init__(first.key, first.problem)
-        self.args, self.problems = (problems,), problems
+        self.args = (problems,)
+        self.problems = problems
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.problems))
@@ -119,7 +129,7 @@ class SweepError(SpecError):
 
 
 class Mistakes:
-    """Collects all mistakes of a sweep, so that the user hears of them at once."""
+    """Collects all mistakes of a sweep, to report them together."""
 
     def __init__(self) -> None:
         self.errors: list[SpecError] = []
@@ -139,13 +149,19 @@ class Mistakes:
 
 
 def together(errors: Iterable[SpecError]) -> SpecError:
-    """One error for all: unknown keys first, each once, and none that a mended typo removes."""
+    """Returns one error for all: unknown keys first, each mistake once.
+
+    A required key that is only misspelt is not reported as missing.
+    """
     unique: dict[tuple[str, str], SpecError] = {}
     for error in sorted(errors, key=lambda error: error.meant is None):
         unique.setdefault((error.key, error.problem), error)
     meant = {error.meant for error in unique.values()}
-    left = [e for e in unique.values() if not (e.problem.startswith(REQUIRED) and e.key in meant)]
-    return left[0] if len(left) == 1 else SweepError(tuple(left))
+    remaining = []
+    for error in unique.values():
+        if not (error.problem.startswith(REQUIRED) and error.key in meant):
+            remaining.append(error)
+    return remaining[0] if len(remaining) == 1 else SweepError(tuple(remaining))
 
 
 # Names by which users of other libraries know an option.
@@ -169,21 +185,29 @@ _ALIASES = {
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """The one of `names` that somebody who wrote `name` probably meant; empty for none."""
+    """Returns the one of `names` that a user who wrote `name` probably meant; "" for none."""
     import difflib
 
-    by_lower = {n.lower().replace("_", "-"): n for n in names}
-    wanted = name.lower().replace("_", "-")
-    if (alias := _ALIASES.get(wanted)) and alias in by_lower.values():
-        return alias
-    longer = [lower for lower in by_lower if len(wanted) >= _MIN_PART and wanted in lower]
-    matches = difflib.get_close_matches(wanted, by_lower, 1, 0.7)
-    matches = matches or (longer if len(longer) == 1 else [])  # `noise` for noise_multiplier
-    return by_lower[matches[0]] if matches else ""
+    by_lower = {option.lower().replace("_", "-"): option for option in names}
+    lower = name.lower().replace("_", "-")
+    alias = _ALIASES.get(lower)
+    if alias in by_lower.values():
+        return str(alias)
+    matches = difflib.get_close_matches(lower, by_lower, 1, 0.7)
+    if not matches and len(lower) >= _MIN_PART:
+        # `noise` for noise_multiplier
+        matches = [option for option in by_lower if lower in option]
+    return by_lower[matches[0]] if len(matches) == 1 else ""
 
 
 def unknown_name(what: str, name: str, names: Iterable[str]) -> str:
-    """The message about a name in a sweep file that nothing has."""
+    """Returns the message about a name in a sweep file that no plug-in has.
+
+    Args:
+        what: the kind of plug-in.
+        name: the unknown name.
+        names: the known ones.
+    """
     names = sorted(names)
     return (
         f"unknown {what} {name!r}{suggestion(name, names)}known: {', '.join(names)}; one of your "
@@ -192,7 +216,7 @@ def unknown_name(what: str, name: str, names: Iterable[str]) -> str:
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """The words between the problem and the names that are known."""
+    """Returns the words between an unknown name and the list of known `names`."""
     meant = closest(name, names)
     return f"; did you mean {meant}? " if meant else "; "
 
@@ -214,11 +238,11 @@ class MissingFileError(DamagedFileError):
 
 
 class ScriptError(DpauditError):
-    """A script of the user's that cannot be audited. `details` are the last lines it printed."""
+    """A script that cannot be audited. `details` are the last lines that it printed."""
 
 
 class NoClusterError(DpauditError):
-    """Nothing has started: no cluster there, no token for it, or one that can never run this."""
+    """A cluster that is not there, refuses its token, or can never run this sweep."""
 
 
 class StorageError(DpauditError):
@@ -239,21 +263,21 @@ class ClusterError(DpauditError):
     exit_code = Exit.STOPPED
 
 
-# Text of others as a terminal, a page and a figure may show it: nothing in it is a command -------
+# Text of strangers as a terminal, a page and a figure may show it: nothing in it is a command -----
 
-# Control characters, those that turn the direction of what follows, and halves of characters.
+# Control characters, those that turn the direction of the text after them, and half characters.
 _OTHERS = "\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _UNPRINTABLE = re.compile(f"[\x00-\x0a{_OTHERS}]")
 _BETWEEN_LINES = re.compile(f"[\x00-\x08{_OTHERS}]")
 
 
 def printable(text: str) -> str:
-    """`text` in one line: what is unprintable, ends of lines too, as Python writes it (\\x1b)."""
+    """Returns `text` in one line: unprintable characters and ends of lines are escaped (\\x1b)."""
     return _UNPRINTABLE.sub(_written, text)
 
 
 def lines(text: str) -> str:
-    """`text` in its lines, with other such characters as Python would write them; tabs stay."""
+    """Returns `text` in its lines, with other unprintable characters escaped; tabs stay."""
     return _BETWEEN_LINES.sub(_written, text)
 
 
@@ -265,10 +289,10 @@ _EXPONENT = re.compile(r"e\+?(-?)0*(?=\d)")
 
 
 def plain(value: float, style: str = "g") -> str:
-    """A number in a format such as `.3g`, its power of ten without padding: 1e-5, 2e6."""
+    """Formats a number in a style such as `.3g`, its power of ten without padding: 1e-5, 2e6."""
     return _EXPONENT.sub(r"e\1", format(value, style))
 
 
 def percent(share: float) -> str:
-    """`95 %`, with the digits that it has."""
+    """Formats a share as `95 %`, with up to six significant digits."""
     return f"{100 * share:.6g} %"

@@ -1,8 +1,8 @@
-"""Code that a sweep file names: what may be imported and called, and whose files that runs.
+"""Imports the code that a sweep file names, and finds its sources without running them.
 
-`package.module:name` imports a module, which runs it, and what lies there is called. So nothing is
-called before it was looked at, nothing of Python's own library at all, and `Trust` says which
-modules may be imported. Whose code a module is, and what it imports, is told without running it.
+`package.module:name` imports a module, which runs it, and calls an object in it. So no object is
+called before it was checked, none of Python's own library at all, and `Trust` limits the modules
+that may be imported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextvars
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import itertools
 import site
@@ -24,7 +25,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from .errors import SpecError
 
@@ -37,14 +38,27 @@ _PARSING = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class Trust:
-    """Modules that may be imported, with all that lies below them; None: any but Python's own."""
+    """Modules that may be imported, with all that lies below them.
+
+    Attributes:
+        modules: their names; None: any but those of Python's own library.
+        reads: plug-ins of other modules are read as plain data and shown, but not run.
+    """
 
     modules: tuple[str, ...] | None = None
-    reads: bool = False  # what may not be imported is read as plain data, and shown, but not run
+    reads: bool = False
 
     @classmethod
     def parse(cls, option: str | None, reads: bool = False) -> Trust:
-        """Parses `--trust a,b.c`; without it verbs that run trust all, verbs that read nothing."""
+        """Parses `--trust a,b.c`.
+
+        Args:
+            option: its value; None: verbs that read trust no module, all others any.
+            reads: the verb reads a run.
+
+        Raises:
+            SpecError: a name is not one of a module.
+        """
         if option is None:
             return cls(() if reads else None, reads)
         names = tuple(name.strip() for name in option.split(",") if name.strip())
@@ -54,6 +68,7 @@ class Trust:
         return cls(names, reads)
 
     def allows(self, module: str) -> bool:
+        """Returns whether a module may be imported."""
         if self.modules is None:
             return True
         return any(f"{module}.".startswith(f"{name}.") for name in self.modules)
@@ -67,8 +82,8 @@ _TRUST = contextvars.ContextVar("trust", default=_ANY)
 def trusting(trust: Trust) -> Iterator[None]:
     """Imports what `trust` allows while this is open."""
     token = _TRUST.set(trust)
-    if trust.modules != ():  # a stranger's folder must not replace an installed module: at the end
-        with contextlib.suppress(FileNotFoundError):  # a run can be read where no folder is left
+    if trust.modules != ():  # at the end: no file of a stranger's replaces an installed module
+        with contextlib.suppress(FileNotFoundError):  # the working directory may be gone
             sys.path.append(str(Path.cwd()))
     try:
         yield
@@ -77,22 +92,22 @@ def trusting(trust: Trust) -> Iterator[None]:
 
 
 def is_data(path: str) -> bool:
-    """Whether what lies at `path` is read as data: it may not be imported, and need not be."""
+    """Returns whether a plug-in at `module:name` is read as data, as it may not be imported."""
     trust = _TRUST.get()
     return trust.reads and not trust.allows(path.partition(":")[0])
 
 
 def check(path: str, key: str) -> str:
-    """`path`, of what may be imported or is only read. Raises SpecError under `key` for others."""
+    """Returns `path` if it may be imported or is only read. Raises SpecError under `key` if not."""
     if not is_data(path):
-        _require_trusted(path.partition(":")[0], path, key)
+        _require_trusted(path, key)
     return path
 
 
 def imported(path: str, key: str) -> Any:
-    """What `package.module:name` names. Raises SpecError under `key` where it cannot be had."""
+    """Imports what `package.module:name` names. Raises SpecError under `key` if it cannot."""
     module, _, attribute = path.partition(":")
-    _require_trusted(module, path, key)
+    _require_trusted(path, key)
     try:
         value: Any = importlib.import_module(module)
         for part in attribute.split("."):
@@ -100,31 +115,42 @@ def imported(path: str, key: str) -> Any:
     except (Exception, SystemExit) as error:  # boundary to a user's module: it may raise anything
         kind = type(error).__name__
         reason = " ".join(str(error).split()) or kind
-        lacking = isinstance(error, ModuleNotFoundError)
-        remedy = "is it on PYTHONPATH?" if lacking else f"mend this {kind}, or name what is there"
+        remedy = f"mend this {kind}, or name what is there"
+        if isinstance(error, ModuleNotFoundError):
+            remedy = "is it on PYTHONPATH?"
         raise SpecError(key, f"cannot import {path!r} ({reason}); {remedy}") from error
     return value
 
 
 def subclass(base: type[C], path: str, key: str) -> type[C]:
-    """The class at `path`, of the kind `base`. Raises SpecError under `key` for another thing."""
+    """Imports a class of the kind `base`. Raises SpecError under `key` for anything else."""
     cls: Any = imported(path, key)
     if not (isinstance(cls, type) and issubclass(cls, base)):
-        kind = f"{base.__module__}:{base.__name__}"
-        torchs = f"; a torch module is named {{name: module, path: {path}}}" * ("models" in kind)
-        raise SpecError(key, f"{path!r} is not a subclass of {kind}{torchs}")
+        problem = f"{path!r} is not a subclass of {base.__module__}:{base.__name__}"
+        if "models" in base.__module__:
+            problem += f"; a torch module is named {{name: module, path: {path}}}"
+        raise SpecError(key, problem)
     if inspect.isabstract(cls):
-        lacking = ", ".join(sorted(vars(cls)["__abstractmethods__"]))
-        raise SpecError(key, f"{path!r} does not define {lacking}")
+        missing = ", ".join(sorted(vars(cls)["__abstractmethods__"]))
+        raise SpecError(key, f"{path!r} does not define {missing}")
     return cls
 
 
 def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., Any]:
-    """The function that trains, which takes (member, seed, **options). Raises SpecError."""
+    """Imports a function that trains.
+
+    Args:
+        path: the function, as `package.module:name`; it takes (member, seed, **options).
+        options: its options.
+        key: of the mechanism in the sweep file, for errors.
+
+    Raises:
+        SpecError: it cannot be imported, or does not take these arguments.
+    """
     train = _callable(path, f"{key}.path")
     try:
         bound = inspect.signature(train).bind(True, 0, **options)
-    except ValueError:  # compiled code does not say what it takes
+    except ValueError:  # the signature of compiled code is unknown
         return train
     except TypeError as error:
         problem = f"{path} does not take (member, seed) and them ({error})"
@@ -135,7 +161,16 @@ def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., A
 
 
 def function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
-    """The user's function at `path`, of such `arguments` by place. Raises SpecError under `key`."""
+    """Imports a function of the user's.
+
+    Args:
+        path: the function, as `package.module:name`.
+        key: in the sweep file, for errors.
+        arguments: names of its positional arguments.
+
+    Raises:
+        SpecError: it cannot be imported, is installed code, or does not take these arguments.
+    """
     value = _callable(path, key)
     _require_users(value, path, key)
     try:
@@ -146,31 +181,31 @@ def function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
 
 
 def network(path: str, key: str) -> Callable[..., Any]:
-    """The class or function that gives a network, seen to do so before anything is called.
+    """Imports a class or function that returns a network, which is known before it is called.
 
-    A class must be an `nn.Module`; a function must say that it returns one, but in a file of the
-    user's, which was run when it was imported. Raises SpecError under `key` for anything else.
+    A class must be an `nn.Module`. A function must have this annotation, unless it is of a file of
+    the user's, which was run when it was imported. Raises SpecError under `key` for anything else.
     """
     from torch import nn
 
     factory = _callable(path, key)
     if isinstance(factory, nn.Module):
         raise SpecError(key, f"{path} is a module that is made already; name its class")
-    gives: Any = factory
+    returned: Any = factory
     if not isinstance(factory, type):
         try:
-            gives = typing.get_type_hints(factory).get("return")
+            returned = typing.get_type_hints(factory).get("return")
         except Exception:  # noqa: BLE001 (an annotation is an expression, which may raise anything)
-            gives = None
-    if isinstance(gives, type):
-        if not issubclass(gives, nn.Module):
-            raise SpecError(key, f"{path} gives a {gives.__name__}, no torch.nn.Module")
-    else:
+            returned = None
+    if not isinstance(returned, type):
         _require_users(factory, path, key)
+    elif not issubclass(returned, nn.Module):
+        raise SpecError(key, f"{path} gives a {returned.__name__}, no torch.nn.Module")
     return factory
 
 
-def _require_trusted(module: str, path: str, key: str) -> None:
+def _require_trusted(path: str, key: str) -> None:
+    module = path.partition(":")[0]
     if module.endswith(".py"):
         name = path.replace(".py:", ":")
         raise SpecError(key, f"{path!r} names a file; name the module in it: {name}")
@@ -178,15 +213,18 @@ def _require_trusted(module: str, path: str, key: str) -> None:
         raise SpecError(key, f"{path!r} is of Python's own library; name a module of yours")
     trust = _TRUST.get()
     if not trust.allows(module):
-        listed = ", ".join(trust.modules or ()) or "none"
-        more = ",".join((*(trust.modules or ()), module))
-        problem = f"{path!r} is of a module that is not trusted (trusted: {listed})"
-        raise SpecError(key, f"{problem}; read its code, then add it: --trust {more}")
+        trusted = trust.modules or ()
+        raise SpecError(
+            key,
+            f"{path!r} is of a module that is not trusted (trusted: "
+            f"{', '.join(trusted) or 'none'}); read its code, then add it: "
+            f"--trust {','.join((*trusted, module))}",
+        )
 
 
 def _callable(path: str, key: str) -> Callable[..., Any]:
-    """A function or class of the module that names it, or of another file of the user's."""
-    value: Any = imported(path, key)
+    """Imports a function or class of the module that names it, or of another file of the user's."""
+    value: Callable[..., Any] = imported(path, key)
     if not callable(value):
         raise SpecError(key, f"{path!r} cannot be called, got {value!r:.60}")
     home = str(getattr(value, "__module__", None))
@@ -194,7 +232,7 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
     if not same_package and not _is_users_function(value):
         problem = f"{path!r} is no function or class of that module, but of {home}"
         raise SpecError(key, f"{problem}; write your own")
-    return cast(Callable[..., Any], value)
+    return value
 
 
 def _require_users(function: Any, path: str, key: str) -> None:
@@ -209,7 +247,7 @@ def _is_users_function(function: Any) -> bool:
 
 
 def is_users(file: str | Path) -> bool:
-    """Whether a file is of the user's: neither installed, nor Python's own, nor this package's."""
+    """Returns whether a file is neither installed, nor Python's own, nor this package's."""
     path = Path(file).resolve()
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False
@@ -224,17 +262,18 @@ def _installed_folders() -> tuple[Path, ...]:
 
 
 def module_file(name: str) -> Path | None:
-    """The file of a module, found without importing anything; None where there is none."""
+    """Finds the file of a module without importing anything; returns None if it has no file."""
     folders: list[str] | None = None  # sys.path
     spec: ModuleSpec | None = None
     for part in _with_parents(name):
         finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
         try:
             specs = (finder.find_spec(part, folders) for finder in finders)
-            spec = next((spec for spec in specs if spec is not None), None)
+            spec = next(filter(None, specs), None)
             folders = list((spec and spec.submodule_search_locations) or ())
-        except KeyError:  # Python asks a package without a file for its parent, as if imported
-            spec, child = None, part.rpartition(".")[2]
+        except KeyError:  # Python looks for the parent of a package without a file among imported
+            spec = None
+            child = part.rpartition(".")[2]
             folders = [f"{folder}/{child}" for folder in folders or ()]
         if not folders and part != name:
             return None
@@ -242,12 +281,19 @@ def module_file(name: str) -> Path | None:
 
 
 def _with_parents(name: str) -> Iterator[str]:
-    """a, a.b and a.b.c of a.b.c: packages run before the modules that lie in them."""
+    """Yields a, a.b and a.b.c for a.b.c: packages run before the modules that lie in them."""
     return itertools.accumulate(name.split("."), lambda parent, child: f"{parent}.{child}")
 
 
 def imported_names(module: str, file: Path) -> list[str]:
-    """Modules that a source may import, at any place; names in modules, as they may be modules."""
+    """Returns modules that a source may import, in any of its lines.
+
+    Names that are imported from a module are among them, as they may be modules.
+
+    Args:
+        module: the name of the source, from which relative imports start.
+        file: the source; anything but readable Python imports nothing.
+    """
     if file.suffix != ".py":
         return []
     try:
@@ -256,40 +302,42 @@ def imported_names(module: str, file: Path) -> list[str]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, OSError):
         return []
-    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            names += [base, *(f"{base}.{alias.name}" for alias in node.names)] if base else []
+            with contextlib.suppress(ImportError):  # it leads out of the package
+                name = node.module or ""
+                base = importlib.util.resolve_name("." * node.level + name, package)
+                names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return names
 
 
 def source_closure(modules: Iterable[str]) -> dict[str, Path]:
-    """Files of the user's that these modules run when they are imported, by module."""
+    """Returns the user's files that run when modules are imported, by module."""
     files: dict[str, Path] = {}
-    queue, seen = collections.deque(modules), set[str]()
+    queue = collections.deque(modules)
+    visited = set()
     while queue:
         for name in _with_parents(queue.popleft()):
-            if name in seen:
+            if name in visited:
                 continue
-            seen.add(name)
+            visited.add(name)
             file = module_file(name)
-            if file is not None and is_users(file):
+            if file and is_users(file):
                 files[name] = file
                 queue += imported_names(name, file)
     return files
 
 
 def installed_imports(files: Mapping[str, Path]) -> list[str]:
-    """Modules of others that sources import, or might, in order, once; none of Python's own."""
-    names = dict.fromkeys(
-        name for module, file in files.items() for name in imported_names(module, file)
-    )
+    """Returns installed modules that sources may import, each once; none of Python's own."""
+    names = []
+    for module, file in files.items():
+        names += imported_names(module, file)
     packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
     homes = {package: module_file(package) for package in packages}
     installed = {package for package, file in homes.items() if file and not is_users(file)}
-    return [name for name in names if name.partition(".")[0] in installed]
+    return [name for name in dict.fromkeys(names) if name.partition(".")[0] in installed]

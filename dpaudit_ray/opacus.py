@@ -1,4 +1,4 @@
-"""For training scripts that use Opacus: one line above the function that trains.
+"""Marks the training function of a script that uses Opacus, by one line above it.
 
     from dpaudit_ray.opacus import audited
 
@@ -7,7 +7,7 @@
         ...
         return model
 
-Run plainly, the script does what it did. `dpaudit audit script.py:main` audits it, and
+The script itself behaves as before. `dpaudit audit script.py:main` audits it, and
 `testing.assert_private(main, ...)` does so in a test.
 """
 
@@ -25,11 +25,17 @@ __all__ = ["audited"]
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What `@audited` says of a function: δ and ε of its promise; None where it does not say."""
+    """The arguments of `@audited`.
+
+    Attributes:
+        delta: δ of the claim, if stated.
+        epsilon: ε of the claim, if stated.
+        public: names of returned values that contain no private record.
+    """
 
     delta: float | None = None
     epsilon: float | None = None
-    public: tuple[str, ...] = ()  # names of what is returned beside private parameters
+    public: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.delta is not None and not 0 < self.delta < 1:
@@ -44,13 +50,14 @@ def audited(
     """Marks a function that trains, takes no arguments, and returns what is published of it.
 
     Args:
-        delta: δ of the promise.
-        epsilon: ε that is promised, where that is less than the script's own accountant says.
-        public: names of what is returned beside private parameters, where no record went into it
-            but through noise: a tensor, a layer, a key of a dictionary, or a class of networks,
-            such as "Generator". The audit takes your word for it.
+        delta: δ of the claim.
+        epsilon: ε of the claim, if it is less than the script's accountant reports.
+        public: names of returned values, in addition to private parameters, that depend on records
+            only through noise: a tensor, a layer, a key of a dictionary, or a class of networks,
+            such as "Generator". The audit does not check this.
 
-    Raises ValueError for a number outside its bounds.
+    Raises:
+        ValueError: a number is outside its bounds.
     """
     marks = Marks(delta, epsilon, (public,) if isinstance(public, str) else tuple(public))
 
@@ -62,7 +69,7 @@ def audited(
 
 
 def marks_of(function: Any) -> Marks:
-    """The function's marks, for whoever audits it; marks that say nothing where it has none."""
-    behind = getattr(function, "callback", None)  # of a command of click
-    marks = getattr(function, _MARK, getattr(behind, _MARK, None))
+    """Returns a function's marks; empty ones if it has none."""
+    callback = getattr(function, "callback", None)  # of a command of click
+    marks = getattr(function, _MARK, getattr(callback, _MARK, None))
     return marks if isinstance(marks, Marks) else Marks()

@@ -2,7 +2,7 @@
 
 A class is usable by its `name` when its module lies in the package of its kind; one elsewhere is
 named by its import path, `package.module:Class`. Plug-in modules import torch inside their methods
-only. Where a run is only read, an `Unread` stands for a class of somebody's own, with its options.
+only. If a run is only read, an `Unread` stands for a class of the user's, with its options.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
@@ -33,15 +34,15 @@ class Plugin(Strict):
     model_config = ConfigDict(polymorphic_serialization=True)  # parts with options of their class
     name: str
 
-    kind: ClassVar[str]  # what sweep files call this kind: "mechanism", "adversary", ...
+    kind: ClassVar[str]  # in sweep files: "mechanism", "adversary", ...
     home: ClassVar[str]  # the package, or the module, that has the classes of this kind
     locations: ClassVar[frozenset[str]] = frozenset()  # fields that say where or how, not what
     is_variant: ClassVar[bool] = False  # of another class, which is the one that is named
-    revision: ClassVar[int] = 1  # of what is computed; raised when the same options give other bits
+    revision: ClassVar[int] = 1  # of the results; raised if the same options give other ones
 
     @classmethod
     def variant(cls, raw: Mapping[str, Any]) -> type[Plugin]:
-        """The class to build from these options: this one, or a subclass that they decide for."""
+        """Returns the class to build from these options: this one, or a subclass for them."""
         return cls
 
     @property
@@ -51,46 +52,47 @@ class Plugin(Strict):
         return f"{cls.__module__}:{cls.__qualname__}" if is_users(self) else self.name
 
     def identity(self) -> dict[str, Any]:
-        """The options that can change a result, nested plug-ins included, as plain JSON.
+        """Returns the options that can change a result, nested plug-ins included, as plain JSON.
 
         Options at their default are left out, so that one which is added later changes no
         fingerprint; a default must never change its meaning. So is the first `revision`.
         """
         options = self.model_dump(mode="json", exclude=set(self.locations), exclude_defaults=True)
-        nested = {
-            key: value.identity()
-            for key, field in type(self).model_fields.items()
-            if isinstance(value := getattr(self, key), Plugin)
-            and not (value == field.default and value.revision == 1)
-        }
-        revised = {"revision": self.revision} if self.revision > 1 else {}
-        return options | nested | revised | {"name": self.address}
+        for key, field in type(self).model_fields.items():
+            value = getattr(self, key)
+            if isinstance(value, Plugin) and (value != field.default or value.revision > 1):
+                options[key] = value.identity()
+        if self.revision > 1:
+            options["revision"] = self.revision
+        options["name"] = self.address
+        return options
 
     def named_modules(self) -> tuple[str, ...]:
-        """Modules that it takes from elsewhere than this project, without those of its parts."""
+        """Returns modules outside this project that it needs, without those of its parts."""
         return (type(self).__module__,) if is_users(self) else ()
 
 
 class Unread:
-    """A class that was not imported: what it computes is known from the run's record only."""
+    """A class that was not imported: its results are known from the run's record only."""
 
 
 def not_imported(name: str) -> SpecError:
-    """The error of whoever asks an `Unread` for what takes its code, `module:Class`."""
+    """Returns the error of a method of an `Unread`, `module:Class`, that needs its code."""
     module = name.partition(":")[0]
     return SpecError(name, f"was not imported, and this needs its code; --trust {module}")
 
 
 def parts(plugin: Plugin) -> Iterator[Plugin]:
-    """A plug-in and all that its options hold."""
+    """Yields a plug-in and all those in its options."""
     yield plugin
     for key in type(plugin).model_fields:
-        if isinstance(value := getattr(plugin, key), Plugin):
+        value = getattr(plugin, key)
+        if isinstance(value, Plugin):
             yield from parts(value)
 
 
 def is_users(plugin: Plugin) -> bool:
-    """Whether its class is the user's, of no module of this project."""
+    """Returns whether the class of a plug-in is in no module of this project."""
     return not f"{type(plugin).__module__}.".startswith(f"{__package__}.")
 
 
@@ -99,24 +101,36 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def parse(base: type[P], raw: Any, key: str) -> P:
-    """The plug-in that `raw`, a name or a mapping with `name`, describes; else SpecError."""
+    """Returns the plug-in that an entry of a sweep file describes.
+
+    Args:
+        base: the class of its kind.
+        raw: a name, or a mapping with `name`; a plug-in is returned as it is.
+        key: in the sweep file, for errors.
+
+    Raises:
+        SpecError: there is no such plug-in, or it does not take these options.
+    """
     if isinstance(raw, base):
         return raw
     if isinstance(raw, str):
         raw = {"name": raw}
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
         raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
-    if ":" in raw["name"] and imports.is_data(raw["name"]):
+    path = raw["name"]
+    is_path = ":" in path
+    if is_path and imports.is_data(path):
         stand_in: type[P] = _stand_in(base)
         return validated(stand_in, raw, key)
-    cls = _find(base, raw["name"], f"{key}.name")
-    if ":" in raw["name"] and (name := _default_name(cls)) is not None:
-        raw = raw | {"name": name}
+    cls = _find(base, path, f"{key}.name")
+    default_name = _default_name(cls)
+    if is_path and default_name is not None:
+        raw = raw | {"name": default_name}
     return validated(cast(type[P], cls.variant(raw)), raw, key)
 
 
 def validated(model: type[S], raw: Any, key: str) -> S:
-    """`raw` as a `model`; a SpecError under `key` when it is none."""
+    """Returns `raw` as a `model`. Raises SpecError under `key` if it is not valid."""
     try:
         return model.model_validate(raw)
     except ValidationError as error:
@@ -126,7 +140,7 @@ def validated(model: type[S], raw: Any, key: str) -> S:
 
 
 def nested(base: type[P]) -> BeforeValidator:
-    """Annotation for a field that holds a plug-in of another kind: named or by its options."""
+    """Returns an annotation for a field that holds a plug-in: named or by its options."""
 
     def plugin_from_raw(raw: Any, info: ValidationInfo) -> P:
         with carried():
@@ -136,12 +150,12 @@ def nested(base: type[P]) -> BeforeValidator:
 
 
 class _CarriedError(ValueError):
-    """A SpecError on its way through pydantic, which goes on to look at the other fields."""
+    """A SpecError on its way through pydantic, which continues with the other fields."""
 
 
 @contextlib.contextmanager
 def carried() -> Iterator[None]:
-    """Within a field's validator: a SpecError is told together with those of other fields."""
+    """Has a SpecError in a field's validator reported together with those of other fields."""
     try:
         yield
     except SpecError as error:
@@ -149,18 +163,23 @@ def carried() -> Iterator[None]:
 
 
 def registry(base: type[P], module: str | None = None) -> dict[str, type[P]]:
-    """Classes of this kind in its home package, by name; `module` alone is imported where given."""
+    """Returns the classes of this kind in its home package, by name.
+
+    Args:
+        base: the class of the kind.
+        module: the only module of the package to import; None: all of them.
+    """
     package = importlib.import_module(base.home)
     for info in pkgutil.iter_modules(getattr(package, "__path__", [])):  # one file has none
         if module in (None, info.name):
             importlib.import_module(f"{base.home}.{info.name}")
-    return {
-        name: cls
-        for cls in _subclasses(base)
-        if (name := _default_name(cls)) is not None
-        and f"{cls.__module__}.".startswith(f"{cls.home}.")
-        and not cls.is_variant
-    }
+    classes = {}
+    for cls in _subclasses(base):
+        name = _default_name(cls)
+        is_at_home = f"{cls.__module__}.".startswith(f"{cls.home}.")
+        if name is not None and is_at_home and not cls.is_variant:
+            classes[name] = cls
+    return classes
 
 
 _PROBLEMS = {
@@ -185,65 +204,77 @@ _PROBLEMS = {
 def spec_error(
     error: ValidationError, prefix: str, raw: Any, model: type[BaseModel] | None = None
 ) -> SpecError:
-    """The problems of a pydantic error on `raw`, each one line with its full key."""
+    """Translates a pydantic error into one line for each problem, with its full key.
+
+    Args:
+        error: of pydantic.
+        prefix: key of the options in the sweep file.
+        raw: the options.
+        model: their class, whose fields are suggested for unknown keys.
+    """
     by_path: dict[tuple[str, ...], list[SpecError]] = {}
     for item in error.errors(include_url=False):
         path = _path(item["loc"], raw)
-        problems = _problems(cast(dict[str, Any], item), (prefix, *path), model)
-        by_path.setdefault(path, problems)  # the first of what the parts of a union say
-    return together(problem for problems in by_path.values() for problem in problems)
+        problems = _problems(item, (prefix, *path), model)
+        by_path.setdefault(path, problems)  # the first error of the parts of a union
+    return together(itertools.chain.from_iterable(by_path.values()))
 
 
 def _path(loc: tuple[int | str, ...], raw: Any) -> tuple[str, ...]:
-    """The keys of a location, without pydantic's names for the parts of unions."""
-    path: list[str] = []
+    """Returns the keys of a location, without pydantic's names for the parts of unions."""
+    path = []
     for part in loc:
-        listed = isinstance(raw, list | tuple) and isinstance(part, int)
-        if not listed and not isinstance(raw, dict):
+        is_index = isinstance(raw, list | tuple) and isinstance(part, int)
+        if not is_index and not isinstance(raw, dict):
             break
         path.append(str(part))
-        raw = raw[part] if listed else raw.get(part)
+        raw = raw[part] if is_index else raw.get(part)
     return tuple(path)
 
 
-def _problems(
-    item: dict[str, Any], path: tuple[str, ...], model: type[BaseModel] | None
-) -> list[SpecError]:
-    """One error of pydantic's, about an option of `model` at `path`, in this project's words."""
-    kind, key = item["type"], ".".join(part for part in path if part)
+def _problems(item: Any, path: tuple[str, ...], model: type[BaseModel] | None) -> list[SpecError]:
+    """Translates one error of pydantic's about an option of `model` at `path`."""
+    kind = item["type"]
+    key = ".".join(filter(None, path))
     context = item.get("ctx", {})
-    if isinstance(inner := context.get("error"), _CarriedError):
-        inside = inner.args[0]
-        return list((inside.under(path[0]) if path[0] else inside).problems)
+    cause = context.get("error")
+    if isinstance(cause, _CarriedError):
+        carried_error = cause.args[0]
+        return list((carried_error.under(path[0]) if path[0] else carried_error).problems)
     options = model.model_fields.items() if model and len(path) == 2 else ()
     fields = {field.alias or name: field for name, field in options}
     if kind == "extra_forbidden":
         return [unknown_key(key, list(fields))]
     if kind == "missing":
-        listed = get_args(fields[path[-1]].annotation) if path[-1] in fields else ()
-        words = " or ".join(word for word in listed if isinstance(word, str))
+        choices = get_args(fields[path[-1]].annotation) if path[-1] in fields else ()
+        words = " or ".join(word for word in choices if isinstance(word, str))
         return [SpecError(key, f"{REQUIRED}: {words}" if words else REQUIRED)]
-    template = _PROBLEMS.get(kind.replace("parsing", "type"))  # a word of the command line
-    limits = {name: plain(v) if isinstance(v, int | float) else v for name, v in context.items()}
-    theirs = item["msg"].removeprefix("Value error, ")
-    problem = template.format(**limits) if template else theirs
-    problem += got(item["input"]) if f"'{item['input']}'" not in problem else ""
-    if kind == "literal_error" and isinstance(item["input"], str):
-        choices = re.findall("'([^']*)'", context["expected"])
-        problem += suggestion(item["input"], choices).rstrip("; ")
+    value = item["input"]
+    template = _PROBLEMS.get(kind.replace("parsing", "type"))  # as for a word of a command line
+    problem = item["msg"].removeprefix("Value error, ")
+    if template:
+        limits = {
+            name: plain(v) if isinstance(v, int | float) else v for name, v in context.items()
+        }
+        problem = template.format(**limits)
+    if f"'{value}'" not in problem:
+        problem += got(value)
+    if kind == "literal_error" and isinstance(value, str):
+        expected = re.findall("'([^']*)'", context["expected"])
+        problem += suggestion(value, expected).rstrip("; ")
     return [SpecError(key, problem)]
 
 
 def got(value: Any) -> str:
-    """The offending value for the end of a message; nothing where it would only be long."""
-    shown = plain(value, "") if isinstance(value, float) else repr(value)
-    return f", got {shown}" if len(shown) <= 80 else ""
+    """Returns the offending value for the end of a message, unless it is long."""
+    text = plain(value, "") if isinstance(value, float) else repr(value)
+    return f", got {text}" if len(text) <= 80 else ""
 
 
 def _find(base: type[P], name: str, key: str) -> type[P]:
     if ":" in name:
         return imports.subclass(base, name, key)
-    # Most are in a module of their name: no other needs to be imported then.
+    # Most are in a module of their name, so that no other needs to be imported.
     classes = registry(base, name.replace("-", "_"))
     if name not in classes:
         classes = registry(base)
@@ -254,13 +285,13 @@ def _find(base: type[P], name: str, key: str) -> type[P]:
 
 @functools.cache
 def _stand_in(base: Any) -> Any:
-    """A class of this kind with any options, all of whose methods say that it was not imported."""
+    """Makes a class of this kind with any options, whose methods raise `not_imported`."""
 
-    def lacking(self: Plugin, *_: Any, **__: Any) -> Any:
+    def refuse(self: Plugin, *_: Any, **__: Any) -> Any:
         raise not_imported(self.name)
 
     content = {
-        **dict.fromkeys(base.__abstractmethods__, lacking),
+        **dict.fromkeys(base.__abstractmethods__, refuse),
         "__module__": __name__,
         "__doc__": Unread.__doc__,
         "model_config": ConfigDict(extra="allow"),
@@ -270,7 +301,7 @@ def _stand_in(base: Any) -> Any:
 
 
 def _default_name(cls: type[Plugin]) -> str | None:
-    """The default of the field `name`; None for bases, which have none."""
+    """Returns the default of the field `name`; None for bases, which have none."""
     default = cls.model_fields["name"].default
     return default if isinstance(default, str) else None
 

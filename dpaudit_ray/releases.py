@@ -1,4 +1,4 @@
-"""For training loops that use no Opacus: their steps, told to whoever audits them.
+"""Reports the steps of a training loop without Opacus to an audit.
 
 Plain PyTorch, with the script's own clipping in it:
 
@@ -7,12 +7,12 @@ Plain PyTorch, with the script's own clipping in it:
         noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.01,
     )
 
-Any framework, by a function that gives releases:
+Any framework, by a function that returns releases:
 
     @audited_release(records=("x", "y"), noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.01)
     def noisy_gradient(params, x, y, key): ...
 
-Outside an audit both do what the script did, and nothing else.
+Outside an audit, both only compute the release.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Noise = Sequence[Any] | Callable[[], Sequence[Any]]
 __all__ = ["audited_release", "audited_step"]
 
 
-def audited_step(  # noqa: PLR0913 (a promise, by name)
+def audited_step(  # noqa: PLR0913 (a claim, by name)
     total: Total,
     noise: Noise,
     *,
@@ -44,24 +44,25 @@ def audited_step(  # noqa: PLR0913 (a promise, by name)
     of: int | None = None,
     name: str = "step",
 ) -> list[Any]:
-    """The noisy sum of one step.
+    """Returns the noisy sum of one step.
 
     Args:
-        total: the sum of clipped gradients, an array per tensor; or what makes it of
-            `per_example`, so that canaries pass through the script's own clipping.
-        noise: as many arrays, or what draws them; only what draws them can be drawn again, so with
-            arrays an audit measures no noise within a step.
-        noise_multiplier: the noise's standard deviation over `max_grad_norm`, as promised.
-        max_grad_norm: what gradients are clipped to, as promised.
-        sample_rate: the chance of a record to be in a step, as promised.
+        total: the sum of clipped gradients, an array per tensor; or a function of `per_example`
+            that computes it, so that canaries pass through the script's own clipping.
+        noise: as many arrays, or a function that draws them; with arrays, an audit measures no
+            noise within a step, as it cannot draw again.
+        noise_multiplier: the noise's standard deviation over `max_grad_norm`, as claimed.
+        max_grad_norm: bound to which gradients are clipped, as claimed.
+        sample_rate: the probability of a record to be in a step, as claimed.
         per_example: gradients, an array [examples, ...] per tensor.
         of: how many records the step's were drawn from.
-        name: of this call, where a script has several.
+        name: of this call, if a script has several.
 
     Returns:
         total + noise, an array per tensor.
 
-    Raises TypeError where `total` is a function, and `per_example` is missing.
+    Raises:
+        TypeError: `total` is a function, and `per_example` is missing.
     """
     if callable(total) and per_example is None:
         raise TypeError("audited_step takes per_example where total is a function of it")
@@ -72,13 +73,13 @@ def audited_step(  # noqa: PLR0913 (a promise, by name)
             sums = list(total(_change_examples(examples, change)))
         else:
             sums = list(total)
-            if change[0] == "appended":  # clipped already, so it comes as long as it may be
+            if change[0] == "appended":  # clipped already, so a canary has the largest norm
                 sums = [a + _like(a, row / 1e3) for a, row in zip(sums, change[1], strict=True)]
-        drawn = noise() if callable(noise) else noise
-        return [a + b for a, b in zip(sums, drawn, strict=True)]
+        noises = noise() if callable(noise) else noise
+        return [a + b for a, b in zip(sums, noises, strict=True)]
 
     stream = _stream(name, noise_multiplier, max_grad_norm, sample_rate)
-    if stream is None:
+    if not stream:
         return released("nothing", None)
     shapes = [tuple(array.shape[1:]) for array in examples]
     if not callable(total) and not examples:
@@ -97,18 +98,18 @@ def audited_release(
     key: str | None = None,
     reseed: Callable[[int], Any] | None = None,
 ) -> Callable[[F], F]:
-    """Marks a function that gives the noisy gradient of a batch, as arrays in any structure.
+    """Marks a function that returns the noisy gradient of a batch, as arrays in any structure.
 
-    It is called again with a record less and with other randomness, so it must do nothing else.
+    It is called again without a record and with other randomness, so it must have no side effects.
 
     Args:
         records: names of its arguments whose arrays, in any structure, have a record in each row.
-        noise_multiplier: as in `audited_step`, like the next two.
-        max_grad_norm: what a record may move the sum by, as promised.
-        sample_rate: the chance of a record to be in a step, as promised.
+        noise_multiplier: the noise's standard deviation over `max_grad_norm`, as claimed.
+        max_grad_norm: bound on the change of the sum by one record, as claimed.
+        sample_rate: the probability of a record to be in a step, as claimed.
         of: how many records a batch is drawn from.
         key: the argument that all its randomness comes from; None: global generators.
-        reseed: makes such a key of a number; left out, a JAX key of the kind that was given.
+        reseed: makes such a key of a number; by default a JAX key of the same kind.
     """
 
     def mark(function: F) -> F:
@@ -117,7 +118,7 @@ def audited_release(
         @functools.wraps(function)
         def step(*args: Any, **kwargs: Any) -> Any:
             stream = _stream(function.__name__, noise_multiplier, max_grad_norm, sample_rate)
-            if stream is None:
+            if not stream:
                 return function(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
@@ -127,16 +128,17 @@ def audited_release(
 
             def released(change: Any, seed: int | None) -> list[Any]:
                 nonlocal released_structure
-                changed = _change_examples(examples, change)
-                given = arguments | structure.unflatten(changed)
+                changed_records = structure.unflatten(_change_examples(examples, change))
+                changed = arguments | changed_records
+                tensorflow = sys.modules.get("tensorflow")
                 if seed is not None and key is not None:
-                    given[key] = reseed(seed) if reseed else _jax_key(seed, arguments[key])
-                elif seed is not None and (tensorflow := sys.modules.get("tensorflow")):
+                    changed[key] = reseed(seed) if reseed else _jax_key(seed, arguments[key])
+                elif seed is not None and tensorflow:
                     tensorflow.random.set_seed(seed % 2**31)
-                arrays, released_structure = _flatten(function(**given))
+                arrays, released_structure = _flatten(function(**changed))
                 return arrays
 
-            # JAX has no generators that could be seeded: its noise hangs on a key, or on a state.
+            # JAX has no generators that could be seeded: its noise depends on a key, or a state.
             redraws = True if key is not None or "jax" not in sys.modules else None
             rows = len(examples[0])
             arrays = stream.step(released, rows, None, of, redraws=redraws, records=examples)
@@ -148,8 +150,9 @@ def audited_release(
 
 
 def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    """Arrays of tuples, lists, dictionaries and what JAX knows beside them, and their structure."""
-    if (jax := sys.modules.get("jax")) is not None:
+    """Returns the arrays in tuples, lists, dictionaries and JAX's structures, and the structure."""
+    jax = sys.modules.get("jax")
+    if jax:
         return tuple(jax.tree.flatten(tree))
     from torch.utils import _pytree
 
@@ -157,9 +160,9 @@ def _flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def _stream(name: str, noise: float, bound: float, rate: float) -> Stream | None:
-    """The call site's steps; None outside an audit, where nothing that audits is imported."""
+    """Returns the recorder of a call site; None outside an audit, which alone imports it."""
     watch = sys.modules.get("dpaudit_ray.scripts.watch.release_functions")
-    return watch.stream_at(name, (noise, bound, rate)) if watch is not None else None
+    return watch.stream_at(name, (noise, bound, rate)) if watch else None
 
 
 def _change_examples(examples: list[Any], change: Any) -> list[Any]:
@@ -175,7 +178,7 @@ def _like(array: Any, row: Any) -> Any:
 
 
 def _jax_key(seed: int, like: Any) -> Any:
-    """A key of the kind of `like`: typed, of the same generator, or an array of numbers."""
+    """Returns a key of the kind of `like`: typed, of the same generator, or an array of numbers."""
     import jax
 
     if hasattr(like, "dtype") and jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):

@@ -1,4 +1,4 @@
-"""What `dpaudit_ray.run` and `open` return, and what a notebook shows meanwhile and afterwards."""
+"""The result of `dpaudit_ray.run` and `open`, and its view in a notebook."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run left behind.
+    """A run, complete or not.
 
-    `complete` is False while trials are missing; `stopped`: it was asked to end early, or a time
-    budget was spent. `failures` holds every pack that failed and was not done since. `trust` says
-    which modules may be imported to read it; None: what this process may.
+    Attributes:
+        location: its directory or address.
+        complete: no trials are missing.
+        failures: packs that failed and were not done since.
+        lost: trainers that died in this attempt.
+        stopped: it ended early, by request or because its time was up.
+        trust: modules that may be imported to read it; None: those that this process may import.
     """
 
     location: str
@@ -47,27 +51,32 @@ class Result:
 
     @classmethod
     def open(cls, location: str | Path, trust: str | None = None) -> Self:
-        """The run in a directory, or at an address, complete or not, as `dpaudit status` reads it.
+        """Opens a run in a directory, or at an address, complete or not.
 
-        `trust` has modules that may be imported, `a,b.c`; by default none that the run names.
-        Raises RunDirectoryError where there is no readable run.
+        Args:
+            location: the directory or address.
+            trust: modules that may be imported, `a,b.c`; by default none that the run names.
+
+        Raises:
+            RunDirectoryError: there is no readable run.
         """
         from .report.tables import Run
 
         modules = Trust.parse(trust, reads=True)
         with trusting(modules):
             run = Run.open(str(location))
+        location = run.directory.location
         if newer := record.newer_version(run.directory):
-            warnings.warn(f"{run.directory.location}: {newer}", stacklevel=2)
-        where = run.directory, run.plan
-        failures = (*outcomes.failed(*where), *outcomes.failed_parts(*where))
-        result = cls(run.directory.location, run.complete, failures, trust=modules)
+            warnings.warn(f"{location}: {newer}", stacklevel=2)
+        failures = outcomes.failed(run.directory, run.plan)
+        failures += outcomes.failed_parts(run.directory, run.plan)
+        result = cls(location, run.complete, tuple(failures), trust=modules)
         vars(result)["run"] = run
         return result
 
     @functools.cached_property
     def run(self) -> Run:
-        """The run directory, opened when it is first asked for, and once."""
+        """The run directory, opened on first use."""
         from .report.tables import Run
 
         with self._reading:
@@ -105,48 +114,64 @@ class Result:
 
     @property
     def membership(self) -> pd.DataFrame:
-        """What scores tell of membership: a row for each audit and `fpr`, and the claim there."""
+        """Membership inference by the scores: one row per audit and `fpr`, with the claim there."""
         from .report import membership_rates
 
         with self._reading:
             return membership_rates.table(self.run)
 
     def matrix(self, audit: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Last scores and bits of audit number `audit`, [trainings, records], for `membership`."""
+        """Returns the last scores and the bits of an audit, for `dpaudit_ray.membership`.
+
+        Args:
+            audit: index of the audit.
+
+        Returns:
+            Scores and bits [training runs, records].
+        """
         from .report import membership_rates
 
-        there = self.run.plan.audits[audit]
-        return membership_rates.matrix(there, Trials.joined(there, self.run.prefix(there)))
+        planned = self.run.plan.audits[audit]
+        return membership_rates.matrix(planned, Trials.joined(planned, self.run.prefix(planned)))
 
     @property
     def scores(self) -> pd.DataFrame:
-        """All scores: columns audit, trial, member, step, score; accuracy, loss where measured.
+        """All scores: columns audit, trial, member, step, score; accuracy, loss if measured.
 
-        Where trials were missed one by one, `missed` says why; it is empty for all others.
+        If single trials failed, `missed` has the reason; it is empty for all others.
         """
-        where = self.run.directory, self.run.plan
-        audits = range(len(self.run.plan.audits))
-        scores = pd.concat([FinishedTrials(*where, index).frame() for index in audits])
+        run = self.run
+        audits = range(len(run.plan.audits))
+        scores = pd.concat(
+            [FinishedTrials(run.directory, run.plan, audit).frame() for audit in audits]
+        )
         return scores.fillna({MISSED: ""}) if MISSED in scores else scores
 
     @functools.cached_property
     def answer(self) -> Answer:
-        """The run's verdict in a sentence, why, and what would help; takes seconds."""
+        """The run's verdict in a sentence, its reason, and what would help; takes seconds."""
         from .report import verdict
 
         with self._reading:
             return verdict.current(self.run)
 
     def verdict(self) -> Verdict:
-        """VIOLATION, CONSISTENT or INCONCLUSIVE, as `dpaudit verify` says."""
+        """Returns VIOLATION, CONSISTENT or INCONCLUSIVE, as `dpaudit verify` does."""
         return self.answer.verdict
 
     def plot(self, steps: bool = False, ax: Any = None) -> Any:
-        """Draws lower bounds beside claims with matplotlib, and returns the axes.
+        """Draws lower bounds and claims with matplotlib.
 
-        Of every audit at its last step; with `steps` over the recorded ones, in an array of axes,
-        one for each claim. They are `ax`, or those of a new figure. Raises SpecError for too few
-        axes, and where one step alone is recorded.
+        Args:
+            steps: draws all recorded steps, a plot for each claim; by default the last step of all
+                audits in one plot.
+            ax: axes to draw in; by default those of a new figure.
+
+        Returns:
+            The axes; an array of them for `steps`.
+
+        Raises:
+            SpecError: there are too few axes, or a single step is recorded.
         """
         from matplotlib import pyplot as plt  # looks for a display
 
@@ -157,7 +182,8 @@ class Result:
         with self._reading:
             bounds = whole_run.bounds_table(self.run)
             draw = whole_run.evolution_figure if steps else whole_run.bars_figure
-            if (figure := draw(bounds, new=plt.figure, ax=ax)) is None:
+            figure = draw(bounds, new=plt.figure, ax=ax)
+            if not figure:
                 raise SpecError("steps", "cannot be drawn: one alone is recorded; leave it out")
         if ax is not None:
             return ax
@@ -171,7 +197,7 @@ class Result:
             return page.write(self.run)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: verdict, table and figure."""
+        """Returns the view of a notebook: verdict, table and figure."""
         from .report import page
         from .report.figures import primitives, whole_run
 
@@ -181,17 +207,17 @@ class Result:
 
 
 def notebook_progress() -> Callable[[Progress], None]:
-    """Shows snapshots where this process is a notebook's kernel; does nothing elsewhere."""
+    """Returns a function that shows snapshots in a notebook, and does nothing elsewhere."""
     ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = ipython.get_ipython() if ipython else None
     if getattr(shell, "kernel", None) is None:
         return lambda snapshot: None
     html = ipython.display.HTML
-    shown = ipython.display.display(html("dpaudit: starting"), display_id=True)
+    display = ipython.display.display(html("dpaudit: starting"), display_id=True)
 
     def update(snapshot: Progress) -> None:
         phase = f", {snapshot.phase}" if snapshot.phase and snapshot.left else ""
-        shown.update(
+        display.update(
             html(
                 f'<progress max="{max(snapshot.trials, 1)}" value="{snapshot.done}"></progress> '
                 f"{snapshot.done:,} of {snapshot.trials:,} trials{phase}"

@@ -1,4 +1,4 @@
-"""Seeds and bits: keyed hashes of names, never a shared stream, give every random number.
+"""Derives seeds and bits from keyed hashes of names, never from a shared stream.
 
 Bits depend on (sweep seed, audit, trial) only, so they do not change with pack boundaries,
 retries or the number of trials. Noise depends on (sweep seed, audit, first trial of the pack).
@@ -16,26 +16,48 @@ _BITS_PER_BLOCK = 512  # one BLAKE2b digest
 
 
 def derive(*parts: str | int) -> int:
-    """A 128-bit seed that is a function of the texts of `parts` alone: 1 and "1" are the same.
+    """Returns a 128-bit seed, a function of the texts of `parts`: 1 and "1" are the same.
 
-    A control character stands between them, so that ("a", "b") and ("ab",) differ.
+    A control character separates them, so that ("a", "b") and ("ab",) differ.
     """
-    return int.from_bytes(_digest(parts, 16), "big")
+    digest = _digest(parts, 16)
+    return int.from_bytes(digest, "big")
 
 
 def bits(seed: int, audit: str, first: int, last: int) -> npt.NDArray[np.bool_]:
-    """Secret bits of trials first..last (inclusive): fair, independent, bool [last - first + 1]."""
-    blocks = range(first // _BITS_PER_BLOCK, last // _BITS_PER_BLOCK + 1)
-    raw = b"".join(_digest(("bits", seed, audit, block), 64) for block in blocks)
-    stream = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(np.bool_)
-    start = blocks.start * _BITS_PER_BLOCK
-    return stream[first - start : last - start + 1]
+    """Returns the secret bits of trials, fair and independent.
+
+    Args:
+        seed: the sweep's.
+        audit: fingerprint of the audit.
+        first: the first trial.
+        last: the last trial.
+
+    Returns:
+        bool [last - first + 1].
+    """
+    first_block = first // _BITS_PER_BLOCK
+    last_block = last // _BITS_PER_BLOCK
+    digests = []
+    for block in range(first_block, last_block + 1):
+        digests.append(_digest(("bits", seed, audit, block), 64))
+    raw = np.frombuffer(b"".join(digests), dtype=np.uint8)
+    stream = np.unpackbits(raw).astype(np.bool_)
+    start = first - first_block * _BITS_PER_BLOCK
+    return stream[start : start + last - first + 1]
 
 
 def noise_seed(seed: int, audit: str, first: int) -> int:
-    """Seed of everything random inside the pack that starts at trial `first`."""
+    """Returns the seed of everything random inside a pack.
+
+    Args:
+        seed: the sweep's.
+        audit: fingerprint of the audit.
+        first: the first trial of the pack.
+    """
     return derive("noise", seed, audit, first)
 
 
 def _digest(parts: tuple[str | int, ...], size: int) -> bytes:
-    return hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=size).digest()
+    name = "\x1f".join(map(str, parts))
+    return hashlib.blake2b(name.encode(), digest_size=size).digest()

@@ -1,13 +1,14 @@
-"""For tests: a training that must keep its promise.
+"""Tests that a training function does not violate its privacy claim.
 
     from dpaudit_ray.testing import assert_private
 
     def test_training_is_private():
         assert_private(main, epsilon=3.0, delta=1e-5, budget="5min")
 
-A promise that is kept fails the test in at most 5 % of audits with other seeds; with one seed the
-coins are always the same, so a test that passes does not fail by chance another day unless the
-script's own randomness differs. `INCONCLUSIVE` fails, too, unless `conclusive` is False.
+A function without a violation fails the test in at most 5 % of audits with other seeds. With one
+seed the random choices are always the same, so a test that passes does not fail by chance another
+day, unless the script's own randomness differs. `INCONCLUSIVE` fails, too, unless `conclusive` is
+False.
 """
 
 from __future__ import annotations
@@ -39,45 +40,47 @@ def assert_private(
 
     Args:
         main: a function at the top of a module file, or "path/to/script.py:function".
-        epsilon: ε that is promised; None: what the script's accountant says.
-        delta: δ of it; None: that of `@audited`.
-        budget: time it may take: seconds, or "5min".
-        layers: 0 one run, 1 steps, 2 runs.
-        seed: of all coins.
-        conclusive: whether what was not decided fails the test, too.
+        epsilon: ε of the claim; None: the value reported by the script's accountant.
+        delta: δ of the claim; None: that of `@audited`.
+        budget: time limit: seconds, or "5min".
+        layers: checks to run: 0 inspects one run, 1 tests steps, 2 tests runs.
+        seed: of the audit's random choices.
+        conclusive: whether an undecided claim fails the test, too.
 
     Returns:
         The verdict, with all its findings.
 
     Raises:
-        AssertionError: the promise is broken, or was not decided; the message has every finding.
+        AssertionError: the claim is violated, or was not decided; the message has every finding.
         ScriptError: the script cannot be audited as it is.
-        SpecError: `main` is no such function, or nothing tells a δ.
+        SpecError: `main` is not such a function, or no δ is stated.
     """
     from .report.verdict import Verdict
     from .scripts.script_audit import Audit, Options, parse_duration
     from .scripts.script_runs import LocalRunner, Target
 
-    target = Target.from_text(main if isinstance(main, str) else _place(main), delta, epsilon)
-    if target is None:
+    location = main if isinstance(main, str) else _location(main)
+    target = Target.from_text(location, delta, epsilon)
+    if not target:
         raise SpecError("main", f"is {main!r}; name it as path/to/script.py:function")
     seconds = parse_duration(budget) if isinstance(budget, str) else float(budget)
     options = Options(seconds, layers, seed=seed)
     audit = Audit(target, LocalRunner(target), options, lambda _: None).verdict()
-    broken = audit.verdict is Verdict.VIOLATION
-    if broken or (conclusive and audit.verdict is not Verdict.CONSISTENT):
-        findings = map(str, audit.violations if broken else audit.findings)
+    is_violation = audit.verdict is Verdict.VIOLATION
+    if is_violation or (conclusive and audit.verdict is not Verdict.CONSISTENT):
+        findings = map(str, audit.violations if is_violation else audit.findings)
         lines = [f"{audit.verdict}: {audit.headline}", *findings, *audit.help]
         raise AssertionError("\n".join(lines))
     return audit
 
 
-def _place(main: Callable[[], Any]) -> str:
+def _location(main: Callable[[], Any]) -> str:
+    """Returns "path/to/script.py:function"."""
     name = getattr(main, "__qualname__", "")
     try:
         file = inspect.getsourcefile(inspect.unwrap(main))
     except TypeError:
         file = None
-    if file is None or not name.isidentifier():
+    if not file or not name.isidentifier():
         raise SpecError("main", f"is {main!r:.60}, no function at the top of a file; move it there")
     return f"{Path(file)}:{name}"

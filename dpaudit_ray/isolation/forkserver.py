@@ -14,7 +14,6 @@ server (`_serve`), of which each call is a child.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -27,6 +26,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def _serve(settings: dict[str, Any], guardian: int) -> None:
     path = settings["path"]
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     for module in settings["preload"]:
-        with contextlib.suppress(Exception, SystemExit):  # raised again in the child that needs it
+        with suppress(Exception, SystemExit):  # raised again in the child that needs it
             importlib.import_module(module)
     gc.freeze()  # else the garbage collector of each child copies all that was imported
     helpers = frozenset(_children(os.getpid()))  # started by imports, and used by all calls
@@ -128,7 +128,7 @@ def _answer(
             ended, status = os.waitpid(-1, os.WNOHANG)  # an orphan may have ended, too
     finally:
         # The child leads a session. Without subreapers, its process group is all that is known.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         _end_descendants(helpers)
     asker.send(os.waitstatus_to_exitcode(status))
@@ -148,9 +148,9 @@ def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
         while descendants:
             pid = descendants.pop()
             below = _children(pid)  # before it ends: then they are children of this process
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # a grandchild
+            with suppress(ChildProcessError):  # a grandchild
                 os.waitpid(pid, os.WNOHANG)
             descendants.update(below)
         time.sleep(pause)  # none at first: a process that forks may be faster
@@ -160,11 +160,11 @@ def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
 def _children(pid: int) -> list[int]:
     """Returns the children of a process, whichever of its threads started them."""
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():  # macOS
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             return [process.pid for process in psutil.Process(pid).children()]
         return []
-    children: list[int] = []
-    with contextlib.suppress(OSError):  # it ended meanwhile
+    children = list[int]()
+    with suppress(OSError):  # it ended meanwhile
         for thread in os.listdir(f"/proc/{pid}/task"):
             listed = Path(f"/proc/{pid}/task/{thread}/children").read_text()
             children += map(int, listed.split())
@@ -173,7 +173,7 @@ def _children(pid: int) -> list[int]:
 
 def _set_process_option(option: int, value: int) -> None:
     """Sets an option of this process by the system call `prctl`, which only Linux has."""
-    with contextlib.suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 

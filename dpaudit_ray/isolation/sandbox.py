@@ -151,7 +151,7 @@ class Sandbox:
         return Ended(**answer, output=printed.text, seconds=seconds)
 
     def _running_server(self) -> tuple[subprocess.Popen[bytes], Connection, IO[bytes]]:
-        if self._server is not None:
+        if self._server:
             guardian, connection, _ = self._server
             # A connection that is readable between calls is a closed one: the server has died.
             if guardian.poll() is None and not connection.poll():
@@ -180,13 +180,13 @@ class Sandbox:
             raise ClusterError(f"no process can be started for trials ({error})") from error
         finally:
             server_end.close()
-        assert guardian.stdout is not None
+        assert guardian.stdout
         os.set_blocking(guardian.stdout.fileno(), False)
         self._server = guardian, own_end, guardian.stdout
         return self._server
 
     def _end_server(self) -> None:
-        if self._server is None:
+        if not self._server:
             return
         guardian, connection, output = self._server
         self._server = None

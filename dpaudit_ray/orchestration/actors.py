@@ -1,4 +1,4 @@
-"""The Ray actors: long-lived trainers, whose scores go straight to one aggregator's process."""
+"""Defines the Ray actors: long-lived trainers, which send scores straight to one aggregator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ray.util.metrics import Gauge
 from ..data.base import provide
 from ..plan import provenance
 from ..plan.model import Pack
-from ..plan.provenance import Machine
 from ..storage import place
 from ..storage.run_directory import RunDirectory
 from . import metrics
@@ -23,58 +22,65 @@ from .progress import Activity, Progress
 from .trainer import Brief, PackTrainer
 
 _log = logging.getLogger("dpaudit")
-WRITERS = 32  # packs that the aggregator stores at once: most of the time they wait for storage
+WRITERS = 32  # packs that the aggregator stores at once; they mostly wait for storage
 
 
 @ray.remote(max_concurrency=WRITERS, concurrency_groups={"pulse": 1})
 class Aggregator:
-    """One per sweep, which writes while `owner`, its driver, holds the lease; restarted by Ray."""
+    """Stores and folds the scores of a sweep; restarted by Ray."""
 
     def __init__(self, location: str, owner: str | None) -> None:
+        """Reads nothing yet.
+
+        Args:
+            location: the run directory.
+            owner: the driver's lease; once another driver has the run, this one writes no more.
+        """
         _settle_in()
-        self._location, self._owner = location, owner
+        self._location = location
+        self._owner = owner
         self._opening = threading.Lock()
         self._opened: Aggregation | None = None
-        self._trouble: Exception | None = None  # of what nobody waited for: the next call tells it
+        self._trouble: Exception | None = None  # in `_keep_up`; the next call raises it
         self._name = location.rpartition("/")[2]  # results lie in storage_path/name
         self._publisher = metrics.Publisher(Gauge, self._name)
 
     def __repr__(self) -> str:
-        return f"{self._name}: stores scores, and bounds what they show"  # what the dashboard shows
+        return f"{self._name}: stores scores, and bounds what they show"  # for the dashboard
 
     def _open(self) -> Aggregation:
         # Not in the constructor: there, a damaged run directory is an actor's death to the driver.
         with self._opening:
-            if self._opened is None:
+            if not self._opened:
                 run = RunDirectory(self._location, place.RUNNING, self._owner)
                 self._opened = Aggregation.rebuild(run)
                 threading.Thread(target=self._keep_up, args=(self._opened,), daemon=True).start()
-        if self._trouble is not None:
+        if self._trouble:
             raise self._trouble
         return self._opened
 
     def _keep_up(self, aggregation: Aggregation) -> None:
-        while self._trouble is None:
+        while not self._trouble:
             time.sleep(KEEP_UP_SECONDS)
             try:
                 aggregation.keep_up()
-            except Exception as error:  # noqa: BLE001 (thread boundary: told by the next call)
+            except Exception as error:  # noqa: BLE001 (thread boundary: raised by the next call)
                 self._trouble = error
 
-    # In a thread of its own, and asked of no process but the one that was meant.
+    # In a separate thread, and only of the process that was called.
     @ray.method(concurrency_group="pulse", max_task_retries=0, enable_task_events=False)  # type: ignore[untyped-decorator]
     def pulse(self) -> bool:
-        """True: this process runs, whatever it waits for."""
+        """Returns True, as this process runs, even while others of its methods wait."""
         return True
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of the aggregation returns; Ray calls again what it did not hear of."""
+        """Calls a method of the aggregation; Ray repeats a call that was not answered."""
         return getattr(self._open(), method)(*arguments)
 
-    # One of a thousand polls is no task to anybody.
+    # There are thousands of these calls, which the dashboard does not list.
     @ray.method(enable_task_events=False)  # type: ignore[untyped-decorator]
     def progress(self, activity: Activity) -> Progress:
-        """A snapshot for the terminal and the metrics."""
+        """Returns a snapshot for the terminal, and publishes it to the metrics."""
         progress = self._open().progress(activity)
         self._publisher.publish(progress)
         return progress
@@ -82,13 +88,13 @@ class Aggregator:
 
 @ray.remote
 class Trainer(PackTrainer):
-    """A trainer in a process of its own, which gets its work by the first call, `ready`.
+    """A trainer in its own process, which gets its work by the first call, `ready`.
 
     Ray warns of each constructor with references, since it may find them gone at a restart.
-    `name` is the sweep's, which Ray's dashboard shows: it asks once, after the constructor.
     """
 
     def __init__(self, name: str) -> None:
+        """Takes the sweep's `name`, which the dashboard reads once, after the constructor."""
         self._name = name
         _settle_in()
         if ray.get_runtime_context().was_current_actor_reconstructed:
@@ -101,8 +107,8 @@ class Trainer(PackTrainer):
         brief: Brief,
         aggregator: Any,
         datasets: dict[str, Any],
-    ) -> tuple[str, str, Machine]:
-        """Takes its work, and returns the node's id, its address, and its machine.
+    ) -> tuple[str, str, provenance.Machine]:
+        """Takes its work; returns the node's id, its address, and its machine.
 
         Args:
             modules: the user's modules whose versions the driver compares.
@@ -126,17 +132,26 @@ class Trainer(PackTrainer):
 
 
 def task_name(role: str, method: str, brief: Brief, arguments: tuple[Any, ...]) -> str:
-    """What Ray shows of a call: its pack's audit, but no trials, as Ray keeps 15 kB a name."""
+    """Returns the name of a call in the dashboard.
+
+    It has the audit of the call's pack, but no trials, as Ray keeps 15 kB for each name.
+
+    Args:
+        role: of the worker.
+        method: the method's name.
+        brief: names the audits.
+        arguments: of the call.
+    """
     if arguments and isinstance(arguments[0], Pack):
         return f"{role}.{method} {brief.audits[arguments[0].audit].label}"
-    return f"{role}.{method}()"  # without brackets, Ray shows what the actor says of itself
+    return f"{role}.{method}()"  # without brackets, Ray shows the actor's repr
 
 
 def _settle_in() -> None:
-    # Ctrl-C and a closed terminal reach the whole process group: the driver decides what it means.
+    # Ctrl-C and a closed terminal reach the process group, but only the driver reacts to them.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Lines go into the worker's own file, which the Ray dashboard shows with its actor.
+    # Log lines go into the worker's file, which the dashboard shows with its actor.
     _log.setLevel(logging.INFO)
     if not _log.handlers:
         handler = logging.StreamHandler()

@@ -6,15 +6,17 @@ from __future__ import annotations
 def host_port(host: str, port: int) -> str:
     """Returns the address of a server; the host may be a name, IPv4 or IPv6."""
     bare = host.strip("[]")
-    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+    if ":" in bare:
+        return f"[{bare}]:{port}"
+    return f"{bare}:{port}"
 
 
 def lacks_brackets(address: str) -> bool:
-    """Returns whether an address is IPv6 without brackets, so that its port cannot be told."""
+    """Returns whether an address is IPv6 without brackets, so that its port is ambiguous."""
     return address.count(":") > 1 and not address.startswith("[")
 
 
 def has_port(address: str) -> bool:
-    """Returns whether an address is HOST:PORT, and no word such as `auto`."""
+    """Returns whether an address is HOST:PORT, and not a word such as `auto`."""
     host, _, port = address.rpartition(":")
     return bool(host) and port.isdigit() and not lacks_brackets(address)

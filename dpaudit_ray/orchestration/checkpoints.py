@@ -1,7 +1,7 @@
-"""Checkpoints of packs that are trained for long: written by the aggregator, asked for by trainers.
+"""Saves packs that are trained for long: trainers send checkpoints, the aggregator writes them.
 
-They travel as messages, as scores do: trainers touch no storage, and what a driver that lost its
-lease still has to write is refused at one place.
+They travel as messages, as scores do: trainers touch no storage, and a driver that has lost its
+lease is refused at one place.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
 
 _log = logging.getLogger("dpaudit")
-KEPT = 2  # of a pack: damage to one costs the time since the one before
+KEPT = 2  # checkpoints of a pack: damage to one costs the time since the one before
 CallAggregator = Callable[..., Any]  # calls a method of the aggregator by name
-Saved = tuple[int, Arrays]  # a step, and what training goes on from after it
+Saved = tuple[int, Arrays]  # a step, and the state of the training after it
 
 
 class Checkpoints:
-    """Those of all packs, in the run directory. Any thread may call it."""
+    """The checkpoints of all packs, in the run directory. Any thread may call it."""
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
-        self._run, self._plan = run, plan
+        self._run = run
+        self._plan = plan
         self._turn = threading.Lock()
         self._steps: dict[Pack, set[int]] = {}
         for index, audit in enumerate(plan.audits):
@@ -36,25 +37,25 @@ class Checkpoints:
 
     @property
     def last(self) -> dict[Pack, int]:
-        """The last step of each pack that has some."""
+        """The last saved step of each pack that has a checkpoint."""
         with self._turn:
             return {pack: max(steps) for pack, steps in self._steps.items() if steps}
 
     def checkpoint(self, pack: Pack) -> Saved | None:
-        """The last one of a pack that is whole."""
+        """Returns the last checkpoint of a pack that is not damaged."""
         with self._turn:
             steps = sorted(self._steps.get(pack, ()), reverse=True)
         for step in steps:
             try:
-                return step, self._run.read_checkpoint(*self._place(pack), step)
+                return step, self._run.read_checkpoint(*self._key(pack), step)
             except DamagedFileError as error:
                 _log.warning("%s; the checkpoint before is used", str(error).partition(";")[0])
         return None
 
     def save(self, pack: Pack, saved: Saved) -> None:
-        """Keeps one, and the one before. Raises StorageError."""
+        """Writes a checkpoint, and deletes all but the one before. Raises StorageError."""
         step, arrays = saved
-        self._run.write_checkpoint(*self._place(pack), step, arrays)
+        self._run.write_checkpoint(*self._key(pack), step, arrays)
         with self._turn:
             steps = self._steps.setdefault(pack, set())
             steps.add(step)
@@ -63,32 +64,37 @@ class Checkpoints:
         self._delete(pack, old)
 
     def drop(self, pack: Pack) -> None:
-        """Deletes those of a pack that is done."""
+        """Deletes the checkpoints of a pack that is done."""
         with self._turn:
             steps = self._steps.pop(pack, set())
         self._delete(pack, steps)
 
     def _delete(self, pack: Pack, steps: set[int]) -> None:
         for step in steps:
-            self._run.delete_checkpoint(*self._place(pack), step)
+            self._run.delete_checkpoint(*self._key(pack), step)
 
-    def _place(self, pack: Pack) -> tuple[str, tuple[int, int]]:
+    def _key(self, pack: Pack) -> tuple[str, tuple[int, int]]:
         return self._plan.audits[pack.audit].id, (pack.first, pack.last)
 
 
 class PackCheckpoints:
     """The checkpoints of one pack, as a mechanism sees them (`mechanisms.base.Checkpoints`).
 
-    What goes wrong with them stops no training: storage that fails is told of with the scores.
+    Their errors stop no training: if storage fails, storing the scores raises.
+
+    Attributes:
+        resumed: training continued from a checkpoint.
     """
 
     def __init__(self, call: CallAggregator, pack: Pack, minutes: float) -> None:
-        self._call, self._pack, self._seconds = call, pack, 60 * minutes
+        self._call = call
+        self._pack = pack
+        self._seconds = 60 * minutes
         self._since = time.monotonic()
         self.resumed = False
 
     def last(self) -> Saved | None:
-        """What to go on from, where it can be had."""
+        """Returns the checkpoint to continue from, if there is one that can be read."""
         saved: Saved | None = None
         try:
             saved = self._call("checkpoint", self._pack)
@@ -99,11 +105,11 @@ class PackCheckpoints:
 
     @property
     def due(self) -> bool:
-        """Whether the pack was trained for so many minutes since it was saved last."""
+        """Whether so many minutes have passed since the last checkpoint."""
         return time.monotonic() - self._since >= self._seconds
 
     def save(self, step: int, arrays: Arrays) -> None:
-        """Has the aggregator keep what training goes on from after a step."""
+        """Has the aggregator save the state of the training after a step."""
         try:
             self._call("save", self._pack, (step, arrays))
         except Exception as error:  # noqa: BLE001 (boundary: a call to another process, see above)

@@ -1,4 +1,4 @@
-"""Hands packs to trainers, and makes outcomes of their answers: done, failed, or lost."""
+"""Hands packs to trainers, and turns their answers into outcomes: done, failed, or lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import collections
 import concurrent.futures
 import math
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -28,12 +27,12 @@ from .executors import (
 )
 from .faults import Deadlines, FaultAttribution
 from .interruption import GONE_SECONDS, LOOK_SECONDS, RESUME, HeadLiveness
-from .progress import Activity, Progress
+from .progress import Activity, Progress, Tell
 from .trainer import runs_of
 from .workers import Capacity, MachineCompatibility, Pool, Worker
 
-HANG_SECONDS = 0.5  # between two looks for trainers that hang
-START_SECONDS = 120.0  # for a new process of the aggregator: it imports, perhaps beside many others
+HANG_SECONDS = 0.5  # between two checks for trainers that hang
+START_SECONDS = 120.0  # for a new aggregator's process: it imports, perhaps while many others do
 CLOSE_SECONDS = 10.0
 QUIET = 10.0  # seconds without an answer: longer than it takes to fold a pack
 
@@ -44,20 +43,35 @@ class Dispatcher:
     def __init__(
         self, executor: Executor, work: Work, capacity: Capacity, liveness: HeadLiveness
     ) -> None:
-        self._executor, self._work, self._capacity = executor, work, capacity
-        self._liveness, sweep, tell = liveness, work.sweep, work.tell
+        """Starts the aggregator, waits until it has read the run directory, and starts trainers.
+
+        Args:
+            executor: starts and calls them.
+            work: the planned sweep.
+            capacity: counts the trainers that the nodes hold.
+            liveness: watches the head of the cluster.
+
+        Raises:
+            RunDirectoryError: the run directory is damaged.
+        """
+        self._executor = executor
+        self._work = work
+        self._capacity = capacity
+        self._liveness = liveness
         self._owners: dict[Future[Any], Worker] = {}
-        self._due: collections.deque[Pack] = collections.deque()  # for another trainer
-        self._looked = -math.inf  # for trainers that hang
-        self._aggregator = executor.start("Aggregator", f"{sweep.name}-aggregator")
+        self._due: list[Pack] = []  # packs to hand to another trainer
+        self._checked = -math.inf  # when trainers that hang were last looked for
+        self._aggregator = executor.start("Aggregator", f"{work.sweep.name}-aggregator")
         try:
-            # Rebuilds the estimates now: a damaged run directory is told before any training.
-            self._client = AggregatorClient(executor, self._aggregator, liveness, tell, capacity)
+            # Rebuilds the estimates now: a damaged run directory is reported before any training.
+            self._client = AggregatorClient(
+                executor, self._aggregator, liveness, work.tell, capacity
+            )
             self._compatibility = MachineCompatibility(work)
-            limits = {i: cell.mechanism.trial_limit for i, cell in enumerate(sweep.cells)}
-            self._deadlines = Deadlines(sweep.resources.pack_deadline, limits)
+            limits = {i: cell.mechanism.trial_limit for i, cell in enumerate(work.sweep.cells)}
+            self._deadlines = Deadlines(work.sweep.resources.pack_deadline, limits)
             self._pool = Pool(self._start_worker, executor.kill, capacity)
-            self._attribution = FaultAttribution(capacity, tell, self._pool.changed)
+            self._attribution = FaultAttribution(capacity, work.tell, self._pool.changed)
             self.backlog(work.packs)
             self._pool.resize()
         except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
@@ -66,51 +80,64 @@ class Dispatcher:
 
     @property
     def free(self) -> int:
-        """How many packs trainers can take now."""
+        """The number of packs that trainers can take now."""
         return len(self._pool.idle)
 
     @property
     def trainers(self) -> int:
-        """Trainers that have their place."""
+        """The number of trainers that have their place."""
         return len(self._pool.ready)
 
     def backlog(self, packs: float) -> None:
-        """Takes how many packs are still to be handed over, inf while that is not known."""
+        """Takes how many packs are still to be submitted, inf if that is not known."""
         self._pool.backlog = min(packs, self._work.packs) + len(self._due)
 
     def submit(self, pack: Pack) -> None:
-        """Gives the pack to an idle trainer, of which `free` tells; never waits for its result."""
+        """Gives the pack to an idle trainer, if any is `free`; never waits for its result."""
         self._hand(next(iter(self._pool.idle)), pack)
 
-    def give_up(self, failed: list[Failure]) -> None:
+    def give_up(self, failures: list[Failure]) -> None:
         """Has the aggregator record packs whose trials are misses; returns when that is done."""
-        self._client.call("give_up", failed)
+        self._client.call("give_up", failures)
 
-    def try_again(self, failed: list[Failure]) -> None:
-        """Has packs that failed in an earlier try count no longer: they are run again now."""
-        self._attribution.earlier = {failure.pack: failure for failure in failed}
+    def try_again(self, failures: list[Failure]) -> None:
+        """Discards failures of an earlier attempt at the sweep: their packs are run again now."""
+        self._attribution.earlier = {failure.pack: failure for failure in failures}
         self._client.call("try_again", list(self._attribution.earlier))
         self._client.refresh()
 
     def wait(self, timeout: float) -> list[Outcome]:
-        """Outcomes since the last call; waits up to `timeout` seconds for the first.
+        """Returns outcomes since the last call.
 
-        Raises StorageError, LeaseLostError, and ClusterError: the aggregator cannot be restarted.
+        Args:
+            timeout: seconds to wait for the first outcome.
+
+        Raises:
+            StorageError: the aggregator cannot write.
+            LeaseLostError: another driver has the run.
+            ClusterError: the aggregator cannot be restarted.
         """
         self._liveness.require()
         if self._liveness.answers:  # else a call of Ray's would wait for it
             self._pool.resize()
-        arrived = [(self._owners.pop(a, None), a) for a in self._executor.wait(timeout)]
-        collected = [self._collect(worker, answer) for worker, answer in arrived if worker]
-        outcomes = [*(outcome for outcome in collected if outcome), *self._hanging()]
+        outcomes = []
+        for answer in self._executor.wait(timeout):
+            worker = self._owners.pop(answer, None)
+            outcome = self._collect(worker, answer) if worker else None
+            if outcome:
+                outcomes.append(outcome)
+        outcomes += self._hanging()
+        for outcome in outcomes:
+            if isinstance(outcome, Lost) and outcome.pack:
+                self._attribution.drop(outcome.pack)
         self._hand_due()  # before trainers are given new ones
         return outcomes
 
     def progress(self, activity: Activity) -> Progress:
-        """The latest snapshot, without waiting for a newer one; `activity` goes into the next."""
-        seen = self._client.progress(activity)
-        self._pool.checkpoints_saved(seen.saved)
-        return seen
+        """Returns the latest snapshot without waiting; `activity` goes into the next one."""
+        snapshot = self._client.progress(activity)
+        self._pool.checkpoints_saved(snapshot.saved)
+        return snapshot
 
     def flush(self) -> None:
         """Has estimates written; returns when they, and the snapshot of them, are there."""
@@ -118,6 +145,7 @@ class Dispatcher:
         self._client.refresh()
 
     def close(self) -> None:
+        """Ends aggregator and trainers."""
         try:
             if self._liveness.answers:  # else they end with this process
                 self._client.close()
@@ -131,7 +159,7 @@ class Dispatcher:
         name = f"{self._work.sweep.name}{TRAINER}{number}"
         trainers = collections.Counter(worker.node for worker in self._pool.ready)
         avoid = self._capacity.avoided | self._capacity.crowded(trainers)
-        handle: Handle = self._executor.start("Trainer", name, avoid)
+        handle = self._executor.start("Trainer", name, avoid)
         greeting = self._executor.call(handle, "ready", self._compatibility.modules)
         worker = Worker(name, handle, greeting)
         self._owners[greeting] = worker
@@ -139,41 +167,43 @@ class Dispatcher:
 
     def _hand(self, worker: Worker, pack: Pack) -> None:
         before = self._attribution.failure(pack)
-        worker.pack, worker.since = pack, time.monotonic()
+        worker.pack = pack
+        worker.since = time.monotonic()
         self._pool.changed(worker)
         self._owners[self._executor.call(worker.handle, "run_pack", pack, before)] = worker
 
     def _hand_due(self) -> None:
-        """Packs that failed go to another trainer; those of a trainer that was replaced, to any."""
-        for pack in [self._due.popleft() for _ in range(len(self._due))]:
+        """Hands failed packs to other trainers, and packs of replaced trainers to any."""
+        due = self._due
+        self._due = []
+        for pack in due:
             suspect = self._attribution.suspect(pack)
             ready = [worker for worker in self._pool.ready if not worker.leaving]
             other = self._attribution.other(suspect, ready)
-            if other is not None and other.pack is None:
+            if other and not other.pack:
                 self._hand(other, pack)
                 continue
             self._due.append(pack)
-            if other is None and suspect in self._pool.workers:  # a new one is another one
+            if not other and suspect in self._pool.workers:  # its successor is another one
                 self._replace(suspect)
 
     def _replace(self, worker: Worker) -> None:
-        if (pack := self._pool.replace(worker)) is not None:
+        pack = self._pool.replace(worker)
+        if pack:
             self._due.append(pack)
 
     def _collect(self, worker: Worker, answer: Future[Any]) -> Outcome | None:
-        """None for a greeting, for what is given up already, and for what is tried once more."""
+        """Returns the outcome of a pack; None for a greeting, and if the pack is tried again."""
         if worker not in self._pool.workers:
-            return None
+            return None  # it was replaced, and its pack counted as lost
         try:
             outcome: Any = answer.result()
-        except CallFailedError as error:
-            if answer is worker.greeting:  # it has none of its work
-                return self._died(worker, WorkerDiedError(str(error)))
-            pack, worker.pack = worker.pack, None
-            self._pool.changed(worker)
-            return self._lost(Lost(pack, str(error)))
         except WorkerDiedError as error:
             return self._died(worker, error)
+        except CallFailedError as error:
+            if answer is worker.greeting:  # it does not know the sweep
+                return self._died(worker, WorkerDiedError(str(error)))
+            outcome = Lost(worker.pack, str(error))
         if answer is worker.greeting:
             self._greeted(worker, *outcome)
             return None
@@ -182,7 +212,8 @@ class Dispatcher:
         return self._answered(worker, outcome)
 
     def _greeted(self, worker: Worker, node: str, address: str, machine: Machine) -> None:
-        worker.node, worker.address = node, address
+        worker.node = node
+        worker.address = address
         self._pool.changed(worker)
         if why := self._compatibility.admit(address, machine):
             self._pool.replace(worker)
@@ -194,161 +225,178 @@ class Dispatcher:
                 return outcome
             self._due.append(outcome.pack)
             return None
-        worker.proven = True
         if isinstance(outcome, Done):
+            worker.proven = True
             self._capacity.pack_done(worker.node)
-            if outcome.whole and self._client.silent_until <= time.monotonic() - outcome.seconds:
+            started = time.monotonic() - outcome.seconds
+            if outcome.from_start and self._client.silent_until <= started:
                 self._deadlines.measured(outcome.pack, outcome.seconds)
-            if (guilty := self._attribution.done(outcome.pack, worker)) in self._pool.workers:
-                self._replace(guilty)
+            culprit = self._attribution.done(outcome.pack, worker)
+            if culprit in self._pool.workers:
+                self._replace(culprit)
         return outcome
 
     def _died(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
-        """None where it was taken back before it had its place, as when its node leaves."""
-        if self._liveness.answers and (lost := self._killed_for_memory(worker, error)):
-            return lost
-        if not worker.node and error.taken_back:
-            self._pool.replace(worker)
-            return None
-        if not self._liveness.answers:  # all nodes of a lost head go, and none can be asked about
-            reason = f"{worker.name}: the cluster's head does not answer"
-            return self._lost(Lost(self._pool.replace(worker), reason, "node", True))
-        gone = bool(worker.node) and not self._capacity.alive(worker.node)
-        foreseen = worker.node in self._capacity.leaving
+        """Returns what a dead trainer has lost; None if it never had its place."""
+        head_answers = self._liveness.answers
+        lost_pack = self._killed_for_memory(worker, error) if head_answers else None
+        if lost_pack:
+            return lost_pack
         pack = self._pool.replace(worker)
-        if gone or foreseen:
-            where = f"node {worker.address}" if worker.node else "its node"
-            return self._lost(Lost(pack, f"{worker.name}: {where} has left", "node", foreseen))
-        where = f" on node {worker.address}" if worker.node else ""
-        return self._lost(Lost(pack, f"{worker.name}{where}: {error}"))
+        if not worker.node and error.taken_back:  # as when its node leaves
+            return None
+        if not head_answers:  # all nodes of a lost head go, and none can be asked about
+            reason = f"{worker.name}: the cluster's head does not answer"
+            return Lost(pack, reason, "node", foreseen=True)
+        foreseen = worker.node in self._capacity.leaving
+        if foreseen or (worker.node and not self._capacity.alive(worker.node)):
+            return Lost(pack, f"{worker.name}: node {worker.address} has left", "node", foreseen)
+        return Lost(pack, f"{worker}: {error}")
 
     def _killed_for_memory(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
         """Returns what is lost if a trainer was killed because its node ran short of memory."""
         node = self._capacity.new_memory_kill(worker.node)
-        if not node and error.of_memory:
-            node = worker.node
         if not node and not error.of_memory:
             return None
+        node = node or worker.node
         crowded = False
         if node:
             trainers = sum(other.node == node for other in self._pool.ready)
             address = worker.address or node[:8]
             crowded = self._capacity.trainer_killed(node, address, max(trainers, 1))
-        where = f" on node {worker.address}" if worker.node else ""
-        pack = self._pool.replace(worker)
-        # A pack beside which others ran is not to blame.
-        return self._lost(Lost(pack, f"{worker.name}{where}: {NO_MEMORY}", foreseen=crowded))
+        # A pack is not to blame if others ran on the node.
+        return Lost(self._pool.replace(worker), f"{worker}: {NO_MEMORY}", foreseen=crowded)
 
     def _hanging(self) -> list[Lost]:
-        """Packs of trainers that hang, and are replaced; none while the aggregator is silent."""
-        if (now := time.monotonic()) - self._looked < HANG_SECONDS or self._client.silent:
+        """Replaces trainers that hang; returns their packs. None does if the aggregator does."""
+        now = time.monotonic()
+        if now - self._checked < HANG_SECONDS or self._client.silent:
             return []
-        self._looked, lost = now, []
+        self._checked = now
+        hanging = []
         for worker in self._pool.ready:
-            if (pack := worker.pack) is None:
+            pack = worker.pack
+            if not pack:
                 continue
             runs = runs_of(pack) if self._attribution.failure(pack) else 1
             limit = self._deadlines.seconds(pack) * runs
             if now - max(worker.since, self._client.silent_until) > limit:
                 self._pool.replace(worker)
                 self._deadlines.missed(pack)
-                reason = f"{worker.name} on node {worker.address} was silent for {limit:.0f} s"
-                lost.append(self._lost(Lost(pack, reason)))
-        return lost
-
-    def _lost(self, lost: Lost) -> Lost:
-        if lost.pack is not None:
-            self._attribution.drop(lost.pack)
-        return lost
+                hanging.append(Lost(pack, f"{worker} was silent for {limit:.0f} s"))
+        return hanging
 
 
 class AggregatorClient:
-    """The aggregator, as the driver sees it; `tell` takes a line when it is started again."""
+    """The aggregator, as the driver sees it: it is started again if it stands still.
+
+    Attributes:
+        silent_until: when it was silent last, by `time.monotonic`.
+    """
 
     def __init__(
         self,
         executor: Executor,
         aggregator: Handle,
         liveness: HeadLiveness,
-        tell: Callable[[str], None],
-        capacity: Capacity | None = None,
+        tell: Tell,
+        capacity: Capacity,
     ) -> None:
-        self._executor, self._aggregator = executor, aggregator
+        """Waits for the first snapshot.
+
+        Args:
+            executor: calls the aggregator.
+            aggregator: its handle.
+            liveness: watches the head of the cluster.
+            tell: takes a line for the user if it is started again.
+            capacity: counts processes that were killed for memory.
+        """
+        self._executor = executor
+        self._aggregator = aggregator
         self._capacity = capacity
-        self._liveness, self._tell = liveness, tell
-        self._snapshot: Future[Progress] | None = None  # asked for `_since` then
+        self._liveness = liveness
+        self._tell = tell
+        self._snapshot: Future[Progress] | None = None  # requested at `_since`
         self._since = 0.0
-        self.silent_until = -math.inf  # when it was silent last, by `time.monotonic`
+        self.silent_until = -math.inf
         self._pulse: Future[bool] | None = None  # the answer that shows that its process runs
-        self._mute, self._looked, self._beats = 0.0, 0.0, False
-        self._seen: Progress = self.call("progress", Activity())
+        self._beats = False  # the last pulse came back
+        self._mute = 0.0  # seconds without a pulse
+        self._checked = 0.0  # when the pulse was last checked
+        self._last: Progress = self.call("progress", Activity())
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What the aggregator's method returns or raises; ClusterError where that cannot be had."""
+        """Returns the result of the aggregator's method, or raises its error.
+
+        Raises:
+            ClusterError: the aggregator cannot be restarted.
+        """
         return self._result(self._executor.call(self._aggregator, method, *arguments))
 
     def progress(self, activity: Activity) -> Progress:
-        """Its last answer; asks for the next one without waiting for it."""
+        """Returns the last snapshot; requests the next one without waiting for it."""
         self._take_snapshot()
         self._check_pulse()
-        if self._snapshot is None:
+        if not self._snapshot:
             self._since = time.monotonic()
             self._snapshot = self._executor.call(self._aggregator, "progress", activity)
             self._take_snapshot()
-        return self._seen
+        return self._last
 
     def refresh(self) -> None:
-        """Waits for a snapshot of now: the answer that it owes may be of before."""
+        """Waits for a snapshot of now: the one that was requested may be older."""
         self._snapshot = None
-        self._seen = self.call("progress", self._seen.activity)
+        self._last = self.call("progress", self._last.activity)
 
     @property
     def silent(self) -> bool:
-        """Whether it owes an answer for too long, as after a restart: trainers wait then."""
+        """Whether it has owed an answer for long, as after a restart: trainers wait then."""
         now = time.monotonic()
-        if self._snapshot is None or now - self._since < QUIET:
+        if not self._snapshot or now - self._since < QUIET:
             return False
         self.silent_until = now
         return True
 
     def close(self) -> None:
         """Lets it answer: Ray reports a call that is cut off by `kill` as a failure."""
-        if self._snapshot is not None:
+        if self._snapshot:
             concurrent.futures.wait([self._snapshot], CLOSE_SECONDS)
 
     def _take_snapshot(self) -> None:
-        if self._snapshot is not None and self._snapshot.done():
-            snapshot, self._snapshot = self._snapshot, None
-            self._seen = self._result(snapshot)
+        if self._snapshot and self._snapshot.done():
+            snapshot = self._snapshot
+            self._snapshot = None
+            self._last = self._result(snapshot)
 
     def _check_pulse(self) -> None:
-        if (now := time.monotonic()) - self._looked < LOOK_SECONDS:
+        """Requests a pulse every LOOK_SECONDS; kills a process that gives none for too long."""
+        now = time.monotonic()
+        if now - self._checked < LOOK_SECONDS:
             return
-        self._looked = now
-        if self._pulse is not None and self._pulse.done():
+        self._checked = now
+        if self._pulse and self._pulse.done():
             self._beats = self._pulse.exception() is None  # else it died, and is started again
             self._pulse = None
-            if not self._beats and self._was_killed_for_memory():
+            if not self._beats and self._capacity.new_memory_kill():
                 self._tell(f"the aggregator was killed, as {NO_MEMORY}; it is started again")
-        if self._pulse is None:
-            self._pulse, self._mute = self._executor.call(self._aggregator, "pulse"), 0.0
+        if not self._pulse:
+            self._pulse = self._executor.call(self._aggregator, "pulse")
+            self._mute = 0.0
             return
-        self._mute += LOOK_SECONDS  # not what this process was paused for
+        self._mute += LOOK_SECONDS  # not the time for which this process was paused
         if self._mute >= (GONE_SECONDS if self._beats else START_SECONDS):
-            why = f", as {NO_MEMORY}" if self._was_killed_for_memory() else ""
+            why = f", as {NO_MEMORY}" if self._capacity.new_memory_kill() else ""
             self._tell(
                 f"the aggregator has not answered for {self._mute:.0f} s{why}: it is killed and "
                 "started again, and continues from the run directory"
             )
             self._executor.kill(self._aggregator, restart=True)
-            self._pulse, self._beats = None, False
-
-    def _was_killed_for_memory(self) -> bool:
-        return self._capacity is not None and self._capacity.new_memory_kill() != ""
+            self._pulse = None
+            self._beats = False
 
     def _result(self, answer: Future[Any]) -> Any:
         while not concurrent.futures.wait([answer], LOOK_SECONDS).done:
-            self._liveness.require()  # a call waits for ever where nobody can restart an actor
+            self._liveness.require()  # a call waits for ever if no head can restart an actor
             self._check_pulse()
         try:
             return answer.result()

@@ -1,11 +1,10 @@
-"""The driver: keeps packs in flight and reacts to how they end; it never holds scores."""
+"""Drives a sweep: keeps packs in flight and reacts to how they end; never holds scores."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,9 +15,9 @@ from ..plan.model import Pack, Part
 from ..plan.outcomes import Failure
 from ..sweep.resources import ResourceSpec
 from .dispatcher import Dispatcher
-from .executors import Done, Lost, Outcome
+from .executors import Lost, Outcome
 from .interruption import RESUME, Stop
-from .progress import Activity, Progress
+from .progress import Activity, Progress, Tell, tell_nobody
 
 SHOW_SECONDS = 0.5
 SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the others would as well
@@ -28,11 +27,18 @@ NODES_PER_PACK = 20  # nodes that vanish under one pack: it may be what ends the
 
 @dataclasses.dataclass
 class Summary:
-    """How a run ended. `stopped`: there is more to run, and nothing is wrong with it."""
+    """The end of a run.
+
+    Attributes:
+        progress: the last snapshot.
+        failures: packs that failed.
+        losses: trainers that died, without those whose node left.
+        stopped: it ended early by request.
+    """
 
     progress: Progress
     failures: list[Failure]
-    lost: int
+    losses: int
     stopped: bool
 
 
@@ -48,11 +54,24 @@ class Driver:
         show: Callable[[Progress], None] = lambda progress: None,
         require: Callable[[], None] = lambda: None,
     ) -> None:
-        self._dispatcher, self._budget, self._stop = dispatcher, budget, stop
-        self._show, self._require = show, require
-        self._queue = PackQueue(packs, self._over)
-        self._decided: set[int] = set()
-        self._in_flight: set[Pack] = set()
+        """Runs nothing yet.
+
+        Args:
+            dispatcher: hands packs to trainers.
+            packs: all that are to be run, parts of preparations first.
+            budget: limits failures and losses.
+            stop: the user's request to end early.
+            show: takes a snapshot about twice a second.
+            require: raises if this process may not continue, as when it has lost its lease.
+        """
+        self._dispatcher = dispatcher
+        self._budget = budget
+        self._stop = stop
+        self._show = show
+        self._require = require
+        self._queue = PackQueue(packs, self._is_over)
+        self._decided = set[int]()  # audits that need no more trials
+        self._in_flight = set[Pack]()
         self._given_up = 0  # failures that were passed on
         self._pack_seconds: float | None = None
         self._training_since: float | None = None
@@ -62,38 +81,38 @@ class Driver:
     def run(self) -> Summary:
         """Returns when no pack is left to run. Raises as `Dispatcher.wait` does."""
         try:
-            self._look(force=True)
+            self._take_snapshot()
             while not self._stop.expired and (self._top_up() or self._in_flight):
                 self._require()
                 self._dispatcher.backlog(0 if self._ending else self._queue.backlog)
                 for outcome in self._dispatcher.wait(timeout=SHOW_SECONDS):
                     self._settle(outcome)
-                self._look()
+                if time.monotonic() - self._shown >= SHOW_SECONDS:
+                    self._take_snapshot()
         except ClusterError:
-            with contextlib.suppress(ClusterError, StorageError):  # what comes up says more
+            with contextlib.suppress(ClusterError, StorageError):  # the first error says more
                 self._dispatcher.flush()
             raise
         self._dispatcher.flush()
-        self._look(force=True)
-        self._show(final := self._progress())
+        self._take_snapshot()  # finds audits that are decided, which the last one names
+        final = self._take_snapshot()
         return Summary(final, self._budget.failures, self._budget.losses, self._stop.requested)
 
-    def _look(self, force: bool = False) -> None:
-        if not force and time.monotonic() - self._shown < SHOW_SECONDS:
-            return
-        progress = self._progress()
-        self._decided |= {i for i, a in enumerate(progress.audits) if a.decided is not None}
+    def _take_snapshot(self) -> Progress:
+        activity = self._activity()
+        progress = dataclasses.replace(self._dispatcher.progress(activity), activity=activity)
+        for index, audit in enumerate(progress.audits):
+            if audit.decided is not None:
+                self._decided.add(index)
         self._show(progress)
         self._shown = time.monotonic()
-
-    def _progress(self) -> Progress:
-        activity = self._activity()
-        return dataclasses.replace(self._dispatcher.progress(activity), activity=activity)
+        return progress
 
     def _top_up(self) -> bool:
-        """Fills the window; False when no pack is left to hand out."""
+        """Submits packs while trainers are free; returns whether there are more to submit."""
         while not self._ending:
-            if (pack := self._queue.next()) is None:
+            pack = self._queue.next()
+            if not pack:
                 return False
             if not self._dispatcher.free:
                 self._queue.put_back(pack)
@@ -106,32 +125,36 @@ class Driver:
     def _ending(self) -> bool:
         return self._stop.requested or self._budget.exhausted
 
-    def _over(self, audit: int) -> bool:
+    def _is_over(self, audit: int) -> bool:
         return audit in self._budget.closed or audit in self._decided
 
     def _settle(self, outcome: Outcome) -> None:
         self._last_result = time.time()
-        if outcome.pack is not None:
+        if outcome.pack:
             self._in_flight.discard(outcome.pack)
         if isinstance(outcome, Lost):
-            if self._budget.lost(outcome) and outcome.pack is not None:
+            if self._budget.lost(outcome) and outcome.pack:
                 self._queue.put_back(outcome.pack)
         elif isinstance(outcome, Failure):
             self._budget.failed(outcome)
-        elif isinstance(outcome, Done):
+        else:
             self._budget.done(outcome.pack, outcome.missed)
             self._queue.done(outcome.pack)
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
                 if self._training_since is None:
-                    self._training_since = time.monotonic() - (outcome.seconds - outcome.opening)
-        if given_up := self._budget.failures[self._given_up :]:
+                    trained_seconds = outcome.seconds - outcome.opening
+                    self._training_since = time.monotonic() - trained_seconds
+        given_up = self._budget.failures[self._given_up :]
+        if given_up:
             self._dispatcher.give_up(given_up)
             self._given_up += len(given_up)
 
     def _activity(self) -> Activity:
         since = self._training_since
-        audits = (p.waiting if isinstance(p, Part) else (p.audit,) for p in self._in_flight)
+        running = set[int]()
+        for pack in self._in_flight:
+            running.update(pack.waiting if isinstance(pack, Part) else (pack.audit,))
         return Activity(
             packs_in_flight=len(self._in_flight),
             trainers=self._dispatcher.trainers,
@@ -140,162 +163,194 @@ class Driver:
             failed=dict(self._budget.trials_failed),
             lost=dict(self._budget.trials_lost),
             training_seconds=None if since is None else time.monotonic() - since,
-            running=frozenset(itertools.chain.from_iterable(audits)),
+            running=frozenset(running),
             over=frozenset(self._budget.closed | self._decided),
             stopping=self._ending,
         )
 
 
 class PackQueue:
-    """Which pack is next: what was lost, then what is new; none before the parts that it awaits.
+    """Chooses the next pack: a lost one before new ones, none before the parts it waits for."""
 
-    Parts come first among `packs`. `over` says of an audit that none of its packs is run any more.
-    """
+    def __init__(self, packs: Iterable[Pack], is_over: Callable[[int], bool]) -> None:
+        """Reads no pack yet.
 
-    def __init__(self, packs: Iterable[Pack], over: Callable[[int], bool]) -> None:
-        self._packs, self._over = iter(packs), over
-        self._returned: collections.deque[Pack] = collections.deque()
-        self._awaited: dict[int, set[Part]] = {}  # parts that are not done, by audit that waits
-        self._held: dict[int, list[Pack]] = {}  # packs that wait, by audit
-        self._all_out = False  # every pack was looked at once
+        Args:
+            packs: all packs, parts of preparations first.
+            is_over: returns whether none of the packs of an audit, by index, is run any more.
+        """
+        self._packs = iter(packs)
+        self._is_over = is_over
+        self._returned = collections.deque[Pack]()
+        # By audit: parts that are not done, and packs that wait for them.
+        self._awaited: dict[int, set[Part]] = {}
+        self._waiting: dict[int, list[Pack]] = {}
+        self._all_read = False
 
     def next(self) -> Pack | None:
-        """None when no pack is left that can be run now; some may still wait for a part."""
+        """Returns a pack that can be run now, or None; some may still wait for a part."""
         while True:
             pack = self._returned.popleft() if self._returned else next(self._packs, None)
-            if pack is None:
-                self._all_out = True
+            if not pack:
+                self._all_read = True
                 return None
             if isinstance(pack, Part):
-                waiting = [audit for audit in pack.waiting if not self._over(audit)]
+                waiting = [audit for audit in pack.waiting if not self._is_over(audit)]
                 for audit in waiting:
                     self._awaited.setdefault(audit, set()).add(pack)
                 if waiting:
                     return pack
-            elif not self._over(pack.audit):
+            elif not self._is_over(pack.audit):
                 if not self._awaited.get(pack.audit):
                     return pack
-                self._held.setdefault(pack.audit, []).append(pack)
+                self._waiting.setdefault(pack.audit, []).append(pack)
 
     def put_back(self, pack: Pack) -> None:
-        """It comes next."""
+        """Makes a pack the next one."""
         self._returned.appendleft(pack)
 
     def done(self, pack: Pack) -> None:
-        """A pack is done; those that waited for it, and for nothing else, come next."""
+        """Takes a pack that is done; those that waited for it, and for nothing else, come next."""
         for audit in pack.waiting if isinstance(pack, Part) else ():
             awaited = self._awaited.get(audit, set())
             awaited.discard(pack)
             if not awaited:
-                self._returned.extend(self._held.pop(audit, ()))
+                self._returned.extend(self._waiting.pop(audit, ()))
 
     @property
     def backlog(self) -> float:
-        """Packs that are still to be handed out, inf while that is not known."""
-        held = sum(map(len, self._held.values()))
-        return len(self._returned) + held if self._all_out else math.inf
+        """Packs that are still to be submitted, inf while that is not known."""
+        waiting = sum(map(len, self._waiting.values()))
+        return len(self._returned) + waiting if self._all_read else math.inf
 
 
 class FailureBudget:
-    """What went wrong so far, and what follows from it: two budgets and a circuit breaker.
+    """Counts failures and losses: two budgets, and a circuit breaker for each audit.
 
-    Failed packs (the user's code) and lost trainers (infrastructure) are counted apart. `recorded`
-    failed in an earlier try, in a row where no pack behind trial `reached` of their audit was done.
+    Failed packs are the user's code's, dead trainers the infrastructure's.
+
+    Attributes:
+        failures: packs that failed in this attempt at the sweep.
+        with_misses: packs of this attempt that are done, but for trials that failed.
+        losses: trainers that died.
+        trials_failed: by audit.
+        trials_lost: by audit.
+        closed: audits that get no more packs.
+        exhausted: whether more packs failed than the sweep allows.
     """
 
     def __init__(
         self,
         resources: ResourceSpec,
         labels: list[str],
-        tell: Callable[[str], None] = lambda line: None,
+        tell: Tell = tell_nobody,
         recorded: Iterable[Failure] = (),
         reached: Mapping[int, int] | None = None,
     ) -> None:
-        self._resources, self._labels, self._tell = resources, labels, tell
+        """Counts failures of earlier attempts at the sweep.
+
+        Args:
+            resources: has the limits.
+            labels: names of the audits.
+            tell: takes a line for the user.
+            recorded: packs that failed earlier.
+            reached: the first trial of the last pack that is done, by audit. Later packs that
+                failed did so in a row.
+        """
+        self._resources = resources
+        self._labels = labels
+        self._tell = tell
         self._streaks: dict[int, list[str]] = {}  # kinds of failures in a row, by audit
         self._lost_under = collections.Counter[tuple[str, Pack]]()
-        self.failures: list[Failure] = []  # of this try
-        self.with_misses = 0  # packs of this try that are done, but for trials that failed
+        self.failures: list[Failure] = []
+        self.with_misses = 0
         self.losses = 0
         self.trials_failed = collections.Counter[int]()
         self.trials_lost = collections.Counter[int]()
-        self.closed: set[int] = set()  # audits that are given up
-        self.exhausted = False  # more packs failed than the sweep allows
+        self.closed = set[int]()
+        self.exhausted = False
         for failure in recorded:
             self.trials_failed[failure.pack.audit] += failure.pack.size
             if failure.pack.first > (reached or {}).get(failure.pack.audit, -1):
-                self._in_a_row(failure)
+                self._extend_streak(failure)
 
     def done(self, pack: Pack, missed: int = 0) -> None:
-        """A pack that worked shows that its audit can, though `missed` of its trials did not."""
+        """Takes a pack that is done, but for `missed` of its trials: its audit can work."""
         self._streaks.pop(pack.audit, None)
         if missed:
             self.with_misses += 1
-            self._hold_to_budget()
+            self._check_failures()
 
     def failed(self, failure: Failure) -> None:
-        """Counts a pack or part that raised, and ends the sweep where that is one too many."""
+        """Counts a pack or part that raised, and ends the sweep if that is one too many."""
+        audit = failure.pack.audit
         self.failures.append(failure)
-        self.trials_failed[failure.pack.audit] += failure.pack.size
-        if isinstance(failure.pack, Part):  # audits that wait for it are not started; told once
-            new = [audit for audit in failure.pack.waiting if audit not in self.closed]
-            self.closed.update(new)
-            if new:
-                self._tell(outcomes.part_line([self._labels[audit] for audit in new], failure))
+        self.trials_failed[audit] += failure.pack.size
+        if isinstance(failure.pack, Part):  # audits that wait for it are not started
+            closed = [audit for audit in failure.pack.waiting if audit not in self.closed]
+            self.closed.update(closed)
+            if closed:
+                self._tell(outcomes.part_line([self._labels[audit] for audit in closed], failure))
         else:
-            self._in_a_row(failure)
-        self._hold_to_budget()
+            self._extend_streak(failure)
+        self._check_failures()
 
-    def lost(self, lost: Lost) -> bool:
-        """Counts a trainer that died; whether its pack is to be run again.
+    def lost(self, loss: Lost) -> bool:
+        """Counts a trainer that died; returns whether its pack is to be run again.
 
-        Raises ClusterError where more died by themselves than the sweep allows: nodes come and go.
+        Raises:
+            ClusterError: more died than the sweep allows, apart from those whose node left.
         """
-        pack, of_node = lost.pack, lost.cause == "node"
-        if pack is not None:
+        pack = loss.pack
+        if pack:
             self.trials_lost[pack.audit] += pack.size
-        if of_node:
-            self._tell(f"{lost.reason} (not a failure: what it worked on is run again)")
+        if loss.cause == "node":
+            victim, limit = "node", NODES_PER_PACK
+            self._tell(f"{loss.reason} (not a failure: what it worked on is run again)")
         else:
-            self._lose(lost.reason)
-        if lost.foreseen or pack is None:
+            victim, limit = "worker", LOSSES_PER_PACK
+            self.losses += 1
+            most = self._resources.max_worker_losses
+            if self.losses > most:
+                raise ClusterError(
+                    f"lost {self.losses} workers, more than resources.max_worker_losses = {most} "
+                    f"(last: {loss.reason}); {RESUME}"
+                )
+            self._tell(f"worker lost ({self.losses} of at most {most}): {loss.reason}")
+        if loss.foreseen or not pack:
             return True
-        self._lost_under[lost.cause, pack] += 1
-        limit = NODES_PER_PACK if of_node else LOSSES_PER_PACK
-        if self._lost_under[lost.cause, pack] < limit:
+        self._lost_under[victim, pack] += 1
+        if self._lost_under[victim, pack] < limit:
             return True
-        died = f"its {'node' if of_node else 'worker'} died {limit} times (last: {lost.reason})"
-        failure = Failure(pack, "WorkerLost", died, lost.reason)
-        self.failed(Failure.of_memory(pack, died) if out_of_memory(lost.reason) else failure)
+        message = f"its {victim} died {limit} times (last: {loss.reason})"
+        failure = Failure(pack, "WorkerLost", message, loss.reason)
+        if out_of_memory(loss.reason):
+            failure = Failure.of_memory(pack, message)
+        self.failed(failure)
         return False
 
-    def _hold_to_budget(self) -> None:
+    def _check_failures(self) -> None:
         limit = self._resources.max_trial_failures
-        if (failed := len(self.failures) + self.with_misses) > limit and not self.exhausted:
+        count = len(self.failures) + self.with_misses
+        if count > limit and not self.exhausted:
             self.exhausted = True
-            some = f" ({self.with_misses} of them in some trials only)" if self.with_misses else ""
+            partly = (
+                f" ({self.with_misses} of them in some trials only)" if self.with_misses else ""
+            )
             self._tell(
-                f"{failed} packs failed{some}, more than resources.max_trial_failures = {limit}: "
+                f"{count} packs failed{partly}, more than resources.max_trial_failures = {limit}: "
                 "no more are started"
             )
 
-    def _lose(self, reason: str) -> None:
-        self.losses += 1
-        if self.losses > (limit := self._resources.max_worker_losses):
-            raise ClusterError(
-                f"lost {self.losses} workers, more than resources.max_worker_losses = {limit} "
-                f"(last: {reason}); {RESUME}"
-            )
-        self._tell(f"worker lost ({self.losses} of at most {limit}): {reason}")
-
-    def _in_a_row(self, failure: Failure) -> None:
+    def _extend_streak(self, failure: Failure) -> None:
         audit = failure.pack.audit
-        if failure.kind not in (streak := self._streaks.setdefault(audit, [])):
+        streak = self._streaks.setdefault(audit, [])
+        if failure.kind not in streak:
             streak.clear()
         streak.append(failure.kind)
         if len(streak) >= SAME_FAILURES and audit not in self.closed:
             self.closed.add(audit)
             self._tell(
                 f"{self._labels[audit]}: stopped, {SAME_FAILURES} packs in a row failed the same "
-                f"way ({failure.message}); the other audits go on"
+                f"way ({failure.message}); the other audits continue"
             )

@@ -1,4 +1,4 @@
-"""What an executor is: five methods by which workers run somewhere, and how packs end in them.
+"""Defines an executor: five methods by which workers run somewhere, and the outcomes of packs.
 
 Each is a file `<name>_executor` with a function `dispatcher(work)`, its name in `ExecutorName`.
 """
@@ -14,29 +14,38 @@ from ..plan.model import Pack, Plan
 from ..plan.outcomes import Failure
 from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Sweep
+from .progress import Tell, tell_nobody
 
 Role = Literal["Trainer", "Aggregator"]  # scores go from trainers to it, not past the driver
-Handle = Any  # of a worker: what its executor makes of it
+Handle = Any  # a reference to a worker, of a type that its executor chooses
 NO_MEMORY = "its node ran out of memory; with resources.memory or a larger num_cpus fewer run"
 TRAINER = "-trainer-"  # between the sweep's name and a number, in the names of trainers
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What workers are started for: packs of a planned sweep; `tell` takes a line for the user."""
+    """A planned sweep for which workers are started.
+
+    Attributes:
+        sweep: the sweep.
+        plan: its plan.
+        run: its run directory.
+        packs: how many are to be run.
+        tell: takes a line for the user.
+    """
 
     sweep: Sweep
     plan: Plan
     run: RunDirectory
     packs: int
-    tell: Callable[[str], None] = lambda line: None
+    tell: Tell = tell_nobody
 
 
 class WorkerDiedError(Exception):
     """The worker that was called is gone.
 
     Attributes:
-        taken_back: it had no place yet.
+        taken_back: it had no place on a node yet.
         of_memory: its node ran short of memory.
     """
 
@@ -47,12 +56,12 @@ class WorkerDiedError(Exception):
 
 
 class CallFailedError(Exception):
-    """The worker that was called lives; something that it called does not."""
+    """The worker that was called lives; another process that it called does not."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A node that is alive: what it has in all, and the address of its daemon (port 0: none)."""
+    """A node that is alive, all its resources, and its daemon's address (port 0: no daemon)."""
 
     id: str
     host: str
@@ -63,9 +72,13 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The nodes now; those that are about to leave, by id; whether an autoscaler adds nodes.
+    """The nodes at present.
 
-    `memory_kills` counts, by node, the processes that were killed because its memory ran short.
+    Attributes:
+        nodes: those that are alive.
+        draining: ids of those that are about to leave.
+        grows: whether an autoscaler adds nodes.
+        memory_kills: counts, by node, the processes that were killed because its memory ran short.
     """
 
     nodes: tuple[Node, ...]
@@ -75,7 +88,11 @@ class Cluster:
 
 
 class Executor(Protocol):
-    """Where workers run. Where it `isolates`, a trainer is a process that can be ended at work."""
+    """Runs workers.
+
+    Attributes:
+        isolates: a trainer is a separate process, which can be ended at work.
+    """
 
     isolates: bool
 
@@ -83,38 +100,46 @@ class Executor(Protocol):
         """Starts a worker, on none of the nodes to `avoid`; returns before it has its place."""
 
     def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
-        """Calls a method; the answer raises an error above, or what the worker raised of ours."""
+        """Calls a method; the answer raises an error above, or a DpauditError of the worker."""
 
     def wait(self, timeout: float) -> list[Future[Any]]:
-        """Answers of trainers since the last call; waits up to `timeout` seconds for the first."""
+        """Returns new answers of trainers; waits up to `timeout` seconds for the first."""
 
     def kill(self, worker: Handle, restart: bool = False) -> None:
         """Ends a worker, whatever it does; the aggregator may be started again."""
 
     def nodes(self) -> Cluster:
-        """The nodes that workers may run on."""
+        """Returns the nodes that workers may run on."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """The pack is stored and folded; `missed` of its trials failed.
+    """A pack that is stored and folded.
 
-    Its trainer worked on it for `seconds`, on the whole of it where it began no checkpoint's. Of
-    these, `opening` were spent before the training, on what other packs of the audit find done.
+    Attributes:
+        pack: its trials, or a part of a preparation.
+        seconds: time that its trainer took.
+        from_start: it was trained from its beginning, and not from a checkpoint.
+        missed: trials of it that failed.
+        opening: seconds before the training, which other packs of the audit do not take.
     """
 
     pack: Pack
     seconds: float = 0.0
-    whole: bool = True
+    from_start: bool = True
     missed: int = 0
     opening: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """Infrastructure failed: the pack is run again with the same bits; None where none ran.
+    """A trainer that infrastructure has ended.
 
-    Its node left with the trainer where that is the `cause`, announced where it was `foreseen`.
+    Attributes:
+        pack: it is run again with the same bits; None if the trainer had none.
+        reason: for the user.
+        cause: "node" if the trainer's node left with it.
+        foreseen: it was announced, and does not count against the pack.
     """
 
     pack: Pack | None

@@ -1,4 +1,4 @@
-"""Whose fault it is when a pack fails, and how long one may take before its trainer hangs."""
+"""Finds out who is at fault if a pack fails, and how long a pack may take."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..plan.model import Pack, Part
 from ..plan.outcomes import Failure
+from .progress import Tell
 from .workers import Capacity, Worker
 
 FACTOR = 10  # times the slowest pack of the audit, trial for trial
@@ -16,32 +17,41 @@ FIRST = 1800.0  # seconds, while no pack of the audit was timed; doubled after e
 
 
 class FaultAttribution:
-    """Finds out whose fault a failed pack is: its own, or that of the trainer or node it failed on.
+    """Finds out who is at fault if a pack fails: the pack, its trainer, or the trainer's node.
 
-    It is run again by another trainer, on another node where there is one. If it fails there too,
+    The pack is run again by another trainer, if possible on another node. If it fails there too,
     the fault is the pack's, and the failure counts; if it is done, the first trainer is at fault.
-    `changed` takes a trainer that is suspected, or no longer.
+
+    Attributes:
+        earlier: failures of an earlier attempt at the sweep, by pack.
     """
 
-    def __init__(
-        self, capacity: Capacity, tell: Callable[[str], None], changed: Callable[[Worker], None]
-    ) -> None:
-        self._capacity, self._tell, self._changed = capacity, tell, changed
+    def __init__(self, capacity: Capacity, tell: Tell, changed: Callable[[Worker], None]) -> None:
+        """Suspects no trainer yet.
+
+        Args:
+            capacity: counts the faults of nodes.
+            tell: takes a line for the user.
+            changed: is called with a trainer that is suspected, or is so no longer.
+        """
+        self._capacity = capacity
+        self._tell = tell
+        self._changed = changed
         # Failed packs that are due on another trainer, or run there, and who failed at them.
         self._suspicions: dict[Pack, tuple[Failure, Worker]] = {}
-        self._guilty: set[str] = set()
-        self.earlier: Mapping[Pack, Failure] = {}  # of an earlier try of the sweep
+        self._culprits = set[str]()
+        self.earlier: Mapping[Pack, Failure] = {}
 
     def suspect(self, pack: Pack) -> Worker | None:
-        """The trainer that failed at a pack, while that is tried by another."""
+        """Returns the trainer that failed at a pack, while another one tries it."""
         return self._suspicions[pack][1] if pack in self._suspicions else None
 
     def failure(self, pack: Pack) -> Failure | None:
-        """How the pack failed when it was run before, here or in an earlier try."""
+        """Returns how the pack failed when it was run before, here or in an earlier attempt."""
         return self._suspicions[pack][0] if pack in self._suspicions else self.earlier.get(pack)
 
     def failed(self, failure: Failure, worker: Worker) -> bool:
-        """Whether the pack is to be tried by another trainer; else it has been, and failed."""
+        """Returns whether another trainer is to try the pack; else one has, and failed."""
         if failure.pack in self._suspicions:
             self.drop(failure.pack)
             return False
@@ -58,64 +68,75 @@ class FaultAttribution:
             self._changed(worker)
 
     def done(self, pack: Pack, by: Worker) -> Worker | None:
-        """The trainer that failed at a pack which another has done, the first time it did so."""
+        """Returns the trainer that failed at a pack which another has done, the first time."""
         if pack not in self._suspicions:
             return None
-        failure, guilty = self._suspicions[pack]
+        failure, culprit = self._suspicions[pack]
         self.drop(pack)
-        if guilty.name in self._guilty:
+        if culprit.name in self._culprits:
             return None
-        self._guilty.add(guilty.name)
+        self._culprits.add(culprit.name)
         self._tell(
-            f"{guilty.name} on node {guilty.address} failed ({failure.message}) at "
-            f"{pack.what}, which {by.name} on node {by.address} did: it is replaced"
+            f"{culprit} failed ({failure.message}) at {pack.what}, which {by} did: it is replaced"
         )
-        if guilty.node != by.node:
-            self._capacity.fault(guilty.node, guilty.address)
-        return guilty
+        if culprit.node != by.node:
+            self._capacity.fault(culprit.node, culprit.address)
+        return culprit
 
     def other(self, suspect: Worker | None, ready: list[Worker]) -> Worker | None:
-        """Who is to try a pack next, perhaps once idle: a trusted one that works, elsewhere."""
+        """Returns the trainer that tries a pack next, perhaps once it is idle.
 
-        def doubt(worker: Worker) -> tuple[bool, bool, bool, bool]:
-            same = suspect is not None and worker.node == suspect.node
-            return not worker.trusted, not worker.proven, same, worker.pack is not None
+        Best is one that is trusted, has done a pack, runs on another node, and is idle.
 
-        return min((w for w in ready if w is not suspect), key=doubt, default=None)
+        Args:
+            suspect: the trainer that failed at the pack.
+            ready: trainers that have their place.
+        """
+
+        def doubts(worker: Worker) -> tuple[bool, bool, bool, bool]:
+            same_node = suspect is not None and worker.node == suspect.node
+            return not worker.trusted, not worker.proven, same_node, bool(worker.pack)
+
+        return min((w for w in ready if w is not suspect), key=doubts, default=None)
 
 
 class Deadlines:
-    """How many seconds a pack may take: from the packs that were timed, or as the sweep sets them.
-
-    `trial_limits`: seconds that each trial may take, by audits whose mechanism ends it then.
-    """
+    """Limits the seconds that a pack may take, by the packs that were timed, or by the sweep."""
 
     def __init__(
         self, fixed: float | Literal["auto"], trial_limits: Mapping[int, float | None] | None = None
     ) -> None:
-        self._fixed, self._trial_limits = fixed, trial_limits or {}
-        self._slowest: dict[tuple[int, bool], float] = {}  # seconds per trial, or of a part
-        self._missed: collections.Counter[Pack] = collections.Counter()
+        """Has timed no pack yet.
+
+        Args:
+            fixed: the limit that the sweep sets, in seconds.
+            trial_limits: seconds that each trial may take, by audits whose mechanism ends it then.
+        """
+        self._fixed = fixed
+        self._trial_limits = trial_limits or {}
+        # Seconds per trial, or of a part of a preparation; the key is of `_kind`.
+        self._slowest = collections.defaultdict[tuple[int, bool], float](float)
+        self._missed = collections.Counter[Pack]()
 
     def measured(self, pack: Pack, seconds: float) -> None:
-        """A pack took that long."""
-        slowest = self._slowest.get(_kind(pack), 0.0)
-        self._slowest[_kind(pack)] = max(slowest, seconds / (pack.size or 1))
+        """Takes the seconds of a pack that was done."""
+        kind = _kind(pack)
+        self._slowest[kind] = max(self._slowest[kind], seconds / (pack.size or 1))
 
     def missed(self, pack: Pack) -> None:
-        """Its trainer was silent for longer than the limit: it hung, or the limit is too low."""
+        """Counts a trainer that was silent for longer: it hung, or the limit is too low."""
         self._missed[pack] += 1
 
     def seconds(self, pack: Pack) -> float:
-        """The limit for a pack; a guess until a pack of its audit was timed."""
+        """Returns the limit for a pack; a guess until a pack of its audit was timed."""
         if self._fixed != "auto":
             return self._fixed
-        if _kind(pack) not in self._slowest:
-            usual = FIRST * 2.0 ** self._missed[pack]
-        else:
-            usual = max(SHORTEST, FACTOR * self._slowest[_kind(pack)] * (pack.size or 1))
-        limit = None if isinstance(pack, Part) else self._trial_limits.get(pack.audit)
-        return usual if limit is None else max(usual, SHORTEST + limit * pack.size)
+        limit = FIRST * 2.0 ** self._missed[pack]
+        slowest = self._slowest.get(_kind(pack))
+        if slowest is not None:
+            limit = max(SHORTEST, FACTOR * slowest * (pack.size or 1))
+        trial_limit = None if isinstance(pack, Part) else self._trial_limits.get(pack.audit)
+        return limit if trial_limit is None else max(limit, SHORTEST + trial_limit * pack.size)
 
 
 def _kind(pack: Pack) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""Everything in this process, one pack at a time: for debuggers, tests and tiny sweeps."""
+"""Runs packs in this process, one at a time: for debuggers, tests and tiny sweeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from ..plan import provenance
 from ..plan.model import Plan
-from ..plan.provenance import Machine
 from ..sweep.spec import Sweep
 from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .dispatcher import Dispatcher
@@ -21,7 +20,7 @@ from .progress import Activity, Progress
 from .trainer import Brief, PackTrainer
 from .workers import Capacity, ResourceRequest
 
-REQUEST = ResourceRequest({"process": 1.0})  # whatever a sweep asks for: there is this one only
+REQUEST = ResourceRequest({"process": 1.0})  # whatever a sweep requests: there is one process
 _NODE = Node("here", socket.gethostname(), 0, REQUEST.resources)
 
 
@@ -45,14 +44,15 @@ class InlineExecutor:
         answer: Future[Any] = Future()
         try:
             answer.set_result(getattr(worker, method)(*arguments))
-        except Exception as error:  # noqa: BLE001 (as at a process boundary: it is raised by the answer)
+        except Exception as error:  # noqa: BLE001 (as at a process boundary: the answer raises it)
             answer.set_exception(error)
         if isinstance(worker, InlineTrainer):
             self._answers.append(answer)
         return answer
 
     def wait(self, timeout: float) -> list[Future[Any]]:
-        answers, self._answers = self._answers, []
+        answers = self._answers
+        self._answers = []
         return answers
 
     def kill(self, worker: Handle, restart: bool = False) -> None: ...
@@ -62,7 +62,7 @@ class InlineExecutor:
 
 
 class InlineAggregator(Aggregation):
-    """Keeps up with what was stored whenever it is asked how far it is: no thread of it does."""
+    """Updates estimates when a snapshot is requested, as it has no thread to do so."""
 
     _kept_up = -math.inf
 
@@ -80,17 +80,18 @@ class InlineTrainer(PackTrainer):
     """A trainer that calls the aggregator in its own process."""
 
     def __init__(self, sweep: Sweep, plan: Plan, aggregator: Aggregation) -> None:
-        def call(method: str, *arguments: Any) -> Any:
-            return getattr(aggregator, method)(*arguments)
-
-        super().__init__(sweep.raw, Brief.from_plan(plan, sweep), call)
+        super().__init__(
+            sweep.raw,
+            Brief.from_plan(plan, sweep),
+            lambda method, *arguments: getattr(aggregator, method)(*arguments),
+        )
         self._gpu = sweep.resources.num_gpus > 0
 
-    def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, Machine]:
+    def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, provenance.Machine]:
         return _NODE.id, _NODE.host, provenance.machine(modules, gpu=self._gpu)
 
 
 def dispatcher(work: Work) -> Dispatcher:
-    """A dispatcher in this process. Raises RunDirectoryError where the run directory is damaged."""
+    """Returns a dispatcher in this process. Raises RunDirectoryError for a damaged directory."""
     executor = InlineExecutor(work)
     return Dispatcher(executor, work, Capacity(executor, REQUEST, None, work.tell), HeadLiveness())

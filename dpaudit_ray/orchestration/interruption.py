@@ -1,11 +1,12 @@
-"""What ends a sweep early: signals that ask it to stop, and a cluster that no longer answers.
+"""Ends a sweep early: by signals of the user, or if the cluster no longer answers.
 
-What hangs is not what dies: the kernel of a stopped process goes on accepting connections, and a
-call of Ray's waits for it without a limit. So the head is asked a question, with a limit.
+A head may hang without being dead: the kernel of a stopped process still accepts connections, and a
+call of Ray's waits for it without a limit. So the head gets health checks, with a limit.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import math
@@ -19,29 +20,31 @@ from types import FrameType
 from typing import Any
 
 from ..errors import ClusterError
+from .progress import Tell, tell_nobody
 
-LOOK_SECONDS = 2.0  # between two questions, and for an answer
+LOOK_SECONDS = 2.0  # between two health checks, and for an answer
 GONE_SECONDS = 20.0  # without an answer, before the sweep is stopped
 LEAVE_SECONDS = 4.0  # for stopping, before this process is ended
 _HEALTH = "/grpc.health.v1.Health/Check"
 RESUME = "finished packs are safe: run the same command again to resume"
-head_lost = threading.Event()  # a cluster did not answer, and was left without a word
+head_lost = threading.Event()  # a cluster did not answer, and was left without a shutdown
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# As a shell starts a job in the background, and nohup one that outlives its terminal.
+# A shell starts jobs in the background so, and nohup those that outlive their terminal.
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 
 
 class Stop:
     """A request to end early: no new packs, and `grace` seconds for the running ones."""
 
-    def __init__(self, grace: float, tell: Callable[[str], None] = lambda line: None) -> None:
-        self._grace, self._tell = grace, tell
+    def __init__(self, grace: float, tell: Tell = tell_nobody) -> None:
+        self._grace = grace
+        self._tell = tell
         self._deadline = math.inf
         self._before: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
-        """Whether anybody has asked."""
+        """Whether the sweep is to end early."""
         return self._deadline < math.inf
 
     @property
@@ -50,13 +53,13 @@ class Stop:
         return time.monotonic() >= self._deadline
 
     def request(self) -> None:
-        """Asks; asking again does not prolong the grace period."""
+        """Begins the grace period; a second request does not prolong it."""
         if not self.requested:
             self._deadline = time.monotonic() + self._grace
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGTERM, SIGINT and SIGHUP (a closed terminal) ask while it is open, in a main thread."""
+        """Takes SIGTERM, SIGINT and SIGHUP (a closed terminal) as requests, in a main thread."""
         try:
             self.install()
             yield
@@ -66,7 +69,7 @@ class Stop:
             self._before.clear()
 
     def install(self) -> None:
-        """(Re-)installs the handlers: `ray.init` puts its own in their place."""
+        """Installs the handlers, again after `ray.init`, which replaces them."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -79,7 +82,7 @@ class Stop:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             if number == signal.SIGHUP:
-                return  # nobody asks twice: a shell and its terminal both tell of the same end
+                return  # no second request: both a shell and its terminal send it at their end
             raise KeyboardInterrupt
         self.request()
         self._tell(
@@ -88,28 +91,39 @@ class Stop:
 
 
 class HealthChecks:
-    """Asks servers (HOST:PORT) whether they answer, but none to which `channel` opens None."""
+    """Checks whether servers (HOST:PORT) answer.
+
+    Attributes:
+        silent: seconds without an answer, by address; time for which this process was paused does
+            not count.
+    """
 
     def __init__(self, channel: Callable[[str], Any]) -> None:
+        """Takes a function that opens a gRPC channel, or returns None if it cannot."""
         self._channel = channel
         self._open: dict[str, Any] = {}
-        self.silent: dict[str, float] = {}  # seconds asked in vain, not those of a paused process
+        self.silent = collections.defaultdict[str, float](float)
 
     def ask(self, addresses: set[str], seconds: float = LOOK_SECONDS) -> None:
-        """Asks all at once; an answer of any kind is a sign of life, none is silence."""
+        """Checks all servers simultaneously; an answer of any kind is a sign of life.
+
+        Args:
+            addresses: new ones among them are checked from now on.
+            seconds: limit for an answer.
+        """
         for address in addresses - self._open.keys():
-            if (channel := self._channel(address)) is not None:
+            channel = self._channel(address)
+            if channel:
                 self._open[address] = channel
         began = time.monotonic()
-        answers = {
-            address: channel.unary_unary(_HEALTH).future(b"", timeout=seconds)
-            for address, channel in self._open.items()
-        }
+        answers = {}
+        for address, channel in self._open.items():
+            answers[address] = channel.unary_unary(_HEALTH).future(b"", timeout=seconds)
         for address, answer in answers.items():
-            # The codes of a server that is not there, or does not answer.
-            mute = answer.code().name in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
-            waited = LOOK_SECONDS + min(time.monotonic() - began, seconds)
-            self.silent[address] = self.silent.get(address, 0.0) + waited if mute else 0.0
+            if answer.code().name in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
+                self.silent[address] += LOOK_SECONDS + min(time.monotonic() - began, seconds)
+            else:
+                self.silent[address] = 0.0
 
     def close(self) -> None:
         """Closes all channels."""
@@ -118,37 +132,51 @@ class HealthChecks:
 
 
 class HeadLiveness:
-    """Watches in a thread whether the cluster's head (HOST:PORT) and this node's daemon answer.
+    """Checks in a thread whether the cluster's head and this node's daemon answer.
 
-    `channel` opens a gRPC channel. `tell` takes the line for the user when this process cannot stop
-    by itself: a call waits for the head, or the next one would end it.
+    If they do not, the main thread raises at its next call of `require`. If it does not get there,
+    as a call of Ray's waits for the head, the thread ends this process.
     """
 
     def __init__(
         self,
         head: str = "",
         channel: Callable[[str], Any] = lambda address: None,
-        tell: Callable[[str], None] = lambda line: None,
+        tell: Tell = tell_nobody,
     ) -> None:
-        self._head, self._daemon, self._tell = head, "", tell
+        """Starts the thread.
+
+        Args:
+            head: HOST:PORT; "" if there is no cluster.
+            channel: opens a gRPC channel, or returns None if it cannot.
+            tell: takes a line for the user before this process is ended.
+        """
+        self._head = head
+        self._daemon = ""
+        self._tell = tell
         self._checks = HealthChecks(channel)
         self._closed = threading.Event()
         if head:
             threading.Thread(target=self._look, name="liveness", daemon=True).start()
 
     def guard(self, daemon: str, store: str) -> None:
-        """Watches this node's daemon too: its address, and its object store's socket, if known."""
+        """Watches this node's daemon too.
+
+        Args:
+            daemon: its address.
+            store: socket of its object store; "" if that is unknown.
+        """
         self._daemon = daemon
         if store:
             threading.Thread(target=self._guard, args=(store,), daemon=True).start()
 
     @property
     def answers(self) -> bool:
-        """Whether head and daemon did so when they were asked last."""
+        """Whether head and daemon answered their last health checks."""
         return not self._silent
 
     def require(self) -> None:
-        """Raises ClusterError when head or daemon have been silent for too long."""
+        """Raises ClusterError if head or daemon have been silent for too long."""
         if self._silent >= GONE_SECONDS:
             head_lost.set()
             raise ClusterError(self._reason)
@@ -159,13 +187,14 @@ class HeadLiveness:
 
     @property
     def _silent(self) -> float:
-        return max(self._checks.silent.get(server, 0.0) for server in (self._head, self._daemon))
+        return max(self._checks.silent[self._head], self._checks.silent[self._daemon])
 
     @property
     def _reason(self) -> str:
-        lost = self._checks.silent.get(self._head, 0.0) > 0
-        who = f"the cluster's head at {self._head}" if lost else "Ray on this node"
-        return f"{who} has not answered for {GONE_SECONDS:.0f} s; {RESUME}"
+        server = "Ray on this node"
+        if self._checks.silent[self._head] > 0:
+            server = f"the cluster's head at {self._head}"
+        return f"{server} has not answered for {GONE_SECONDS:.0f} s; {RESUME}"
 
     def _look(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
@@ -175,9 +204,9 @@ class HeadLiveness:
         self._checks.close()
 
     def _guard(self, store: str) -> None:
-        """Ends this process with the object store, before Ray looks for its objects in there.
+        """Ends this process with the object store, before Ray searches it for objects.
 
-        The daemon may still be about to end then, so the sign is the end of a silent connection.
+        The store's end shows as the end of a connection on which nothing is sent.
         """
         try:
             with socket.socket(socket.AF_UNIX) as connection:
@@ -195,5 +224,5 @@ class HeadLiveness:
     def _end(self, reason: str) -> None:
         self._tell(reason)
         # The main thread waits in a call of Ray's that does not return, so nothing softer ends this
-        # process. Ray would do so itself, without a word, and with an exit code for a violation.
+        # process. Ray itself would end it silently, with an exit code that means a violation.
         os._exit(ClusterError.exit_code)

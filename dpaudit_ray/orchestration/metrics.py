@@ -1,8 +1,8 @@
-"""What Prometheus sees of a running sweep; the only place that names a metric.
+"""Publishes a running sweep to Prometheus; the only place that names a metric.
 
-Ray adds the prefix `ray_` and labels of its own. Only the aggregator publishes, so the number of
-series depends on the audits and not on how often trainers were replaced. Ray serves metrics to
-anybody who reaches the port, token or not: labels hold the names of the sweep and its audits.
+Ray adds the prefix `ray_` and more labels. Only the aggregator publishes, so the number of series
+depends on the audits and not on how often trainers were replaced. Ray serves metrics to anyone who
+reaches the port, with or without a token: labels hold the names of the sweep and its audits.
 """
 
 from __future__ import annotations
@@ -15,42 +15,72 @@ from typing import Any
 
 from .progress import AuditProgress, Progress
 
-PREFIX = "ray_"  # what Ray puts in front of a name
+PREFIX = "ray_"  # of names in Prometheus
 HEARTBEAT_SECONDS = 5.0  # Ray drops a gauge that was not set for about 20 s
-COLLECTED_SECONDS = 2 * HEARTBEAT_SECONDS  # after which a snapshot was set and sent on
+COLLECTED_SECONDS = 2 * HEARTBEAT_SECONDS  # until a snapshot was set and sent on
 RATE_SECONDS = 60.0  # trials/s are a mean over this long
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A gauge of ours, as code names it and as Prometheus does."""
+    """A gauge.
+
+    Attributes:
+        name: without Ray's prefix.
+        help: its description in Prometheus.
+        of_audit: reads its value for an audit; None if there is one value for the sweep.
+    """
 
     name: str
     help: str
-    labels: tuple[str, ...] = ("sweep",)
+    of_audit: Callable[[AuditProgress], float] | None = None
 
     @property
     def exported(self) -> str:
         """The name to query."""
         return PREFIX + self.name
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of each series."""
+        return ("sweep", "audit") if self.of_audit else ("sweep",)
 
-_AUDIT = ("sweep", "audit")
-TRIALS_PLANNED = Metric("dpaudit_trials_planned", "Trials of the audit that are to be done", _AUDIT)
-TRIALS_DONE = Metric("dpaudit_trials_done", "Trials of the audit that are stored", _AUDIT)
-TRIALS_FAILED = Metric("dpaudit_trials_failed", "Trials in packs whose training raised", _AUDIT)
+
+TRIALS_PLANNED = Metric(
+    "dpaudit_trials_planned",
+    "Trials of the audit that are to be done",
+    lambda audit: audit.trials if audit.decided is None else audit.done,
+)
+TRIALS_DONE = Metric(
+    "dpaudit_trials_done", "Trials of the audit that are stored", lambda audit: audit.done
+)
+TRIALS_FAILED = Metric(
+    "dpaudit_trials_failed", "Trials in packs whose training raised", lambda audit: audit.failed
+)
 TRIALS_LOST = Metric(
-    "dpaudit_trials_lost", "Trials in packs that were run again because a trainer died", _AUDIT
+    "dpaudit_trials_lost",
+    "Trials in packs that were run again because a trainer died",
+    lambda audit: audit.lost,
 )
 EPSILON_LOWER = Metric(
     "dpaudit_epsilon_lower",
     "Lower bound on epsilon so far, at every look and for all audits at once; above the claim, the "
     "claim is refuted",
-    _AUDIT,
+    lambda audit: audit.epsilon_lower,
 )
-EPSILON_CLAIM = Metric("dpaudit_epsilon_claim", "Epsilon that the accountant claims", _AUDIT)
-EPSILON_GAP = Metric("dpaudit_epsilon_gap", "Claim minus lower bound", _AUDIT)
-VERDICT = Metric("dpaudit_verdict", "1 once the claim is refuted, 0 while it is not", _AUDIT)
+EPSILON_CLAIM = Metric(
+    "dpaudit_epsilon_claim", "Epsilon that the accountant claims", lambda audit: audit.claim
+)
+EPSILON_GAP = Metric(
+    "dpaudit_epsilon_gap",
+    "Claim minus lower bound",
+    lambda audit: audit.claim - audit.epsilon_lower,
+)
+VERDICT = Metric(
+    "dpaudit_verdict",
+    "1 once the claim is refuted, 0 while it is not",
+    lambda audit: audit.refuted,
+)
 SWEEP_VERDICT = Metric(
     "dpaudit_sweep_verdict", "1 once the claim of one of its audits is refuted, 0 while none is"
 )
@@ -66,27 +96,28 @@ LAST_RESULT = Metric(
 )
 
 METRICS = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))
-_PER_AUDIT: dict[Metric, Callable[[AuditProgress], float]] = {
-    TRIALS_PLANNED: lambda audit: audit.trials if audit.decided is None else audit.done,
-    TRIALS_DONE: lambda audit: audit.done,
-    TRIALS_FAILED: lambda audit: audit.failed,
-    TRIALS_LOST: lambda audit: audit.lost,
-    EPSILON_LOWER: lambda audit: audit.epsilon_lower,
-    EPSILON_CLAIM: lambda audit: audit.claim,
-    EPSILON_GAP: lambda audit: audit.claim - audit.epsilon_lower,
-    VERDICT: lambda audit: audit.refuted,
-}
 
 
 class Publisher:
-    """Publishes the latest snapshot of a sweep again and again; `gauge` is Ray's class."""
+    """Publishes the latest snapshot of a sweep again and again."""
 
     def __init__(
         self, gauge: Callable[..., Any], sweep: str, clock: Callable[[], float] = time.time
     ) -> None:
-        self._gauges = {m: gauge(m.name, m.help, m.labels) for m in METRICS}
-        self._sweep, self._clock, self._started = sweep, clock, clock()
-        self._pace: tuple[tuple[float, int], ...] = ()  # Unix time and trials done, oldest first
+        """Makes the gauges.
+
+        Args:
+            gauge: Ray's class.
+            sweep: the sweep's name.
+            clock: returns the Unix time.
+        """
+        self._gauges = {
+            metric: gauge(metric.name, metric.help, metric.labels) for metric in METRICS
+        }
+        self._sweep = sweep
+        self._clock = clock
+        self._started = clock()
+        self._pace: list[tuple[float, int]] = []  # Unix time and trials done, oldest first
         self._latest: Progress | None = None
         self._heart: threading.Thread | None = None
 
@@ -94,32 +125,36 @@ class Publisher:
         """Takes the newest snapshot; series follow within a heartbeat, which the first starts."""
         now = self._clock()
         recent = [sample for sample in self._pace if now - sample[0] <= RATE_SECONDS]
-        self._pace = (*recent, (now, progress.done))
+        self._pace = [*recent, (now, progress.done)]
         self._latest = progress
-        if self._heart is None:
+        if not self._heart:
             self._heart = threading.Thread(target=self._beat, name="metrics", daemon=True)
             self._heart.start()
 
     def set_gauges(self) -> None:
         """Sets every series from the latest snapshot."""
-        if self._latest is None:
+        if not self._latest:
             return
-        progress, activity, now = self._latest, self._latest.activity, self._clock()
-        for audit in progress.audits:
-            for metric, value in _PER_AUDIT.items():
-                tags = {"sweep": self._sweep, "audit": audit.label}
-                self._gauges[metric].set(float(value(audit)), tags=tags)
-        (start, first), (_, last) = self._pace[0], self._pace[-1]
+        audits = self._latest.audits
+        activity = self._latest.activity
+        pace = self._pace
+        seconds = self._clock() - pace[0][0]
+        trials = pace[-1][1] - pace[0][1]
         values = {
-            SWEEP_VERDICT: float(any(audit.refuted for audit in progress.audits)),
+            SWEEP_VERDICT: any(audit.refuted for audit in audits),
             PACKS_IN_FLIGHT: activity.packs_in_flight,
             TRAINERS_ALIVE: activity.trainers,
-            TRIALS_PER_SECOND: (last - first) / (now - start) if now > start else 0.0,
+            TRIALS_PER_SECOND: trials / seconds if seconds > 0 else 0.0,
             LAST_RESULT: activity.last_result or self._started,
             PACK_SECONDS: activity.pack_seconds or 0.0,
         }
-        for metric, number in values.items():
-            self._gauges[metric].set(number, tags={"sweep": self._sweep})
+        for metric, gauge in self._gauges.items():
+            if not metric.of_audit:
+                gauge.set(float(values[metric]), tags={"sweep": self._sweep})
+                continue
+            for audit in audits:
+                tags = {"sweep": self._sweep, "audit": audit.label}
+                gauge.set(float(metric.of_audit(audit)), tags=tags)
 
     def _beat(self) -> None:
         while True:

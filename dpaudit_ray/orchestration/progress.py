@@ -1,8 +1,7 @@
-"""What is shown of a sweep while it runs, and how fast it goes."""
+"""Snapshots of a sweep while it runs, and how fast it goes."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import math
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from ..plan.model import Pack
 
 Tell = Callable[[str], None]  # takes a line for the user
-WINDOW_SECONDS = 30.0  # what was before says little: audits differ, trainers come and go
+WINDOW_SECONDS = 30.0  # older packs say little: audits differ, trainers come and go
 _LATE_SECONDS = 2.0  # a snapshot may be as old without a pause in the training
 
 
@@ -23,11 +22,20 @@ def tell_nobody(line: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Activity:
-    """What only the driver knows: its packs, its trainers, and trials failed and lost by audit.
+    """The part of a snapshot that only the driver knows.
 
-    The last pack that was done took `pack_seconds` and came at `last_result` (Unix time); training
-    began `training_seconds` ago. Audits that are `running` have packs in flight, those `over` get
-    no more, and none does once the sweep is `stopping`. The verdict has refuted `refuted`.
+    Attributes:
+        packs_in_flight: packs that trainers work on.
+        trainers: trainers that have their place.
+        pack_seconds: duration of the last pack that was done.
+        last_result: Unix time of its end.
+        failed: trials in failed packs, by audit.
+        lost: trials in packs whose trainer died, by audit.
+        training_seconds: time since the first pack began to train.
+        running: audits with packs in flight.
+        over: audits that get no more packs.
+        stopping: no audit gets any more.
+        refuted: audits whose claim the verdict has refuted.
     """
 
     packs_in_flight: int = 0
@@ -45,10 +53,22 @@ class Activity:
 
 @dataclasses.dataclass(frozen=True)
 class AuditProgress:
-    """What is shown of one audit while it runs.
+    """A snapshot of one audit.
 
-    `epsilon_lower`, at `delta`, holds for all audits and looks at once, given what it `assumes`. By
-    `stop_when` `decided` trials were enough. Trials wait for `parts` of a preparation.
+    Attributes:
+        label: its name in the sweep.
+        trials: planned trials.
+        done: stored trials.
+        epsilon_lower: a bound that holds for all audits and looks simultaneously.
+        claim: ε that the accountant claims.
+        delta: δ of both.
+        failed: trials in failed packs.
+        lost: trials in packs whose trainer died.
+        decided: trials that were enough for `stop_when`.
+        assumes: assumption of the bound.
+        parts_done: stored parts of the preparation that trials wait for.
+        parts: all its parts.
+        judged: the verdict on all trials has refuted the claim.
     """
 
     label: str
@@ -77,7 +97,7 @@ class AuditProgress:
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim is, by the bound, or the verdict on all trials, when that is known."""
+        """Whether the claim is, by the bound, or by the verdict if that is known."""
         return self.judged or self.above
 
 
@@ -107,63 +127,68 @@ class Progress:
     @property
     def left(self) -> int:
         """Trials that are still to be run: none of audits that are decided or given up."""
-        failed, over = self.activity.failed, self.activity.over
-        return sum(
-            max(0, audit.trials - audit.done - failed.get(index, 0))
-            for index, audit in enumerate(self.audits)
-            if audit.decided is None and index not in over
-        )
+        count = 0
+        for index, audit in enumerate(self.audits):
+            if audit.decided is None and index not in self.activity.over:
+                count += max(0, audit.trials - audit.done - self.activity.failed.get(index, 0))
+        return count
 
     @property
     def phase(self) -> str:
-        """What goes on until a first pack is done, and once none is left; empty in between."""
+        """The phase until a first pack is done, and once no trial is left; empty in between."""
         activity = self.activity
+        packs = activity.packs_in_flight
         if activity.stopping:
-            packs = activity.packs_in_flight
-            return f"stopping, {packs} pack{'s' * (packs != 1)} under way"
+            plural = "" if packs == 1 else "s"
+            return f"stopping, {packs} pack{plural} under way"
         if not self.left:
             return "the last estimates are computed"
         if activity.pack_seconds is not None:
             return ""
         if not activity.trainers:
             return "trainers start and import what they run"
-        if not activity.packs_in_flight:
+        if not packs:
             return "packs are handed out"
         waiting = [audit for audit in self.audits if audit.waits]
         if len(waiting) == sum(audit.done < audit.trials for audit in self.audits):
             done = sum(audit.parts_done for audit in waiting)
-            return f"preparing, {done} of {sum(a.parts for a in waiting)} parts done"
+            parts = sum(audit.parts for audit in waiting)
+            return f"preparing, {done} of {parts} parts done"
         return "the first packs are trained"
 
 
 class Speed:
-    """Trials per second and seconds left, by packs that ended since the first began to train."""
+    """Trials per second and remaining seconds, by the packs that have ended."""
 
     def __init__(self) -> None:
-        self._ends: collections.deque[tuple[float, int]] = collections.deque()
+        # Seconds of a clock, with the trials that had ended. The first is the start of training.
+        self._ends: list[tuple[float, int]] = []
 
     def see(self, progress: Progress, now: float) -> None:
         """Takes a snapshot, at `now` seconds of any one clock."""
         ended = progress.ended
         if not self._ends or ended < self._ends[-1][1]:  # failed packs may be taken back
-            self._ends = collections.deque([(now, ended)])
+            self._ends = [(now, ended)]
         if ended == self._ends[-1][1]:
             return
-        if len(self._ends) == 1 and (trained := progress.activity.training_seconds) is not None:
-            self._ends = collections.deque([(now - trained, self._ends[0][1])])
+        trained = progress.activity.training_seconds
+        if len(self._ends) == 1 and trained is not None:
+            self._ends = [(now - trained, self._ends[0][1])]
         self._ends.append((now, ended))
         while len(self._ends) > 2 and self._ends[1][0] < now - WINDOW_SECONDS:
-            self._ends.popleft()
+            del self._ends[0]
 
     def rate(self, now: float) -> float:
-        """Trials per second; NaN while unknown. Falls when nothing ends for longer than before."""
+        """Trials per second; NaN while unknown. Falls when no pack ends for longer than before."""
         if len(self._ends) < 2:
             return math.nan
-        (first, before), (last, after) = self._ends[0], self._ends[-1]
-        longest = max(b - a for (a, _), (b, _) in itertools.pairwise(self._ends))
-        seconds = max(last, now - max(longest, _LATE_SECONDS)) - first
-        return (after - before) / seconds if seconds > 0 else math.nan
+        moments = [moment for moment, _ in self._ends]
+        longest = max(after - before for before, after in itertools.pairwise(moments))
+        end = max(moments[-1], now - max(longest, _LATE_SECONDS))
+        seconds = end - moments[0]
+        trials = self._ends[-1][1] - self._ends[0][1]
+        return trials / seconds if seconds > 0 else math.nan
 
     def seconds_left(self, progress: Progress, now: float) -> float:
-        """For the trials that are still to be run; NaN while unknown."""
+        """Returns the seconds for the trials that are still to be run; NaN while unknown."""
         return progress.left / self.rate(now) if progress.left else 0.0

@@ -1,4 +1,4 @@
-"""Workers as actors of a Ray cluster, which is joined, or started in this machine."""
+"""Runs workers as actors of a Ray cluster, which is joined, or started on this machine."""
 
 from __future__ import annotations
 
@@ -36,17 +36,26 @@ from .workers import Capacity, ResourceRequest
 
 NAMESPACE = "dpaudit"
 ANSWER_SECONDS = 10.0  # for a head that is joined
-SHUTDOWN_SECONDS = 10.0  # what is left of a cluster of our own ends with this process
+SHUTDOWN_SECONDS = 10.0  # processes of a local cluster that stay longer end with this process
 _NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
 
 
 class RayExecutor:
-    """Implements `Executor` on the connected cluster; `request` is what a trainer needs."""
+    """Implements `Executor` on the connected cluster."""
 
     isolates = True
 
     def __init__(self, ray: Any, work: Work, request: ResourceRequest) -> None:
-        self._ray, self._work, self._request = ray, work, request
+        """Starts nothing yet.
+
+        Args:
+            ray: the module, connected to a cluster.
+            work: the planned sweep.
+            request: the resources that a trainer needs.
+        """
+        self._ray = ray
+        self._work = work
+        self._request = request
         # The random end keeps one that a killed driver left from clashing.
         self._namespace = f"dpaudit-{(work.run.owner or '')[:8]}-{secrets.token_hex(4)}"
         self._aggregator: Any = None
@@ -54,42 +63,43 @@ class RayExecutor:
         self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
 
     def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
-        """Starts an actor. The aggregator is where the driver is, which sees the run directory."""
+        """Starts an actor; the aggregator on the driver's node, which has the run directory."""
         from . import actors
 
-        ray, named = self._ray, {"name": name, "namespace": self._namespace}
+        options: dict[str, Any] = {"name": name, "namespace": self._namespace}
         if role == "Trainer":
-            options = trainer_options(self._request, avoid)
+            options |= trainer_options(self._request, avoid)
             # If memory runs short, Ray kills actors that it may restart first, the newest of them
             # before others: trainers, not the aggregator. A restarted trainer ends itself.
             options |= {"max_restarts": 1, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
-            trainer = actors.Trainer.options(**named, **options)  # type: ignore[attr-defined]
+            trainer = actors.Trainer.options(**options)  # type: ignore[attr-defined]
             return trainer.remote(self._work.sweep.name)
-        here = ray.get_runtime_context().get_node_id()
-        beside = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
-        self._aggregator = actors.Aggregator.options(  # type: ignore[attr-defined]
-            **named, num_cpus=0, max_restarts=-1, max_task_retries=-1,
-            scheduling_strategy=beside,
-        ).remote(self._work.run.location, self._work.run.owner)  # fmt: skip
+        node = self._ray.get_runtime_context().get_node_id()
+        strategies = self._ray.util.scheduling_strategies
+        options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        options |= {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+        aggregator = actors.Aggregator.options(**options)  # type: ignore[attr-defined]
+        self._aggregator = aggregator.remote(self._work.run.location, self._work.run.owner)
         return self._aggregator
 
     def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
         from . import actors
 
-        of_trainer = worker is not self._aggregator
-        if method == "ready":
-            start = self._work.sweep.raw, self._brief, self._aggregator, self._datasets
-            arguments = (*arguments, *start)
-        task = getattr(worker, method, None)
-        role = "Trainer" if of_trainer else "Aggregator"
+        is_trainer = worker is not self._aggregator
+        role = "Trainer" if is_trainer else "Aggregator"
         name = actors.task_name(role, method, self._brief, arguments)
-        if task is None:  # a method of the aggregation
-            task, arguments = worker.call, (method, *arguments)
-        if method not in ("progress", "pulse"):  # which are no tasks to anybody
+        if method == "ready":
+            sweep = self._work.sweep.raw
+            arguments = (*arguments, sweep, self._brief, self._aggregator, self._datasets)
+        task = getattr(worker, method, None)
+        if not task:  # a method of the aggregation
+            task = worker.call
+            arguments = (method, *arguments)
+        if method not in ("progress", "pulse"):  # the dashboard does not list these
             task = task.options(name=name)
         reference = task.remote(*arguments)
         answer: Future[Any] = Future()
-        reference.future().add_done_callback(functools.partial(self._arrive, answer, of_trainer))
+        reference.future().add_done_callback(functools.partial(self._arrive, answer, is_trainer))
         return answer
 
     def wait(self, timeout: float) -> list[Future[Any]]:
@@ -105,15 +115,20 @@ class RayExecutor:
 
     def nodes(self) -> Cluster:
         keys = ("NodeID", "NodeManagerAddress", "NodeManagerPort", "Resources", "Labels")
-        nodes = (Node(*map(node.get, keys)) for node in self._ray.nodes() if node["Alive"])
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        nodes = [Node(*map(node.get, keys)) for node in alive]
         draining = ray_internals.draining_nodes(self._ray)
         memory_kills = functools.partial(ray_internals.memory_kills, self._ray)
         return Cluster(tuple(nodes), draining, self._grows, memory_kills)
 
     def end_actors_of(self, owner: str) -> int:
-        """Ends all actors of a driver whose run is ours now; returns how many trainers it had."""
+        """Ends all actors of a driver that had this run; returns how many trainers it had.
+
+        Args:
+            owner: the driver's lease, by the run directory, in which a stranger may have written.
+        """
         if not re.fullmatch("[0-9a-f]{16}", owner):
-            return 0  # what a run directory says of its driver may be anybody's writing
+            return 0
         ended = 0
         for actor in self._ray.util.list_named_actors(all_namespaces=True):
             if actor["namespace"].startswith(f"dpaudit-{owner[:8]}"):
@@ -128,46 +143,51 @@ class RayExecutor:
 
     @functools.cached_property
     def _brief(self) -> Brief:
-        # No object of Ray's, nor is the sweep: Ray ends a driver that looks for its objects while
-        # their node leaves, without a word and with an exit code that means a violation.
+        # Neither this nor the sweep is an object of Ray's: Ray ends a driver that looks for its
+        # objects while their node leaves, silently and with an exit code that means a violation.
         return Brief.from_plan(self._work.plan, self._work.sweep)
 
     @functools.cached_property
     def _datasets(self) -> dict[str, Any]:
         """References by key: Ray keeps one copy on every node, and all trainers there map it."""
-        cells = self._work.sweep.cells
-        owners = [owner for cell in cells for owner in (cell.mechanism, cell.adversary)]
-        data = {key: value for owner in owners for key, value in owner.datasets().items()}
+        data: dict[str, Any] = {}
+        for cell in self._work.sweep.cells:
+            data.update(cell.mechanism.datasets())
+            data.update(cell.adversary.datasets())
         return {key: self._ray.put(value) for key, value in data.items()}
 
-    def _arrive(self, answer: Future[Any], listed: bool, future: Future[Any]) -> None:
-        if (error := future.exception()) is None:
+    def _arrive(self, answer: Future[Any], is_trainers: bool, future: Future[Any]) -> None:
+        """Passes on a result of Ray's, in one of its threads."""
+        error = future.exception()
+        if not error:
             answer.set_result(future.result())
         else:
             answer.set_exception(_translated(error, self._ray.exceptions))
-        if listed:
+        if is_trainers:
             self._arrived.put(answer)
 
 
 def _translated(error: BaseException, exceptions: Any) -> BaseException:
+    """Returns the DpauditError in an error of Ray's, or an error that `Executor.call` names."""
     if not isinstance(error, exceptions.RayError):
         return error
-    ours: Exception
+    translated: Exception
     if isinstance(error, exceptions.RayTaskError):
         cause: Any = error
         # Ray wraps an error once per process that it passed through.
         while (cause := getattr(cause, "cause", None)) is not None:
             if isinstance(cause, DpauditError) and not hasattr(cause, "cause"):
                 return cause
-        ours = CallFailedError(last_line(error))
+        translated = CallFailedError(last_line(error))
     else:
-        ours = WorkerDiedError(last_line(error), not getattr(error, "actor_init_failed", True))
-    ours.__cause__ = error
-    return ours
+        taken_back = not getattr(error, "actor_init_failed", True)
+        translated = WorkerDiedError(last_line(error), taken_back)
+    translated.__cause__ = error
+    return translated
 
 
 def trainer_options(request: ResourceRequest, avoid: Collection[str] = ()) -> dict[str, Any]:
-    """Ray's options for an actor that needs so much, on no node to `avoid`."""
+    """Returns Ray's options for an actor with these resources, on no node to `avoid`."""
     resources = dict(request.resources)
     selector = dict(request.labels)
     if avoid:
@@ -182,21 +202,28 @@ def trainer_options(request: ResourceRequest, avoid: Collection[str] = ()) -> di
 
 
 def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
-    """A dispatcher on the cluster; actors of the driver that had the run `before` are ended.
+    """Returns a dispatcher on the cluster.
 
-    Raises NoClusterError where the cluster can never hold a trainer, RunDirectoryError where what
-    lies in the run directory is damaged.
+    Args:
+        ray: the module, connected to the cluster.
+        work: the planned sweep.
+        before: the lease of a driver that had the run, whose actors are ended.
+
+    Raises:
+        NoClusterError: the cluster can never hold a trainer.
+        RunDirectoryError: the run directory is damaged.
     """
     from .actors import Trainer
 
-    context, channel = ray.get_runtime_context(), functools.partial(ray_internals.channel, ray)
+    context = ray.get_runtime_context()
+    channel = functools.partial(ray_internals.channel, ray)
     liveness = HeadLiveness(context.gcs_address, channel, work.tell)
     try:
         request = ResourceRequest.from_spec(work.sweep.resources)
         executor = RayExecutor(ray, work, request)
         limit = work.sweep.resources.max_concurrent_trainers
         capacity = Capacity(executor, request, None if limit == "auto" else limit, work.tell)
-        try:  # Ray has rules of its own, such as against three TPUs
+        try:  # Ray has more rules, such as against three TPUs
             Trainer.options(**trainer_options(request))  # type: ignore[attr-defined]
         except ValueError as error:
             raise NoClusterError(
@@ -204,10 +231,11 @@ def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
                 "the sweep file"
             ) from error
         capacity.require_room()
-        if before is not None and (ended := executor.end_actors_of(before)):
+        ended = 0 if before is None else executor.end_actors_of(before)
+        if ended:
             work.tell(f"{ended} trainers of the driver that had this run before are ended")
-        (here,) = (n for n in executor.nodes().nodes if n.id == context.get_node_id())
-        liveness.guard(host_port(here.host, here.port), ray_internals.object_store_socket(ray))
+        (node,) = (n for n in executor.nodes().nodes if n.id == context.get_node_id())
+        liveness.guard(host_port(node.host, node.port), ray_internals.object_store_socket(ray))
         return Dispatcher(executor, work, capacity, liveness)
     except BaseException:  # Ctrl-C too: nothing is left to watch
         liveness.close()
@@ -216,14 +244,19 @@ def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """Yields the module `ray`, connected to `address` (or RAY_ADDRESS), or to a cluster in here.
+    """Yields the module `ray`, connected to a cluster.
 
-    A process that is connected already stays so. Nothing is written into the user's home: a cluster
-    of our own gets a token that lives and dies with this process. Raises NoClusterError.
+    A process that is connected already stays so. Nothing is written into the user's home: the token
+    of a local cluster exists as long as this process.
+
+    Args:
+        address: of the cluster's head; RAY_ADDRESS by default, else a local cluster is started.
+
+    Raises:
+        NoClusterError: the cluster cannot be joined, or does not start.
     """
-    origin = ""
-    if not address and (address := os.environ.get("RAY_ADDRESS")):
-        origin = " (from RAY_ADDRESS)"
+    origin = "" if address else " (from RAY_ADDRESS)"
+    address = address or os.environ.get("RAY_ADDRESS") or None
     if address:
         _require_head_address(address, origin)
     _prepare_environment(local=address is None)
@@ -266,7 +299,7 @@ def _prepare_environment(local: bool) -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    else:  # with an explicit address Ray does not look for a token by itself
+    else:  # with an explicit address, Ray does not look for a token
         ray_internals.take_token_at_hand()
     # Ray ends a driver whose head is gone after a minute, with an exit code that means a violation.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
@@ -274,8 +307,8 @@ def _prepare_environment(local: bool) -> None:
 
 
 def _init(ray: Any, **options: Any) -> None:
-    # Processes that are started meanwhile never hear of a terminal that is closed (SIGHUP): only
-    # the driver may decide what it means, and does after this, should it have come meanwhile.
+    # Processes that are started meanwhile ignore a terminal that is closed (SIGHUP): only the
+    # driver reacts to it, after this if it came meanwhile.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -293,7 +326,7 @@ def _join(ray: Any, address: str, origin: str) -> None:
                 if checks.silent.get(address):
                     raise TimeoutError("nothing answers there")
         _init(ray, address=address)
-    except Exception as error:  # process boundary: Ray raises what it likes
+    except Exception as error:  # process boundary: Ray may raise anything
         trouble = joining_trouble(error)
         raise NoClusterError(
             f"cannot reach a Ray cluster at {address}{origin} ({trouble.reason}); {trouble.remedy}"
@@ -301,14 +334,14 @@ def _join(ray: Any, address: str, origin: str) -> None:
 
 
 def _start(ray: Any) -> None:
-    """Twice where it takes too long: Ray gives itself 30 s, which a busy machine may exceed."""
-    for again in (True, False):
+    """Starts a local cluster; twice if that takes more than Ray's limit of 30 s."""
+    for may_repeat in (True, False):
         try:
             _init(ray, address="local", include_dashboard=False)
             return
         except Exception as error:  # process boundary: Ray raises a bare one
             ray.shutdown()
-            if again and "timed out" in str(error):
+            if may_repeat and "timed out" in str(error):
                 continue
             trouble = starting_trouble(error)
             raise NoClusterError(
@@ -317,11 +350,11 @@ def _start(ray: Any) -> None:
 
 
 def _leave(ray: Any) -> None:
-    """Shuts Ray down, and does not wait for ever where it waits for what does not answer."""
+    """Shuts Ray down, with a limit, as it waits for nodes that do not answer."""
     ending = threading.Thread(target=ray.shutdown, name="shutdown", daemon=True)
     ending.start()
-    lost = interruption.head_lost.is_set()
-    ending.join(interruption.LEAVE_SECONDS / 2 if lost else SHUTDOWN_SECONDS)
+    head_is_lost = interruption.head_lost.is_set()
+    ending.join(interruption.LEAVE_SECONDS / 2 if head_is_lost else SHUTDOWN_SECONDS)
     if ending.is_alive():
         interruption.head_lost.set()
         ray_internals.leave_without_shutdown(ray)

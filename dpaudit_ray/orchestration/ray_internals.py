@@ -1,4 +1,4 @@
-"""What is asked of Ray beside its public interface: each by a probe, with what is done without it.
+"""Reads what Ray's public interface does not give, each by a probe with a default.
 
 Ray may rename any of these names in a minor version. A sweep runs all the same: it notices a dead
 head, a leaving node or an autoscaler later, or not at all.
@@ -17,14 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-_STATUS = "__autoscaling_status"  # where Ray's first autoscaler leaves its report
+_STATUS = "__autoscaling_status"  # key of the report of Ray's first autoscaler
 _BY_HAND = re.compile("node_[0-9a-f]+")  # the "type" of a node that no autoscaler has started
 JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the driver of a job
 Value = TypeVar("Value")
 
 
 def take_token_at_hand() -> None:
-    """Has Ray use a token that is there, also where only its mode is not set."""
+    """Has Ray use a token that is configured, even if its mode is not set."""
     named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     # expanduser leaves the ~ where a user has neither HOME nor an entry in passwd.
     if named or Path(os.path.expanduser("~/.ray/auth_token")).exists():
@@ -32,13 +32,13 @@ def take_token_at_hand() -> None:
 
 
 def read_authentication_again(ray: Any) -> None:
-    """Has Ray read token and mode again; without it, it keeps what it saw at its import."""
+    """Has Ray read token and mode again; without it, those of its import stay."""
     _probe(lambda: ray._raylet.Config.initialize(""), None)
     _probe(lambda: ray._raylet.AuthenticationTokenLoader.instance().reset_cache(), None)
 
 
 def draining_nodes(ray: Any) -> frozenset[str]:
-    """Ids of nodes that will leave; without it, none: their trainers are lost and run again."""
+    """Returns ids of nodes that will leave; without it, none, and their trainers die."""
     return frozenset(_probe(lambda: ray._private.state.state.get_draining_nodes(), ()))
 
 
@@ -52,7 +52,7 @@ def memory_kills(ray: Any) -> dict[str, int]:
         generated = f"{ray.__name__}.core.generated"
         gcs_pb2 = importlib.import_module(f"{generated}.gcs_pb2")
         common_pb2 = importlib.import_module(f"{generated}.common_pb2")
-        kills: collections.Counter[str] = collections.Counter()
+        kills = collections.Counter[str]()
         for row in ray._private.state.state._connect_and_get_accessor().get_worker_table():
             worker = gcs_pb2.WorkerTableData.FromString(row)
             if worker.exit_type == common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY:
@@ -63,7 +63,7 @@ def memory_kills(ray: Any) -> dict[str, int]:
 
 
 def autoscales(ray: Any) -> bool:
-    """Whether an autoscaler, Ray's first or second, adds nodes; without its report, no."""
+    """Returns whether an autoscaler, Ray's first or second, adds nodes; without its report, no."""
     config = _probe(lambda: ray._private.state.state.get_cluster_config(), None)
     groups = config.node_group_configs if config else ()
     if any(group.max_count != 0 and not _BY_HAND.fullmatch(group.name) for group in groups):
@@ -76,12 +76,12 @@ def autoscales(ray: Any) -> bool:
 
 
 def object_store_socket(ray: Any) -> str:
-    """The path of this node's object store; without it, "": its end is not watched."""
+    """Returns the path of this node's object store; without it, "": its end is not noticed."""
     return str(_probe(lambda: ray._private.worker.global_worker.node.plasma_store_socket_name, ""))
 
 
 def dashboard(ray: Any) -> str:
-    """The address of the cluster's dashboard; "" without one, and in a job, whose page is told."""
+    """Returns the address of the dashboard; "" without one, and in a job, which has a page."""
     url = _probe(lambda: ray._private.worker.get_dashboard_url(), None)
     return f"http://{url}" if url and JOB not in os.environ else ""
 
@@ -92,18 +92,20 @@ def leave_without_shutdown(ray: Any) -> None:
 
 
 def channel(ray: Any, address: str) -> Any:
-    """A gRPC channel with Ray's token and certificates; without it, None: nobody is asked."""
-    # A connection that was lost is made again at once, and not after up to two minutes.
-    again = [(f"grpc.{which}_reconnect_backoff_ms", 500) for which in ("initial", "min", "max")]
-    utils = f"{ray.__name__}._private.grpc_utils"
-    return _probe(
-        lambda: importlib.import_module(utils).init_grpc_channel(address, options=again), None
-    )
+    """Opens a gRPC channel with Ray's token and certificates; without it, returns None."""
+    # A lost connection is made again at once, and not after up to two minutes.
+    options = [(f"grpc.{name}_reconnect_backoff_ms", 500) for name in ("initial", "min", "max")]
+
+    def open_channel() -> Any:
+        utils = importlib.import_module(f"{ray.__name__}._private.grpc_utils")
+        return utils.init_grpc_channel(address, options=options)
+
+    return _probe(open_channel, None)
 
 
-def _probe(read: Callable[[], Value], without: Value) -> Value:
+def _probe(read: Callable[[], Value], default: Value) -> Value:
     try:
         return read()
-    except (AttributeError, ImportError, TypeError) as error:  # how a name that is gone shows
-        logging.getLogger("dpaudit").debug("this Ray lacks what was asked of it: %s", error)
-        return without
+    except (AttributeError, ImportError, TypeError) as error:  # the name is gone, or changed
+        logging.getLogger("dpaudit").debug("this Ray does not have it: %s", error)
+        return default

@@ -1,7 +1,7 @@
-"""Sweeps as Ray jobs: submitted, followed to their end, and resumed by submitting again.
+"""Submits sweeps as Ray jobs, follows them to their end, and resumes them by submitting again.
 
-A job runs `dpaudit run`. Ray runs it once and forgets it with the cluster, so what has to survive
-lies in the run directory, and the metadata of a job says which run it was an attempt at.
+A job runs `dpaudit run`. Ray runs it once and forgets it with the cluster, so all that has to
+survive lies in the run directory, and the metadata of a job names the run it was an attempt at.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, Spec
 from ..plan import provenance
 from ..sweep.spec import Sweep
 from . import ray_internals
+from .progress import Tell, tell_nobody
 from .ray_errors import submitting_remedy
 from .working_dir_package import WorkingDirPackage
 
@@ -39,18 +40,20 @@ POLL_SECONDS = 2.0  # the whole log comes each time
 PENDING_SECONDS = 20.0  # between two lines about a job that Ray has not started
 _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 _EXIT_CODES = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}  # of `dpaudit run`, and 0
-_SIGNALLED = 128  # and the signal
+_SIGNALLED = 128  # plus the signal's number, as shells have it
 # Keys of a job's metadata.
 _RUN, _ATTEMPT, _FINGERPRINT, _SETTINGS = "run", "attempt", "fingerprint", "settings"
 
-Tell = Callable[[str], None]
-
 
 class SweepJob:
-    """A sweep, checked as far as that needs no cluster, and the command that runs it on the head.
+    """A sweep that was checked without a cluster, and the command that runs it on the head.
 
-    `options` are more of `dpaudit run`, `python` is that of the head. With `install`, nodes need
-    nothing but Ray. Raises SpecError where the sweep file is not sent, or results would be lost.
+    Attributes:
+        sweep: the sweep.
+        package: the files that are sent.
+        run: the run directory.
+        entrypoint: the command.
+        runtime_env: variables and packages of the nodes, as Ray takes them.
     """
 
     def __init__(
@@ -63,6 +66,20 @@ class SweepJob:
         python: str = "python",
         install: bool = False,
     ) -> None:
+        """Checks that the sweep file is sent, and that results stay.
+
+        Args:
+            sweep: the sweep.
+            file: its sweep file.
+            storage_path: a folder that all nodes mount, or an address.
+            package: the working directory.
+            options: further options of `dpaudit run`.
+            python: the interpreter of the head.
+            install: installs this package on nodes that have only Ray.
+
+        Raises:
+            SpecError: the sweep file is not sent, or results would be lost.
+        """
         named = {Path(file).resolve(), *provenance.named_paths(sweep)}
         package = dataclasses.replace(package, named=frozenset(named))
         relative = Path(os.path.relpath(file, package.folder))
@@ -78,36 +95,49 @@ class SweepJob:
                 f"is {storage_path!r}, a folder that would end with the job; use one that all "
                 "nodes mount (/shared/runs), or an address (s3://bucket/runs)",
             )
-        place = normalized_storage_path(storage_path)
+        storage = normalized_storage_path(storage_path)
         command = [python, "-m", "dpaudit_ray", "run", relative.as_posix()]
-        self.sweep, self.package, self.run = sweep, package, f"{place}/{sweep.name}"
-        self.entrypoint = shlex.join([*command, "--storage-path", place, *options])
-        # `ray job stop` kills after 3 s unless it is told otherwise.
-        wait = sweep.resources.grace_seconds + STOP_MARGIN_SECONDS
-        variables = {"RAY_JOB_STOP_WAIT_TIME_S": f"{wait:.0f}", "PYTHONUNBUFFERED": "1"}
+        self.sweep = sweep
+        self.package = package
+        self.run = f"{storage}/{sweep.name}"
+        self.entrypoint = shlex.join([*command, "--storage-path", storage, *options])
+        # By default, `ray job stop` kills after 3 s.
+        stop_seconds = sweep.resources.grace_seconds + STOP_MARGIN_SECONDS
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": f"{stop_seconds:.0f}", "PYTHONUNBUFFERED": "1"}
         self.runtime_env: dict[str, Any] = {"env_vars": variables}
         if install:
             self.runtime_env |= _installed_by_uv()
 
 
 def _installed_by_uv() -> dict[str, Any]:
-    """Has Ray send this package and install what it needs, in these versions."""
-    packages = [
-        # Without the build, such as +cpu: a node takes the one that is for its device.
-        f"{needs.name}=={importlib.metadata.version(needs.name).partition('+')[0]}"
-        for needs in map(Requirement, importlib.metadata.requires("dpaudit-ray") or ())
-        if needs.marker is None and needs.name != "ray"
-    ]
+    """Returns what has Ray send this package and install its requirements, in our versions."""
+    packages = []
+    for requirement in map(Requirement, importlib.metadata.requires("dpaudit-ray") or ()):
+        if requirement.marker is None and requirement.name != "ray":
+            # Without the build, such as +cpu: a node takes the one that is for its device.
+            version = importlib.metadata.version(requirement.name).partition("+")[0]
+            packages.append(f"{requirement.name}=={version}")
     return {"py_modules": [str(Path(__file__).parents[1])], "uv": {"packages": packages}}
 
 
 class JobsClient:
-    """The Jobs API of a Ray head, by its dashboard's address; `tell` takes a line for the user.
+    """The Jobs API of a Ray head.
 
-    Raises SpecError for another kind of address, NoClusterError where it cannot be used.
+    Attributes:
+        address: of its dashboard.
     """
 
-    def __init__(self, address: str, tell: Tell = lambda line: None) -> None:
+    def __init__(self, address: str, tell: Tell = tell_nobody) -> None:
+        """Connects to a dashboard.
+
+        Args:
+            address: http://HOST:PORT.
+            tell: takes a line for the user.
+
+        Raises:
+            SpecError: it is another kind of address.
+            NoClusterError: no dashboard answers there, or it refuses this process.
+        """
         if not address.startswith(("http://", "https://")):
             raise SpecError(
                 "--address", f"is the dashboard's, such as http://127.0.0.1:8265, got {address!r}"
@@ -116,7 +146,7 @@ class JobsClient:
         self._tell = tell
         require_dashboard(self.address, tell)
 
-        # Of what is sent nothing is left out by its name: `WorkingDirPackage` has seen to that.
+        # Ray omits no file by its name: `WorkingDirPackage` has done so.
         os.environ.setdefault("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", "")
         ray_internals.take_token_at_hand()
         import ray
@@ -132,33 +162,39 @@ class JobsClient:
             ) from error
         except (RuntimeError, OSError) as error:
             raise NoClusterError(f"{self.address}: {_reason(error)}") from error
-        loud = [part.__module__ for part in JobSubmissionClient.__mro__]
-        for name in (*loud, "ray._private.runtime_env"):  # they log every upload and connection
+        modules = [cls.__module__ for cls in JobSubmissionClient.__mro__]
+        for name in (*modules, "ray._private.runtime_env"):  # they log each upload and connection
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def stop_command(self, submission: str) -> str:
-        """The command that stops a job."""
+        """Returns the command that stops a job."""
         return f"ray job stop {submission} --address {self.address}"
 
     def submit(self, job: SweepJob) -> str:
-        """Starts a job, the next attempt at its run, or finds the one that runs; returns its id.
+        """Starts the next attempt at a run, or finds the one that runs; returns the job's id.
 
-        Raises NoClusterError where it is not taken, RunDirectoryError where other settings run.
+        Raises:
+            NoClusterError: the dashboard refuses the job.
+            RunDirectoryError: a job with other settings works on the run.
         """
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "working_dir"
             job.package.copy(folder)
             try:
                 return self._attempt(job, folder)
-            except (RuntimeError, OSError) as error:  # its agent starts, another was faster
+            except (RuntimeError, OSError) as error:  # as when the agent of the head still starts
                 reason = _reason(error)
                 raise NoClusterError(
                     f"{self.address} does not take the job ({reason}); {submitting_remedy(reason)}"
                 ) from error
 
     def follow(self, submission: str, write: Callable[[str], object]) -> int:
-        """Passes the job's log on until it ends; returns its exit code. Raises ClusterError."""
-        passed = 0  # lines
+        """Passes the job's log on, line by line, until it ends; returns its exit code.
+
+        Raises:
+            ClusterError: the connection is lost, or the job has failed otherwise than a sweep.
+        """
+        written = 0  # lines
         began = time.monotonic()
         reported = began
         while True:
@@ -169,19 +205,19 @@ class JobsClient:
                 reason = " ".join(str(info.message or "Ray names no reason").split())
                 self._tell(f"job {submission} is pending for {reported - began:.0f} s: {reason}")
             lines: list[str] = []
-            with contextlib.suppress(RuntimeError, OSError):  # whoever looks at the job tells
+            with contextlib.suppress(RuntimeError, OSError):  # `_info` raises if that lasts
                 lines = io.StringIO(self._client.get_job_logs(submission)).readlines()
             if lines and not over and not lines[-1].endswith("\n"):
                 del lines[-1]  # it is still being written
-            for line in lines[passed:]:
+            for line in lines[written:]:
                 write(line)
-            passed = max(passed, len(lines))
+            written = max(written, len(lines))
             if over:
                 return self._exit_code(submission)
             time.sleep(POLL_SECONDS)
 
     def _attempt(self, job: SweepJob, folder: Path) -> str:
-        """The attempt that runs now, if it does what this one would do; else starts the next."""
+        """Returns the id of the job that runs with the same settings; else starts the next."""
         metadata = job_metadata(job.sweep, job.run)
         number = 1
         for info in self._client.list_jobs():
@@ -203,7 +239,7 @@ class JobsClient:
             number = max(number, 1 + int(before) if before.isdecimal() else 1)
         for line in job.package.omissions():
             self._tell(line)
-        # The run's hash is in the id: no two jobs have the same one, whatever run they work on.
+        # With the run's hash, jobs of different runs have different ids.
         run_hash = hashlib.sha256(job.run.encode()).hexdigest()[:8]
         submission = f"{job.sweep.name}-{run_hash}-{number}"
         self._client.submit_job(
@@ -225,16 +261,17 @@ class JobsClient:
             return Exit.COMPLETE
         if info.status == "STOPPED" or code in _EXIT_CODES:
             return code or Exit.STOPPED
-        if code is not None and (number := -code if code < 0 else code - _SIGNALLED) > 0:
-            self._tell(f"the driver was killed by signal {number}; the same command resumes")
-            return Exit.STOPPED
         message = str(info.message).strip().splitlines() or ["no reason is known"]
         if code is None:
             raise ClusterError(f"job {submission} failed ({message[0]}); try again")
+        signal_number = -code if code < 0 else code - _SIGNALLED
+        if signal_number > 0:
+            self._tell(f"the driver was killed by signal {signal_number}; the same command resumes")
+            return Exit.STOPPED
         raise ClusterError(
-            f"job {submission} ended with exit code {code}, as no sweep does ({message[-1]}); its "
-            "log may say more. Where the head's python lacks this package, name one that has it "
-            "(--python PATH), or use --install"
+            f"job {submission} ended with exit code {code}, as no sweep does ({message[-1]}); see "
+            "its log. If the head's python lacks this package, name one that has it (--python "
+            "PATH), or use --install"
         )
 
     def _info(self, submission: str) -> Any:
@@ -242,22 +279,22 @@ class JobsClient:
             return self._client.get_job_info(submission)
         except (RuntimeError, OSError) as error:
             raise ClusterError(
-                f"lost the connection to {self.address} ({_reason(error)}); the job may go on: "
-                "run the same command again to follow or resume it"
+                f"lost the connection to {self.address} ({_reason(error)}); the job may "
+                "still run: run the same command again to follow or resume it"
             ) from error
 
 
 def normalized_storage_path(path: str) -> str:
-    """One spelling per folder or address: no slash at the end, none twice, no file://."""
-    scheme, separator, rest = path.partition("://")
+    """Spells a folder or address in one way: no slash at its end, none twice, no file://."""
+    scheme, separator, location = path.partition("://")
     if separator and scheme.lower() != "file":
-        return f"{scheme.lower()}://{rest.rstrip('/')}"
-    return "/" + posixpath.normpath(rest or path).strip("/")
+        return f"{scheme.lower()}://{location.rstrip('/')}"
+    return "/" + posixpath.normpath(location or path).strip("/")
 
 
 def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
-    """What a job carries besides its number; `job_name` is what Ray's API and metrics use."""
-    # What the fingerprint leaves out, and a job does not learn of once it runs.
+    """Returns the metadata of all attempts at a run; Ray's API and metrics use `job_name`."""
+    # Of these, the fingerprint leaves something out that a running job cannot change.
     settings = {key: sweep.raw.get(key) for key in ("audit", "grid", "resources")}
     return {
         "job_name": sweep.name,
@@ -269,13 +306,17 @@ def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
 
 
 def require_dashboard(address: str, tell: Tell) -> None:
-    """Asks a dashboard for its version, without a token; NoClusterError where none answers."""
+    """Asks a dashboard for its version, without a token, and warns of one that needs none.
+
+    Raises:
+        NoClusterError: no dashboard answers there.
+    """
     try:
         parts = urllib.parse.urlsplit(address)
-        kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
+        connect: type[http.client.HTTPConnection] = http.client.HTTPConnection
         if parts.scheme == "https":
-            kind = http.client.HTTPSConnection
-        with contextlib.closing(kind(parts.netloc, timeout=CONNECT_SECONDS)) as connection:
+            connect = http.client.HTTPSConnection
+        with contextlib.closing(connect(parts.netloc, timeout=CONNECT_SECONDS)) as connection:
             connection.request("GET", f"{parts.path}/api/version")
             code = connection.getresponse().status
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -290,6 +331,6 @@ def require_dashboard(address: str, tell: Tell) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says before its details, or after the traceback of a server."""
+    """Returns the first line of an error, or the last one after the traceback of a server."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return lines[-1] if "Traceback" in lines[0] else lines[0]

@@ -93,7 +93,7 @@ class PackTrainer:
         Args:
             raw_sweep: the content of the sweep file.
             brief: the plan without packs.
-            call: calls a method of the aggregator; by default there is none, and no checkpoint.
+            call: calls a method of the aggregator; without it, no checkpoints are saved.
         """
         self._raw_sweep = raw_sweep
         self._brief = brief
@@ -148,7 +148,7 @@ class PackTrainer:
         members, noise = self._draw(pack)
         session = self._session(pack.audit)
         minutes = self._sweep.resources.checkpoint_minutes
-        checkpoints: list[PackCheckpoints] = []
+        checkpoints = []
         if audit.paired:  # one seed for both runs of each pair
             by_pair = members.reshape(-1, 2, audit.in_a_training)
             sides = [by_pair[:, side].ravel() for side in (0, 1)]
@@ -171,7 +171,7 @@ class PackTrainer:
     def prepare(self, part: Part) -> Arrays:
         """Computes one part of a preparation; no secret bit is drawn for it."""
         audit = self._brief.audits[part.audit]
-        assert audit.preparation is not None
+        assert audit.preparation
         run_seed = self._brief.seed
         seed = seeds.derive("prepare", run_seed, audit.preparation.id, part.first)
         mechanism = self._mechanism(part.audit)
@@ -241,9 +241,9 @@ class PackTrainer:
 
     def _parts(self, index: int) -> tuple[Arrays, ...]:
         """Returns all parts of an audit's preparation."""
-        if self._brief.audits[index].preparation is None:
+        if not self._brief.audits[index].preparation:
             return ()
-        if self._loaded_parts is None or self._loaded_parts[0] != index:
+        if not self._loaded_parts or self._loaded_parts[0] != index:
             self._loaded_parts = None  # frees the memory of the others first
             self._loaded_parts = index, self._call("prepared", index)
         return self._loaded_parts[1]
@@ -267,7 +267,7 @@ class PackTrainer:
 
     def _session(self, index: int) -> Session:
         # Packs come audit by audit, so keeping one session open is enough.
-        if self._opened is None or self._opened[0] != index:
+        if not self._opened or self._opened[0] != index:
             self._opened = None
             began = time.perf_counter()
             audit = self._brief.audits[index]

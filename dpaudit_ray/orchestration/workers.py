@@ -15,7 +15,6 @@ from typing import Any
 from ..errors import NoClusterError, RunDirectoryError
 from ..plan import provenance
 from ..plan.model import Pack
-from ..plan.provenance import Machine
 from ..storage.run_directory import RunDirectory
 from ..sweep.resources import ResourceSpec
 from ..sweep.spec import Sweep
@@ -100,12 +99,12 @@ class Capacity:
         self._request = request
         self._limit = limit
         self._tell = tell
-        self.avoided: set[str] = set()  # nodes that no trainer is started on
-        self._gone: set[str] = set()
-        self._faults: collections.Counter[str] = collections.Counter()
+        self.avoided = set[str]()  # nodes that no trainer is started on
+        self._gone = set[str]()
+        self._faults = collections.Counter[str]()
         self._cluster = executor.nodes()
         self._memory_kills = collections.Counter(self._cluster.memory_kills())
-        self._shortages: dict[str, Shortage] = collections.defaultdict(Shortage)
+        self._shortages = collections.defaultdict[str, Shortage](Shortage)
 
     def require_room(self) -> None:
         """Raises NoClusterError if the cluster can never hold a trainer."""
@@ -146,7 +145,7 @@ class Capacity:
         return {node for node, count in most.items() if trainers.get(node, 0) >= count}
 
     def new_memory_kill(self, node: str = "") -> str:
-        """Returns a node where one more process was killed for its memory; "" if there is none.
+        """Returns a node where one more process was killed for its memory, or "".
 
         Args:
             node: the only node to consider; all nodes by default.
@@ -199,9 +198,9 @@ class Capacity:
         self._shortages[node].lone_kills = 0
 
     def tell_waiting(self, trainers: int, room: int) -> None:
-        """Tells the user what `trainers` wait for, none of which has its place."""
+        """Reports what `trainers` wait for, none of which has its place."""
         self._tell(
-            f"waiting for nodes: {trainers} trainers of {self._request} are asked for, and the "
+            f"waiting for nodes: {trainers} trainers of {self._request} are requested, and the "
             f"cluster has room for {room} when nothing else runs on it"
         )
 
@@ -250,7 +249,7 @@ class Capacity:
     def _fitting(self) -> dict[str, int]:
         """Returns how many trainers each node holds, of those that hold any."""
         leaving = self.leaving
-        fitting: dict[str, int] = {}
+        fitting = {}
         for node in self._cluster.nodes:
             if node.id in leaving or not self._request.matches(node.labels):
                 continue
@@ -323,6 +322,9 @@ class Worker:
     proven: bool = False
     since: float = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.name} on node {self.address}" if self.node else self.name
+
     @property
     def trusted(self) -> bool:
         """Whether it may be given new packs."""
@@ -369,7 +371,7 @@ class Pool:
 
     def changed(self, worker: Worker) -> None:
         """Updates `idle`; called when a trainer is placed, gets a pack, answers or loses trust."""
-        if worker in self.workers and worker.trusted and worker.pack is None:
+        if worker in self.workers and worker.trusted and not worker.pack:
             self.idle[worker] = None
         else:
             self.idle.pop(worker, None)
@@ -432,7 +434,7 @@ class Pool:
             worker.leaving = True
             self.changed(worker)
         for worker in list(self.workers):
-            if worker.leaving and worker.pack is None and not worker.suspected:
+            if worker.leaving and not worker.pack and not worker.suspected:
                 self.remove(worker)
 
 
@@ -471,7 +473,7 @@ class MachineCompatibility:
         self._has_warned = False
         self.modules = tuple(self._code.modules)
 
-    def admit(self, address: str, machine: Machine) -> str | None:
+    def admit(self, address: str, machine: provenance.Machine) -> str | None:
         """Records the machine of a trainer; returns why it may not train, None if it may."""
         if why := provenance.unlike(self._code, machine):
             return why

@@ -240,7 +240,7 @@ def _tracked_by_git(folder: Path) -> frozenset[Path] | None:
     if not homes:
         return None
     repositories = homes[:1]
-    tracked: list[Path] = []
+    tracked = []
     for repository in repositories:  # grows by the submodules that are found
         try:
             entries = _index_entries(repository)

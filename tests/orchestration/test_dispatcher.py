@@ -422,12 +422,16 @@ class Standing:
         self.restarted.append(restart)
 
 
+def no_memory_kills() -> Any:
+    return types.SimpleNamespace(new_memory_kill=lambda: "")
+
+
 @pytest.mark.parametrize(("beats", "limit"), [(3, GONE_SECONDS), (0, START_SECONDS)])
 def test_an_aggregator_that_stands_still_is_killed_and_started_again(beats, limit, monkeypatch):
     """A process that has not answered yet has longer; the snapshots come from before."""
     played, told = Standing(beats), list[str]()
     monkeypatch.setattr(dispatcher.time, "monotonic", lambda: played.now)
-    client = AggregatorClient(played, "aggregator", HeadLiveness(), told.append)
+    client = AggregatorClient(played, "aggregator", HeadLiveness(), told.append, no_memory_kills())
     began = None
     while not played.restarted:
         played.now += 0.5
@@ -445,7 +449,7 @@ def test_trainers_that_wait_for_a_silent_aggregator_are_known(monkeypatch):
     """Restarted, it reads all packs: trainers that wait for it are not hung, nor slow."""
     played = Standing(1000)
     monkeypatch.setattr(dispatcher.time, "monotonic", lambda: played.now)
-    client = AggregatorClient(played, "aggregator", HeadLiveness(), pytest.fail)
+    client = AggregatorClient(played, "aggregator", HeadLiveness(), pytest.fail, no_memory_kills())
     played.now += 60
     assert not client.silent, "it owes no answer"
     snapshot: Future[Any] = Future()

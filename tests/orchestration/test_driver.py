@@ -105,7 +105,7 @@ def test_lost_packs_run_again_before_new_ones():
     executor = Scripted(slots=1)
     executor.script[PACKS[2]] = ["lose", "lose"]
     summary = drive(executor).run()
-    assert summary.lost == 2
+    assert summary.losses == 2
     assert executor.submitted[2:6] == [PACKS[2], PACKS[2], PACKS[2], PACKS[3]]
     assert set(executor.submitted) == set(PACKS)
     assert summary.progress.activity.lost == {0: 20}
@@ -170,7 +170,7 @@ def test_a_pack_that_kills_every_worker_is_given_up():
     executor = Scripted(slots=1)
     executor.script[PACKS[1]] = ["lose"] * 99
     summary = drive(executor, losses=50).run()
-    assert summary.lost == LOSSES_PER_PACK
+    assert summary.losses == LOSSES_PER_PACK
     assert [(f.pack, f.kind) for f in summary.failures] == [(PACKS[1], "WorkerLost")]
     assert executor.given_up == summary.failures
     assert set(executor.submitted) == set(PACKS)

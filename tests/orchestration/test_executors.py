@@ -84,7 +84,7 @@ def test_packs_and_errors_go_through_trainer_and_aggregator(start, light, tmp_pa
         pack = opened.packs[0]
         done = opened.answer("run_pack", pack)
         assert isinstance(done, Done)
-        assert (done.pack, done.whole, done.missed) == (pack, True, 0)
+        assert (done.pack, done.from_start, done.missed) == (pack, True, 0)
         assert 0 < done.opening < done.seconds
         assert opened.done == pack.size
         again = opened.answer("run_pack", pack)
