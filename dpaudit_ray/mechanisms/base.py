@@ -142,7 +142,12 @@ class Measured:
 class Session(Protocol):
     """A mechanism opened for one adversary."""
 
-    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores | Measured:
+    def run(
+        self,
+        members: Members,
+        seed: int,
+        horizons: tuple[int, ...],
+    ) -> Scores | Measured:
         """Trains `len(members)` models and scores each at every horizon.
 
         Args:
@@ -315,7 +320,12 @@ class Mechanism(Plugin):
 
     @abstractmethod
     def open(
-        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: Prepared = (),
     ) -> Session:
         """Prepares for packs; the adversary crafts its canary now, from public knowledge only.
 
@@ -331,7 +341,13 @@ class Mechanism(Plugin):
         """Returns the preparation that packs against this adversary wait for, if any."""
         return None
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
         """Computes one part of `preparation`, from 0: arrays of numbers by name, to be stored.
 
         It depends only on the arguments and the identity: it knows no secret bit and no other part,
@@ -340,7 +356,11 @@ class Mechanism(Plugin):
         raise NotImplementedError(f"{self.name} has a preparation, and no prepare_part()")
 
     def exact(
-        self, adversary: Adversary, horizons: tuple[int, ...], delta: float, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        horizons: tuple[int, ...],
+        delta: float,
+        prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
         """Returns estimates that take no trials, by horizon.
 

@@ -141,12 +141,23 @@ class Function(Mechanism):
             return None
         return Preparation(self.parts, {"name": self.name, "prepare": self.prepare})
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
         prepare: Any = imports.function(str(self.prepare), "mechanism.prepare", "part", "seed")
         return cast(Arrays, prepare(part, seeds.part % 2**63))
 
     def open(
-        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: Prepared = (),
     ) -> Session:
         train = self._train()
         parts = None if self.prepare is None else prepared
@@ -175,7 +186,12 @@ class TrialByTrial:
 
     trial: Callable[[bool, int], float | Missed]
 
-    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores | Measured:
+    def run(
+        self,
+        members: Members,
+        seed: int,
+        horizons: tuple[int, ...],
+    ) -> Scores | Measured:
         scores = np.full((len(members), 1), np.nan)
         missed = {}
         trial_seeds = np.random.SeedSequence(seed).spawn(len(members))

@@ -208,7 +208,12 @@ class DpSgd(Recipe, Mechanism):
         return DpSgdTraining.prepare(self.recipe, seed, gpu)
 
     def open(
-        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: Prepared = (),
     ) -> Session:
         from . import session
 
@@ -221,7 +226,13 @@ class DpSgd(Recipe, Mechanism):
             return None
         return Preparation(1, {"mechanism": self.identity(), "adversary": adversary.identity()})
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
         from . import session
 
         training = self.training(seeds.sweep, gpu)

@@ -323,7 +323,12 @@ class Recipe(Strict):
 
 @functools.lru_cache(maxsize=1024)
 def calibrate_noise(
-    epsilon: float, delta: float, accountant: str, steps: int, rate: float, sampling: Sampling
+    epsilon: float,
+    delta: float,
+    accountant: str,
+    steps: int,
+    rate: float,
+    sampling: Sampling,
 ) -> float:
     """Returns a noise multiplier whose claim is at most ε, rounded up to six digits.
 
@@ -377,7 +382,12 @@ def calibrate_noise(
     return float(f"{math.ceil(noise / unit) * unit:.{_DIGITS}g}")
 
 
-def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
+def check_like(
+    data: Dataset,
+    other: Dataset,
+    key: str,
+    name: str,
+) -> None:
     """Raises SpecError unless `other` has the features of `data`, and no other class.
 
     Args:

@@ -92,7 +92,11 @@ class PublicView:
         return last[0]
 
     def input_gradient(
-        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None = None,
     ) -> Tensor:
         _check_floating(x)
         module = self._training.module
@@ -110,7 +114,12 @@ class PublicView:
         return self._of_each_model(self._gradient, theta, x, y)
 
     def look_ahead(
-        self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        query: SampleCanary,
+        rate: float,
     ) -> Tensor:
         """Differentiates through the step, by double back-propagation."""
         _check_floating(x)
@@ -128,7 +137,11 @@ class PublicView:
         return self._of_each_model(gradient_by_x, theta, x, y)
 
     def _of_each_model(
-        self, function: Callable[..., Tensor], theta: Tensor, x: Tensor, y: Tensor
+        self,
+        function: Callable[..., Tensor],
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
     ) -> Tensor:
         """Calls `function` of θ [p], x [...] and y [] for all models, in small enough groups."""
         if not self._is_checked:
@@ -180,7 +193,10 @@ def _check_floating(x: Tensor) -> None:
 
 
 def open_session(
-    training: DpSgdTraining, adversary: Adversary, seed: int, prepared: tuple[Arrays, ...] = ()
+    training: DpSgdTraining,
+    adversary: Adversary,
+    seed: int,
+    prepared: tuple[Arrays, ...] = (),
 ) -> Session:
     """Opens a session with a `prepared` canary or shadows; else crafts the canary.
 
@@ -236,7 +252,12 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
-def train_shadows(training: DpSgdTraining, plan: ShadowPlan, part: int, seed: int) -> Arrays:
+def train_shadows(
+    training: DpSgdTraining,
+    plan: ShadowPlan,
+    part: int,
+    seed: int,
+) -> Arrays:
     """Trains one pack of shadows; returns their final models: theta, float [at most 16, p]."""
     elsewhere = training.elsewhere(*_shadow_records(training, plan), derive("shadow batches", seed))
     canary_bits = training.initial.new_zeros(plan.models_of(part))
@@ -283,7 +304,12 @@ class DpSgdSession(ResumableSession):
     canary: Canary
 
     @classmethod
-    def craft(cls, training: DpSgdTraining, adversary: CanaryAdversary[Any], seed: int) -> Self:
+    def craft(
+        cls,
+        training: DpSgdTraining,
+        adversary: CanaryAdversary[Any],
+        seed: int,
+    ) -> Self:
         """Crafts the canary. Raises SpecError if it has a larger sensitivity than claimed."""
         rng = np.random.default_rng(seed)
         start = adversary.begin(PublicView(training), rng)
@@ -345,7 +371,12 @@ class DpSgdSession(ResumableSession):
         scores = record.pop("scores")
         return Measured(scores, record) if record else scores
 
-    def _scores(self, theta: Tensor, observer: Observer | None, bits: Tensor) -> Scores:
+    def _scores(
+        self,
+        theta: Tensor,
+        observer: Observer | None,
+        bits: Tensor,
+    ) -> Scores:
         """Scores models `theta` [n, p]: one number for each of `bits`, float64 [n m].
 
         Raises SpecError for scores of another shape, which numpy would repeat over models.
@@ -400,7 +431,12 @@ class FrozenSession:
                 others[step] = float(total[0] @ unit)
         return cls(training, adversary, others)
 
-    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores:
+    def run(
+        self,
+        members: Members,
+        seed: int,
+        horizons: tuple[int, ...],
+    ) -> Scores:
         recipe, adversary = self.training.recipe, self.adversary
         public = PublicView(self.training)
         noise = np.random.default_rng(derive("frozen", seed))

@@ -144,7 +144,12 @@ class Insertion:
         return Inserted(self.canary, self.inside)
 
 
-def check_claim(canary: Canary, parameters: int, clip_norm: float, bits: int) -> None:
+def check_claim(
+    canary: Canary,
+    parameters: int,
+    clip_norm: float,
+    bits: int,
+) -> None:
     """Raises SpecError for a canary that breaks the claim.
 
     Args:
@@ -217,7 +222,13 @@ class PackedSteps:
     after so many steps, and raises KeyError for the state of another engine.
     """
 
-    def __init__(self, recipe: Recipe, model: PackedModel, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: PackedModel,
+        seed: int,
+        device: torch.device,
+    ) -> None:
         self._recipe = recipe
         self._model = model
         self._device = device
@@ -227,7 +238,13 @@ class PackedSteps:
         self._steps_done = 0
 
     @ours()
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
+    def step(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        inserted: Inserted | None,
+    ) -> Tensor:
         """Takes one step of all models.
 
         Args:
@@ -338,7 +355,13 @@ class OpacusSteps:
         self._optimizer.attach_step_hook(self._add_direction)
         self._states: defaultdict[int, Any] = defaultdict(lambda: defaultdict(dict))  # by model
 
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
+    def step(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        inserted: Inserted | None,
+    ) -> Tensor:
         self._steps_done += 1
         for group in self._optimizer.param_groups:
             group["lr"] = self._recipe.rate(self._steps_done)
@@ -346,7 +369,12 @@ class OpacusSteps:
         return torch.stack(sums)
 
     def _step_of(
-        self, model: int, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None
+        self,
+        model: int,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        inserted: Inserted | None,
     ) -> Tensor:
         """Takes the step of one model, row `model` of `theta`; returns its noisy sum, float [p]."""
         x = x.clone()  # a module may change its input in place

@@ -39,7 +39,12 @@ _PAD = 4  # pixels that a view may be shifted by, for images of 32
 Watch = Callable[[int, Tensor, Tensor], None]
 
 
-def draw_views(x: Tensor, count: int, seed: int, step: int) -> Tensor:
+def draw_views(
+    x: Tensor,
+    count: int,
+    seed: int,
+    step: int,
+) -> Tensor:
     """Draws random views of images, for augmentation multiplicity (De et al. 2022, section 3.2).
 
     Each view is a crop, mirrored or not. Views are public, as batches are. Gradients of one
@@ -137,7 +142,11 @@ class DpSgdTraining:
 
     @classmethod
     def prepare(
-        cls, recipe: Recipe, seed: int, gpu: bool, dtype: torch.dtype = torch.float32
+        cls,
+        recipe: Recipe,
+        seed: int,
+        gpu: bool,
+        dtype: torch.dtype = torch.float32,
     ) -> DpSgdTraining:
         """Loads the data, and draws θ_0 and the mini-batches from `seed` and the recipe's.
 
@@ -228,7 +237,12 @@ class DpSgdTraining:
         return self.x[index, None].clone(), self.y[index, None].clone()
 
     def simulate(
-        self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
+        self,
+        runs: int,
+        noisy: bool,
+        seed: int,
+        canary: SampleCanary | None = None,
+        period: int = 1,
     ) -> Iterator[Tensor]:
         """Implements `PublicKnowledge.simulate`: yields θ_0, ..., θ_T of `runs` simulations."""
         if noisy:
@@ -244,7 +258,13 @@ class DpSgdTraining:
             self.recipe.optimizer.move(theta, release, state)
             yield theta.clone()
 
-    def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
+    def sums(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip_norm: float = math.inf,
+    ) -> Tensor:
         """Computes Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) of models `theta` [n, p] as a step does."""
         has_views = x.dim() > self.x.dim()
         compute = self.model.viewed_sums if has_views else self.model.clipped_sums
@@ -361,7 +381,10 @@ class DpSgdTraining:
 
 
 def _features(
-    data: Dataset, body: nn.Module | None, device: torch.device, dtype: torch.dtype
+    data: Dataset,
+    body: nn.Module | None,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Returns examples as the trained part of the model takes them, after any frozen body."""
     with warnings.catch_warnings():  # shared memory is read-only, and nothing here writes to it
@@ -375,7 +398,12 @@ def _features(
     return torch.cat(features).to(dtype)
 
 
-def _batches(recipe: Recipe, examples: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
+def _batches(
+    recipe: Recipe,
+    examples: int,
+    seed: int,
+    device: torch.device,
+) -> tuple[Tensor, ...]:
     """Draws the batches of all steps: indices [any number] each."""
     sizes = Sizes(examples, recipe.batch_size)
     sampled = recipe.sampling.batches(sizes, np.random.default_rng(seed))

@@ -61,12 +61,12 @@ class Panels:
         """Quadrature nodes, float64 [n, ORDER], increasing."""
         middles = (self.edges[1:] + self.edges[:-1]) / 2
         halves = np.diff(self.edges) / 2
-        return np.asarray(middles[:, None] + halves[:, None] * _NODES)
+        return middles[:, None] + halves[:, None] * _NODES
 
     @functools.cached_property
     def weights(self) -> Floats:
         """Quadrature weights of the nodes, float64 [n, ORDER]."""
-        return np.asarray(np.diff(self.edges)[:, None] / 2 * _WEIGHTS)
+        return np.diff(self.edges)[:, None] / 2 * _WEIGHTS
 
     @classmethod
     def covering(cls, process: Process, steps: int, refine: int) -> Panels:
@@ -210,7 +210,7 @@ def _mu(outside: Mass, inside: Mass, points: Floats) -> Floats:
     false_out, true_in = inside.split(points)
     rates = np.stack([false_in, true_out, true_in, false_out])
     mu = _z(true_out, false_in) - _z(false_out, true_in)
-    return np.asarray(np.where(np.all(rates > RAREST, axis=0), mu, 0.0))
+    return np.where(np.all(rates > RAREST, axis=0), mu, 0.0)
 
 
 def _z(below: Floats, above: Floats) -> Floats:
@@ -313,7 +313,9 @@ def _around(points: Floats, index: int) -> tuple[float, float]:
 
 
 def _least(
-    function: Callable[[float], float], bounds: tuple[float, float], tolerance: float
+    function: Callable[[float], float],
+    bounds: tuple[float, float],
+    tolerance: float,
 ) -> Any:
     options = {"xatol": tolerance}
     return optimize.minimize_scalar(function, bounds=bounds, method="bounded", options=options)

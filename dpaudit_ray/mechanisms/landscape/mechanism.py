@@ -112,7 +112,11 @@ class Landscape(Mechanism):
         return self.process(adversary)
 
     def exact(
-        self, adversary: Adversary, horizons: tuple[int, ...], delta: float, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        horizons: tuple[int, ...],
+        delta: float,
+        prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
         """For `backend: exact`, returns the true ε, and the best test's μ converted to ε.
 

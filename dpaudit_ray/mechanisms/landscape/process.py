@@ -74,7 +74,12 @@ class Process:
             return theta + np.where(above > 0, self.clip_norm, -self.clip_norm)
         return theta + self.clip_norm * np.clip(above / self.width, -1.0, 1.0)
 
-    def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Floats:
+    def run(
+        self,
+        members: npt.NDArray[np.bool_],
+        seed: int,
+        horizons: tuple[int, ...],
+    ) -> Floats:
         """Returns θ_t of independent runs at each horizon, float64 [n, horizons].
 
         Members, bool [n], have the canary, which shifts θ up.
