@@ -37,6 +37,7 @@ MAX_ENTRIES = 40_000_000  # of the transition matrix: 1 GB while it is built
 
 RAREST = 1e-20  # error rates below are ignored: noise that far out is not covered
 _FLOOR = 1e-300
+_ROOT_2_PI = math.sqrt(2 * math.pi)
 _LEVEL = 1e-10  # differences in μ that are rounding
 
 TUNED_AT = 1e-5  # δ at which widths are compared
@@ -59,14 +60,16 @@ class Panels:
     @functools.cached_property
     def nodes(self) -> Floats:
         """Quadrature nodes, float64 [n, ORDER], increasing."""
-        middles = (self.edges[1:] + self.edges[:-1]) / 2
-        halves = np.diff(self.edges) / 2
+        left, right = self.edges[:-1], self.edges[1:]
+        middles = (right + left) / 2
+        halves = (right - left) / 2
         return middles[:, None] + halves[:, None] * _NODES
 
     @functools.cached_property
     def weights(self) -> Floats:
         """Quadrature weights of the nodes, float64 [n, ORDER]."""
-        return np.diff(self.edges)[:, None] / 2 * _WEIGHTS
+        widths = np.diff(self.edges)
+        return widths[:, None] / 2 * _WEIGHTS
 
     @classmethod
     def covering(cls, process: Process, steps: int, refine: int) -> Panels:
@@ -80,7 +83,8 @@ class Panels:
         edges = []
         for left, right in itertools.pairwise([low, *breaks, high]):
             is_inside = abs((left + right) / 2 - process.threshold) < process.width
-            count = math.ceil((right - left) / (longest_inside if is_inside else longest))
+            width = longest_inside if is_inside else longest
+            count = math.ceil((right - left) / width)
             edges.append(np.linspace(left, right, count + 1)[:-1])
         return cls(np.append(np.concatenate(edges), high))
 
@@ -96,27 +100,31 @@ class Mass:
     def _sums(self) -> tuple[Floats, Floats]:
         """Mass to the left and to the right of every panel edge, float64 [n + 1] each."""
         masses = (self.density * self.panels.weights).sum(axis=1)
-        left = np.concatenate([[0.0], np.cumsum(masses)])
-        right = np.concatenate([[0.0], np.cumsum(masses[::-1])])
+        left = np.append(0.0, np.cumsum(masses))
+        right = np.append(0.0, np.cumsum(masses[::-1]))
         return left, right[::-1]
 
     def split(self, points: Floats) -> tuple[Floats, Floats]:
         """Returns P(θ ≤ x) and P(θ > x) for points [k], both accurate if they are small."""
         edges = self.panels.edges
-        panel = np.clip(np.searchsorted(edges, points) - 1, 0, len(edges) - 2)
+        panel = np.searchsorted(edges, points) - 1
+        panel = np.clip(panel, 0, len(edges) - 2)
         half = np.diff(edges)[panel] / 2
         coefficients = (self.density[panel] @ _TO_INTEGRAL) * half[:, None]
-        position = np.clip((points - edges[panel]) / half - 1, -1.0, 1.0)
-        polynomials = legendre.legvander(position, ORDER)
+        position = (points - edges[panel]) / half - 1
+        polynomials = legendre.legvander(np.clip(position, -1.0, 1.0), ORDER)
+        in_panel_below = coefficients * (polynomials - _AT_LEFT)
+        in_panel_above = coefficients * (1.0 - polynomials)
         left, right = self._sums
-        below = left[panel] + (coefficients * (polynomials - _AT_LEFT)).sum(axis=1)
-        above = right[panel + 1] + (coefficients * (1.0 - polynomials)).sum(axis=1)
+        below = left[panel] + in_panel_below.sum(axis=1)
+        above = right[panel + 1] + in_panel_above.sum(axis=1)
         return np.maximum(below, 0.0), np.maximum(above, 0.0)
 
 
 def reach(process: Process, steps: int) -> tuple[float, float]:
     """Returns an interval outside which θ_1..θ_steps lie with negligible probability."""
-    noise = math.hypot(process.first_noise, math.sqrt(steps - 1) * process.step_noise)
+    later_noise = math.sqrt(steps - 1) * process.step_noise
+    noise = math.hypot(process.first_noise, later_noise)
     distance = REACH * noise + (steps - 1) * process.clip_norm
     return -distance, process.canary + distance
 
@@ -134,9 +142,10 @@ def evolve(
     """Yields densities at each horizon, out and in, on panels `refine` times as fine."""
     panels = Panels.covering(process, horizons[-1], refine)
     nodes = panels.nodes.ravel()
+    means = np.array([0.0, process.canary])
     deviation = process.first_noise
-    distances = (nodes[:, None] - np.array([0.0, process.canary])) / deviation
-    densities = np.exp(-0.5 * distances**2) / (deviation * math.sqrt(2 * math.pi))
+    distances = (nodes[:, None] - means) / deviation
+    densities = np.exp(-0.5 * distances**2) / (deviation * _ROOT_2_PI)
     transition = _transition(process, panels) if horizons[-1] > 1 else None
     for step in range(1, horizons[-1] + 1):
         if step > 1 and transition is not None:
@@ -153,17 +162,19 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
     centres = process.moved(nodes)
     first = np.searchsorted(nodes, centres - REACH * noise)
     counts = np.searchsorted(nodes, centres + REACH * noise) - first
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    starts = np.append(0, np.cumsum(counts)).astype(np.int32)
     rows = np.arange(starts[-1], dtype=np.int32)
-    rows += np.repeat((first - starts[:-1]).astype(np.int32), counts)
+    offsets = first - starts[:-1]
+    rows += np.repeat(offsets.astype(np.int32), counts)
     values = nodes[rows]  # from here on in place: this is what bounds the memory
     values -= np.repeat(centres, counts)
     values *= values
     values *= -0.5 / noise**2
     np.exp(values, out=values)
-    scaled_weights = panels.weights.ravel() / (noise * math.sqrt(2 * math.pi))
+    scaled_weights = panels.weights.ravel() / (noise * _ROOT_2_PI)
     values *= np.repeat(scaled_weights, counts)
-    return sparse.csc_array((values, rows, starts), shape=(len(nodes), len(nodes)))
+    shape = (len(nodes), len(nodes))
+    return sparse.csc_array((values, rows, starts), shape=shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +197,9 @@ class Power:
 def power(outside: Mass, inside: Mass, delta: float) -> Power:
     """Returns the exact strength of the pair at δ in (0, 1)."""
     mu, threshold = strongest_threshold(outside, inside)
-    epsilon = max(_epsilon(outside, inside, delta), _epsilon(inside, outside, delta))
-    return Power(epsilon, mu, threshold, float(gdp.epsilon(max(mu, 0.0), delta)))
+    epsilons = (_epsilon(outside, inside, delta), _epsilon(inside, outside, delta))
+    epsilon_gdp = gdp.epsilon(max(mu, 0.0), delta)
+    return Power(max(epsilons), mu, threshold, float(epsilon_gdp))
 
 
 def strongest_threshold(outside: Mass, inside: Mass) -> tuple[float, float]:
@@ -198,7 +210,12 @@ def strongest_threshold(outside: Mass, inside: Mass) -> tuple[float, float]:
     best = int(largest[len(largest) // 2])
     bounds = _around(points, best)
     tolerance = 1e-6 * (bounds[1] - bounds[0])
-    refined = _least(lambda x: -_mu(outside, inside, np.array([x]))[0], bounds, tolerance)
+
+    def loss(point: float) -> float:
+        (mu_at_point,) = _mu(outside, inside, np.array([point]))
+        return -float(mu_at_point)
+
+    refined = _least(loss, bounds, tolerance)
     if -refined.fun > mu[best] + _LEVEL:
         return float(-refined.fun), float(refined.x)
     return float(mu[best]), float(points[best])
@@ -208,14 +225,15 @@ def _mu(outside: Mass, inside: Mass, points: Floats) -> Floats:
     """Returns z(1 - FPR) - z(FNR) of tests "θ > x"; 0 if an error is too rare to be computed."""
     true_out, false_in = outside.split(points)
     false_out, true_in = inside.split(points)
-    rates = np.stack([false_in, true_out, true_in, false_out])
+    rarest = np.min([false_in, true_out, true_in, false_out], axis=0)
     mu = _z(true_out, false_in) - _z(false_out, true_in)
-    return np.where(np.all(rates > RAREST, axis=0), mu, 0.0)
+    return np.where(rarest > RAREST, mu, 0.0)
 
 
 def _z(below: Floats, above: Floats) -> Floats:
     """Returns Φ⁻¹(below) from a probability and its complement; the smaller one is accurate."""
-    z = special.ndtri(np.clip(np.minimum(below, above), _FLOOR, 0.5))
+    smaller = np.minimum(below, above)
+    z = special.ndtri(np.clip(smaller, _FLOOR, 0.5))
     return np.asarray(np.where(below < above, z, -z))
 
 
@@ -227,7 +245,8 @@ def _epsilon(p: Mass, q: Mass, delta: float) -> float:
     high = 1.0
     while divergence(high) > delta:
         high *= 2
-    return float(optimize.brentq(lambda e: divergence(e) - delta, 0.0, high, xtol=1e-10))
+    root = optimize.brentq(lambda e: divergence(e) - delta, 0.0, high, xtol=1e-10)
+    return float(root)
 
 
 def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
@@ -244,14 +263,16 @@ def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
         if not is_inside.any():
             return 0.0
         before = np.flatnonzero(is_inside[1:] != is_inside[:-1])
-        share = excess[before] / (excess[before] - excess[before + 1])
-        ends = nodes[before] + share * (nodes[before + 1] - nodes[before])
+        after = before + 1
+        share = excess[before] / (excess[before] - excess[after])
+        ends = nodes[before] + share * (nodes[after] - nodes[before])
         if is_inside[0]:
             ends = np.append(-np.inf, ends)
         if is_inside[-1]:
             ends = np.append(ends, np.inf)
         intervals = ends.reshape(-1, 2)
-        return _masses(p, intervals) - float(np.exp(epsilon)) * _masses(q, intervals)
+        factor = float(np.exp(epsilon))
+        return _masses(p, intervals) - factor * _masses(q, intervals)
 
     return divergence
 
@@ -259,11 +280,13 @@ def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
 def _masses(world: Mass, intervals: Floats) -> float:
     """Returns P(θ in one of these intervals [k, 2]), from the side where nothing cancels."""
     edges = world.panels.edges
-    points = np.clip(intervals, edges[0], edges[-1]).ravel()
-    below, above = (sums.reshape(-1, 2).T for sums in world.split(points))
-    from_left = below[1] - below[0]
-    from_right = above[0] - above[1]
-    return float(np.where(below[1] < above[0], from_left, from_right).sum())
+    left, right = np.clip(intervals, edges[0], edges[-1]).T
+    below_left, above_left = world.split(left)
+    below_right, above_right = world.split(right)
+    from_left = below_right - below_left
+    from_right = above_left - above_right
+    masses = np.where(below_right < above_left, from_left, from_right)
+    return float(masses.sum())
 
 
 def final_power(process: Process, steps: int, delta: float = TUNED_AT) -> Power:
@@ -296,20 +319,25 @@ def best_width(process: Process, steps: int) -> float:
     """
 
     def loss(log_width: float) -> float:
-        return -final_power(dataclasses.replace(process, width=math.exp(log_width)), steps).epsilon
+        wider = dataclasses.replace(process, width=math.exp(log_width))
+        return -final_power(wider, steps).epsilon
 
     low = math.log(process.step_noise / 4)
     high = math.log(64 * process.first_noise)
-    scanned = np.linspace(low, high, math.ceil((high - low) / _SPACING) + 1)
-    losses = [loss(log_width) for log_width in scanned]
+    intervals = math.ceil((high - low) / _SPACING)
+    log_widths = np.linspace(low, high, intervals + 1)
+    losses = [loss(log_width) for log_width in log_widths]
     best = int(np.argmin(losses))
-    refined = _least(loss, _around(scanned, best), tolerance=1e-2)
-    return math.exp(refined.x if refined.fun < losses[best] else scanned[best])
+    refined = _least(loss, _around(log_widths, best), tolerance=1e-2)
+    if refined.fun < losses[best]:
+        return math.exp(refined.x)
+    return math.exp(log_widths[best])
 
 
 def _around(points: Floats, index: int) -> tuple[float, float]:
     """Returns the neighbours of a point; at an end the point itself."""
-    return points[max(index - 1, 0)], points[min(index + 1, len(points) - 1)]
+    last = len(points) - 1
+    return points[max(index - 1, 0)], points[min(index + 1, last)]
 
 
 def _least(
