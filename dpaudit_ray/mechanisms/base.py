@@ -1,4 +1,8 @@
-"""The interface of mechanisms: opened once per trainer and audit, they turn bits into scores."""
+"""The interface of mechanisms: what is audited.
+
+A mechanism is opened once per trainer and audit; the session trains packs and scores them. Of its
+secret bits, only `Session.run` gets any.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -31,10 +34,14 @@ Scores = npt.NDArray[np.float64]  # [n, horizons]
 
 @dataclasses.dataclass(frozen=True)
 class Claimed:
-    """What accountants bound: `releases` Gaussian releases of sensitivity one.
+    """The claim of a mechanism: Gaussian releases of sensitivity one, for accountants to bound.
 
-    `noise_multiplier` is that of adding or removing the canary, whatever the `adjacency`;
-    `sample_rate` the chance that a release contains it.
+    Attributes:
+        noise_multiplier: for adding or removing the canary, whatever the `adjacency`.
+        releases: number of releases that may contain the canary.
+        sample_rate: probability that each of them contains it.
+        sampling: how the releases that contain it are drawn.
+        adjacency: whether the canary is added to the data or replaces a record.
     """
 
     noise_multiplier: Annotated[float, Field(ge=0, lt=math.inf)]
@@ -45,52 +52,55 @@ class Claimed:
 
     @property
     def training(self) -> Training:
-        """The same, as accountants take it."""
+        """The claim as accountants take it."""
         return self.at_noise(self.noise_multiplier)
 
     def at_noise(self, noise_multiplier: float) -> Training:
-        """The same with another noise multiplier."""
-        rest = (self.releases, self.sample_rate, self.adjacency, self.sampling)
-        return Training(noise_multiplier, *rest)
+        """Returns the claim with another noise multiplier, as accountants take it."""
+        return Training(
+            noise_multiplier, self.releases, self.sample_rate, self.adjacency, self.sampling
+        )
 
     @property
     def gaussian(self) -> bool:
-        """Whether the claimed curve is Gaussian, as for shuffling: then a larger μ refutes it."""
+        """Whether the claimed trade-off function is Gaussian: then a larger μ refutes it."""
         return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
 
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """Work done once, in `parts`, before packs, for audits of one seed, files and `identity`."""
+    """Work that is done once, before packs, for all audits of one seed, files and `identity`."""
 
-    parts: int
+    parts: int  # that can be done anywhere, in any order
     identity: Mapping[str, Any]  # options, as plain JSON
 
 
 @dataclasses.dataclass(frozen=True)
 class PartSeeds:
-    """`sweep`: the sweep's seed, as in `open`; `part`: 128 bits, of this part alone."""
+    """Seeds of a part of a preparation."""
 
-    sweep: int
-    part: int
+    sweep: int  # of the sweep, as in `Mechanism.open`
+    part: int  # 128 bits, for this part only
 
 
 @dataclasses.dataclass(frozen=True)
 class Missed:
-    """A trial that gave no score: `message` says why in a line, `output` what it printed."""
+    """A trial without a score."""
 
-    kind: str
-    message: str
-    output: str
+    kind: str  # of failure
+    message: str  # one line
+    output: str  # printed by the trial
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Scores of a pack, float64 [n, horizons], and the utility of its models, each likewise.
+    """Scores of a pack, and the utility of its models.
 
-    `utility` has the names of `Mechanism.measured`. Trials in `missed`, by their place in the pack,
-    failed while others did not; their numbers are not looked at. All trials of one training are
-    missed together. NaN and inf are no misses: a training that diverged is an outcome.
+    Attributes:
+        scores: float64 [n, horizons]. NaN and inf are scores, too: of a training that diverged.
+        utility: float64 [n, horizons] for each name of `Mechanism.measured`.
+        missed: trials that failed while others did not, by their index; their scores are ignored.
+            If one trial of a training is missed, all its trials are.
     """
 
     scores: Scores
@@ -99,60 +109,74 @@ class Measured:
 
     @classmethod
     def of(cls, scored: Scores | Measured) -> Measured:
-        """What a session gave, as this class."""
+        """Converts a session's result to this class."""
         return scored if isinstance(scored, Measured) else cls(scored)
 
     @classmethod
     def alternating(cls, runs: Sequence[Scores | Measured], each: int) -> Measured:
-        """Runs of as many trials: `each` of the first, as many of the second, and so on."""
-        sides = [cls.of(run) for run in runs]
+        """Interleaves runs of equal length: `each` trials of the first, of the second, and so on.
 
-        def woven(parts: list[Scores]) -> Scores:
-            apart = [part.reshape(-1, each, part.shape[1]) for part in parts]
-            return np.stack(apart, axis=1).reshape(-1, parts[0].shape[1])
+        Args:
+            runs: one or more runs with the same number of trials.
+            each: size of a block, which stays in one piece: the canaries of one training run.
+        """
+        results = [cls.of(run) for run in runs]
 
-        utility = {name: woven([side.utility[name] for side in sides]) for name in sides[0].utility}
-        missed = {
-            (row // each * len(sides) + number) * each + row % each: miss
-            for number, side in enumerate(sides)
-            for row, miss in side.missed.items()
-        }
-        return cls(woven([np.asarray(side.scores) for side in sides]), utility, missed)
+        def interleave(arrays: list[Scores]) -> Scores:
+            horizons = arrays[0].shape[1]
+            blocks = [array.reshape(-1, each, horizons) for array in arrays]
+            return np.stack(blocks, axis=1).reshape(-1, horizons)
+
+        utility = {}
+        for name in results[0].utility:
+            utility[name] = interleave([result.utility[name] for result in results])
+        missed = {}
+        for number, result in enumerate(results):
+            for trial, miss in result.missed.items():
+                block, offset = divmod(trial, each)
+                missed[(block * len(results) + number) * each + offset] = miss
+        scores = interleave([np.asarray(result.scores) for result in results])
+        return cls(scores, utility, missed)
 
 
 class Session(Protocol):
     """A mechanism opened for one adversary."""
 
-    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores | Measured:
+    def run(
+        self,
+        members: Members,
+        seed: int,
+        horizons: tuple[int, ...],
+    ) -> Scores | Measured:
         """Trains `len(members)` models and scores each at every horizon.
 
         Args:
-            members: bool [n], True where the canary is in.
+            members: bool [n], True if the canary is in.
             seed: 128-bit seed of everything random in the pack.
             horizons: increasing steps; scores at each are those of a run that ends there.
 
         Returns:
-            float64 [n, len(horizons)], higher = more "in"; NaN or inf where training diverged. Or
-            `Measured`, where more is measured than that, or some trials failed.
+            float64 [n, len(horizons)], higher = more "in"; NaN or inf if training diverged. Or
+            `Measured`, if utility is measured, too, or some trials failed.
         """
 
 
 class Checkpoints(Protocol):
-    """Checkpoints of a pack while it is trained, so that it can go on elsewhere."""
+    """Checkpoints of a pack that is being trained, from which another trainer can continue."""
 
     def last(self) -> tuple[int, Arrays] | None:
         """Returns the last step that was saved, and its arrays; None at the beginning."""
 
     @property
     def due(self) -> bool:
-        """Whether enough was done since the last checkpoint to save another."""
+        """Whether enough work was done since the last checkpoint to save another."""
 
     def save(self, step: int, arrays: Arrays) -> None:
-        """Saves what is needed to go on after `step`, with nothing lost where that fails."""
+        """Saves what is needed to continue after `step`; training goes on if that fails."""
 
 
 class ResumableSession(ABC):
-    """A session whose packs may outlast their node, and take time in proportion to their steps."""
+    """A session that can continue packs of other trainers; their time is proportional to steps."""
 
     @abstractmethod
     def run(
@@ -162,11 +186,11 @@ class ResumableSession(ABC):
         horizons: tuple[int, ...],
         checkpoints: Checkpoints | None = None,
     ) -> Scores | Measured:
-        """`Session.run` from the last of `checkpoints` on; the same scores, bit for bit."""
+        """Does `Session.run` from the last of `checkpoints`; the same scores, bit for bit."""
 
 
 def recorded_steps(steps: int, every: int) -> tuple[int, ...]:
-    """Multiples of `every` up to the last of `steps`, which is always recorded."""
+    """Returns multiples of `every` up to `steps`; the last step is always recorded."""
     return tuple(sorted({*range(every, steps + 1, every), steps}))
 
 
@@ -175,87 +199,87 @@ class Mechanism(Plugin):
 
     kind: ClassVar[str] = "mechanism"
     home: ClassVar[str] = "dpaudit_ray.mechanisms"
-    # Whether it computes in torch, whose threads are set first; trainers start faster without.
+    # Whether it computes in torch: its threads are set first, and trainers start more slowly.
     uses_torch: ClassVar[bool] = True
     # Whether this package, not the user's own code, needs a trainer's GPU to be visible.
     uses_gpu: ClassVar[bool] = True
-    several_gpus: ClassVar[bool] = True  # whether a trainer of it may have use for more than one
-    # Estimators of `exact`, and words for those that reports draw beside `exact` itself; else "".
-    exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType({"exact": ""})
-    for_free: ClassVar[frozenset[str]] = frozenset()  # options that change no training's time
-    attacked_as: ClassVar[str] = ""  # what adversaries that can attack it say in `attacks`
-    # Whether this package adds the claimed Gaussian noise. Code of somebody's own may add another
-    # kind: its fields of Gaussian releases state a size of noise only.
+    several_gpus: ClassVar[bool] = True  # whether one trainer can use more than one
+    # Estimators of `exact`, each with a label if reports draw it in addition to `exact`; else "".
+    exact_estimators: ClassVar[Mapping[str, str]] = {"exact": ""}
+    for_free: ClassVar[frozenset[str]] = frozenset()  # options that do not change training time
+    attacked_as: ClassVar[str] = ""  # `attacks` of the adversaries that can attack it
+    # Whether this package adds the claimed Gaussian noise. User-defined code may add another kind:
+    # its fields of Gaussian releases state a size of noise only.
     adds_gaussian_noise: ClassVar[bool] = False
 
     @property
     def auto_pack_size(self) -> int:
-        """Trials per pack for `pack_size: auto`: a function of the options alone."""
+        """Trials per pack for `pack_size: auto`; depends on the options only."""
         return 256
 
     @property
     def trial_limit(self) -> float | None:
-        """Seconds after which a trial is ended, and a miss: packs that wait for it do not hang."""
+        """Seconds after which a trial is ended and gets no score, so that its pack can go on."""
         return None
 
     @property
     def default_accountant(self) -> str:
-        """The accountant of the claim where the audit names none."""
+        """The accountant of the claim if the audit names none."""
         return "gaussian"
 
     def for_audit(self, delta: float, accountant: str) -> Self:
-        """A copy with what it takes from an audit: the δ, and the first of its accountants."""
+        """Returns a copy with the options of an audit: δ, and the first of its accountants."""
         return self
 
     def against(self, adversary: Adversary) -> Self:
-        """A copy with the options that it takes from an adversary, such as records in reserve."""
+        """Returns a copy with options that this adversary needs, such as records in reserve."""
         return self
 
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
-        """Its options that are plug-ins and decide, beside itself, what is claimed."""
+        """Plug-ins among its options on which the claim depends, too."""
         return ()
 
     def worked_out(self) -> Mapping[str, float]:
-        """Numbers that take long to compute from its options: trainers get them by `given`."""
+        """Computes numbers that take long, once for all trainers, which pass them to `given`."""
         return {}
 
     def given(self, worked_out: Mapping[str, float]) -> Self:
-        """A copy with the numbers that were `worked_out` elsewhere."""
+        """Returns a copy with the numbers of `worked_out`, which it then does not compute."""
         return self
 
     @property
     def claim_reads_data(self) -> bool:
-        """Whether `claimed` loads the data: mostly to know how many records there are."""
+        """Whether `claimed` loads the data, for the number of records."""
         return False
 
     @property
     def private_records(self) -> int | None:
-        """Number of records that the claim protects; loads the data. None where none is known."""
+        """Number of records that the claim protects; loads the data. None if it is unknown."""
         return None
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Names of what is measured of the trained models: of `storage.scores.UTILITY`."""
+        """Names of the utility of trained models: some of `storage.scores.UTILITY`."""
         return ()
 
     @property
     def sampled(self) -> bool:
-        """Whether trials are run. Where they are not, `exact` has all estimates."""
+        """Whether trials are run. If not, `exact` has all estimates."""
         return True
 
     @abstractmethod
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
-        """The steps at which scores are recorded, increasing; the last is the full run."""
+        """Returns the steps at which scores are recorded, increasing; the last is the full run."""
 
     def check(self, adversary: Adversary) -> None:
-        """Raises SpecError when this adversary cannot attack this mechanism."""
+        """Raises SpecError if this adversary cannot attack this mechanism."""
         if self.attacked_as == adversary.attacks:
             return
         from ..adversaries.base import Adversary as Base
 
-        can = [n for n, cls in registry(Base).items() if cls.attacks == self.attacked_as]
-        remedy = f"; use {', '.join(sorted(can))}" if can else ""
+        suitable = [n for n, cls in registry(Base).items() if cls.attacks == self.attacked_as]
+        remedy = f"; use {', '.join(sorted(suitable))}" if suitable else ""
         raise SpecError(
             "adversary.name",
             f"{adversary.name} cannot attack {self.name}{remedy}; {adversary.name} is for "
@@ -263,78 +287,100 @@ class Mechanism(Plugin):
         )
 
     def datasets(self) -> Mapping[str, Dataset]:
-        """The data sets that it will load, by `Data.key`."""
+        """Returns the data sets that it will load, by `Data.key`."""
         return {}
 
     @abstractmethod
     def check_inputs(self) -> None:
-        """Loads what the mechanism reads; raises DataError or SpecError if it is unusable."""
+        """Loads all data of the mechanism. Raises DataError or SpecError if it is unusable."""
 
     def check_records(self, adversary: Adversary) -> None:
-        """Loads what the adversary reads; raises DataError or SpecError if it is unusable."""
+        """Loads all data of the adversary. Raises DataError or SpecError if it is unusable."""
 
     @abstractmethod
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """The releases that an accountant must count for a run that ends at `horizon`."""
+        """Returns the releases that an accountant must count for a run that ends at `horizon`."""
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
-        """The shape of the trade-off curve of what this adversary audits, for a run to `horizon`.
+        """Returns the kind of trade-off function that this adversary audits, to `horizon`.
 
-        Gaussian only where its docstring proves it and says of which release: only then is an ε
-        certified that was converted from a certified μ. Claimed where the docstring proves that it
-        is the claimed mechanism, as sampled, up to the size of the noise.
+        Gaussian only if the docstring proves it and states of which release: only then is an ε
+        certified that was converted from a certified μ. Claimed if the docstring proves that it is
+        the claimed mechanism, as sampled, up to the size of the noise.
         """
         return TradeOff.UNKNOWN
 
     def independent_canaries(self, adversary: Adversary) -> bool:
-        """Whether no score of this adversary tells of two secret bits at once.
+        """Returns whether each score of this adversary depends on one secret bit only.
 
-        True only where its docstring proves that all that is released is a randomised function of
-        one Gaussian for each bit: that of `stats.order_statistics`.
+        True only if the docstring proves that all releases are a randomised function of one
+        Gaussian for each bit, as `stats.order_statistics` assumes.
         """
         return False
 
     @abstractmethod
     def open(
-        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: Prepared = (),
     ) -> Session:
         """Prepares for packs; the adversary crafts its canary now, from public knowledge only.
 
         Args:
-            adversary: who attacks.
-            seed: the sweep's seed; everything public (initialisation, batches) derives from it.
-            craft_seed: 128-bit seed of the adversary's own choices.
+            adversary: the attack.
+            seed: of the sweep; everything public (initialisation, batches) derives from it.
+            craft_seed: 128-bit seed of the adversary's choices.
             gpu: compute on the trainer's GPU.
-            prepared: the parts of its preparation, in order; one that has none may leave it out.
+            prepared: the parts of its preparation, in order; empty if it has none.
         """
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
-        """The preparation that packs against this adversary wait for; None for none."""
+        """Returns the preparation that packs against this adversary wait for, if any."""
         return None
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
-        """One part (from 0) of `preparation`: arrays of numbers by name, which are stored.
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
+        """Computes one part of `preparation`, from 0: arrays of numbers by name, to be stored.
 
-        A function of the arguments and of its identity alone: it knows no secret bit and no other
-        part, and runs anywhere, in any order. `gpu`: compute on the trainer's.
+        It depends only on the arguments and the identity: it knows no secret bit and no other part,
+        and runs anywhere, in any order. With `gpu` it may compute on the trainer's.
         """
         raise NotImplementedError(f"{self.name} has a preparation, and no prepare_part()")
 
     def exact(
-        self, adversary: Adversary, horizons: tuple[int, ...], delta: float, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        horizons: tuple[int, ...],
+        delta: float,
+        prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """Estimates at each horizon that take no trials; `prepared` is empty until all is there."""
+        """Returns estimates that take no trials, by horizon.
+
+        Args:
+            adversary: the attack.
+            horizons: steps, increasing.
+            delta: δ of the estimates.
+            prepared: all parts of the preparation; empty until all are stored.
+        """
         return {}
 
     def distributions(
         self, adversary: Adversary, delta: float, prepared: Prepared
     ) -> Mapping[str, npt.NDArray[np.float64]]:
-        """Numbers that a report draws as histograms, by their titles, float64 [any number]."""
+        """Returns numbers that reports draw as histograms, by title, float64 [any number]."""
         return {}
 
 
 class Recorded(Unread, Mechanism):
-    """A mechanism that was not imported, as a run is only read: what a plan recorded of it."""
+    """A mechanism whose code was not imported, as a run is only read: it is known by its plan."""
 
     options: dict[str, Any]
     steps: tuple[int, ...]
@@ -346,11 +392,11 @@ class Recorded(Unread, Mechanism):
         return self.trials > 0
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
-        """The steps whose scores the recording has; none can be recorded beside them."""
+        """Returns the steps of the plan; no others can be recorded."""
         return self.steps
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """Raises SpecError where nothing was recorded."""
+        """Raises SpecError if the plan has no claim."""
         if self.releases is None:
             raise not_imported(self.name)
         return self.releases[self.steps.index(horizon)]

@@ -1,17 +1,19 @@
-"""A training of the user's own: one function, called once per trial.
+"""User-defined trainings: one function, called once per trial.
 
     def train(member: bool, seed: int, **options) -> float
 
-It trains with the canary if `member`, without it if not, seeds everything random from `seed`, and
-returns a score: higher = more confident that the canary was in. What the training promises is
-said beside it, as Gaussian releases for an accountant.
+It trains with the canary if `member` is true, else without it, seeds everything random from `seed`,
+and returns a score: higher = more confident that the canary was in. The claim of the training is
+stated in the sweep file, as Gaussian releases for an accountant.
 
     def prepare(part: int, seed: int) -> dict[str, np.ndarray]
 
-Work that is done once, if there is any. Then `train` takes all that it gave as `prepared`, too.
+Work that is done once, if there is any. Then `train` also takes all that it returned, as
+`prepared`.
 
-A call that fails is a miss of its trial: what fails more often with the canary than without tells
-the bit, and counts against the adversary. NaN and inf are scores of a training that diverged.
+A call that fails leaves its trial without a score. If more calls fail with the canary than without,
+that reveals the bit, and counts against the adversary. NaN and inf are scores: of a training that
+diverged.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import dataclasses
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -31,29 +33,38 @@ from ..errors import ClusterError, SpecError
 from ..isolation import Limits, Sandbox
 from ..stats import TradeOff
 from . import isolated_trial
-from .base import Arrays, Claimed, Measured, Mechanism, Missed, Preparation
+from .base import (
+    Arrays,
+    Claimed,
+    Measured,
+    Mechanism,
+    Members,
+    Missed,
+    PartSeeds,
+    Preparation,
+    Prepared,
+    Scores,
+    Session,
+)
 
-if TYPE_CHECKING:
-    from .base import Members, PartSeeds, Prepared, Scores, Session
-
-_TRACEBACK = 2**13  # characters of a traceback that are kept
+_TRACEBACK = 2**13  # last characters of a traceback that are recorded
 
 
 class Function(Mechanism):
-    """`path` is `package.module:name`; `options` are keyword arguments of every call.
+    """Calls the function at `path`, `package.module:name`, with `options` in every call.
 
-    `noise_multiplier` over `steps` releases, each with the canary at a chance of `sample_rate`, is
-    the claim. `curve: gaussian` states that the training's trade-off curve is Gaussian, for some μ,
-    and answers for every ε that is then called certified.
+    The claim is `noise_multiplier` over `steps` releases, each of which has the canary with
+    probability `sample_rate`. `curve: gaussian` states that the trade-off function of the training
+    is Gaussian, for some μ; each ε that is then called certified depends on that statement.
 
     `prepare`, if any, is called for each of `parts` before anything is trained, in the trainer's
-    process; the training gets a tuple of what it returned. Audits that state the same share it.
+    process; the training gets a tuple of its results. Audits that state the same share them.
 
-    `isolated`: each trial is a child process, forked from one that has imported what the module
-    imports of installed packages. A trial that takes more than `trial_seconds`, or `trial_gib` GiB
-    of memory with all that it starts and that was imported, raises or dies is missed; a pack that
-    misses all has failed. With `isolated: false` trials are calls in the trainer's process, where
-    one that raises fails its whole pack: for trainings of milliseconds.
+    `isolated`: each trial is a child process, forked from one that has imported the installed
+    packages that the module imports. A trial has no score if it takes more than `trial_seconds`,
+    or `trial_gib` GiB of memory with all its processes and imports, or if it raises or dies; a pack
+    in which no trial has a score has failed. With `isolated: false`, trials are calls in the
+    trainer's process, and one that raises fails its complete pack: for trainings of milliseconds.
     """
 
     locations: ClassVar[frozenset[str]] = frozenset({"isolated", "trial_seconds", "trial_gib"})
@@ -83,14 +94,15 @@ class Function(Mechanism):
     @model_validator(mode="after")
     def _limits_need_a_process(self) -> Self:
         for key in ("trial_seconds", "trial_gib"):
-            if not self.isolated and (limit := getattr(self, key)) is not None:
-                said = f"is {limit:g}, but isolated is false, and calls cannot be ended"
-                raise SpecError(key, f"{said}; leave one of them out")
+            limit = getattr(self, key)
+            if limit is not None and not self.isolated:
+                problem = f"is {limit:g}, but isolated is false, and calls cannot be ended"
+                raise SpecError(key, f"{problem}; leave one of them out")
         return self
 
     @property
     def auto_pack_size(self) -> int:
-        """So few lose little when a worker dies."""
+        """Returns a small number, so that little is lost if a worker dies."""
         return 16
 
     @property
@@ -98,7 +110,7 @@ class Function(Mechanism):
         return self.trial_seconds
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
-        """The end of the training: the function returns one score."""
+        """Returns the last step only: the function returns one score."""
         if record_every is not None and record_every < self.steps:
             problem = f"is {record_every}, but a function is scored at its end only; leave it out"
             raise SpecError("audit.record_every", problem)
@@ -111,35 +123,48 @@ class Function(Mechanism):
 
     def named_modules(self) -> tuple[str, ...]:
         """The modules that `path` and `prepare` name."""
-        named = (path.partition(":")[0] for path in (self.path, self.prepare) if path is not None)
-        return (*super().named_modules(), *dict.fromkeys(named))
+        paths = filter(None, (self.path, self.prepare))
+        modules = dict.fromkeys(path.partition(":")[0] for path in paths)
+        return (*super().named_modules(), *modules)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """All releases: the function scores the whole training."""
+        """Counts all releases: the function scores the complete training."""
         return Claimed(self.noise_multiplier, self.steps, self.sample_rate)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
-        """The curve that the user states; nothing is known of code that is only called."""
+        """Returns the user's statement; code that is only called cannot be analysed."""
         return TradeOff(self.curve)
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
-        """The arrays that `prepare` gives; the options of the training are no part of it."""
+        """Returns the parts of `prepare`, whose arrays do not depend on the training's options."""
         if self.prepare is None:
             return None
         return Preparation(self.parts, {"name": self.name, "prepare": self.prepare})
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
         prepare: Any = imports.function(str(self.prepare), "mechanism.prepare", "part", "seed")
         return cast(Arrays, prepare(part, seeds.part % 2**63))
 
     def open(
-        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: Prepared = (),
     ) -> Session:
-        train, given = self._train(), None if self.prepare is None else prepared
+        train = self._train()
+        parts = None if self.prepare is None else prepared
         if self.isolated:
             limits = Limits(self.trial_seconds, self.trial_gib)
-            return TrialByTrial(IsolatedTrials(self.path, self.options, given, limits, gpu))
-        options = self.options if given is None else self.options | {"prepared": given}
+            return TrialByTrial(IsolatedTrials(self.path, self.options, parts, limits, gpu))
+        options = self.options if parts is None else self.options | {"prepared": parts}
 
         def trial(member: bool, seed: int) -> float:
             return isolated_trial.number(train(member, seed, **options), self.path)
@@ -153,16 +178,26 @@ class Function(Mechanism):
 
 @dataclasses.dataclass(frozen=True)
 class TrialByTrial:
-    """A session that asks `trial` for a score, or why there is none, by a bit and a 63-bit seed."""
+    """A session that runs trials one after another.
+
+    Attributes:
+        trial: returns a score, or why there is none, for a bit and a 63-bit seed.
+    """
 
     trial: Callable[[bool, int], float | Missed]
 
-    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores | Measured:
-        """Runs trials by their bits, one after another."""
-        scores, missed = np.full((len(members), 1), np.nan), {}
-        children = np.random.SeedSequence(seed).spawn(len(members))
-        for row, (member, child) in enumerate(zip(members.tolist(), children, strict=True)):
-            outcome = self.trial(member, int(child.generate_state(1, np.uint64)[0] >> 1))
+    def run(
+        self,
+        members: Members,
+        seed: int,
+        horizons: tuple[int, ...],
+    ) -> Scores | Measured:
+        scores = np.full((len(members), 1), np.nan)
+        missed = {}
+        trial_seeds = np.random.SeedSequence(seed).spawn(len(members))
+        for row, trial_seed in enumerate(trial_seeds):
+            (word,) = trial_seed.generate_state(1, np.uint64)
+            outcome = self.trial(bool(members[row]), int(word >> 1))
             if isinstance(outcome, Missed):
                 missed[row] = outcome
             else:
@@ -171,53 +206,78 @@ class TrialByTrial:
 
 
 class IsolatedTrials:
-    """Runs calls of `path` with `options`, and what is `given`, in child processes in `limits`."""
+    """Calls a user's function in child processes.
+
+    Args:
+        path: of the function.
+        options: arguments of each call.
+        prepared: parts of a preparation, passed to each call; None for none.
+        limits: of time and memory of a call.
+        gpu: whether calls use a GPU.
+    """
 
     def __init__(
-        self, path: str, options: dict[str, Any], given: Prepared | None, limits: Limits, gpu: bool
+        self,
+        path: str,
+        options: dict[str, Any],
+        prepared: Prepared | None,
+        limits: Limits,
+        gpu: bool,
     ) -> None:
-        # Else asking whether there is a GPU, as some modules do, leaves none to forked processes.
-        surroundings = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpu else {}
+        # Without this, a module that asks whether there is a GPU leaves none to forked processes.
+        environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpu else {}
         preload = (isolated_trial.__name__, *preloaded(path.partition(":")[0]))
-        self._limits, self._sandbox = limits, Sandbox(preload, tuple(sys.path), surroundings)
+        self._limits = limits
+        self._sandbox = Sandbox(preload, tuple(sys.path), environment)
         weakref.finalize(self, self._sandbox.close)
         file = None
-        if given is not None:
+        if prepared is not None:
             file = str(self._sandbox.folder / "prepared.npz")
-            parts = enumerate(given)
-            named: Any = {f"{i} {name}": array for i, part in parts for name, array in part.items()}
-            np.savez(file, parts=len(given), **named)
-        threads, share = _torch()
+            arrays: dict[str, Any] = {}
+            for number, part in enumerate(prepared):
+                arrays |= {f"{number} {name}": array for name, array in part.items()}
+            np.savez(file, parts=len(prepared), **arrays)
+        threads, gpu_share = _torch_limits()
         self._request: dict[str, Any] = {
-            "path": path, "options": dict(options), "prepared": file,
-            "threads": threads, "gpu_share": share,
-        }  # fmt: skip
+            "path": path,
+            "options": dict(options),
+            "prepared": file,
+            "threads": threads,
+            "gpu_share": gpu_share,
+        }
 
     def __call__(self, member: bool, seed: int) -> float | Missed:
-        target, request = f"{isolated_trial.__name__}:run", {"member": member, "seed": seed}
+        target = f"{isolated_trial.__name__}:run"
+        request = self._request | {"member": member, "seed": seed}
         try:
-            ended = self._sandbox.call(target, self._request | request, self._limits)
-        except ClusterError:  # what children are forked from has died, once: the machine's fault
-            ended = self._sandbox.call(target, self._request | request, self._limits)
+            ended = self._sandbox.call(target, request, self._limits)
+        except ClusterError:  # the process that children are forked from died: once, by the machine
+            ended = self._sandbox.call(target, request, self._limits)
         if ended.how == "returned":
             return float(ended.value)
         kind = ended.message.partition(":")[0] if ended.how == "raised" else ended.how
-        parts = (ended.message, ended.traceback[-_TRACEBACK:], ended.output)
-        return Missed(kind, ended.message, "\n".join(p.rstrip("\n") for p in parts if p))
+        texts = (ended.message, ended.traceback[-_TRACEBACK:], ended.output)
+        output = "\n".join(text.rstrip("\n") for text in texts if text)
+        return Missed(kind, ended.message, output)
 
 
 def preloaded(module: str) -> tuple[str, ...]:
-    """Installed modules that a user's module needs; none of the user's: threads do not fork."""
+    """Returns the installed modules that a user's module needs, to import before processes fork.
+
+    The user's own modules are not among them: if they start threads, these would not fork.
+    """
     names = imports.installed_imports(imports.source_closure([module]))
     packages = {name.partition(".")[0] for name in names}
-    return tuple(sorted(packages | {name for name in names if name in sys.modules}))
+    loaded = {name for name in names if name in sys.modules}
+    return tuple(sorted(packages | loaded))
 
 
-def _torch() -> tuple[int | None, float | None]:
-    """Torch's threads here, and the share of a GPU's memory; None where that is not limited."""
+def _torch_limits() -> tuple[int | None, float | None]:
+    """Returns torch's threads and the share of a GPU's memory; None if they are not limited."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return None, None
-    limited = torch.cuda.is_initialized() and hasattr(torch.cuda, "get_per_process_memory_fraction")
-    share = float(torch.cuda.get_per_process_memory_fraction()) if limited else None
-    return int(torch.get_num_threads()), share
+    gpu_share = None
+    if torch.cuda.is_initialized() and hasattr(torch.cuda, "get_per_process_memory_fraction"):
+        gpu_share = float(torch.cuda.get_per_process_memory_fraction())
+    return int(torch.get_num_threads()), gpu_share

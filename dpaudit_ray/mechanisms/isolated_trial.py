@@ -1,40 +1,39 @@
-"""One isolated trial: what runs in the process of its own that `function` starts for it.
+"""The child process of one isolated trial of the `function` mechanism.
 
-It is forked from one that imported what takes long. The user's module is imported here, so nothing
-of it, no thread and no state, is shared between trials.
+It is forked from a process that has done the slow imports. The user's module is imported here, so
+trials share none of its threads and state.
 """
 
 from __future__ import annotations
 
 import importlib
+import operator
 import os
 import sys
 from typing import Any
 
 import numpy as np
-import numpy.random  # what draws anything needs it, and NumPy loads it no sooner
+import numpy.random  # NumPy loads it at its first use, so in every child
 
 
 def run(request: dict[str, Any]) -> float:
-    """Trains once; returns the score. `request` is plain JSON."""
+    """Calls the user's function once, by a `request` of `IsolatedTrials`; returns the score."""
     module, _, name = request["path"].partition(":")
-    train: Any = importlib.import_module(module)
-    for part in name.split("."):
-        train = getattr(train, part)
+    train = operator.attrgetter(name)(importlib.import_module(module))
     _limit_torch(request["threads"], request["gpu_share"])
     options = request["options"]
-    if request["prepared"] is not None:  # arrays by part and name, saved in order as "part name"
-        with np.load(request["prepared"], allow_pickle=False) as saved:
-            parts: tuple[dict[str, Any], ...] = tuple({} for _ in range(int(saved["parts"])))
-            for key in saved.files[1:]:
+    if request["prepared"] is not None:
+        with np.load(request["prepared"], allow_pickle=False) as file:
+            parts: list[dict[str, Any]] = [{} for _ in range(int(file["parts"]))]
+            for key in file.files[1:]:  # "part name", after the number of parts
                 part, _, array = key.partition(" ")
-                parts[int(part)][array] = saved[key]
-        options = options | {"prepared": parts}
+                parts[int(part)][array] = file[key]
+        options = options | {"prepared": tuple(parts)}
     return number(train(request["member"], request["seed"], **options), request["path"])
 
 
 def number(returned: Any, path: str) -> float:
-    """Reads what a training returned as a score. Raises TypeError for another thing."""
+    """Converts a training's result to a score. Raises TypeError if it is not a number."""
     try:
         return float(returned)
     except (TypeError, ValueError) as error:

@@ -195,17 +195,32 @@ class LabelGradient(Mechanism):
         """Returns one part: the target, trained once for all adversaries that attack it."""
         return Preparation(1, {"target": self.training.identity(), "steps": self.steps})
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
         training = self.target.training(seeds.sweep, gpu)
         return Target.trained(training, self.shape, self.steps, seeds.part).arrays
 
     def open(
-        self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        seed: int,
+        craft_seed: int,
+        gpu: bool,
+        prepared: Prepared = (),
     ) -> Session:
         return Trials.from_target(prepared[0], cast(Label, adversary), self.noise)
 
     def exact(
-        self, adversary: Adversary, horizons: tuple[int, ...], delta: float, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        horizons: tuple[int, ...],
+        delta: float,
+        prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
         """For `backend: exact`, returns closed forms of all batches up to each horizon.
 
@@ -392,7 +407,7 @@ class Pass:
         for inputs, slopes in zip(self.inputs, self.derivatives, strict=True):
             squared_inputs = (inputs**2).sum(axis=1) + 1  # a bias has the input 1
             squares += (slopes**2).sum(axis=1) * squared_inputs
-        return np.asarray(np.sqrt(squares))
+        return np.sqrt(squares)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,7 +421,13 @@ class Target:
     arrays: Arrays
 
     @classmethod
-    def trained(cls, training: DpSgdTraining, shape: Shape, steps: int, seed: int) -> Target:
+    def trained(
+        cls,
+        training: DpSgdTraining,
+        shape: Shape,
+        steps: int,
+        seed: int,
+    ) -> Target:
         """Trains `steps` steps. Raises SpecError if they diverge, or repeat a record in a batch."""
         recipe = training.recipe
         models: list[npt.NDArray[np.floating]] = []
@@ -450,7 +471,12 @@ class Target:
         sizes = tuple(self.arrays["sizes"].tolist())
         return Shape(sizes, list(ACTIVATIONS)[int(self.arrays["activation"])])
 
-    def release(self, step: int, adversary: Label, noise: Noise) -> tuple[Release, Floats]:
+    def release(
+        self,
+        step: int,
+        adversary: Label,
+        noise: Noise,
+    ) -> tuple[Release, Floats]:
         """Computes the release of `step`, from 0, as `adversary` sees it.
 
         Returns:
@@ -528,7 +554,7 @@ class Release:
     def solutions(self, sums: Floats) -> Floats:
         """The attacker's solutions [n, N]; NaN if the system does not determine one."""
         inverse, determined = self._solver
-        return np.asarray(np.where(determined, sums @ inverse, np.nan))
+        return np.where(determined, sums @ inverse, np.nan)
 
     @functools.cached_property
     def _root(self) -> Floats:
@@ -572,7 +598,12 @@ class Trials:
             raise SpecError("adversary.neuron", problem)
         return cls(adversary, tuple(releases), distances)
 
-    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Measured:
+    def run(
+        self,
+        members: Members,
+        seed: int,
+        horizons: tuple[int, ...],
+    ) -> Measured:
         """Scores trials in which the label of one record is flipped for members only.
 
         Returns:

@@ -106,7 +106,11 @@ def outputs(classes: int) -> int:
     return 1 if classes in (0, 2) else classes
 
 
-def image(shape: Shape, name: str, least: int) -> tuple[int, int, int]:
+def image(
+    shape: Shape,
+    name: str,
+    least: int,
+) -> tuple[int, int, int]:
     """Returns channels, height and width of an image.
 
     Args:

@@ -67,7 +67,7 @@ def test_coins_are_those_of_the_pack_and_not_of_its_bits(options, name):
     sampled = options.model_copy(update={"sampling": scheme(name), "noise_multiplier": 1e-9})
     training = DpSgdTraining.prepare(sampled.recipe, seed=1, gpu=False)
     seen: list[npt.NDArray[np.bool_]] = []
-    for bits in (torch.zeros(200), torch.ones(200), torch.arange(200) % 2):
+    for bits in (torch.zeros(60), torch.ones(60), torch.arange(60) % 2):
         updates: list[torch.Tensor] = []
         path = training.run(
             bits.float(), 11, along(training, 3), 1,
@@ -79,10 +79,10 @@ def test_coins_are_those_of_the_pack_and_not_of_its_bits(options, name):
         seen.append(torch.stack(updates)[:, :, 3].numpy() > 0.5)
     nobody, all_of_them, every_other = seen
     assert not nobody.any()
-    odd = np.arange(200) % 2 == 1
+    odd = np.arange(60) % 2 == 1
     np.testing.assert_array_equal(every_other, all_of_them & odd)
     rng = np.random.default_rng(derive("coins", 11))
-    own = scheme(name).coins(Sizes(569, training.recipe.batch_size), (200,), rng)
+    own = scheme(name).coins(Sizes(569, training.recipe.batch_size), (60,), rng)
     np.testing.assert_array_equal(all_of_them, np.stack(list(itertools.islice(own, 6))))
 
 

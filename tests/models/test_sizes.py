@@ -14,7 +14,9 @@ from dpaudit_ray import plugins
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.models.base import Model
+from dpaudit_ray.models.networks.blocks import BasicBlock, conv3x3, residual_network, stages
 from dpaudit_ray.plugins import parse
+from tests.long import long
 from tests.trainings import gradient
 
 CIFAR, MNIST, PURCHASE = (3, 32, 32), (1, 28, 28), (600,)
@@ -131,20 +133,34 @@ def test_data_that_is_no_such_image_is_told(options, shape, least):
 
 SHAPES = {
     "fcnn": (8,), "mlp3": (60,), "cnn4": (1, 28, 28), "convnet": CIFAR, "wrn16": (3, 8, 8),
-    "resnet18": (3, 8, 8),
+    "resnet18": (3, 8, 8), "narrow resnet": (3, 8, 8),
 }  # fmt: skip
+FLOAT32 = ("cnn4", "convnet")
+
+
+def narrow_resnet() -> nn.Module:
+    """The blocks of ResNet-18 with few channels."""
+    blocks = stages(BasicBlock, 4, (4, 8, 12, 16), groups=2)
+    stem = [conv3x3(3, 4), nn.GroupNorm(2, 4), nn.ReLU()]
+    return residual_network([*stem, *blocks], width=16, outputs=10)
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(name, torch.float64) for name in SHAPES if name not in ("cnn4", "convnet")]
-    + [(name, torch.float32) for name in ("cnn4", "convnet")],
+    "name",
+    [
+        pytest.param(name, marks=long("a narrower one has its blocks") if "18" in name else ())
+        for name in SHAPES
+    ],
 )
-def test_clipped_sums_of_every_network(name, dtype):
+def test_clipped_sums_of_every_network(name):
     """Two models on two examples: equal to one gradient per example, in float64 to 1e-10."""
     torch.manual_seed(3)
+    dtype = torch.float32 if name in FLOAT32 else torch.float64
     classes = 2 if name == "fcnn" else 10
-    module = parse(Model, name, "model").build(SHAPES[name], classes).to(dtype)
+    if name == "narrow resnet":
+        module = narrow_resnet().to(dtype)
+    else:
+        module = parse(Model, name, "model").build(SHAPES[name], classes).to(dtype)
     x = torch.randn(2, *SHAPES[name], dtype=dtype)
     y = torch.tensor([1, 0])
     packed = PackedModel(module)

@@ -1,7 +1,7 @@
-"""Checkpointing: what is saved of a pack, and how it goes on from there on another node.
+"""Checkpointing: saving a pack while it is trained, and continuing it on another node.
 
-θ, the scores so far, what the engine's steps depend on (the state of the noise's generator, the
-optimizer's moments) and what an observer remembers. All else follows from the seed.
+Saved are θ, the scores of recorded steps, the state of the engine (of the generator of its noise,
+and the optimizer's moments), and the state of an observer. All else follows from the seed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,20 @@ _OBSERVER = "observer."
 
 
 class PackCheckpoints:
-    """Checkpoints of one pack. `step`: where it goes on; 0 where it begins.
+    """Checkpoints of one pack.
 
-    `trainer` says in words what trains it: what another one saved is of no use. `observer` is
-    whoever watches, None for nobody. A pack that cannot be saved is trained in one piece, which is
-    said once, when a checkpoint would have been due.
+    A pack that cannot be saved is trained in one piece, with one warning per process, when a
+    checkpoint is due.
+
+    Args:
+        checkpoints: where they are stored; None if they are not.
+        trainer: description of engine and device; a checkpoint of another trainer is ignored.
+        canary: of the pack.
+        observer: of the adversary, if it has one.
+
+    Attributes:
+        step: last step of the checkpoint that training continues from; 0 if there is none.
+        recorded: its arrays, by name; to be read before `begin`.
     """
 
     def __init__(
@@ -38,31 +47,33 @@ class PackCheckpoints:
         self._hindrance = ""
         if isinstance(canary, ChangingCanary) and not canary.memoryless:
             name = type(canary).__name__
-            self._hindrance = f"{name} changes as it likes, and what it remembers is not known"
+            self._hindrance = f"{name} changes as it likes, and its state is not known"
         elif observer is not self._observer:
             self._hindrance = f"{type(observer).__name__} has no state() and restore()"
         self.step = 0
-        self.recorded: Arrays = {}  # up to `step`, by name; to be read before `begin`
+        self.recorded: Arrays = {}
         if checkpoints is not None and not self._hindrance:
             step, saved = checkpoints.last() or (0, {})
             if step and np.array_equal(saved["by"], self._trainer):
                 self.step, self.recorded = step, saved
 
     def begin(self, steps: Steps, theta: Tensor) -> Tensor:
-        """θ to go on from, float [n, p]; `theta` is where training begins."""
+        """Restores `steps` and the observer; returns θ [n, p], or `theta` if nothing was saved."""
         self._steps = steps
         if not self.step:
             return theta
         saved, self.recorded = self.recorded, {}
         steps.restore(saved, self.step)
         if self._observer is not None:
-            names = [name for name in saved if name.startswith(_OBSERVER)]
-            state = {n.removeprefix(_OBSERVER): tensor(saved[n], theta.device) for n in names}
+            state = {}
+            for name, array in saved.items():
+                if name.startswith(_OBSERVER):
+                    state[name.removeprefix(_OBSERVER)] = tensor(array, theta.device)
             self._observer.restore(state)
         return tensor(saved["theta"], theta.device)
 
     def offer(self, step: int, theta: Tensor, recorded: Arrays) -> None:
-        """Saves what there is after `step`, if it is time."""
+        """Saves the pack after `step`, if a checkpoint is due."""
         if self._checkpoints is None or self._steps is None or not self._checkpoints.due:
             return
         if self._hindrance:
@@ -70,9 +81,11 @@ class PackCheckpoints:
             self._checkpoints = None
             return
         arrays = {name: values.copy() for name, values in recorded.items()}
-        arrays |= {"by": self._trainer, "theta": theta.cpu().numpy().copy()}
-        observed = {} if self._observer is None else self._observer.state()
-        arrays |= {_OBSERVER + name: seen.cpu().numpy().copy() for name, seen in observed.items()}
+        arrays["by"] = self._trainer
+        arrays["theta"] = theta.cpu().numpy().copy()
+        if self._observer is not None:
+            for name, values in self._observer.state().items():
+                arrays[_OBSERVER + name] = values.cpu().numpy().copy()
         self._checkpoints.save(step, self._steps.state() | arrays)
 
 

@@ -1,9 +1,10 @@
-"""DP-SGD (Abadi et al. 2016; with fixed, known mini-batches, Cebere, Bellet, Papernot, eq. 2).
+"""The options of DP-SGD, and checks that they fit each other, the data and the adversary.
 
     θ_t = θ_{t-1} - η_t/|B| ( Σ_{x ∈ B_t} clip(∇ℓ(θ_{t-1}; x), C) + Z_t ),   Z_t ~ N(0, σ²C² I)
 
-or what another optimizer makes of that sum. The canary joins it at steps t with t mod period = 0,
-and where it is sampled; |B| is the expected size, so that none gives the canary away.
+(Abadi et al. 2016; with fixed, known mini-batches, Cebere, Bellet, Papernot, eq. 2), or what
+another optimizer makes of that sum. The canary joins it at steps t with t mod period = 0 in which
+it is sampled; |B| is the expected size, so that it does not reveal the canary.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from ...accounting import Sampling
 from ...adversaries.base import Adversary, ShadowPlan
 from ...data.base import Data, Dataset
 from ...errors import SpecError, first_line, plain
-from ...models.base import Model, as_input, input_dtype
+from ...models.base import Model, Shape, as_input, input_dtype
 from ...plugins import Strict, carried, nested, parse
 from .sampling import Fixed, Sampler, Sizes
 from .updates import Constant, Optimizer, Schedule, Sgd
 
-_LARGEST = 1e6  # noise multiplier; above it, no gradient survives
-_DIGITS = 6  # of the answer: fewer than accountants of different versions agree to
-_ITERATIONS = 50  # a few are enough, but for accountants that jump
-_EXAMPLES_TRIED = 64
+_LARGEST = 1e6  # noise multiplier; above it, nothing of a gradient remains
+_DIGITS = 6  # of a noise multiplier: fewer than accountants of different versions agree to
+_ITERATIONS = 50  # a few are enough, except for accountants that jump
+_EXAMPLES_TRIED = 64  # at least, when a model is checked
 _NoneIsInfinite = BeforeValidator(lambda raw: math.inf if raw is None else raw)
 
 
 def _share_or_data(raw: Any) -> Any:
-    """A share of the data as it is; anything else as the options of a data set."""
+    """Returns a share of the data as it is; reads anything else as options of a data set."""
     if raw is None or isinstance(raw, int | float):
         return raw
     with carried():
@@ -48,7 +49,7 @@ def _loss_name(name: str) -> str:
 
 
 class Recipe(Strict):
-    """A training by DP-SGD, and nothing of an audit; `DpSgd` says what each option means."""
+    """A training by DP-SGD, without an audit; `DpSgd` explains the options."""
 
     data: Annotated[Data, nested(Data)]  # what is trained on
     model: Annotated[Model, nested(Model)]  # what is trained
@@ -75,7 +76,7 @@ class Recipe(Strict):
     engine: Literal["packed", "opacus"] = "packed"  # `opacus`: model by model
     precision: Literal["float32", "tf32"] = "float32"  # of matrix products
     seed: int = Field(default=0, ge=0)  # of θ_0 and of the others' batches
-    _noise: float | None = PrivateAttr(default=None)  # what `given` brought
+    _noise: float | None = PrivateAttr(default=None)  # of `epsilon`, if computed elsewhere
 
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
@@ -96,49 +97,53 @@ class Recipe(Strict):
                 if getattr(self, key) is not None:
                     raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
         elif self.noise_multiplier is not None:
-            both = f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}"
-            raise SpecError("epsilon", f"{both}: each says how much noise there is; leave one out")
+            problem = f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}"
+            rule = "each says how much noise there is; leave one out"
+            raise SpecError("epsilon", f"{problem}: {rule}")
         if math.isinf(self.clip_norm) and self.noise_multiplier != 0:
             raise SpecError("clip_norm", "is required where there is noise; give a norm")
-        name, names = self.accountant, accounting.accountants()
+        name = self.accountant
+        names = accounting.accountants()
         if name is not None and ":" not in name and name not in names:
             raise SpecError("accountant", f"unknown accountant {name!r}; known: {', '.join(names)}")
 
     @property
     def recipe(self) -> Self:
-        """These options with the noise multiplier that they come to: data are read no more."""
+        """A copy with the noise multiplier of `epsilon`, which reads no data for it."""
         unset = dict.fromkeys(("epsilon", "delta", "accountant"))
         return self.model_copy(update=unset | {"noise_multiplier": self.noise})
 
     def rate(self, step: int) -> float:
-        """The learning rate of `step`, from 1 on."""
+        """Returns the learning rate of `step`, from 1 on."""
         return self.schedule.rate(self.learning_rate, step, self.steps)
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What is measured of trained models, on records that are held out."""
+        """Names of the utility of trained models, on records that are held out."""
         return ("accuracy", "loss") if self.data.has_classes else ("loss",)
 
     @property
     def hidden_start(self) -> bool:
-        """Whether every trial draws its own θ_0, which the adversary does not know."""
+        """Whether every trial draws another θ_0, which the adversary does not know."""
         return self.model.initialization == "random"
 
     @property
     def noise(self) -> float:
-        """σ, as stated or as `epsilon` needs it. Raises SpecError, or DataError where N is read."""
+        """Noise multiplier σ, as stated or for `epsilon`.
+
+        Raises SpecError if there is none, or DataError if the data are needed and unusable.
+        """
         stated = self._noise if self.noise_multiplier is None else self.noise_multiplier
         if stated is not None:
             return stated
         if self.epsilon is None or self.delta is None or self.accountant is None:
             raise SpecError("mechanism.delta", "is required beside epsilon outside of an audit")
-        return calibrate_noise(
-            self.epsilon, self.delta, self.accountant, self.steps, *self.sampled_at
-        )
+        claim = (self.epsilon, self.delta, self.accountant)
+        return calibrate_noise(*claim, self.steps, *self.sampled_at)
 
     @property
     def sampled_at(self) -> tuple[float, Sampling]:
-        """How often a step has the canary, and by which chance. Loads the data to know N."""
+        """Probability that a step has the canary, and how it is sampled. Loads the data for N."""
         if self.sampling.in_known_steps:
             return 1.0, Sampling.POISSON
         rate = self.sampling.rate(self.sizes)
@@ -146,34 +151,39 @@ class Recipe(Strict):
 
     @property
     def sizes(self) -> Sizes:
-        """Loads the data to know N, and holds the batch size against it."""
+        """N, for which the data are loaded, and |B|. Raises SpecError unless |B| ≤ N."""
         total = len(self.data.load().y)
-        if self.batch_size > (size := self.trained_records(total)):
-            left = "" if size == total else f" to train on, of {total}"
-            problem = f"is {self.batch_size}, but {self.data.name} has {size} examples{left}"
+        size = self.trained_records(total)
+        if self.batch_size > size:
+            share = "" if size == total else f" to train on, of {total}"
+            problem = f"is {self.batch_size}, but {self.data.name} has {size} examples{share}"
             raise SpecError("mechanism.batch_size", f"{problem}; use at most {size}")
         return Sizes(size, self.batch_size)
 
     def trained_records(self, examples: int) -> int:
-        """Number of the `examples` that are trained on. Raises SpecError for fewer than two."""
+        """Returns how many `examples` are trained on. Raises SpecError for fewer than two."""
         reserved = self.share_of("reserved", examples)
-        if (left := examples - self.share_of("held_out", examples) - reserved) < 2:
+        count = examples - self.share_of("held_out", examples) - reserved
+        if count < 2:
             key = "mechanism.reserved" if reserved else "mechanism.held_out"
-            raise SpecError(key, f"leaves {max(left, 0)} of {examples} examples; leave two")
-        return left
+            raise SpecError(key, f"leaves {max(count, 0)} of {examples} examples; leave two")
+        return count
 
     def share_of(self, option: Literal["held_out", "reserved"], examples: int) -> int:
-        """Number of the `examples` that models are measured on, or that only adversaries have."""
-        if not isinstance(share := getattr(self, option), float):
+        """Returns how many `examples` are held out, or in reserve, if the option is a share."""
+        share = getattr(self, option)
+        if not isinstance(share, float):
             return 0
-        if (count := round(share * examples)) < 1:
+        count = round(share * examples)
+        if count < 1:
             problem = f"is {share:g}, which is none of {examples} examples; take one or more"
             raise SpecError(f"mechanism.{option}", problem)
         return count
 
     def check_adversary(self, adversary: Adversary) -> None:
         """Raises SpecError for an adversary that cannot attack this training; reads no data."""
-        period, sampling = adversary.period, self.sampling
+        period = adversary.period
+        sampling = self.sampling
         if self.noise_multiplier == 0 and not adversary.private_records:
             problem = f"is 0, of which nothing is claimed that {adversary.name} could audit"
             raise SpecError("mechanism.noise_multiplier", f"{problem}; use a number above 0")
@@ -197,23 +207,23 @@ class Recipe(Strict):
             )
         if adversary.chooses_start:
             self.check_known_start()
-        for key, stated, remedy in (
+        for key, is_set, remedy in (
             ("held_out", self.held_out is not None, "leave it out: no model is trained"),
             ("engine", self.engine != "packed", "use packed: no step is taken"),
             ("augmentations", self.augmentations > 1, "leave it out: no record has a gradient"),
             ("model.initialization", self.hidden_start, "use fixed: the first model labels all"),
         ):
-            if adversary.frozen and stated:
+            if adversary.frozen and is_set:
                 raise SpecError(f"mechanism.{key}", f"is of no use to {adversary.name}; {remedy}")
 
     def check_known_start(self) -> None:
-        """Raises SpecError where an adversary could not choose θ_0, one for all trials."""
+        """Raises SpecError unless an adversary can choose θ_0, one for all trials."""
         if self.hidden_start:
             problem = "is random, but the adversary chooses one start for all trials; use fixed"
             raise SpecError("mechanism.model.initialization", problem)
 
-    def check_views(self, shape: tuple[int, ...]) -> None:
-        """Raises SpecError unless examples of `shape` have as many views as are asked for."""
+    def check_views(self, shape: Shape) -> None:
+        """Raises SpecError if examples of `shape` cannot be augmented as the options state."""
         problem = ""
         if len(shape) != 3 or min(shape[1:]) < 8:
             problem = f"examples have shape {list(shape)}; views are of images from 8 x 8 pixels on"
@@ -223,47 +233,61 @@ class Recipe(Strict):
             raise SpecError("mechanism.augmentations", f"is {self.augmentations}, but {problem}")
 
     def check_shadow_records(self, plan: ShadowPlan, private: Dataset, reserved: int) -> None:
-        """Refuses records for shadows that are too few, of another kind, or private ones too."""
-        key, records = "mechanism.reserved", reserved
+        """Raises SpecError if a shadow model cannot be trained on the records of `plan`.
+
+        Args:
+            plan: names the shadows' data, if they are not in reserve.
+            private: the data of this recipe, of which no record may be among the shadows'.
+            reserved: number of records in reserve.
+        """
+        key = "mechanism.reserved"
+        records = reserved
         if plan.data is not None:
-            key, other = "adversary.shadow_data", plan.data.load()
+            key = "adversary.shadow_data"
+            other = plan.data.load()
             records = len(other.y)
             check_like(private, other, key, plan.data.name)
-            rows = {row.tobytes() for row in private.x}
-            if shared := sum(row.tobytes() in rows for row in other.x):
+            private_rows = {row.tobytes() for row in private.x}
+            shared = sum(row.tobytes() in private_rows for row in other.x)
+            if shared:
                 problem = f"{shared} of the {records} records of {plan.data.name} are private ones"
                 raise SpecError(key, f"{problem} too; give others")
         if records < self.batch_size:
-            few = f"gives shadow models {records} records, fewer than a batch of {self.batch_size}"
-            raise SpecError(key, f"{few}; give more, or lower mechanism.batch_size")
+            rule = f"fewer than a batch of {self.batch_size}"
+            problem = f"gives shadow models {records} records, {rule}"
+            raise SpecError(key, f"{problem}; give more, or lower mechanism.batch_size")
 
     def check_private_records(self, adversary: Adversary) -> None:
-        """Raises SpecError unless all models may share batches, of which a record is in one."""
-        records, batches = self.sizes.examples, self.sizes.per_epoch
-        for key, value, wrong, remedy in (
+        """Raises SpecError unless all models share batches, and a record is in one per epoch."""
+        records = self.sizes.examples
+        batches = self.sizes.per_epoch
+        period, canaries = adversary.period, adversary.canaries
+        for key, value, is_wrong, remedy in (
             ("mechanism.sampling", self.sampling.name, not self.sampling.in_known_steps, "fixed"),
             ("mechanism.augmentations", self.augmentations, self.augmentations > 1, "1"),
-            ("adversary.period", adversary.period, adversary.period != batches, f"{batches}"),
-            ("adversary.records", adversary.canaries, adversary.canaries > records, f"{records}"),
+            ("adversary.period", period, period != batches, f"{batches}"),
+            ("adversary.records", canaries, canaries > records, f"{records}"),
         ):
-            if wrong:
+            if is_wrong:
                 problem = f"is {value}; of {records} records in {batches} batches an epoch"
                 raise SpecError(key, f"{problem}, {adversary.name} takes {remedy}")
 
     def check_model(self, data: Dataset) -> int:
-        """Builds the model and finds how it can be packed; returns how many parameters it has.
+        """Builds the model and finds how it can be packed; returns its number of parameters.
 
-        As many examples go through it together as in a batch, and some more where that is small.
-        Raises SpecError for a network, or a loss, that cannot be audited or does not fit the data.
+        A batch of examples, or more if it is small, goes through the model together. Raises
+        SpecError for a network, or a loss, that cannot be audited or does not fit the data.
         """
         import torch
 
         from ...engines.packing.packed import PackedModel
         from .network import check_loss, loss_of, network, seeded
 
-        model, loss = self.model, loss_of(self.loss)
-        tried = max(_EXAMPLES_TRIED, self.physical_batch_size or self.batch_size)
-        x, y = torch.from_numpy(data.x[:tried].copy()), torch.from_numpy(data.y[:tried].copy())
+        model = self.model
+        loss = loss_of(self.loss)
+        count = max(_EXAMPLES_TRIED, self.physical_batch_size or self.batch_size)
+        x = torch.from_numpy(data.x[:count].copy())
+        y = torch.from_numpy(data.y[:count].copy())
         try:
             with seeded(0):
                 body = model.body(data.x.shape[1:])
@@ -279,13 +303,13 @@ class Recipe(Strict):
             problem = f"does not run on examples of shape {data.x.shape[1:]}: {first_line(error)}"
             remedy = "its first layer must take these"
             raise SpecError("mechanism.model", f"{model.name} {problem}; {remedy}") from error
-        given = list(outputs.shape) if isinstance(outputs, torch.Tensor) else []
-        wrong = len(given) != 2 or given[1] < 1
-        if not wrong and self.loss == "cross-entropy":
-            is_logistic = data.classes == 2 and given[1] == 1
-            wrong = given[1] != data.classes and not is_logistic
-        if wrong:
-            problem = f"{model.name} gives {given or type(outputs).__name__} for two examples of"
+        shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else []
+        fits = len(shape) == 2 and shape[1] >= 1
+        if fits and self.loss == "cross-entropy":
+            is_logistic = data.classes == 2 and shape[1] == 1
+            fits = shape[1] == data.classes or is_logistic
+        if not fits:
+            problem = f"{model.name} gives {shape or type(outputs).__name__} for two examples of"
             remedy = "give one output per class (one alone for two classes)"
             raise SpecError("mechanism.model", f"{problem} {data.classes} classes; {remedy}")
         if not outputs.isfinite().all():
@@ -299,15 +323,33 @@ class Recipe(Strict):
 
 @functools.lru_cache(maxsize=1024)
 def calibrate_noise(
-    epsilon: float, delta: float, accountant: str, steps: int, rate: float, sampling: Sampling
+    epsilon: float,
+    delta: float,
+    accountant: str,
+    steps: int,
+    rate: float,
+    sampling: Sampling,
 ) -> float:
-    """A noise multiplier whose claim is at most ε, rounded up to six digits.
+    """Returns a noise multiplier whose claim is at most ε, rounded up to six digits.
 
-    The least one with the Gaussian accountant; by others the claim is at most 0.01 below ε, and at
-    most 1 % of it: secants in log σ, as one answer may take seconds. Raises SpecError for none.
+    With the Gaussian accountant it is the smallest one. With others the claim is at most 0.01, and
+    at most 1 %, below ε. It is found by secants in log σ, as one query may take seconds.
+
+    Args:
+        epsilon: ε of the claim.
+        delta: δ of the claim.
+        accountant: name of the accountant that claims it.
+        steps: of the training.
+        rate: probability that a step has a record.
+        sampling: how records are sampled.
+
+    Raises:
+        SpecError: no noise multiplier was found.
     """
     tolerance = min(0.01, epsilon / 100)
-    aim, power, tried = math.log(epsilon - tolerance / 2), 1.0, list[tuple[float, float]]()
+    aim = math.log(epsilon - tolerance / 2)
+    power = 1.0  # ε is about proportional to σ to the minus this power
+    queries: list[tuple[float, float]] = []  # log σ, log ε
     try:
         if accountant != "gaussian" and sampling is Sampling.POISSON:
             noise = accounting.clt_noise_multiplier(epsilon, steps, delta, rate, tolerance)
@@ -317,13 +359,16 @@ def calibrate_noise(
             claim = accounting.epsilon(noise, steps, delta, rate, accountant, sampling=sampling)
             if epsilon - tolerance <= claim <= epsilon:
                 break
-            if noise == _LARGEST or len(tried) == _ITERATIONS:
+            if noise == _LARGEST or len(queries) == _ITERATIONS:
                 raise ValueError(f"with {plain(noise, '.3g')} it still claims {claim:.3g}")
-            tried.append((math.log(noise), math.log(claim)))
-            if len(tried) > 1:
-                (x, y), (at, there) = tried[-2:]
-                power = min(max((y - there) / (at - x), 0.2), 5.0)
-            noise = min(noise * math.exp(min((tried[-1][1] - aim) / power, 10)), _LARGEST)
+            log_noise, log_claim = math.log(noise), math.log(claim)
+            if queries:
+                last_noise, last_claim = queries[-1]
+                slope = (last_claim - log_claim) / (log_noise - last_noise)
+                power = min(max(slope, 0.2), 5.0)
+            queries.append((log_noise, log_claim))
+            log_change = min((log_claim - aim) / power, 10)
+            noise = min(noise * math.exp(log_change), _LARGEST)
         if noise > _LARGEST:
             raise ValueError(f"it would take more than {plain(_LARGEST)}")
     except (ValueError, ArithmeticError) as error:
@@ -337,10 +382,22 @@ def calibrate_noise(
     return float(f"{math.ceil(noise / unit) * unit:.{_DIGITS}g}")
 
 
-def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
-    """Raises SpecError under `key` where `other` is not of the kind of `data`."""
-    same_kind = other.x.shape[1:] == data.x.shape[1:] and other.y.dtype == data.y.dtype
-    if not same_kind or other.classes > data.classes:
+def check_like(
+    data: Dataset,
+    other: Dataset,
+    key: str,
+    name: str,
+) -> None:
+    """Raises SpecError unless `other` has the features of `data`, and no other class.
+
+    Args:
+        data: the data of the mechanism.
+        other: the data to check.
+        key: option that names it.
+        name: its name.
+    """
+    has_same_kind = other.x.shape[1:] == data.x.shape[1:] and other.y.dtype == data.y.dtype
+    if not has_same_kind or other.classes > data.classes:
         problem = f"{name} has examples of shape {other.x.shape[1:]} in {other.classes} classes"
-        wanted = f"the data of {data.x.shape[1:]} in {data.classes}; give the same features"
-        raise SpecError(key, f"{problem}, {wanted}, and no other class")
+        rule = f"the data of {data.x.shape[1:]} in {data.classes}; give the same features"
+        raise SpecError(key, f"{problem}, {rule}, and no other class")

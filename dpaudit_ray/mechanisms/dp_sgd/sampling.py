@@ -59,7 +59,10 @@ class Sampler(Plugin):
         """
 
     def coins(
-        self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
+        self,
+        sizes: Sizes,
+        shape: tuple[int, ...],
+        rng: np.random.Generator,
     ) -> Iterator[Coins]:
         """Yields whether each canary is sampled at steps 1, 2, ... without end.
 
@@ -101,7 +104,10 @@ class Fixed(_Shuffled):
     name: Literal["fixed"] = "fixed"
 
     def coins(
-        self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
+        self,
+        sizes: Sizes,
+        shape: tuple[int, ...],
+        rng: np.random.Generator,
     ) -> Iterator[Coins]:
         return itertools.repeat(np.ones(shape, np.bool_))
 
@@ -121,7 +127,10 @@ class Poisson(Sampler):
             yield np.flatnonzero(rng.random(sizes.examples) < sizes.rate)
 
     def coins(
-        self, sizes: Sizes, shape: tuple[int, ...], rng: np.random.Generator
+        self,
+        sizes: Sizes,
+        shape: tuple[int, ...],
+        rng: np.random.Generator,
     ) -> Iterator[Coins]:
         while True:
             yield rng.random(shape) < sizes.rate

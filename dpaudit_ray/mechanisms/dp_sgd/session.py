@@ -24,6 +24,7 @@ from ...adversaries.base import (
     TrajectoryObserver,
     UpdateObserver,
 )
+from ...engines.packing.memory import slices
 from ...engines.packing.packed import PackedModel
 from ...engines.packing.samplewise import Samplewise, placed
 from ...engines.rules.base import trained
@@ -31,7 +32,7 @@ from ...errors import SpecError
 from ...seeds import derive
 from ..base import Arrays, Checkpoints, Measured, Members, ResumableSession, Scores, Session
 from .checkpointing import PackCheckpoints
-from .steps import check_apart
+from .steps import check_apart, tensor
 from .training import DpSgdTraining
 from .updates import Constant
 
@@ -85,14 +86,19 @@ class PublicView:
     def pretrained(self, steps: int, seed: int) -> Tensor:
         if self.outside is None:
             raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
-        recipe = self._training.recipe.model_copy(update={"steps": steps, "schedule": Constant()})
+        options = {"steps": steps, "schedule": Constant()}
+        recipe = self._training.recipe.model_copy(update=options)
         training = dataclasses.replace(self._training, recipe=recipe)
         elsewhere = training.elsewhere(*self.outside, seed)
         *_, last = elsewhere.simulate(1, noisy=False, seed=seed)
         return last[0]
 
     def input_gradient(
-        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None = None,
     ) -> Tensor:
         _check_floating(x)
         module = self._training.module
@@ -101,8 +107,8 @@ class PublicView:
         for row, factor in zip(theta, factors, strict=True):
             with placed(module, row), torch.enable_grad():
                 leaf = x.clone().requires_grad_()
-                loss = self._training.model.loss(module(leaf), y).sum()
-                (gradient,) = torch.autograd.grad(loss, leaf)
+                losses = self._training.model.loss(module(leaf), y)
+                (gradient,) = torch.autograd.grad(losses.sum(), leaf)
             total += factor * gradient
         return total / len(theta) if weights is None else total
 
@@ -110,7 +116,12 @@ class PublicView:
         return self._of_each_model(self._gradient, theta, x, y)
 
     def look_ahead(
-        self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        query: SampleCanary,
+        rate: float,
     ) -> Tensor:
         """Differentiates through the step, by double back-propagation."""
         _check_floating(x)
@@ -120,7 +131,9 @@ class PublicView:
 
             def query_loss(x: Tensor) -> Tensor:
                 gradients: Values = grad(self._loss)(values, x, y)
-                stepped = {name: value - rate * gradients[name] for name, value in values.items()}
+                stepped = {}
+                for name, value in values.items():
+                    stepped[name] = value - rate * gradients[name]
                 return self._loss(stepped, query.x[0], query.y[0])
 
             return cast(Tensor, grad(query_loss)(x))
@@ -128,23 +141,30 @@ class PublicView:
         return self._of_each_model(gradient_by_x, theta, x, y)
 
     def _of_each_model(
-        self, function: Callable[..., Tensor], theta: Tensor, x: Tensor, y: Tensor
+        self,
+        function: Callable[..., Tensor],
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
     ) -> Tensor:
         """Calls `function` of θ [p], x [...] and y [] for all models, in small enough groups."""
         if not self._is_checked:
             self._check(x[:1], y[:1])
             self._is_checked = True
-        size = max(1, _NUMBERS // theta.shape[1])
-        groups = zip(*(torch.split(rows, size) for rows in (theta, x, y)), strict=True)
-        return torch.cat([vmap(function)(*group) for group in groups]).detach()
+        results = []
+        for models in slices(len(theta), max(1, _NUMBERS // theta.shape[1])):
+            results.append(vmap(function)(theta[models], x[models], y[models]))
+        return torch.cat(results).detach()
 
     def _check(self, x: Tensor, y: Tensor) -> None:
         """Raises SpecError if torch.func and autograd differ on one example, x [1, ...], y [1]."""
         module = self._training.module
-        row = nn.utils.parameters_to_vector(trained(module).values()).detach()
+        parameters = trained(module).values()
+        row = nn.utils.parameters_to_vector(parameters).detach()
+        by_autograd = Samplewise(module, self._training.model.loss)
         try:
-            mapped = vmap(self._gradient)(row[None], x, y)[0].detach()
-            expected = Samplewise(module, self._training.model.loss).gradients(row, x, y)[0]
+            mapped = vmap(self._gradient)(row[None], x, y).detach()
+            expected = by_autograd.gradients(row, x, y)
             error = float((mapped - expected).abs().max())
             is_right = error <= _TOLERANCE * float(expected.abs().max())
         except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
@@ -154,17 +174,16 @@ class PublicView:
             raise SpecError("adversary.name", f"{problem}; use static-poison")
 
     def _gradient(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        gradient: Values = grad(self._loss)(self._named(row), x, y)
-        return torch.cat([part.flatten() for part in gradient.values()])
+        values = self._named(row)
+        gradients: Values = grad(self._loss)(values, x, y)
+        return torch.cat([part.flatten() for part in gradients.values()])
 
     def _named(self, row: Tensor) -> Values:
         """Cuts θ [p] into parameters of the module, by name."""
         parameters = trained(self._training.module)
-        parts = torch.split(row, [parameter.numel() for parameter in parameters.values()])
-        values = {}
-        for (name, parameter), part in zip(parameters.items(), parts, strict=True):
-            values[name] = part.view(parameter.shape)
-        return values
+        sizes = [parameter.numel() for parameter in parameters.values()]
+        parts = dict(zip(parameters, torch.split(row, sizes), strict=True))
+        return {name: part.view(parameters[name].shape) for name, part in parts.items()}
 
     def _loss(self, values: Values, x: Tensor, y: Tensor) -> Tensor:
         # Torch does not put back what it ties in a layer that a module holds twice.
@@ -180,7 +199,10 @@ def _check_floating(x: Tensor) -> None:
 
 
 def open_session(
-    training: DpSgdTraining, adversary: Adversary, seed: int, prepared: tuple[Arrays, ...] = ()
+    training: DpSgdTraining,
+    adversary: Adversary,
+    seed: int,
+    prepared: tuple[Arrays, ...] = (),
 ) -> Session:
     """Opens a session with a `prepared` canary or shadows; else crafts the canary.
 
@@ -210,8 +232,9 @@ def _with_stored_canary(
     training: DpSgdTraining, adversary: CanaryAdversary[Any], stored: Arrays
 ) -> DpSgdSession:
     """Opens a session with the arrays of `craft_canary`."""
-    device = training.initial.device
-    tensors = {name: torch.from_numpy(np.array(a)).to(device) for name, a in stored.items()}
+    tensors = {}
+    for name, array in stored.items():
+        tensors[name] = tensor(array, training.initial.device)
     if _START in tensors:
         training = training.starting(tensors.pop(_START))
     kinds = {frozenset(kind.__dataclass_fields__): kind for kind in adversary.stored_canaries}
@@ -233,12 +256,18 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
     tensors = dict(vars(canary))
     if session.training is not training:
         tensors[_START] = session.training.initial
-    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    return {name: values.detach().cpu().numpy() for name, values in tensors.items()}
 
 
-def train_shadows(training: DpSgdTraining, plan: ShadowPlan, part: int, seed: int) -> Arrays:
+def train_shadows(
+    training: DpSgdTraining,
+    plan: ShadowPlan,
+    part: int,
+    seed: int,
+) -> Arrays:
     """Trains one pack of shadows; returns their final models: theta, float [at most 16, p]."""
-    elsewhere = training.elsewhere(*_shadow_records(training, plan), derive("shadow batches", seed))
+    x, y = _shadow_records(training, plan)
+    elsewhere = training.elsewhere(x, y, derive("shadow batches", seed))
     canary_bits = training.initial.new_zeros(plan.models_of(part))
     *_, last = elsewhere.run(canary_bits, seed, None, 1)
     return {"theta": last.cpu().numpy().copy()}
@@ -283,7 +312,12 @@ class DpSgdSession(ResumableSession):
     canary: Canary
 
     @classmethod
-    def craft(cls, training: DpSgdTraining, adversary: CanaryAdversary[Any], seed: int) -> Self:
+    def craft(
+        cls,
+        training: DpSgdTraining,
+        adversary: CanaryAdversary[Any],
+        seed: int,
+    ) -> Self:
         """Crafts the canary. Raises SpecError if it has a larger sensitivity than claimed."""
         rng = np.random.default_rng(seed)
         start = adversary.begin(PublicView(training), rng)
@@ -314,17 +348,21 @@ class DpSgdSession(ResumableSession):
             inside = torch.cat([rows, 1 - rows], dim=1)
         inserted = self.canary
         if not isinstance(inserted, ChangingCanary):  # a copy: scorers may change theirs in place
-            tensors: Any = {k: v.clone() for k, v in vars(inserted).items() if torch.is_tensor(v)}
-            inserted = dataclasses.replace(inserted, **tensors)
+            copies: dict[str, Any] = {}
+            for name, value in vars(inserted).items():
+                if torch.is_tensor(value):
+                    copies[name] = value.clone()
+            inserted = dataclasses.replace(inserted, **copies)
 
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
         measures = () if training.held_out is None else training.recipe.measures
-        unknown = np.full((len(members), len(horizons)), np.nan)  # until training gets there
-        record = {
-            name: np.array(saved.recorded.get(name, unknown)) for name in ("scores", *measures)
-        }
+        shape = (len(members), len(horizons))
+        unknown = np.full(shape, np.nan)  # until training gets there
+        record = {}
+        for name in ("scores", *measures):
+            record[name] = np.array(saved.recorded.get(name, unknown))
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
         see = observer.see if isinstance(observer, TrajectoryObserver) else None
         path = training.run(inside, seed, inserted, adversary.period, watch, saved)
@@ -345,14 +383,19 @@ class DpSgdSession(ResumableSession):
         scores = record.pop("scores")
         return Measured(scores, record) if record else scores
 
-    def _scores(self, theta: Tensor, observer: Observer | None, bits: Tensor) -> Scores:
+    def _scores(
+        self,
+        theta: Tensor,
+        observer: Observer | None,
+        bits: Tensor,
+    ) -> Scores:
         """Scores models `theta` [n, p]: one number for each of `bits`, float64 [n m].
 
         Raises SpecError for scores of another shape, which numpy would repeat over models.
         """
         if observer is None:
-            training = self.training
-            final = _FinalModels(training.initial.clone(), theta.clone(), training.model)
+            initial = self.training.initial.clone()
+            final = _FinalModels(initial, theta.clone(), self.training.model)
             scores: Any = self.adversary.score(self.canary, final)
         else:
             scores = observer.scores()
@@ -396,16 +439,22 @@ class FrozenSession:
             clip_norm = training.clip_norm
             unit = canary.direction / clip_norm**2
             for step, batch in enumerate(training.batches):
-                total = training.sums(theta, training.x[batch], labels[batch], clip_norm)
-                others[step] = float(total[0] @ unit)
+                x = training.x[batch]
+                (total,) = training.sums(theta, x, labels[batch], clip_norm)
+                others[step] = float(total @ unit)
         return cls(training, adversary, others)
 
-    def run(self, members: Members, seed: int, horizons: tuple[int, ...]) -> Scores:
+    def run(
+        self,
+        members: Members,
+        seed: int,
+        horizons: tuple[int, ...],
+    ) -> Scores:
         recipe, adversary = self.training.recipe, self.adversary
         public = PublicView(self.training)
         noise = np.random.default_rng(derive("frozen", seed))
         coin_rng = np.random.default_rng(derive("coins", seed))
-        coins = recipe.sampling.coins(self.training.sizes, (len(members),), coin_rng)
+        coins = recipe.sampling.coins(self.training.sizes, members.shape, coin_rng)
         total = np.zeros(len(members))
         scores = []
         for step in range(1, horizons[-1] + 1):

@@ -68,8 +68,8 @@ class Inserted:
 
     def _indices(self, bits: Tensor) -> tuple[Tensor, ...]:
         canary = self.canary
-        device = (canary.x if isinstance(canary, SampleCanary) else canary.direction).device
-        return tuple(row.nonzero()[:, 0].to(device) for row in bits)
+        values = canary.x if isinstance(canary, SampleCanary) else canary.direction
+        return tuple(row.nonzero()[:, 0].to(values.device) for row in bits)
 
     def direction(self, model: int) -> Tensor | None:
         """The gradient that joins the sum of this model, float [p], if any."""
@@ -90,7 +90,8 @@ def summed(directions: Tensor, inside: Tensor) -> Tensor:
         directions: gradients g_j of m canaries, float [m, p], may be sparse.
         inside: bits b [n, m].
     """
-    return (directions.t() @ inside.to(directions.device).t()).t()
+    bits = inside.to(directions.device)
+    return (directions.t() @ bits.t()).t()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +125,13 @@ class Insertion:
         self, canary: ChangingCanary, step: int, theta: Tensor, coins: Coins
     ) -> GradientCanary | SampleCanary:
         """Crafts the canary of `step`; a memoryless one only for models that sample it."""
-        for_sampled = canary.memoryless and self.inside.dim() == 1 and not coins.all()
+        has_one_bit = self.inside.dim() == 1
+        for_sampled = canary.memoryless and has_one_bit and not coins.all()
         rows: Any = slice(None)
         if for_sampled:
-            rows = torch.from_numpy(coins).nonzero()[:, 0].to(theta.device)
+            rows = torch.from_numpy(np.flatnonzero(coins)).to(theta.device)
         crafted = canary.at(step, theta[rows].clone())
-        bits = 1 if self.inside.dim() == 1 else self.inside.shape[1]
+        bits = 1 if has_one_bit else self.inside.shape[1]
         check_claim(crafted, theta.shape[1], self.clip_norm, bits)
         if for_sampled and isinstance(crafted, GradientCanary) and crafted.direction.dim() > 1:
             directions = torch.zeros_like(theta)
@@ -144,7 +146,12 @@ class Insertion:
         return Inserted(self.canary, self.inside)
 
 
-def check_claim(canary: Canary, parameters: int, clip_norm: float, bits: int) -> None:
+def check_claim(
+    canary: Canary,
+    parameters: int,
+    clip_norm: float,
+    bits: int,
+) -> None:
     """Raises SpecError for a canary that breaks the claim.
 
     Args:
@@ -156,7 +163,9 @@ def check_claim(canary: Canary, parameters: int, clip_norm: float, bits: int) ->
     problem = ""
     if isinstance(canary, GradientCanary):
         shape = tuple(canary.direction.shape)
-        fits = shape == (bits, parameters) if bits > 1 else shape[-1:] == (parameters,)
+        fits = shape[-1:] == (parameters,)
+        if bits > 1:
+            fits = shape == (bits, parameters)
         norm = _longest(canary.direction) if fits else math.nan
         if not fits:
             problem = f"crafted a gradient of shape {shape}; each bit takes {parameters} numbers"
@@ -186,9 +195,10 @@ def check_apart(canary: Canary, bits: int) -> None:
     if bits == 1:
         return
     if isinstance(canary, GradientCanary):
-        canaries, parameters = canary.direction.to_sparse().coalesce().indices().cpu()
-        owners = {*zip(parameters.tolist(), (canaries % bits).tolist(), strict=True)}
-        if len(owners) == len(parameters.unique()):
+        indices = canary.direction.to_sparse().coalesce().indices()
+        canaries, parameters = indices.tolist()
+        owners = {(parameter, j % bits) for j, parameter in zip(canaries, parameters, strict=True)}
+        if len(owners) == len(set(parameters)):
             return
     problem = "crafted canaries that share parameters, or no gradients; they are not `apart`"
     raise SpecError("adversary.name", problem)
@@ -201,13 +211,15 @@ def _longest(directions: Tensor) -> float:
     """
     if directions.is_sparse:
         sparse = directions.coalesce()
-        squares = torch.zeros(len(directions), dtype=torch.float64, device=directions.device)
-        squares.index_add_(0, sparse.indices()[0], sparse.values().double() ** 2)
+        values = sparse.values().double()
+        rows, _ = sparse.indices()
+        squares = values.new_zeros(len(directions)).index_add_(0, rows, values**2)
         return float(squares.max().sqrt())
     norms = []
     for dtype in (None, torch.float64):
-        norms.append(torch.linalg.vector_norm(directions, dim=-1, dtype=dtype).max())
-    return min(map(float, norms))
+        rows = torch.linalg.vector_norm(directions, dim=-1, dtype=dtype)
+        norms.append(float(rows.max()))
+    return min(norms)
 
 
 class PackedSteps:
@@ -217,7 +229,13 @@ class PackedSteps:
     after so many steps, and raises KeyError for the state of another engine.
     """
 
-    def __init__(self, recipe: Recipe, model: PackedModel, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: PackedModel,
+        seed: int,
+        device: torch.device,
+    ) -> None:
         self._recipe = recipe
         self._model = model
         self._device = device
@@ -227,7 +245,13 @@ class PackedSteps:
         self._steps_done = 0
 
     @ours()
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
+    def step(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        inserted: Inserted | None,
+    ) -> Tensor:
         """Takes one step of all models.
 
         Args:
@@ -284,17 +308,20 @@ class PackedSteps:
         if len(canary.y) <= len(theta):  # by examples or by models, whichever takes fewer passes
             for example, rows in enumerate(inserted.rows):
                 if len(rows):
-                    x, y = canary.x[example, None], canary.y[example, None]
+                    x = canary.x[example, None]
+                    y = canary.y[example, None]
                     update[rows] += compute(theta[rows], x, y)
         else:
             for model, examples in enumerate(inserted.examples):
                 if len(examples):
-                    x, y = canary.x[examples], canary.y[examples]
-                    update[model] += compute(theta[model, None], x, y)[0]
+                    row = slice(model, model + 1)
+                    update[row] += compute(theta[row], canary.x[examples], canary.y[examples])
 
     def state(self) -> dict[str, Array]:
-        moments = {_OPTIMIZER + name: moment.cpu().numpy() for name, moment in self._state.items()}
-        return self._noise.state() | moments
+        arrays = self._noise.state()
+        for name, moment in self._state.items():
+            arrays[_OPTIMIZER + name] = moment.cpu().numpy()
+        return arrays
 
     def restore(self, state: Mapping[str, Array], steps_done: int) -> None:
         self._noise.restore(state)
@@ -338,15 +365,26 @@ class OpacusSteps:
         self._optimizer.attach_step_hook(self._add_direction)
         self._states: defaultdict[int, Any] = defaultdict(lambda: defaultdict(dict))  # by model
 
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
+    def step(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        inserted: Inserted | None,
+    ) -> Tensor:
         self._steps_done += 1
         for group in self._optimizer.param_groups:
             group["lr"] = self._recipe.rate(self._steps_done)
-        sums = [self._step_of(i, theta, x, y, inserted) for i in range(len(theta))]
-        return torch.stack(sums)
+        models = range(len(theta))
+        return torch.stack([self._step_of(i, theta, x, y, inserted) for i in models])
 
     def _step_of(
-        self, model: int, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None
+        self,
+        model: int,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        inserted: Inserted | None,
     ) -> Tensor:
         """Takes the step of one model, row `model` of `theta`; returns its noisy sum, float [p]."""
         x = x.clone()  # a module may change its input in place
@@ -362,28 +400,30 @@ class OpacusSteps:
             self._direction = inserted.direction(model)
         self._optimizer.state = self._states[model]
         nn.utils.vector_to_parameters(theta[model].clone(), self._parameters)
-        *first_parts, last_part = parts(len(y), self._recipe) or [slice(0, 0)]
+        *first_parts, last_part = parts(len(y), self._recipe) or [slice(0)]
         for part in first_parts:
             self._optimizer.signal_skip_step(do_skip=True)
             self._accumulate(x[part], y[part])
         self._accumulate(x[last_part], y[last_part])
         theta[model] = nn.utils.parameters_to_vector(self._parameters).detach()
-        gradient = torch.cat([p.grad.flatten() for p in self._parameters if p.grad is not None])
-        return gradient * self._recipe.batch_size
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        return nn.utils.parameters_to_vector(gradients) * self._recipe.batch_size
 
     def _accumulate(self, x: Tensor, y: Tensor) -> None:
         """Adds a part's clipped gradients; Opacus adds noise and moves θ unless it is to skip."""
         self._optimizer.zero_grad()
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hooks on inputs that need no gradient
-            torch.autograd.backward(self._loss(self._module(x), y).mean())
+            losses = self._loss(self._module(x), y)
+            torch.autograd.backward(losses.mean())
         self._optimizer.step()
 
     def _add_direction(self, _optimizer: object) -> None:
         """Adds the gradient canary: the optimizer calls it between noise and step."""
         if self._direction is None:
             return
-        pieces = torch.split(self._direction, [p.numel() for p in self._parameters])
+        sizes = [parameter.numel() for parameter in self._parameters]
+        pieces = torch.split(self._direction, sizes)
         for parameter, piece in zip(self._parameters, pieces, strict=True):
             assert parameter.grad is not None
             parameter.grad += piece.view(parameter.shape) / self._recipe.batch_size
@@ -399,7 +439,8 @@ class OpacusSteps:
         return arrays
 
     def restore(self, state: Mapping[str, Array], steps_done: int) -> None:
-        self._optimizer.generator.set_state(torch.from_numpy(state["generator"].copy()))
+        generator_state = torch.from_numpy(state["generator"].copy())
+        self._optimizer.generator.set_state(generator_state)
         self._steps_done = steps_done
         for key, array in state.items():
             if key.startswith(_OPTIMIZER):

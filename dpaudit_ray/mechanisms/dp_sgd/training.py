@@ -39,7 +39,12 @@ _PAD = 4  # pixels that a view may be shifted by, for images of 32
 Watch = Callable[[int, Tensor, Tensor], None]
 
 
-def draw_views(x: Tensor, count: int, seed: int, step: int) -> Tensor:
+def draw_views(
+    x: Tensor,
+    count: int,
+    seed: int,
+    step: int,
+) -> Tensor:
     """Draws random views of images, for augmentation multiplicity (De et al. 2022, section 3.2).
 
     Each view is a crop, mirrored or not. Views are public, as batches are. Gradients of one
@@ -57,19 +62,17 @@ def draw_views(x: Tensor, count: int, seed: int, step: int) -> Tensor:
     height, width = x.shape[-2:]
     size = len(x) * count
     rng = np.random.default_rng(derive("views", seed, step))
-    row_offsets, column_offsets = rng.integers(2 * _PAD + 1, size=(2, size, 1))
+    offsets = rng.integers(2 * _PAD + 1, size=(2, size, 1))
     is_mirrored = rng.random(size) < 0.5
-    rows = np.arange(height) + row_offsets
-    columns = np.arange(width) + column_offsets
+    rows = np.arange(height) + offsets[0]
+    columns = np.arange(width) + offsets[1]
     columns[is_mirrored] = columns[is_mirrored, ::-1]
-    images = torch.arange(len(x), device=x.device).repeat_interleave(count)
-    padded = F.pad(x, (_PAD,) * 4, mode="reflect").movedim(1, -1)
-    views = padded[
-        images[:, None, None],
-        torch.from_numpy(rows).to(x.device)[:, :, None],
-        torch.from_numpy(columns).to(x.device)[:, None, :],
-    ]
-    return views.movedim(-1, 1).reshape(len(x), count, *x.shape[1:])
+    images = np.repeat(np.arange(len(x)), count)
+    pixels = (images[:, None, None], rows[:, :, None], columns[:, None, :])
+    indices = tuple(torch.from_numpy(index).to(x.device) for index in pixels)
+    padded = F.pad(x, (_PAD,) * 4, mode="reflect")
+    views = padded.movedim(1, -1)[indices].movedim(-1, 1)
+    return views.reshape(len(x), count, *x.shape[1:])
 
 
 def divide(
@@ -88,17 +91,17 @@ def divide(
         check_like(data, held_out, "mechanism.held_out", recipe.held_out.name)
     if trained_count == total:
         return data, held_out, None
-    rank = np.random.default_rng(derive("held out", seed, recipe.seed)).permutation(total)
+    rng = np.random.default_rng(derive("held out", seed, recipe.seed))
+    rank = rng.permutation(total)
     held_out_count = recipe.share_of("held_out", total)
     # 0 for records that are held out, 1 for those to train on, 2 for those in reserve.
     group = np.digitize(rank, [held_out_count, held_out_count + trained_count])
-    parts = []
-    for number in range(3):
-        rows = group == number
-        parts.append(Dataset(data.x[rows], data.y[rows]) if rows.any() else None)
-    held_out_part, trained, reserved = parts
-    assert trained is not None
-    return trained, held_out or held_out_part, reserved
+    held_out_part, trained, reserved = (
+        Dataset(data.x[group == number], data.y[group == number]) for number in range(3)
+    )
+    if held_out is None and held_out_count:
+        held_out = held_out_part
+    return trained, held_out, reserved if len(reserved.y) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +140,11 @@ class DpSgdTraining:
 
     @classmethod
     def prepare(
-        cls, recipe: Recipe, seed: int, gpu: bool, dtype: torch.dtype = torch.float32
+        cls,
+        recipe: Recipe,
+        seed: int,
+        gpu: bool,
+        dtype: torch.dtype = torch.float32,
     ) -> DpSgdTraining:
         """Loads the data, and draws θ_0 and the mini-batches from `seed` and the recipe's.
 
@@ -158,7 +165,8 @@ class DpSgdTraining:
             body = recipe.model.body(data.x.shape[1:])
         trained_data, held_out, reserved = divide(recipe, data, seed)
         x = _features(trained_data, body, device, dtype)
-        module = network(recipe.model, tuple(x.shape[1:]), data.classes, initial_seed)
+        shape = tuple(x.shape[1:])
+        module = network(recipe.model, shape, data.classes, initial_seed)
         slots_of(module)  # refuses parameters that could not be moved as they are
         input_type = input_dtype(module.to(device, dtype), x)
 
@@ -170,7 +178,8 @@ class DpSgdTraining:
         x = as_input(x, input_type)
         y = torch.from_numpy(trained_data.y.copy()).to(device)
         model = PackedModel(module, loss=loss_of(recipe.loss))
-        batches = _batches(recipe, len(y), derive("batches", seed, recipe.seed), device)
+        batches_seed = derive("batches", seed, recipe.seed)
+        batches = _batches(recipe, len(y), batches_seed, device)
         largest = max(recipe.batch_size, *map(len, batches))
         largest = min(largest, recipe.physical_batch_size or largest)
         # A user's code may do otherwise the next time, whatever its numbers are.
@@ -225,26 +234,40 @@ class DpSgdTraining:
         if not 0 <= index < self.examples:
             last = self.examples - 1
             raise SpecError("adversary.example", f"is {index}, but the data ends at {last}")
-        return self.x[index, None].clone(), self.y[index, None].clone()
+        rows = slice(index, index + 1)
+        return self.x[rows].clone(), self.y[rows].clone()
 
     def simulate(
-        self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
+        self,
+        runs: int,
+        noisy: bool,
+        seed: int,
+        canary: SampleCanary | None = None,
+        period: int = 1,
     ) -> Iterator[Tensor]:
         """Implements `PublicKnowledge.simulate`: yields θ_0, ..., θ_T of `runs` simulations."""
         if noisy:
             in_all = self.initial.new_ones(runs)
-            yield from (theta.clone() for theta in self.run(in_all, seed, canary, period))
+            for theta in self.run(in_all, seed, canary, period):
+                yield theta.clone()
             return
         theta = self.starts(runs, seed)
         yield theta.clone()
         state: State = {}
+        recipe = self.recipe
         for step in range(1, len(self.batches) + 1):
             sums = self.sums(theta, *self.batch(step))
-            release = Noisy(sums, self.recipe.batch_size, self.recipe.rate(step), step)
-            self.recipe.optimizer.move(theta, release, state)
+            release = Noisy(sums, recipe.batch_size, recipe.rate(step), step)
+            recipe.optimizer.move(theta, release, state)
             yield theta.clone()
 
-    def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
+    def sums(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip_norm: float = math.inf,
+    ) -> Tensor:
         """Computes Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) of models `theta` [n, p] as a step does."""
         has_views = x.dim() > self.x.dim()
         compute = self.model.viewed_sums if has_views else self.model.clipped_sums
@@ -275,7 +298,8 @@ class DpSgdTraining:
         for index in range(models):
             start_seed = derive("start", seed, index)
             module = network(self.recipe.model, shape, self.classes, start_seed)
-            starts.append(nn.utils.parameters_to_vector(trained(module).values()).detach())
+            parameters = trained(module).values()
+            starts.append(nn.utils.parameters_to_vector(parameters).detach())
         return torch.stack(starts).to(self.initial)
 
     def run(
@@ -322,7 +346,8 @@ class DpSgdTraining:
         for step in range(done + 1, len(self.batches) + 1):
             inserted = None if insertion is None else insertion.at(step, theta)
             if isinstance(canary, RecordCanary):
-                inserted = Inserted(canary, inside, weights[:, self.batches[step - 1]])
+                records = self.batches[step - 1]
+                inserted = Inserted(canary, inside, weights[:, records])
             before = theta if watch is None else theta.clone()
             sums = steps.step(theta, *self.batch(step), inserted)
             if watch is not None:
@@ -345,8 +370,9 @@ class DpSgdTraining:
             is_single = outputs.shape[2] == 1  # logistic, or a number
             predictions = outputs[..., 0] > 0 if is_single else outputs.argmax(2)
             correct += (predictions == y).sum(1)
-            losses = self.model.loss(outputs.flatten(0, 1), y.repeat(len(theta)))
-            loss += losses.view(len(theta), -1).sum(1, dtype=torch.float64)
+            targets = y.repeat(len(theta))
+            losses = self.model.loss(outputs.flatten(0, 1), targets)
+            loss += losses.view(predictions.shape).sum(1, dtype=torch.float64)
             diverged = ~outputs.isfinite().flatten(1).all(1)
             correct[diverged] = math.nan
             loss[diverged] = math.nan
@@ -361,7 +387,10 @@ class DpSgdTraining:
 
 
 def _features(
-    data: Dataset, body: nn.Module | None, device: torch.device, dtype: torch.dtype
+    data: Dataset,
+    body: nn.Module | None,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Returns examples as the trained part of the model takes them, after any frozen body."""
     with warnings.catch_warnings():  # shared memory is read-only, and nothing here writes to it
@@ -371,11 +400,17 @@ def _features(
         return x.to(device, dtype)
     body = body.to(device).eval()
     with torch.no_grad():
-        features = [body(part.to(device)) for part in torch.split(x, _BODY_BATCH)]
-    return torch.cat(features).to(dtype)
+        batches = torch.split(x, _BODY_BATCH)
+        features = torch.cat([body(batch.to(device)) for batch in batches])
+    return features.to(dtype)
 
 
-def _batches(recipe: Recipe, examples: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
+def _batches(
+    recipe: Recipe,
+    examples: int,
+    seed: int,
+    device: torch.device,
+) -> tuple[Tensor, ...]:
     """Draws the batches of all steps: indices [any number] each."""
     sizes = Sizes(examples, recipe.batch_size)
     sampled = recipe.sampling.batches(sizes, np.random.default_rng(seed))

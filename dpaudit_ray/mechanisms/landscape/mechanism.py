@@ -1,11 +1,10 @@
-"""The pair of 1-D processes of Cebere, Bellet, Papernot, section 6, as a mechanism."""
+"""The `landscape` mechanism: the 1-D processes of Cebere, Bellet, Papernot, section 6."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
@@ -29,13 +28,14 @@ def _width(value: Any) -> Any:
 
 
 class Landscape(Mechanism):
-    """A canary in the first of `steps` steps, on a loss that the adversary shapes.
+    """Inserts a canary in the first of `steps` steps, on a loss that the adversary shapes.
 
     `gradient` is the shape of the sum of all other gradients: `threshold` (the paper's),
     `constant` (its Example 1) or `linear`, which rises to the largest size within `width` of the
     threshold. `width` is in standard deviations of a step's noise; `tuned` is the one with the
-    largest ε at δ = 1e-5 after the last step. `backend: exact` computes the densities of both
-    worlds and what the best test makes of them. `seed` draws other trials, for repetitions.
+    largest ε at δ = 1e-5 after the last step. `backend: exact` computes the densities with and
+    without the canary, and the power of the best test on them. `seed` varies the trials, for
+    repetitions.
     """
 
     uses_torch: ClassVar[bool] = False
@@ -43,9 +43,10 @@ class Landscape(Mechanism):
     several_gpus: ClassVar[bool] = False
     attacked_as: ClassVar[str] = "landscape"
     adds_gaussian_noise: ClassVar[bool] = True
-    exact_estimators: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"exact": "", "exact-gdp": "with μ read as Gaussian"}
-    )
+    exact_estimators: ClassVar[Mapping[str, str]] = {
+        "exact": "",
+        "exact-gdp": "with μ read as Gaussian",
+    }
 
     name: Literal["landscape"] = "landscape"
     steps: int = Field(ge=1, le=10**7)  # of the process; one has the canary
@@ -64,7 +65,7 @@ class Landscape(Mechanism):
 
     @property
     def auto_pack_size(self) -> int:
-        """Trials of a pack: 5,000,000 steps of trials, a tenth of a second, but 256 to 5000."""
+        """Returns 256 to 5000 trials, by 5,000,000 steps in all: a tenth of a second."""
         return max(256, min(5000, 5_000_000 // self.steps))
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
@@ -73,57 +74,64 @@ class Landscape(Mechanism):
     def check(self, adversary: Adversary) -> None:
         super().check(adversary)
         threshold = cast(LandscapeAdversary, adversary).threshold
-        searched, seeded = threshold == "searched", self.seed > 0 and not self.sampled
-        chosen = self.gradient == "constant" and threshold != "optimal"
-        wide = self.gradient != "linear" and self.width != "tuned"
-        both = self._tunes_width and searched
-        for wrong, owner, key, why in (
+        is_searched = threshold == "searched"
+        useless_threshold = self.gradient == "constant" and threshold != "optimal"
+        useless_width = self.gradient != "linear" and self.width != "tuned"
+        useless_seed = self.seed > 0 and not self.sampled
+        two_searches = self._tunes_width and is_searched
+        for is_wrong, owner, key, reason in (
             (adversary.period != 1, adversary, "period", "the canary is in the first step only"),
-            (chosen, adversary, "threshold", "a constant gradient has none"),
-            (wide, self, "width", "only a linear gradient has one"),
-            (seeded, self, "seed", "exact densities are drawn from nothing"),
-            (both, adversary, "threshold", "a search needs a number as mechanism.width"),
+            (useless_threshold, adversary, "threshold", "a constant gradient has none"),
+            (useless_width, self, "width", "only a linear gradient has one"),
+            (useless_seed, self, "seed", "exact densities are drawn from nothing"),
+            (two_searches, adversary, "threshold", "a search needs a number as mechanism.width"),
         ):
-            if wrong:
-                problem = f"is {getattr(owner, key)}, but {why}; leave it out"
+            if is_wrong:
+                problem = f"is {getattr(owner, key)}, but {reason}; leave it out"
                 raise SpecError(f"{owner.kind}.{key}", problem)
-        if self._tunes_width or searched or not self.sampled:
+        if self._tunes_width or is_searched or not self.sampled:
             self._check_grid()
 
     def check_inputs(self) -> None:
         """Reads nothing."""
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """One Gaussian release, the first step; all others are post-processing."""
+        """Returns one Gaussian release, the first step; all others are post-processing."""
         return Claimed(self.noise_multiplier, 1)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
-        """That of θ_t, the release: Gaussian after one step, or with a constant gradient.
+        """Returns Gaussian after one step, or with a constant gradient; the release is θ_t.
 
         θ_1 = b C + Z_1 is N(0, s²) or N(C, s²). A constant gradient adds a number and independent
         Gaussian noise at every step, the same in both worlds. Any other shape makes mixtures.
         """
-        alike = horizon == 1 or self.gradient == "constant"
-        return TradeOff.GAUSSIAN if alike else TradeOff.UNKNOWN
+        is_gaussian = horizon == 1 or self.gradient == "constant"
+        return TradeOff.GAUSSIAN if is_gaussian else TradeOff.UNKNOWN
 
     def open(self, adversary: Adversary, *_: Any, **__: Any) -> Session:
         return self.process(adversary)
 
     def exact(
-        self, adversary: Adversary, horizons: tuple[int, ...], delta: float, prepared: Prepared = ()
+        self,
+        adversary: Adversary,
+        horizons: tuple[int, ...],
+        delta: float,
+        prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """For `backend: exact`, the best test's μ read as Gaussian, and the true ε of the pair.
+        """For `backend: exact`, returns the true ε, and the best test's μ converted to ε.
 
-        No trial is behind these: confidence 1. The true ε of one adversary is a lower bound on the
-        mechanism's, and so is its μ; read as Gaussian, that gives up to four times this ε.
+        No trial is involved, so the confidence is 1. The true ε of one adversary is a lower bound
+        on the mechanism's, and so is its μ; converted as if the curve were Gaussian, that gives up
+        to four times this ε.
         """
         from .exact import evolve, power
 
         estimates: dict[int, tuple[Estimate, ...]] = {}
         if self.sampled:
             return estimates
-        for step, worlds in zip(horizons, evolve(self.process(adversary), horizons), strict=True):
-            best = power(*worlds, delta)
+        densities = evolve(self.process(adversary), horizons)
+        for step, (outside, inside) in zip(horizons, densities, strict=True):
+            best = power(outside, inside, delta)
             numbers = (best.epsilon_gdp, best.mu, delta, 1.0, 0, best.threshold)
             estimates[step] = (
                 Estimate("exact-gdp", Status.IF_GAUSSIAN, *numbers),
@@ -132,22 +140,28 @@ class Landscape(Mechanism):
         return estimates
 
     def process(self, adversary: Adversary) -> Process:
-        """The process that this adversary shapes, with all its numbers settled."""
+        """Returns the process that this adversary shapes, with its threshold and width found."""
         from . import exact
 
         process = Process(
-            self.batch_size, self.noise_multiplier, self.clip_norm, self.gradient, self.first_step,
-            threshold=math.nan, width=math.nan,
-        )  # fmt: skip
-        chosen = cast(LandscapeAdversary, adversary).threshold
-        threshold = process.canary / 2 if isinstance(chosen, str) else float(chosen)
-        width = process.step_noise * (1.0 if self.width == "tuned" else float(self.width))
+            self.batch_size,
+            self.noise_multiplier,
+            self.clip_norm,
+            self.gradient,
+            self.first_step,
+            threshold=math.nan,
+            width=math.nan,
+        )
+        option = cast(LandscapeAdversary, adversary).threshold
+        threshold = process.canary / 2 if isinstance(option, str) else float(option)
+        relative_width = 1.0 if self.width == "tuned" else float(self.width)
+        width = process.step_noise * relative_width
         process = dataclasses.replace(process, threshold=threshold, width=width)
         if self._tunes_width:
-            return dataclasses.replace(process, width=exact.best_width(process, self.steps))
-        if chosen == "searched":
-            return dataclasses.replace(process, threshold=exact.best_threshold(process, self.steps))
-        return process
+            width = exact.best_width(process, self.steps)
+        elif option == "searched":
+            threshold = exact.best_threshold(process, self.steps)
+        return dataclasses.replace(process, threshold=threshold, width=width)
 
     @property
     def _tunes_width(self) -> bool:
@@ -157,13 +171,16 @@ class Landscape(Mechanism):
         from .exact import MAX_ENTRIES, entries
 
         if self.noise_multiplier < SMALLEST_NOISE:
-            remedy = f"need at least {SMALLEST_NOISE}; raise it or use backend: sampled"
-            problem = f"is {self.noise_multiplier:g}, but exact densities {remedy}"
+            rule = f"exact densities need at least {SMALLEST_NOISE}"
+            remedy = "raise it or use backend: sampled"
+            problem = f"is {self.noise_multiplier:g}, but {rule}; {remedy}"
             raise SpecError("mechanism.noise_multiplier", problem)
-        fixed = self.model_copy(update={"width": 1.0}).process(LandscapeAdversary())
-        if (needed := entries(fixed, self.steps)) > MAX_ENTRIES:
+        process = self.model_copy(update={"width": 1.0}).process(LandscapeAdversary())
+        required = entries(process, self.steps)
+        if required > MAX_ENTRIES:
             raise SpecError(
                 "mechanism.steps",
-                f"is {self.steps}, for which exact densities take {needed:.1e} numbers, more than "
-                f"{MAX_ENTRIES:.1e}; lower it or mechanism.batch_size, or use backend: sampled",
+                f"is {self.steps}, for which exact densities take {required:.1e} numbers, more "
+                f"than {MAX_ENTRIES:.1e}; lower it or mechanism.batch_size, or use backend: "
+                "sampled",
             )

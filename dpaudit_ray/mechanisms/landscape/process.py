@@ -26,24 +26,24 @@ FirstStep = Literal["unscaled", "scaled"]
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """A landscape, in units of θ: `threshold` h, half-width `width` of a linear g; σ, C and B."""
+    """A landscape and its steps."""
 
-    batch_size: int
-    noise_multiplier: float
-    clip_norm: float
+    batch_size: int  # B
+    noise_multiplier: float  # σ
+    clip_norm: float  # C
     gradient: Gradient
     first_step: FirstStep
-    threshold: float
-    width: float
+    threshold: float  # h, in units of θ
+    width: float  # half-width w of a linear g, in units of θ
 
     @property
     def first_scale(self) -> float:
-        """The factor of the first step: 1, or 1/B."""
+        """Factor of the first step: 1, or 1/B."""
         return 1.0 if self.first_step == "unscaled" else 1.0 / self.batch_size
 
     @property
     def canary(self) -> float:
-        """How far the canary moves θ_1."""
+        """Shift of θ_1 by the canary."""
         return self.clip_norm * self.first_scale
 
     @property
@@ -66,7 +66,7 @@ class Process:
         return (self.threshold - self.width, self.threshold + self.width)
 
     def moved(self, theta: Floats) -> Floats:
-        """θ - g(θ)/B: one step without its noise, float64 like `theta`."""
+        """Returns θ - g(θ)/B, one step without its noise, of the shape of `theta`."""
         above = theta - self.threshold
         if self.gradient == "constant":
             return theta + self.clip_norm
@@ -74,14 +74,23 @@ class Process:
             return theta + np.where(above > 0, self.clip_norm, -self.clip_norm)
         return theta + self.clip_norm * np.clip(above / self.width, -1.0, 1.0)
 
-    def run(self, members: npt.NDArray[np.bool_], seed: int, horizons: tuple[int, ...]) -> Floats:
-        """θ_t of `len(members)` independent runs at each horizon, which the canary pushes up."""
+    def run(
+        self,
+        members: npt.NDArray[np.bool_],
+        seed: int,
+        horizons: tuple[int, ...],
+    ) -> Floats:
+        """Returns θ_t of independent runs at each horizon, float64 [n, horizons].
+
+        Members, bool [n], have the canary, which shifts θ up.
+        """
         rng = np.random.default_rng(seed)
-        theta = members * self.canary + rng.normal(scale=self.first_noise, size=len(members))
+        count = len(members)
+        theta = members * self.canary + rng.normal(scale=self.first_noise, size=count)
         values = []
         for step in range(1, horizons[-1] + 1):
             if step > 1:
-                theta = self.moved(theta) + rng.normal(scale=self.step_noise, size=len(members))
+                theta = self.moved(theta) + rng.normal(scale=self.step_noise, size=count)
             if step in horizons:
                 values.append(theta)
         return np.stack(values, axis=1)

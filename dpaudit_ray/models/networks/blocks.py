@@ -15,12 +15,21 @@ _CHUNK = 128  # images at a time: about 300 MB of activations
 _LAST = "classifier.6."
 
 
-def conv3x3(channels: int, out: int, stride: int = 1) -> nn.Conv2d:
+def conv3x3(
+    channels: int,
+    out: int,
+    stride: int = 1,
+) -> nn.Conv2d:
     """Returns a 3x3 convolution with padding; without a bias, since a norm follows."""
     return nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
 
 
-def _two_convolutions(channels: int, out: int, stride: int, groups: int) -> list[nn.Module]:
+def _two_convolutions(
+    channels: int,
+    out: int,
+    stride: int,
+    groups: int,
+) -> list[nn.Module]:
     return [
         conv3x3(channels, out, stride),
         nn.GroupNorm(groups, out),
@@ -32,7 +41,13 @@ def _two_convolutions(channels: int, out: int, stride: int, groups: int) -> list
 class BasicBlock(nn.Module):
     """ReLU(F(x) + x), F two convolutions (He et al. 2016, figure 2 and table 1)."""
 
-    def __init__(self, channels: int, out: int, stride: int, groups: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        out: int,
+        stride: int,
+        groups: int,
+    ) -> None:
         super().__init__()
         layers = _two_convolutions(channels, out, stride, groups)
         self.residual = nn.Sequential(*layers, nn.GroupNorm(groups, out))
@@ -51,7 +66,13 @@ class BasicBlock(nn.Module):
 class PreActivationBlock(nn.Module):
     """F(a) + x, or + W a; a = ReLU(norm(x)) (Zagoruyko and Komodakis 2016, figure 1(c))."""
 
-    def __init__(self, channels: int, out: int, stride: int, groups: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        out: int,
+        stride: int,
+        groups: int,
+    ) -> None:
         super().__init__()
         self.activation = nn.Sequential(nn.GroupNorm(groups, channels), nn.ReLU())
         self.residual = nn.Sequential(*_two_convolutions(channels, out, stride, groups))
@@ -83,7 +104,11 @@ def stages(
     return blocks
 
 
-def residual_network(layers: list[nn.Module], width: int, outputs: int) -> nn.Sequential:
+def residual_network(
+    layers: list[nn.Module],
+    width: int,
+    outputs: int,
+) -> nn.Sequential:
     """Adds the mean of each channel and a linear layer; draws convolutions as He et al. do.
 
     Args:
