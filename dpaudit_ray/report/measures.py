@@ -16,6 +16,7 @@ from scipy import special
 
 from .. import imports
 from ..accounting import Training
+from ..mechanisms.base import Claimed
 from ..plan import claims
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import Trials
@@ -140,6 +141,11 @@ class Profile:
         return cls(observed, along.gaussian, claimed_curve(cell, audit))
 
 
+def claimed_at_end(cell: Cell) -> Claimed:
+    """Returns the releases that accountants count for the complete training run."""
+    return cell.mechanism.claimed(cell.adversary, cell.horizons[-1])
+
+
 def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
     """What the first accountant claims at the last step, at so many ε."""
     accountant = next(iter(audit.claims))
@@ -147,7 +153,7 @@ def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
         return gaussian(math.inf)
     if ":" in accountant and imports.is_data(accountant):  # its one recorded point
         return Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
-    training = cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).training
+    training = claimed_at_end(cell).training
     return _curve(training, 2 * audit.claim, points, accountant)
 
 

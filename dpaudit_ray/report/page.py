@@ -14,7 +14,7 @@ import markupsafe
 from .. import __version__
 from ..errors import lines, percent, plain
 from . import many_audits, words
-from .quote import claimed
+from .quote import claimed, epsilon_text
 from .tables import Run, overview
 from .verdict import Answer, Progress
 
@@ -73,6 +73,7 @@ def environment(**options: Any) -> jinja2.Environment:
     )
     templates.filters |= {
         "claimed": claimed,
+        "significant": epsilon_text,
         "plain": plain,
         "percent": percent,
         "coded": _coded,

@@ -13,7 +13,7 @@ from ..errors import percent, plain
 from ..stats.budget import SweepBudget
 from ..sweep.cell import CANARY, Cell
 from ..sweep.grid import LABEL_SEPARATOR
-from .quote import Quote
+from .quote import Quote, epsilon_text
 
 OWN = "own assumption"
 # What each ε assumes, by the words of `Status.assumes`; the others say it themselves.
@@ -96,8 +96,9 @@ def over_canaries(quotes: Sequence[Quote]) -> Iterator[str]:
         if (n := len(bounds)) > 1:
             error = statistics.stdev(bounds) / n**0.5 * float(special.stdtrit(n - 1, 0.975))
             yield (
-                f"{audit}: of {n} canaries drawn, ε ≥ {min(bounds):.3f} to {max(bounds):.3f}; the "
-                f"mean of such bounds is {statistics.mean(bounds):.3f} ± {error:.3f} (95 %)"
+                f"{audit}: of {n} canaries drawn, ε ≥ {epsilon_text(min(bounds))} to "
+                f"{epsilon_text(max(bounds))}; the mean of such bounds is "
+                f"{epsilon_text(statistics.mean(bounds))} ± {epsilon_text(error)} (95 %)"
             )
 
 

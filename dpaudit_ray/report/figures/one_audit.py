@@ -52,11 +52,11 @@ def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
     lines(axes, claims, {name: {"ls": dash} for name, dash in dashes.items()}, color="black")
     bounds = estimates.drop_duplicates(["estimator", "x"])
     bounds["y"] = bounds["epsilon_lower_together"].fillna(bounds["epsilon_lower"])
-    columns = ["status", "mu_lower", "assumes_other_curve"]
     names = {}
-    for row in bounds.drop_duplicates("estimator")[["estimator", *columns]].itertuples():
-        mark = OTHER_CURVE_MARK if row.assumes_other_curve else ""
-        names[row.estimator] = f"{row.estimator}{mark} ({Status(row.status).assumes(row.mu_lower)})"
+    for row in bounds.drop_duplicates("estimator").to_dict("records"):
+        mark = OTHER_CURVE_MARK if row["assumes_other_curve"] else ""
+        assumes = Status(row["status"]).assumes(row["mu_lower"])
+        names[row["estimator"]] = f"{row['estimator']}{mark} ({assumes})"
     lines(axes, bounds.assign(series=bounds["estimator"].map(names)), marker="o", ms=3, lw=1.5)
     above = bounds[bounds["above_claim"]]
     axes.plot(above["x"], above["y"], "X", color=ALARM, ms=9, zorder=3)
