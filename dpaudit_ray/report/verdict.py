@@ -31,6 +31,7 @@ from ..stats.claim_verdict import EVIDENCE_SHARE, RunTest
 from ..storage import strangers
 from . import detection
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test
+from .measures import claimed_at_end
 from .quote import Quote, epsilon_text, quote
 from .tables import EXACT, Run
 
@@ -258,7 +259,7 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
         thorough: as of `judge`.
     """
     audit, cell = run.pairs[index]
-    claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
+    claimed = claimed_at_end(cell)
     noise = claimed.noise_multiplier
     accountant = next(iter(audit.claims))
     family = claims.curves(claimed, accountant, cell.audit.delta)
