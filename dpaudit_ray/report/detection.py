@@ -193,14 +193,13 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
     elif enough and (fresh := options_of_its_own(run, enough, {"audit.trials": enough})):
         yield f"a run of its own: {enough:,} {effect}: {fresh[1]}"
     least = None  # trials that decide if the adversary shows all that the claim allows
+    if_all = "more trials: if the adversary shows all that the claim allows"
     if sizes and not enough:
         least = next((size for size in sizes if _finds(test, None, size, alpha)), None)
         if least is None:
             yield _out_of_reach(test.curve, sizes[-1])
         elif guesses < _FEWEST:
-            yield (
-                f"more trials: if the adversary shows all that the claim allows, {least:,} {effect}"
-            )
+            yield f"{if_all}, {least:,} {effect}"
     for adversary, does in _STRONGEST.items():
         stronger = _stronger(run, index, adversary)
         if stronger is not None:
@@ -212,10 +211,12 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
             break
     else:
         if least is not None and guesses >= _FEWEST:
-            yield (
-                f"a stronger adversary: with so few right guesses, {sizes[-1]:,} trials are too "
-                f"few; if one shows all that the claim allows, {least:,} {effect}"
-            )
+            if not _sees_all(run.sweep.cells[index]):
+                if_all = (
+                    f"a stronger adversary: with so few right guesses, {sizes[-1]:,} trials are "
+                    "too few; if one shows all that the claim allows"
+                )
+            yield f"{if_all}, {least:,} {effect}"
     estimators = _through_claim(run.sweep.cells[index])
     if estimators is not None:
         fresh = options_of_its_own(run, "claimed", {"audit.estimators": estimators})
