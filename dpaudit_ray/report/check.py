@@ -1,8 +1,8 @@
-"""`dpaudit check`: is everything in a run directory what follows from its sweep and its scores?
+"""`dpaudit check`: recomputes all that a run directory derives from its sweep and its scores.
 
-What follows is derived again by the code that a run uses, in memory, and compared with what is
-stored: the plan from the sweep, bits from the plan, estimates, records and the verdict from the
-scores. Nothing is derived from what differs itself.
+The code that a run uses computes everything again in memory: the plan from the sweep, bits from the
+plan, estimates, records and the verdict from the scores. Each result is compared with the stored
+one. Nothing is computed from a file that differs itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,41 +38,56 @@ from . import verdict
 from .tables import Run
 
 PLAN, SWEEP, ESTIMATES = record.FILE, record.SWEEP_FILE, "estimates.parquet"
-# What other versions of numpy and scipy, on another kind of machine, may differ by, and take for 0.
+# Other versions of numpy and scipy, on another kind of machine, may differ by this (relative, and
+# absolute near 0).
 TOLERANCE, _ZERO = 1e-9, 1e-12
-KEPT = 1000  # differences that are remembered; the others are counted
+KEPT = 1000  # differences that are listed; the others are counted
 NOTHING = "nothing"
-_DRAWN = ("report.html and figures", "`dpaudit report` draws them anew")
+_REDRAWN = ("report.html and figures", "`dpaudit report` draws them anew")
 _BESIDE = {
-    "report.html": _DRAWN,
-    "figures": _DRAWN,
+    "report.html": _REDRAWN,
+    "figures": _REDRAWN,
     "missed": ("missed/", "what trials printed while they ran"),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A place in a file of the run directory where something stands that does not follow."""
+    """A value in a file of the run directory that does not follow from the sweep and the scores.
+
+    Attributes:
+        file: path of the file in the run directory.
+        audit: label of the audit, empty if it is of no single one.
+        place: position in the file, such as a key.
+        stored: the value in the file.
+        derived: the recomputed value, empty if there is none.
+    """
 
     file: str
-    audit: str  # a label, empty where it is of no one audit
+    audit: str
     place: str
     stored: str
-    derived: str  # empty where nothing can be
+    derived: str
 
     def __str__(self) -> str:
-        where = ", ".join(part for part in (self.audit, self.place) if part)
-        there = f"{self.stored} there, not {self.derived}" if self.derived else self.stored
-        return f"{self.file}: {where}: {there}" if where else f"{self.file}: {there}"
+        position = ", ".join(part for part in (self.audit, self.place) if part)
+        values = f"{self.stored} there, not {self.derived}" if self.derived else self.stored
+        return f"{self.file}: {position}: {values}" if position else f"{self.file}: {values}"
 
 
 @dataclasses.dataclass
 class Checked:
-    """What a check of a run has shown so far.
+    """The results of checking a run.
 
-    `derived` counts what was computed again; `differences` are the first KEPT of `different`.
-    `partial` says how far a run is that is not complete. `unchecked` is what cannot be told here,
-    and why, with the labels of its audits; `notes` what is no difference and worth knowing.
+    Attributes:
+        location: address of the run directory.
+        differences: the first KEPT of them.
+        different: number of all differences.
+        derived: numbers of recomputed values, by kind.
+        verdict: the recomputed one, empty if it cannot be checked.
+        partial: progress of a run that is not complete, else empty.
+        unchecked: labels of audits, by what cannot be checked here and why.
+        notes: remarks that are no differences.
     """
 
     location: str
@@ -89,31 +104,35 @@ class Checked:
         """Whether nothing differs, as far as it could be checked."""
         return self.different == 0
 
-    def count(self, what: str, number: int = 1) -> None:
+    def count(self, kind: str, number: int = 1) -> None:
+        """Adds to the number of recomputed values."""
         if number:
-            self.derived[what] = self.derived.get(what, 0) + number
+            self.derived[kind] = self.derived.get(kind, 0) + number
 
     def differs(
         self, file: str, place: str, stored: Any, derived: Any = "", audit: str = ""
     ) -> None:
-        """Adds one difference; values are shown with all their digits."""
+        """Adds a `Difference`; values are shown with all their digits."""
         self.different += 1
         if self.different <= KEPT:
-            there, here = (v if isinstance(v, str) else repr(v) for v in (stored, derived))
-            self.differences.append(Difference(file, audit, place, there, here))
+            values = [
+                value if isinstance(value, str) else repr(value) for value in (stored, derived)
+            ]
+            self.differences.append(Difference(file, audit, place, *values))
 
     def compare(
         self, file: str, stored: Any, derived: Any, audit: str = "", place: str = ""
     ) -> None:
-        """Adds a difference wherever a stored value is not the derived one.
+        """Adds a difference for each stored value that is not the derived one.
 
-        Mappings are compared key by key, whose keys make up the place; of tuples the first element
-        that differs is named; floats may differ in their last digits.
+        Mappings are compared key by key, and the keys make up the place. Of tuples, the first
+        element that differs is named. Floats may differ in their last digits.
         """
         if isinstance(stored, Mapping) and isinstance(derived, Mapping):
             for key in dict.fromkeys([*stored, *derived]):
+                below = f"{place}, {key}" if place else str(key)
                 values = stored.get(key, NOTHING), derived.get(key, NOTHING)
-                self.compare(file, *values, audit, f"{place}, {key}" if place else str(key))
+                self.compare(file, *values, audit=audit, place=below)
             return
         if isinstance(stored, float) and isinstance(derived, float):
             close = math.isclose(stored, derived, rel_tol=TOLERANCE, abs_tol=_ZERO)
@@ -122,21 +141,26 @@ class Checked:
         if stored == derived:
             return
         if isinstance(stored, tuple) and isinstance(derived, tuple):
-            pairs = enumerate(itertools.zip_longest(stored, derived, fillvalue=NOTHING))
-            number, (stored, derived) = next(item for item in pairs if item[1][0] != item[1][1])
-            place = f"{place}, number {number}"
-        there, here = ("an entry" if isinstance(v, Mapping) else v for v in (stored, derived))
-        self.differs(file, place, there, here, audit)
+            elements = itertools.zip_longest(stored, derived, fillvalue=NOTHING)
+            for number, (stored, derived) in enumerate(elements):
+                if stored != derived:
+                    place = f"{place}, number {number}"
+                    break
+        if isinstance(stored, Mapping):
+            stored = "an entry"
+        if isinstance(derived, Mapping):
+            derived = "an entry"
+        self.differs(file, place, stored, derived, audit)
 
-    def cannot(self, what: str, why: str, audit: str = "") -> None:
-        """Notes something that cannot be checked here; said once for all audits."""
-        audits = self.unchecked.setdefault(f"{what}: {why}", [])
+    def cannot(self, subject: str, reason: str, audit: str = "") -> None:
+        """Notes that something cannot be checked here, once for all audits."""
+        audits = self.unchecked.setdefault(f"{subject}: {reason}", [])
         if audit and audit not in audits[-1:]:
             audits.append(audit)
 
     @contextlib.contextmanager
     def reading(self, file: str, audit: str = "") -> Iterator[None]:
-        """Adds a difference where the content of a file is unusable; raises where none is read."""
+        """Adds a difference if the content of a file is unusable; raises if it cannot be read."""
         try:
             yield
         except RunDirectoryError as error:
@@ -146,8 +170,11 @@ class Checked:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given:
-    """A run whose sweep and plan belong together, and its audits that are in order: `good`."""
+class _Sources:
+    """A run whose sweep and plan belong together.
+
+    `good` has the numbers of the audits whose plan, preparation and scores do not differ.
+    """
 
     run: RunDirectory
     sweep: Sweep
@@ -157,82 +184,103 @@ class _Given:
 
 
 def check_run(location: str) -> Checked:
-    """Derives all that follows from the sweep and the scores again; writes nothing.
+    """Recomputes all that follows from the sweep and the scores; writes nothing.
 
-    Raises RunDirectoryError or StorageError where there is no run, or it cannot be read now.
+    Raises:
+        RunDirectoryError: there is no run.
+        StorageError: it cannot be read now.
     """
     run = RunDirectory(location, OPENING)
     checked = Checked(run.location)
     plan = sweep = None
-    if newer := record.newer_version(run):
+    newer = record.newer_version(run)
+    if newer:
         checked.notes.append(newer)
     if run.read_text(PLAN) is None and run.read_text(SWEEP) is None:
         record.require(run)
     with checked.reading(PLAN):
-        if (plan := record.load(run)) is None:
+        plan = record.load(run)
+        if plan is None:
             checked.differs(PLAN, "", "no such file", "a plan")
     with checked.reading(SWEEP):
-        if (sweep := record.recorded(run)) is None:
+        sweep = record.recorded(run)
+        if sweep is None:
             checked.differs(SWEEP, "", "no such file", "a sweep")
     if plan is not None and sweep is not None:
-        there = {"fingerprint": plan.fingerprint, "seed": plan.seed, "audits": len(plan.audits)}
-        here = {"fingerprint": sweep.fingerprint, "seed": sweep.seed, "audits": len(sweep.cells)}
-        checked.compare(PLAN, there, here)
+        stored = {"fingerprint": plan.fingerprint, "seed": plan.seed, "audits": len(plan.audits)}
+        derived = {
+            "fingerprint": sweep.fingerprint,
+            "seed": sweep.seed,
+            "audits": len(sweep.cells),
+        }
+        checked.compare(PLAN, stored, derived)
     if plan is None or sweep is None or checked.different:
         checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
+        return checked
+    sources = _Sources(run, record.filled(sweep, plan, run), plan, checked)
+    _check_plan(sources, sweep)
+    _check_names(sources)
+    before = checked.different
+    with checked.reading(outcomes.FILE):
+        outcomes.read(run, plan)
+    with checked.reading(ESTIMATES):
+        estimates = run.estimates(record.most_estimates(sweep, plan))
+    if checked.different > before:
+        checked.cannot("estimates and verdict", "they rest on records that are damaged")
     else:
-        given = _Given(run, record.filled(sweep, plan, run), plan, checked)
-        _check_plan(given, sweep)
-        _check_names(given)
-        before = checked.different
-        with checked.reading(outcomes.FILE):
-            outcomes.read(run, plan)
-        with checked.reading(ESTIMATES):
-            stored = run.estimates(record.most_estimates(sweep, plan))
-        if checked.different > before:
-            checked.cannot("estimates and verdict", "they rest on records that are damaged")
-        else:
-            _check_derived(given, stored)
+        _check_derived(sources, estimates)
     return checked
 
 
-# What all else follows from: plan, preparations and scores ---------------------------------------
+# Plan, preparations and scores, from which all else follows --------------------------------------
 
 
-def _check_plan(given: _Given, sweep: Sweep) -> None:
-    """Checks every audit by itself: its plan, its preparation and its scores."""
-    plan, checked = given.plan, given.checked
+def _check_plan(sources: _Sources, sweep: Sweep) -> None:
+    """Checks the plan, the preparation and the scores of every audit.
+
+    Args:
+        sources: the run.
+        sweep: its sweep, without what is filled in from the plan.
+    """
+    plan, checked = sources.plan, sources.checked
     if any(cell.unimported for cell in sweep.cells):
         checked.cannot(f"the fingerprint of {SWEEP}", "takes code of its author's to tell")
-    wrong = _wrong_preparations(given)
+    damaged = _damaged_preparations(sources)
     for index, audit in enumerate(plan.audits):
         before = checked.different
-        _check_planned(index, sweep.cells[index], given)
-        _check_scores(given, audit)
-        if checked.different == before and index not in wrong:
-            given.good.add(index)
+        _check_planned(index, sweep.cells[index], sources)
+        _check_scores(sources, audit)
+        if checked.different == before and index not in damaged:
+            sources.good.add(index)
     grave, harmless = provenance.changes(plan.code[-1], provenance.sweep_code(sweep))
     if grave or harmless:
         checked.notes.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
     try:
-        here = {file.sha256 for file in provenance.input_files(sweep)}
+        digests = {file.sha256 for file in provenance.input_files(sweep)}
     except DpauditError as error:
         checked.cannot("the data", first_line(error))
         return
-    if names := [file.file for file in plan.data if file.sha256 not in here]:
-        checked.cannot("the data", f"{', '.join(names)} not here, or with another content")
-    checked.count("data files", len({file.sha256 for file in plan.data} & here))
+    absent = [file.file for file in plan.data if file.sha256 not in digests]
+    if absent:
+        checked.cannot("the data", f"{', '.join(absent)} not here, or with another content")
+    checked.count("data files", len({file.sha256 for file in plan.data} & digests))
 
 
-def _check_planned(index: int, cell: Cell, given: _Given) -> None:
-    """Compares what follows from the sweep alone, as far as that can be told."""
-    audit, checked = given.plan.audits[index], given.checked
-    filled, sweep, place = given.sweep.cells[index], given.sweep, f"audits.{index}."
+def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
+    """Compares an audit's entry in the plan with the sweep, as far as no foreign code decides it.
+
+    Args:
+        index: number of the audit.
+        cell: its cell in the sweep, without what is filled in from the plan.
+        sources: the run.
+    """
+    audit, checked = sources.plan.audits[index], sources.checked
+    filled, sweep = sources.sweep.cells[index], sources.sweep
     checked.count("audits")
     checked.count("bits", audit.trials)
-    # Whether a mechanism that was not imported is sampled, its number of trials says.
-    untold = audit.trials == 0 and isinstance(cell.mechanism, Unread)
-    sampled = cell.mechanism.sampled and not untold
+    # For a mechanism that was not imported, its number of trials tells whether it is sampled.
+    unsampled = audit.trials == 0 and isinstance(cell.mechanism, Unread)
+    sampled = cell.mechanism.sampled and not unsampled
     derived: dict[str, Any] = {
         "label": printable(cell.label),
         "trials": cell.audit.trials if sampled else 0,
@@ -248,35 +296,42 @@ def _check_planned(index: int, cell: Cell, given: _Given) -> None:
                 "horizons": cell.horizons,
                 "canaries": cell.canaries if sampled else 1,
                 "paired": cell.audit.paired,
-                "preparation": preparing.planned(cell, sweep.seed, given.plan.data),
+                "preparation": preparing.planned(cell, sweep.seed, sources.plan.data),
             }
         if not cell.unimported or sweep.resources.pack_size != "auto":
             derived["packs"] = _packs(audit, cell, sweep)
         if isinstance(filled.mechanism, Recorded):
-            why = "takes code or data that is not here; it is as plan.json has it"
-            checked.cannot("what accountants are asked", why, audit.label)
+            reason = "takes code or data that is not here; it is as plan.json has it"
+            checked.cannot("what accountants are asked", reason, audit.label)
         else:
             reads = cell.foreign or cell.mechanism.claim_reads_data
             derived["claimed"] = claims.asked(cell) if reads else None
     except DpauditError as error:
         checked.cannot("its entry in plan.json", first_line(error), audit.label)
-    there = {place + name: getattr(audit, name) for name in derived}
-    here = {place + name: value for name, value in derived.items()}
-    promised: dict[str, Any] = {f"{place}claims": ", ".join(filled.audit.accountants)}
-    promised |= _by_step(_claims(audit, filled, given), filled.horizons)
-    there |= {f"{place}claims": ", ".join(audit.claims)} | _by_step(audit.claims, audit.horizons)
-    checked.compare(PLAN, there, here | promised, audit.label)
+    prefix = f"audits.{index}."
+    stored = {prefix + name: getattr(audit, name) for name in derived}
+    derived = {prefix + name: value for name, value in derived.items()}
+    stored[f"{prefix}claims"] = ", ".join(audit.claims)
+    derived[f"{prefix}claims"] = ", ".join(filled.audit.accountants)
+    stored |= _by_step(audit.claims, audit.horizons)
+    derived |= _by_step(_claims(audit, filled, sources), filled.horizons)
+    checked.compare(PLAN, stored, derived, audit.label)
 
 
 def _by_step(claimed: claims.Claims, steps: tuple[int, ...]) -> dict[str, float]:
-    pairs = [(name, *pair) for name in claimed for pair in zip(steps, claimed[name], strict=False)]
-    return {f"claim after step {step} by {name}": value for name, step, value in pairs}
+    """Returns claims by a text that names their step and accountant."""
+    values = dict[str, float]()
+    for accountant, epsilons in claimed.items():
+        for step, epsilon in zip(steps, epsilons, strict=False):
+            values[f"claim after step {step} by {accountant}"] = epsilon
+    return values
 
 
-def _claims(audit: PlannedAudit, cell: Cell, given: _Given) -> dict[str, tuple[float, ...]]:
-    """ε of every accountant at every recorded step, as the plan has it where nothing tells it."""
-    checked, derived = given.checked, dict[str, tuple[float, ...]]()
-    other_version = given.plan.code[-1].versions.get("dpaudit", __version__) != __version__
+def _claims(audit: PlannedAudit, cell: Cell, sources: _Sources) -> dict[str, tuple[float, ...]]:
+    """Recomputes ε by every accountant at every recorded step; if it cannot, returns the plan's."""
+    checked = sources.checked
+    derived = dict[str, tuple[float, ...]]()
+    other_version = sources.plan.code[-1].versions.get("dpaudit", __version__) != __version__
     for name in cell.audit.accountants:
         derived[name] = audit.claims.get(name, ())
         try:
@@ -293,8 +348,8 @@ def _claims(audit: PlannedAudit, cell: Cell, given: _Given) -> dict[str, tuple[f
 
 
 def _packs(audit: PlannedAudit, cell: Cell, sweep: Sweep) -> tuple[Bounds, ...]:
-    """Trials cut anew for every number of them that was declared, as it was."""
-    # A number that was raised before a trial was seen has left a short pack and no other trace.
+    """Divides trials into packs, once for each number of trials that was declared."""
+    # A number that was raised before the first trial has left a short pack and no other trace.
     size = planner.pack_size(cell, sweep)
     short = [last + 1 for first, last in audit.packs[:-1] if last - first + 1 < size]
     raised = short if len(short) == len(audit.declared) == 1 else ()
@@ -305,9 +360,10 @@ def _packs(audit: PlannedAudit, cell: Cell, sweep: Sweep) -> tuple[Bounds, ...]:
     return tuple(packs)
 
 
-def _wrong_preparations(given: _Given) -> set[int]:
-    """Reads every part of every preparation; returns the audits that wait for a damaged one."""
-    run, plan, checked, wrong = given.run, given.plan, given.checked, set[int]()
+def _damaged_preparations(sources: _Sources) -> set[int]:
+    """Reads all parts of preparations; returns the audits that wait for a damaged one."""
+    run, plan, checked = sources.run, sources.plan, sources.checked
+    damaged = set[int]()
     for part in preparing.all_parts(plan, range(len(plan.audits))):
         if part.first in run.parts(part.preparation):
             before = checked.different
@@ -315,198 +371,266 @@ def _wrong_preparations(given: _Given) -> set[int]:
                 run.read_part(part.preparation, part.first)
                 checked.count("prepared parts")
             if checked.different > before:
-                wrong |= {*part.waiting}
+                damaged.update(part.waiting)
     if "prepared parts" in checked.derived:
         checked.cannot("what preparations hold", "it was trained; its files are whole")
-    return wrong
+    return damaged
 
 
-def _check_scores(given: _Given, audit: PlannedAudit) -> None:
-    """Reads all files of scores of an audit; a crash may have left packs in two of them."""
-    checked, files = given.checked, given.run.score_files(audit.id)
+def _check_scores(sources: _Sources, audit: PlannedAudit) -> None:
+    """Reads all score files of an audit; after a crash, packs may be in two of them."""
+    run, checked = sources.run, sources.checked
+    files = run.score_files(audit.id)
     chosen = finished_trials.resolved(audit.packs, files)
-    packs = {segment.file: audit.packs[segment.start : segment.stop] for segment in chosen}
-    starts, ends = ({pack[end] for pack in audit.packs} for end in (0, 1))
+    packs = {packs_.file: audit.packs[packs_.start : packs_.stop] for stretch in chosen}
+    starts = {first for first, _ in audit.packs}
+    ends = {last for _, last in audit.packs}
     for file in sorted(files):
-        name, before = given.run.score_file(audit.id, *file), checked.different
-        if file[0] not in starts or file[1] not in ends:
+        first, last = file
+        name = run.score_file(audit.id, first, last)
+        before = checked.different
+        if first not in starts or last not in ends:
             checked.differs(name, "", "a file", "of any pack of its plan", audit.label)
             continue
         with checked.reading(name, audit.label):
-            _check_file(given, audit, file, () if file in packs else chosen)
+            _check_file(sources, audit, file, () if file in packs else chosen)
         if file in packs and checked.different == before:
             checked.count("packs", len(packs[file]))
             checked.count("trials", packs[file][-1][1] - packs[file][0][0] + 1)
 
 
 def _check_file(
-    given: _Given, audit: PlannedAudit, file: Bounds, others: Collection[PackRange]
+    sources: _Sources, audit: PlannedAudit, file: Bounds, copies: Collection[PackRange]
 ) -> None:
-    """Compares a file with the plan, with what was written, and with what `others` hold too."""
-    run, steps, name = given.run, len(audit.horizons), given.run.score_file(audit.id, *file)
-    differs = functools.partial(given.checked.differs, name, audit=audit.label)
+    """Compares a score file with the plan, with its digest, and with other files.
+
+    Args:
+        sources: the run.
+        audit: the audit of the scores.
+        file: first and last trial.
+        copies: files that may have the same trials.
+    """
+    run, steps = sources.run, len(audit.horizons)
+    name = run.score_file(audit.id, *file)
+    differs = functools.partial(sources.checked.differs, name, audit=audit.label)
     scores = run.read_scores(audit.id, *file, steps)
     if scores.steps != audit.horizons:
         differs("steps", scores.steps, audit.horizons)
-    bits = audit.bits(given.plan.seed, *file)
-    if len(wrong := np.flatnonzero(scores.members != bits)):
-        place = f"trial {file[0] + int(wrong[0])}"
-        differs(place, f"the first of {len(wrong)} other bits", f"{bits[wrong[0]]}")
-    if scores.stated != (digest := scores.digest(audit.id)):
+    bits = audit.bits(sources.plan.seed, *file)
+    wrong = np.flatnonzero(scores.members != bits)
+    if len(wrong):
+        trial = f"trial {file[0] + int(wrong[0])}"
+        differs(trial, f"the first of {len(wrong)} other bits", f"{bits[wrong[0]]}")
+    digest = scores.digest(audit.id)
+    if scores.stated != digest:
         stated = f"{scores.stated[:16] or 'none'}..., as written"
         differs("", f"scores of SHA-256 {digest[:16]}...", stated)
-    for segment in others:
-        low = max(audit.packs[segment.start][0], file[0])
-        high = min(audit.packs[segment.stop - 1][1], file[1])
-        if low <= high and segment.file is not None:
-            other = run.read_scores(audit.id, *segment.file, steps).part(low, high)
-            if difference := other.difference(scores.part(low, high)):
+    for copy in copies:
+        low = max(audit.packs[copy.start][0], file[0])
+        high = min(audit.packs[copy.stop - 1][1], file[1])
+        if low <= high and copy.file is not None:
+            same_trials = run.read_scores(audit.id, *copy.file, steps).part(low, high)
+            difference = same_trials.difference(scores.part(low, high))
+            if difference:
                 differs("", f"trials {low}-{high} twice: this one {difference}")
 
 
-def _check_names(given: _Given) -> None:
-    """None of the files beside plan and scores is foreign."""
-    run, plan, checked = given.run, given.plan, given.checked
-    waited = {audit.preparation.id for audit in plan.audits if audit.preparation}
+def _check_names(sources: _Sources) -> None:
+    """Adds a difference for each file that no run writes."""
+    plan, checked = sources.plan, sources.checked
+    preparations = {audit.preparation.id for audit in plan.audits if audit.preparation}
     audits = {audit.id for audit in plan.audits}
-    for name in run.files(DEPTH):
-        if foreign(name, audits, waited):
+    for name in sources.run.files(DEPTH):
+        folder = name.partition("/")[0]
+        if foreign(name, audits, preparations):
             checked.differs(name, "", "a file", "one that this run has written")
-        elif (folder := name.partition("/")[0]) in _BESIDE:
+        elif folder in _BESIDE:
             checked.cannot(*_BESIDE[folder])
 
 
-# What follows from scores: estimates, records and the verdict ------------------------------------
+# Estimates, records and the verdict, which follow from scores ------------------------------------
 
 
-def _check_derived(given: _Given, stored: pd.DataFrame) -> None:
-    """Derives what follows from the scores of audits that are in order, and compares it."""
-    run, plan, checked = given.run, given.plan, given.checked
+def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
+    """Recomputes what follows from the scores of `good` audits, and compares it.
+
+    Args:
+        sources: the run.
+        stored: its estimates.
+    """
+    run, plan, checked = sources.run, sources.plan, sources.checked
     for name in sorted(set(stored["audit"]) - {audit.id for audit in plan.audits}):
         checked.differs(ESTIMATES, "", f"rows of {name!r:.60}", "of an audit of the plan")
-    opened, failed = OpenSweep(given.sweep, plan, run), outcomes.failed(run, plan)
-    taken, rows, behind = dict[int, Taken](), list[EstimateRow](), False
-    for index in sorted(given.good):
-        audit, cell = plan.audits[index], given.sweep.cells[index]
-        lost = {(f.pack.first, f.pack.last) for f in failed if f.pack.audit == index}
+    opened = OpenSweep(sources.sweep, plan, run)
+    failed = outcomes.failed(run, plan)
+    results = dict[int, Taken]()
+    rows = list[EstimateRow]()
+    behind = False
+    for index in sorted(sources.good):
+        audit, cell = plan.audits[index], sources.sweep.cells[index]
+        failures = {(f.pack.first, f.pack.last) for f in failed if f.pack.audit == index}
         try:
-            if foreign := [spec.name for spec in cell.audit.estimators if spec.unimported]:
-                raise DpauditError(f"{', '.join(foreign)} of its author's was not imported")
+            unread = [spec.name for spec in cell.audit.estimators if spec.unimported]
+            if unread:
+                raise DpauditError(f"{', '.join(unread)} of its author's was not imported")
             if not cell.mechanism.sampled and cell.unimported:
                 raise DpauditError("they take code or data not here")
-            state = AuditState(opened, index, lost)
-            here = state.rows()
+            state = AuditState(opened, index, failures)
+            derived = state.rows()
         except DpauditError as error:
             checked.cannot("its estimates", first_line(error), audit.label)
             continue
-        taken[index] = state.take()
+        results[index] = state.take()
         del state  # with all its scores; the verdict reads them again
-        rows += here
-        there = stored[stored["audit"] == audit.id]
-        behind |= _behind(given, index, lost, here, there)
+        rows += derived
+        behind |= _behind(sources, index, failures, derived, stored[stored["audit"] == audit.id])
     if not behind:  # else the records are, too
-        _check_records(given, taken)
-    checked.partial = _check_completeness(given, taken)
-    if len(given.good) < len(plan.audits):
+        _check_records(sources, results)
+    checked.partial = _check_completeness(sources, results)
+    if len(sources.good) < len(plan.audits):
         checked.cannot("the verdict", "it rests on the files that differ")
     else:
-        checked.verdict = _check_verdict(given, rows, stored)
+        checked.verdict = _check_verdict(sources, rows, stored)
 
 
 def _behind(
-    given: _Given, index: int, lost: set[Bounds], rows: list[EstimateRow], stored: pd.DataFrame
+    sources: _Sources,
+    index: int,
+    failures: set[Bounds],
+    rows: list[EstimateRow],
+    stored: pd.DataFrame,
 ) -> bool:
-    """Compares the estimates of an audit; True where those that are stored are of fewer trials."""
-    audit, run, checked = given.plan.audits[index], given.run, given.checked
+    """Compares the estimates of an audit; returns whether the stored ones are of fewer trials.
+
+    Args:
+        sources: the run.
+        index: number of the audit.
+        failures: packs that have failed.
+        rows: the recomputed estimates.
+        stored: the stored ones.
+    """
+    audit, run, checked = sources.plan.audits[index], sources.run, sources.checked
     trials = max((row.trials for row in rows), default=0)
-    written = int(stored["trials"].max()) if len(stored) else 0
-    if written < trials and not run.complete:
-        why = f"they are of {written:,} trials, {trials:,} are stored; `dpaudit run` goes on"
-        checked.cannot("its estimates", why, audit.label)
+    stored_trials = int(stored["trials"].max()) if len(stored) else 0
+    if stored_trials < trials and not run.complete:
+        reason = (
+            f"they are of {stored_trials:,} trials, {trials:,} are stored; `dpaudit run` goes on"
+        )
+        checked.cannot("its estimates", reason, audit.label)
         return True
-    there_is = finished_trials.stored_packs(run, audit) | lost
-    lacking = [pack for pack in audit.packs if pack[0] < written and pack not in there_is]
-    if written > trials and lacking:
-        for pack in lacking:
-            apart = "no such file", "the scores that its estimates rest on"
-            checked.differs(run.score_file(audit.id, *pack), "", *apart, audit.label)
-    elif trials or len(stored):  # the file comes with the first pack
-        derived = {_place(vars(row)): dict(vars(row)) for row in rows}
-        there = {_place(row): row for row in stored.to_dict("records")}
-        if len(there) < len(stored):
-            apart = f"{len(stored)} rows", f"{len(there)}, of one each"
-            checked.differs(ESTIMATES, "", *apart, audit.label)
-        shared = there.keys() & derived.keys()
-        for key in shared if isinstance(given.sweep.cells[index].mechanism, Recorded) else ():
-            derived_status, proved = Status(derived[key]["status"]), [Status.CERTIFIED]
-            proved += [Status.IF_GAUSSIAN] * (derived_status is Status.IF_INDEPENDENT)
-            if derived_status.conditional and there[key]["status"] in proved:
-                derived[key]["status"] = there[key]["status"]
-                why = "what is known of the curve takes code or data that is not here"
-                checked.cannot("that its eps is certified", why, audit.label)
-        checked.count("estimates", len(shared))
-        checked.compare(ESTIMATES, there, derived, audit.label)
+    finished = finished_trials.stored_packs(run, audit) | failures
+    absent = [pack for pack in audit.packs if pack[0] < stored_trials and pack not in finished]
+    if stored_trials > trials and absent:
+        for pack in absent:
+            name = run.score_file(audit.id, *pack)
+            expected = "the scores that its estimates rest on"
+            checked.differs(name, "", "no such file", expected, audit.label)
+    elif trials or len(stored):  # the file is written with the first pack
+        _compare_estimates(sources, index, rows, stored)
     return False
 
 
-def _place(row: Mapping[Any, Any]) -> str:
+def _compare_estimates(
+    sources: _Sources, index: int, rows: list[EstimateRow], stored: pd.DataFrame
+) -> None:
+    """Compares recomputed estimates of an audit with stored ones of as many trials."""
+    audit, checked = sources.plan.audits[index], sources.checked
+    derived = {_key(vars(row)): dict(vars(row)) for row in rows}
+    by_key = {_key(row): row for row in stored.to_dict("records")}
+    if len(by_key) < len(stored):
+        expected = f"{len(by_key)}, of one each"
+        checked.differs(ESTIMATES, "", f"{len(stored)} rows", expected, audit.label)
+    shared = by_key.keys() & derived.keys()
+    if isinstance(sources.sweep.cells[index].mechanism, Recorded):
+        for key in shared:
+            status = Status(derived[key]["status"])
+            proved = [Status.CERTIFIED]
+            if status is Status.IF_INDEPENDENT:
+                proved.append(Status.IF_GAUSSIAN)
+            if status.conditional and by_key[key]["status"] in proved:
+                derived[key]["status"] = by_key[key]["status"]
+                reason = "what is known of the curve takes code or data that is not here"
+                checked.cannot("that its eps is certified", reason, audit.label)
+    checked.count("estimates", len(shared))
+    checked.compare(ESTIMATES, by_key, derived, audit.label)
+
+
+def _key(row: Mapping[Any, Any]) -> str:
     return f"step {row['step']}, {row['estimator']}, {row['accountant']}"
 
 
-def _check_records(given: _Given, taken: Mapping[int, Taken]) -> None:
-    """The records of missed trials and of decisions, which are written with the estimates."""
-    checked, missed = given.checked, outcomes.read(given.run, given.plan).missed
-    decided = outcomes.decided(given.run, given.sweep, given.plan)
-    for index, derived in taken.items():
-        audit = given.plan.audits[index]
-        stored = [kind for kind in missed if kind.audit == audit.id]
-        there, here = (
-            {
-                f"trials missed by {kind.kind}": f"{kind.trials} from trial {kind.first} on"
-                for kind in kinds
-            }
-            | ({} if enough is None else {"trials that were enough": str(enough)})
-            for kinds, enough in ((stored, decided.get(index)), (derived.missed, derived.decided))
-        )
-        checked.compare(outcomes.FILE, there, here, audit.label)
-        checked.count("missed trials", sum(kind.trials for kind in derived.missed))
-        checked.count("decisions", derived.decided is not None)
+def _check_records(sources: _Sources, results: Mapping[int, Taken]) -> None:
+    """Compares the records of failed trials and of decisions, written with the estimates."""
+    checked = sources.checked
+    missed = outcomes.read(sources.run, sources.plan).missed
+    decided = outcomes.decided(sources.run, sources.sweep, sources.plan)
+    for index, result in results.items():
+        audit = sources.plan.audits[index]
+        kinds = [kind for kind in missed if kind.audit == audit.id]
+        stored = _record(kinds, decided.get(index))
+        checked.compare(outcomes.FILE, stored, _record(result.missed, result.decided), audit.label)
+        checked.count("missed trials", sum(kind.trials for kind in result.missed))
+        checked.count("decisions", result.decided is not None)
 
 
-def _check_completeness(given: _Given, taken: Mapping[int, Taken]) -> str:
-    """How far a run is, "" where nothing is left; compares _SUCCESS with what is."""
-    run, plan = given.run, given.plan
-    enough = dict(outcomes.decided(run, given.sweep, plan))
-    for index, derived in taken.items():
-        enough[index] = derived.decided or plan.audits[index].trials
+def _record(missed: Iterable[outcomes.MissedTrials], decided: int | None) -> dict[str, str]:
+    """Returns a record of failed trials and of a decision, by its name."""
+    record = {}
+    for kind in missed:
+        record[f"trials missed by {kind.kind}"] = f"{kind.trials} from trial {kind.first} on"
+    if decided is not None:
+        record["trials that were enough"] = str(decided)
+    return record
+
+
+def _check_completeness(sources: _Sources, results: Mapping[int, Taken]) -> str:
+    """Returns the progress of a run, empty if it is complete; compares _SUCCESS with it."""
+    run, plan = sources.run, sources.plan
+    enough = dict(outcomes.decided(run, sources.sweep, plan))
+    for index, result in results.items():
+        enough[index] = result.decided or plan.audits[index].trials
     packs = list(finished_trials.remaining(run, plan, enough))
     indices = {pack.audit for pack in packs}
     indices.update(*(part.waiting for part in preparing.left(run, plan, packs)))
     if not indices:
         return ""
     if run.complete:
-        label = plan.audits[min(indices)].label
-        more = f" and {len(indices) - 1} more" * (len(indices) > 1)
-        given.checked.differs("_SUCCESS", "", "complete", f"while {label}{more} is not")
+        unfinished = plan.audits[min(indices)].label
+        if len(indices) > 1:
+            unfinished += f" and {len(indices) - 1} more"
+        sources.checked.differs("_SUCCESS", "", "complete", f"while {unfinished} is not")
     audits = range(len(plan.audits))
     done = sum(FinishedTrials(run, plan, index).stored_trials for index in audits)
     return f"{done:,} of {plan.trials:,} trials"
 
 
-def _check_verdict(given: _Given, rows: list[EstimateRow], stored: pd.DataFrame) -> str:
-    """What `dpaudit verify` says, by derived estimates; its record, where there is one."""
+def _check_verdict(sources: _Sources, rows: list[EstimateRow], stored: pd.DataFrame) -> str:
+    """Recomputes the verdict from recomputed estimates, and compares it with a stored one.
+
+    Args:
+        sources: the run, all of whose audits are `good`.
+        rows: the recomputed estimates.
+        stored: the stored ones, taken where nothing could be recomputed.
+    """
     table = frame(pa.Table.from_pylist([vars(row) for row in rows], ESTIMATE_SCHEMA))
-    if len(others := stored[~stored["audit"].isin(set(table["audit"]))]):
-        table = pd.concat([table, others], ignore_index=True)
-    run = Run(given.run, given.sweep, given.plan, table)
-    answered = verdict.derived(run)
-    with given.checked.reading(verdict.FILE):
-        if (kept := verdict.stored(dataclasses.replace(run, estimates=stored))) is not None:
-            there, here = (dataclasses.asdict(answer) for answer in (kept, answered))
-            for content in (there, here):
-                del content["help"]  # which depends on the code and data that are here
-                content["audits"] = dict(enumerate(content["audits"]))
-            given.checked.compare(verdict.FILE, there, here)
-        elif given.run.read_text(verdict.FILE) is not None:
-            given.checked.cannot(verdict.FILE, "it is not of the trials and bounds that are there")
-    return answered.verdict.value
+    unchecked = stored[~stored["audit"].isin(set(table["audit"]))]
+    if len(unchecked):
+        table = pd.concat([table, unchecked], ignore_index=True)
+    run = Run(sources.run, sources.sweep, sources.plan, table)
+    derived = verdict.derived(run)
+    checked = sources.checked
+    with checked.reading(verdict.FILE):
+        kept = verdict.stored(dataclasses.replace(run, estimates=stored))
+        if kept is not None:
+            checked.compare(verdict.FILE, _comparable(kept), _comparable(derived))
+        elif sources.run.read_text(verdict.FILE) is not None:
+            checked.cannot(verdict.FILE, "it is not of the trials and bounds that are there")
+    return derived.verdict.value
+
+
+def _comparable(answer: verdict.Answer) -> dict[str, Any]:
+    """Returns an answer without its hints, which depend on the code and data that are here."""
+    content = dataclasses.asdict(answer)
+    del content["help"]
+    content["audits"] = dict(enumerate(content["audits"]))
+    return content

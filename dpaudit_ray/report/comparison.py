@@ -1,19 +1,17 @@
-"""Two runs side by side, for `dpaudit compare`: what was asked, what was found, what differs.
+"""Two runs side by side, for `dpaudit compare`: their settings, results, and differences.
 
-A larger lower bound says little: audits differ where the intervals of their rates of right guesses
-do not meet, or where what needs no trials is another number.
+A larger lower bound alone means little. Audits differ if the intervals of their shares of correct
+guesses do not overlap, or if an exact ε is another number.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from ..plan.open_run import differences
-from ..plan.score_stream import Trials
 from . import verdict
 from .measures import HitRate
 from .quote import Quote
@@ -25,7 +23,7 @@ _SAME = 1e-9  # relative: an exact ε of another machine is the same
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A place where two sweeps differ: a dotted key, and its values as in YAML; None: not set."""
+    """A setting of two sweeps that differs: a dotted key, and its values as in YAML, or None."""
 
     key: str
     old: Any
@@ -34,23 +32,33 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One audit of one run: its entry in `tables.overview`, verdict, quote, and right guesses."""
+    """One audit of one run.
+
+    Attributes:
+        entry: its entry in `tables.overview`.
+        verdict: its verdict.
+        quote: its quote.
+        rate: share of correct guesses; NaN, like its ends, if guesses are dependent.
+        low: lower end of its interval, at the audit's confidence.
+        high: upper end.
+    """
 
     entry: dict[str, Any]
     verdict: Verdict
     quote: Quote
-    rate: float = math.nan  # NaN, like its ends at the audit's confidence, if guesses are dependent
+    rate: float = math.nan
     low: float = math.nan
     high: float = math.nan
 
     @property
     def label(self) -> str:
+        """The audit's label."""
         return str(self.entry["label"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two audits that belong together, and what of them was asked otherwise."""
+    """Two audits that are compared, and the settings that differ."""
 
     left: Side
     right: Side
@@ -58,11 +66,12 @@ class Pair:
 
     @property
     def sides(self) -> tuple[Side, Side]:
+        """Both audits."""
         return self.left, self.right
 
     @property
     def differs(self) -> bool | None:
-        """Whether what they found differs; None where nothing with two ends tells."""
+        """Whether their results differ; None if neither intervals nor exact ε can tell."""
         if self.left.quote.exact and self.right.quote.exact:
             first, second = (float(side.entry["epsilon_lower"]) for side in self.sides)
             return not math.isclose(first, second, rel_tol=_SAME)
@@ -73,7 +82,16 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two runs. `code` says in words what computed them; audits without a partner are by label."""
+    """Two runs, left and right.
+
+    Attributes:
+        locations: addresses of their directories.
+        verdicts: their verdicts.
+        changes: settings that differ.
+        code: sentences on the code, machine and data that differ.
+        pairs: audits that are compared.
+        only: labels of audits that have no partner in the other run.
+    """
 
     locations: tuple[str, str]
     verdicts: tuple[Verdict, Verdict]
@@ -84,44 +102,50 @@ class Comparison:
 
 
 def compare(left: Run, right: Run) -> Comparison:
-    """Puts two runs side by side; the right one is held against the left one."""
-    runs = left, right
-    (first, sides), (second, others) = map(_sides, runs)
+    """Compares two runs; the right one is the newer in the words of the result."""
+    left_verdict, left_sides = _sides(left)
+    right_verdict, right_sides = _sides(right)
     partners = _partners(left, right)
-    paired = list(zip(*partners, strict=True))[:2] or [(), ()]
-    alone = [
-        tuple(audit.label for i, audit in enumerate(run.plan.audits) if i not in numbers)
-        for run, numbers in zip(runs, paired, strict=True)
-    ]
+    pairs = tuple(Pair(left_sides[i], right_sides[j], changes) for i, j, changes in partners)
     return Comparison(
         locations=(left.directory.location, right.directory.location),
-        verdicts=(first, second),
+        verdicts=(left_verdict, right_verdict),
         changes=_changes(left.sweep.raw, right.sweep.raw),
         code=tuple(_changes_of_code(left, right)),
-        pairs=tuple(Pair(sides[i], others[j], changes) for i, j, changes in partners),
-        only=(alone[0], alone[1]),
+        pairs=pairs,
+        only=(
+            _labels_without(left_sides, [pair.left for pair in pairs]),
+            _labels_without(right_sides, [pair.right for pair in pairs]),
+        ),
     )
 
 
+def _labels_without(sides: list[Side], paired: list[Side]) -> tuple[str, ...]:
+    labels = {side.label for side in paired}
+    return tuple(side.label for side in sides if side.label not in labels)
+
+
 def _sides(run: Run) -> tuple[Verdict, list[Side]]:
-    answer, sides = verdict.derived(run), []
-    cells = zip(run.plan.audits, run.sweep.cells, answer.audits, overview(run), strict=True)
-    for audit, cell, answered, entry in cells:
-        rate = None
+    """Returns the verdict on a run, and its audits."""
+    answer = verdict.derived(run)
+    sides = []
+    audits = zip(run.pairs, answer.audits, overview(run), strict=True)
+    for (audit, cell), answered, entry in audits:
+        side = Side(entry, answered.verdict, answered.quote)
         if cell.mechanism.sampled and audit.independent:
-            trials = Trials.joined(audit, run.prefix(audit))
-            rate = HitRate.from_trials(trials, cell.audit.confidence)
-        ends = () if rate is None else (rate.rate, rate.low, rate.high)
-        sides.append(Side(entry, answered.verdict, answered.quote, *ends))
+            hits = HitRate.from_trials(run.trials(audit), cell.audit.confidence)
+            if hits is not None:
+                side = dataclasses.replace(side, rate=hits.rate, low=hits.low, high=hits.high)
+        sides.append(side)
     return answer.verdict, sides
 
 
 def _changes(old: Any, new: Any) -> tuple[Change, ...]:
-    return tuple(Change(*place) for place in differences(old, new) if place[0] != "name")
+    return tuple(Change(*change) for change in differences(old, new) if change[0] != "name")
 
 
 def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
-    """What computed the last trials of each: versions, modules of the user's, machine, data."""
+    """Yields differences in versions, user's modules, machine and data of the last trials."""
     old, new = (dataclasses.asdict(run.plan.code[-1]) for run in (left, right))
     for key, before, now in differences(old, new):
         yield f"{key} {before or 'none'!s:.60} -> {now or 'none'!s:.60}"
@@ -130,16 +154,22 @@ def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
 
 
 def _partners(left: Run, right: Run) -> list[tuple[int, int, tuple[Change, ...]]]:
-    """Numbers of audits most alike, of one mechanism, first of one adversary; and what differs."""
-    ranked, pairs, taken = [], dict[int, tuple[int, int, tuple[Change, ...]]](), set[int]()
-    cells = (enumerate(run.sweep.cells) for run in (left, right))
-    for (i, cell), (j, other) in itertools.product(*cells):
-        if cell.mechanism.name == other.mechanism.name:
-            changes = _changes(cell.identity(), other.identity())
-            unlike = cell.adversary.name != other.adversary.name, len(changes)
-            ranked.append((*unlike, i, j, changes))
-    for *_, i, j, changes in sorted(ranked, key=lambda pair: pair[:4]):
-        if i not in pairs and j not in taken:
+    """Pairs audits of one mechanism, the most alike first; prefers the same adversary.
+
+    Returns:
+        Numbers of both audits, and the settings that differ, in the order of the left run.
+    """
+    candidates = []
+    for i, cell in enumerate(left.sweep.cells):
+        for j, other in enumerate(right.sweep.cells):
+            if cell.mechanism.name == other.mechanism.name:
+                changes = _changes(cell.identity(), other.identity())
+                attacks_differ = cell.adversary.name != other.adversary.name
+                candidates.append((attacks_differ, len(changes), i, j, changes))
+    pairs = dict[int, tuple[int, int, tuple[Change, ...]]]()
+    matched = set[int]()
+    for *_, i, j, changes in sorted(candidates, key=lambda candidate: candidate[:4]):
+        if i not in pairs and j not in matched:
             pairs[i] = i, j, changes
-            taken.add(j)
+            matched.add(j)
     return [pairs[i] for i in sorted(pairs)]

@@ -1,4 +1,4 @@
-"""Numbers of a page of many audits: the browser draws from them what a reader opens.
+"""Numbers of a page of many audits, from which the browser draws the figures of a chosen one.
 
 A figure for each of 500 audits would take minutes to draw and megabytes to store. So a page of more
 than FEW audits begins with a map of all of them, and draws the figures of one when it is chosen.
@@ -7,7 +7,6 @@ than FEW audits begins with a map of all of them, and draws the figures of one w
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -17,7 +16,8 @@ import markupsafe
 import numpy as np
 import pandas as pd
 
-from ..plan.score_stream import Trials
+from ..plan.model import PlannedAudit
+from ..sweep.cell import Cell
 from .figures.whole_run import step_bounds
 from .measures import HitRate
 from .quote import Quote, claimed
@@ -25,7 +25,7 @@ from .tables import Run, with_options
 from .verdict import AuditAnswer
 from .words import OTHER_CURVE_MARK
 
-FEW = 40  # audits whose figures are drawn beforehand
+FEW = 40  # audits: with more, their figures are not drawn beforehand
 _BINS = 24  # of a histogram of scores
 _STEPS = 40  # of a line over steps
 _PANELS = 12  # maps side by side
@@ -45,7 +45,7 @@ class AuditMap:
     """A map of all audits: a panel for each value of further keys, a cell for each audit.
 
     Attributes:
-        across: name of the key from left to right, empty where cells stand in their order.
+        across: name of the key from left to right, empty if cells are in the order of audits.
         down: name of the key from top to bottom, empty likewise.
         columns: values of `across`.
         rows: values of `down`.
@@ -63,10 +63,9 @@ class AuditMap:
 
 def varied_keys(run: Run) -> tuple[Varied, ...]:
     """Returns the options of the grid that differ between audits, in the order of the table."""
-    audits = pd.DataFrame([(audit.id, audit.label) for audit in run.plan.audits])
-    audits.columns = pd.Index(["audit", "label"])
+    audits = pd.DataFrame([{"audit": audit.id, "label": audit.label} for audit in run.plan.audits])
     options = with_options(run, audits).drop(columns=["audit", "label"])
-    keys = list[Varied]()
+    keys = []
     for name in options.columns:
         values = tuple(map(_text, options[name]))
         if len(set(values)) > 1:
@@ -75,7 +74,12 @@ def varied_keys(run: Run) -> tuple[Varied, ...]:
 
 
 def audit_map(keys: Sequence[Varied], audits: int) -> AuditMap:
-    """Places audits by the two keys of the most values; other keys make panels."""
+    """Places audits by the two keys of the most values; other keys make panels.
+
+    Args:
+        keys: options that differ between audits.
+        audits: number of audits.
+    """
     by_size = sorted(keys, key=lambda key: -len(set(key.values)))
     if len(by_size) < 2:
         cells = tuple((audit, audit % _ACROSS, audit // _ACROSS) for audit in range(audits))
@@ -88,12 +92,12 @@ def audit_map(keys: Sequence[Varied], audits: int) -> AuditMap:
     panels = dict[str, list[tuple[int, int, int]]]()
     for audit in range(audits):
         title = ", ".join(f"{short(key.name)}={key.values[audit]}" for key in others)
-        place = columns.index(across.values[audit]), rows.index(down.values[audit])
-        panels.setdefault(title, []).append((audit, *place))
-    shown = itertools.islice(panels.items(), _PANELS)
-    drawn = tuple((title, tuple(cells)) for title, cells in shown)
-    left_out = len(panels) - len(drawn)
-    return AuditMap(short(across.name), short(down.name), columns, rows, drawn, left_out)
+        column = columns.index(across.values[audit])
+        row = rows.index(down.values[audit])
+        panels.setdefault(title, []).append((audit, column, row))
+    visible = tuple((title, tuple(cells)) for title, cells in list(panels.items())[:_PANELS])
+    left_out = len(panels) - len(visible)
+    return AuditMap(short(across.name), short(down.name), columns, rows, visible, left_out)
 
 
 def short(key: str) -> str:
@@ -102,36 +106,42 @@ def short(key: str) -> str:
 
 
 def numbers(run: Run, index: int, answer: AuditAnswer) -> dict[str, Any]:
-    """Returns what the browser draws of an audit, as plain JSON without NaN."""
-    audit = run.plan.audits[index]
-    bounds = step_bounds(run, audit).set_index("step")["bound"]
-    claims = next(iter(audit.claims.values()))
-    places = np.unique(np.linspace(0, len(audit.horizons) - 1, _STEPS).round().astype(int))
-    steps = [audit.horizons[place] for place in places]
+    """Returns the numbers of an audit that the browser draws, as plain JSON without NaN.
+
+    Args:
+        run: the run.
+        index: number of the audit.
+        answer: its verdict.
+    """
+    audit, cell = run.pairs[index]
+    quote = answer.quote
+    share = math.nan
+    if quote.epsilon is not None and 0 < quote.claim < math.inf:
+        share = quote.epsilon / quote.claim
     content: dict[str, Any] = {
         "id": audit.id,
         "label": audit.label,
         "verdict": str(answer.verdict),
         "reason": answer.reason,
-        "epsilon": _said(answer.quote),
-        "ratio": _rounded(_share(answer.quote)),
+        "epsilon": _sentence(quote),
+        "ratio": _rounded(share),
     }
-    if len(steps) > 1:
+    bounds = step_bounds(run, audit).set_index("step")["bound"]
+    claims = next(iter(audit.claims.values()))
+    spaced = np.linspace(0, len(audit.horizons) - 1, _STEPS).round().astype(int)
+    positions = np.unique(spaced)
+    if len(positions) > 1:
+        steps = [audit.horizons[position] for position in positions]
         content["steps"] = steps
         content["bounds"] = [_rounded(bounds.get(step, math.nan)) for step in steps]
-        content["claims"] = [_rounded(claims[place]) for place in places]
-    last = run.last_rows(audit).values()
-    content["estimates"] = [
-        [
-            row["estimator"],
-            _rounded(row["mu_lower"]),
-            _rounded(row["epsilon_lower"]),
-            OTHER_CURVE_MARK if row["assumes_other_curve"] else "",
-        ]
-        for row in last
-    ]
-    if run.sweep.cells[index].mechanism.sampled:
-        content |= _scores(run, index)
+        content["claims"] = [_rounded(claims[position]) for position in positions]
+    content["estimates"] = []
+    for row in run.last_rows(audit).values():
+        mark = OTHER_CURVE_MARK if row["assumes_other_curve"] else ""
+        values = _rounded(row["mu_lower"]), _rounded(row["epsilon_lower"])
+        content["estimates"].append([row["estimator"], *values, mark])
+    if cell.mechanism.sampled:
+        content |= _scores(run, audit, cell)
     return content
 
 
@@ -143,54 +153,45 @@ def data(content: Any) -> markupsafe.Markup:
     return markupsafe.Markup(text)
 
 
-def _scores(run: Run, index: int) -> dict[str, Any]:
-    """A histogram of the last step's scores by world, and the rate of right guesses."""
-    audit, cell = run.plan.audits[index], run.sweep.cells[index]
-    trials = Trials.joined(audit, run.prefix(audit))
+def _scores(run: Run, audit: PlannedAudit, cell: Cell) -> dict[str, Any]:
+    """Returns histograms of the last step's scores, and the rate of correct guesses."""
+    trials = run.trials(audit)
     content: dict[str, Any] = {}
     if audit.independent and len(trials.members):
         hits = HitRate.from_trials(trials, cell.audit.confidence)
         if hits is not None:
             rates = (hits.rate, hits.low, hits.high)
             content["hits"] = [hits.guesses, *(round(100 * rate, 2) for rate in rates)]
-    shown = trials.shown
-    last = shown.scores[:, -1] if len(shown.members) else np.empty(0)
+    scored = trials.shown
+    last = scored.scores[:, -1] if len(scored.members) else np.empty(0)
     finite = np.isfinite(last)
     if finite.any():
         with np.errstate(over="ignore", invalid="ignore"):
             edges = np.linspace(last[finite].min(), last[finite].max(), _BINS + 1)
         if np.isfinite(edges).all() and edges[0] < edges[-1]:
+            outside, _ = np.histogram(last[finite & ~scored.members], edges)
+            inside, _ = np.histogram(last[finite & scored.members], edges)
             ends = [_rounded(edges[0]), _rounded(edges[-1])]
-            worlds = (finite & ~shown.members, finite & shown.members)
-            counts = [np.histogram(last[world], edges)[0].tolist() for world in worlds]
-            content["scores"] = [ends, *counts]
+            content["scores"] = [ends, outside.tolist(), inside.tolist()]
     return content
 
 
 def _text(value: Any) -> str:
-    """Returns an option as people write it: tables make 3.0 of 3 where others have none."""
+    """Returns an option as text: 3 for 3.0, which tables make of it if some audits have none."""
     if isinstance(value, float):
         return "–" if math.isnan(value) else f"{value:.12g}"
     return str(value)
 
 
-def _said(quote: Quote) -> str:
-    relation = "=" if quote.exact else "≥"
+def _sentence(quote: Quote) -> str:
+    """Returns the quoted ε with its claim and level."""
     if quote.epsilon is None:
         return f"There is no ε to quote: {quote.reason}"
-    against = ""
-    if quote.claim < math.inf:
-        against = f" of the claimed {claimed(quote.claim)}"
-    return f"ε {relation} {quote.text}{against} ({quote.level})"
-
-
-def _share(quote: Quote) -> float:
-    """The quoted ε as a share of the claim; NaN where there is none of the two."""
-    if quote.epsilon is None or not 0 < quote.claim < math.inf:
-        return math.nan
-    return quote.epsilon / quote.claim
+    relation = "=" if quote.exact else "≥"
+    claim = f" of the claimed {claimed(quote.claim)}" if quote.claim < math.inf else ""
+    return f"ε {relation} {quote.text}{claim} ({quote.level})"
 
 
 def _rounded(value: float) -> float | None:
-    """Five digits of a number, which is more than a figure shows; None where it is not finite."""
+    """Returns five digits of a number, more than a figure shows; None if it is not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else None

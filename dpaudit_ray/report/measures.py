@@ -1,5 +1,4 @@
-"""What an audit's scores say beside its bounds: how often its bits are guessed right, what its
-models are worth, and the trade-off curve, with whether it is Gaussian."""
+"""Measures of an audit's scores beside its bounds: hit rate, utility, and the trade-off curve."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from scipy import special
 
 from .. import imports
 from ..accounting import Training
+from ..mechanisms.base import Claimed
 from ..plan import claims
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import Trials
@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class HitRate:
-    """`hits` of `guesses`, as `accuracy` counts them, and a two-sided interval for the rate."""
+    """The rate of correct guesses, counted as `accuracy` does, and its two-sided interval."""
 
     guesses: int
     hits: int
@@ -40,6 +40,7 @@ class HitRate:
 
     @property
     def rate(self) -> float:
+        """The share of correct guesses."""
         return self.hits / self.guesses
 
     @classmethod
@@ -53,24 +54,31 @@ class HitRate:
                 counter.fold(trials.scores[rows, -1], trials.members[rows])
         if counter.guesses == 0:
             return None
-        counts, alpha = (counter.hits, counter.guesses), (1 - confidence) / 2
-        low, high = clopper_pearson_lower(*counts, alpha), clopper_pearson_upper(*counts, alpha)
+        alpha = (1 - confidence) / 2
+        low = clopper_pearson_lower(counter.hits, counter.guesses, alpha)
+        high = clopper_pearson_upper(counter.hits, counter.guesses, alpha)
         return cls(counter.guesses, counter.hits, float(low), float(high))
 
 
 def utilities(audit: PlannedAudit, trials: Trials) -> Iterator[dict[str, Any]]:
-    """Each measure at the last step over all trainings ("any"), and by world where there are two.
+    """Yields each utility of the final models over all training runs ("any"), and by world.
 
     `mean` and its standard `error` are of so many `trainings`; `diverged` more gave no finite
-    value. Failed trials have no model. The trials of one training share what was measured.
+    value. Failed trials have no model. The canaries of one training run share its utility: then
+    there are no worlds.
+
+    Args:
+        audit: the audit.
+        trials: all its trials.
     """
-    every = max(audit.in_a_training, 1)
-    members, kept = trials.members[::every], ~trials.missed[::every]
-    worlds = {"any": kept}
-    if every == 1:
-        worlds |= {"in": kept & members, "out": kept & ~members}
+    canaries = max(audit.in_a_training, 1)
+    members = trials.members[::canaries]
+    trained = ~trials.missed[::canaries]
+    worlds = {"any": trained}
+    if canaries == 1:
+        worlds |= {"in": trained & members, "out": trained & ~members}
     for name, canary in itertools.product(trials.utility, worlds):
-        values = trials.utility[name][::every, -1][worlds[canary]]
+        values = trials.utility[name][::canaries, -1][worlds[canary]]
         finite = values[np.isfinite(values)]
         n = len(finite)
         yield {
@@ -93,61 +101,79 @@ class ObservedTradeOff:
 
     @classmethod
     def from_scores(cls, scores: npt.ArrayLike, members: npt.ArrayLike) -> ObservedTradeOff:
-        """Fits μ where both errors together are rarest: the point that most trials speak for."""
+        """Fits μ at the threshold with the smallest sum of error rates.
+
+        Args:
+            scores: float [n], at the last step.
+            members: bool [n], whether the canary was in.
+        """
         worlds = Worlds.observed(*checked(scores, members))
         thresholds = np.concatenate([[np.inf], worlds.midpoints(profile.MOST)[::-1], [-np.inf]])
-        # One half of an error per world: a perfect attack has no finite μ.
-        sizes = [max(size, 1) for size in worlds.sizes]
-        alpha, beta = (np.asarray(errors / size) for errors, size in
-                       zip(worlds.errors(thresholds), sizes, strict=True))  # fmt: skip
-        error = max(float((alpha + beta).min()), 1 / min(sizes)) / 2
+        false_positives, false_negatives = worlds.errors(thresholds)
+        outside, inside = (max(size, 1) for size in worlds.sizes)
+        alpha = np.asarray(false_positives / outside)
+        beta = np.asarray(false_negatives / inside)
+        # At least half an error per world: a perfect attack has no finite μ.
+        error = max(float((alpha + beta).min()), 1 / min(outside, inside)) / 2
         return cls(alpha, beta, max(-2 * float(special.ndtri(error)), 0.0))
 
     @property
     def saturated(self) -> bool:
-        """Whether some threshold errs nowhere: no number of trials so far shows an end."""
+        """Whether some threshold makes no error: then the trials bound the curve on one side."""
         return float((self.alpha + self.beta).min()) == 0
 
     @property
     def gap(self) -> float:
-        """Largest distance of the curve from the fit, in α or β, whichever is less: it is steep."""
+        """The largest distance of the curve from the fit, in α or β, whichever is smaller."""
         upwards = np.abs(self.beta - gaussian_trade_off(self.alpha, self.mu))
         sideways = np.abs(self.alpha - gaussian_trade_off(self.beta, self.mu))  # its own inverse
         return float(np.max(np.minimum(upwards, sideways)))
 
 
 def gaussian_trade_off(alpha: npt.ArrayLike, mu: float) -> Floats:
-    """G_μ(α) = Φ(Φ⁻¹(1 - α) - μ): the fewest misses of a μ-GDP mechanism (Dong et al., 2022)."""
+    """Returns G_μ(α) = Φ(Φ⁻¹(1 - α) - μ), the least β of a μ-GDP mechanism (Dong et al., 2022)."""
     return np.asarray(1 - gdp.true_positive_rate(alpha, mu), dtype=np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Curves that the last step's scores trace, and the claimed one."""
+    """The observed trade-off curve of the last step's scores, and the claimed one."""
 
     tradeoff: ObservedTradeOff
-    gaussian: bool  # False where one μ fits not all thresholds, at the audit's confidence
+    gaussian: bool  # False if no single μ fits all thresholds, at the audit's confidence
     claim: Curve
 
     @classmethod
     def from_trials(cls, cell: Cell, audit: PlannedAudit, trials: Trials) -> Profile:
+        """Computes the curves of an audit with independent trials."""
         scores, members = trials.with_errors(), trials.members
-        # No world of so many trials is larger, but by a chance of 1 in 16,000: one calibration
-        # does for all audits of that many, and a larger world has its own (`stats.error_rates`).
+        # A world of so many trials is larger once in 16,000 audits. So one calibration is enough
+        # for all audits of that many; a larger world gets its own (`stats.error_rates`).
         size = math.ceil(len(scores) / 2 + 2 * math.sqrt(len(scores)))
         along = profile.mu_profile(scores, members, cell.audit.confidence, size=size)
         observed = ObservedTradeOff.from_scores(scores, members)
         return cls(observed, along.gaussian, claimed_curve(cell, audit))
 
 
+def claimed_at_end(cell: Cell) -> Claimed:
+    """Returns the releases that accountants count for the complete training run."""
+    return cell.mechanism.claimed(cell.adversary, cell.horizons[-1])
+
+
 def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
-    """What the first accountant claims at the last step, at so many ε."""
+    """Returns the curve that the first accountant claims at the last step.
+
+    Args:
+        cell: the audit in the sweep.
+        audit: the audit in the plan.
+        points: number of ε at which δ is computed.
+    """
     accountant = next(iter(audit.claims))
     if audit.claim == math.inf:
         return gaussian(math.inf)
     if ":" in accountant and imports.is_data(accountant):  # its one recorded point
         return Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
-    training = cell.mechanism.claimed(cell.adversary, audit.horizons[-1]).training
+    training = claimed_at_end(cell).training
     return _curve(training, 2 * audit.claim, points, accountant)
 
 

@@ -1,4 +1,4 @@
-"""What the scores of each audit tell of membership, beside what its claim allows."""
+"""Membership rates of each audit, with those that its claim allows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ from ..stats.reference_attacks import membership as lira
 from .measures import claimed_curve
 from .tables import Run
 
-_MODELS = 100  # from which on LiRA is read: each record is in some of a half, and out of some
+_MODELS = 100  # training runs from which on LiRA is used: each record is in about half of them
 _POINT = ("fpr", "tpr", "tpr_low", "tpr_high", "claim")
 _MOST = 1_000_000  # trials that are read
-_FEWEST = 20  # trials: below, no FPR up to 1/2 is resolved
+_FEWEST = 20  # trials: with fewer, no FPR up to 1/2 is resolved
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """An audit's membership at its last step, and the curve of its claim."""
+    """Membership rates of an audit at its last step.
+
+    Attributes:
+        id: the audit's id.
+        label: its label.
+        shown: its rates.
+        claim: the claimed curve.
+    """
 
     id: str
     label: str
@@ -37,42 +44,54 @@ class Reading:
 
     @classmethod
     def of_audit(cls, run: Run, index: int, trials: Trials | None = None) -> Reading | None:
-        """Of an audit by its number; None where fewer than 20 trials ran, or of one world."""
-        audit, cell = run.plan.audits[index], run.sweep.cells[index]
-        trials = Trials.joined(audit, run.prefix(audit)) if trials is None else trials
+        """Reads the scores of an audit; None for fewer than 20 trials, or if one world is empty.
+
+        Args:
+            run: the run.
+            index: number of the audit.
+            trials: its trials, if they are already in memory.
+        """
+        audit, cell = run.pairs[index]
+        if trials is None:
+            trials = run.trials(audit)
         bits = trials.shown.members
         if len(bits) < _FEWEST or bits.all() or not bits.any():
             return None
-        if not cell.adversary.private_records:  # more would resolve nothing that is told
+        private_records = cell.adversary.private_records
+        if not private_records:  # more trials would change no digit that is shown
             trials = trials.first(max(_MOST // audit.together, 1) * audit.together)
-        level, matrices = cell.audit.confidence, matrix(audit, trials)
-        calibrated = cell.adversary.private_records and len(matrices[0]) >= _MODELS
-        shown = lira(*matrices, confidence=level) if calibrated else Membership(*matrices, level)
-        points = 60 if next(iter(audit.claims)) in ("gaussian", "rdp") else 12  # who answer at once
-        return cls(audit.id, audit.label, shown, claimed_curve(cell, audit, points))
+        scores, members = matrix(audit, trials)
+        if private_records and len(scores) >= _MODELS:
+            rates = lira(scores, members, confidence=cell.audit.confidence)
+        else:
+            rates = Membership(scores, members, cell.audit.confidence)
+        fast = next(iter(audit.claims)) in ("gaussian", "rdp")  # others take long for each point
+        claim = claimed_curve(cell, audit, points=60 if fast else 12)
+        return cls(audit.id, audit.label, rates, claim)
 
     @property
     def entry(self) -> dict[str, Any]:
-        """All numbers, as JSON has them: `points` by FPR, with the `claim` at each."""
-        shown, points = self.shown, list[dict[str, float]]()
-        for fpr, rate in shown.points.items():
+        """All rates as in JSON: `points` by FPR, with the `claim` at each."""
+        points = []
+        for fpr, rate in self.shown.points.items():
             claim = float(self.claim.true_positive_rate(fpr)[0])
-            points.append(dict(zip(_POINT, (fpr, *dataclasses.astuple(rate), claim), strict=True)))
+            values = (fpr, *dataclasses.astuple(rate), claim)
+            points.append(dict(zip(_POINT, values, strict=True)))
         return {
-            "trainings": len(shown.scores),
-            "confidence": shown.confidence,
+            "trainings": len(self.shown.scores),
+            "confidence": self.shown.confidence,
             "points": points,
-            "auc": dataclasses.asdict(shown.auc),
-            "balanced_accuracy": dataclasses.asdict(shown.balanced_accuracy),
+            "auc": dataclasses.asdict(self.shown.auc),
+            "balanced_accuracy": dataclasses.asdict(self.shown.balanced_accuracy),
         }
 
     @property
     def sentences(self) -> Iterator[str]:
-        """The same in words; the first is of the least FPR that is resolved."""
-        shown = self.shown
-        for fpr, rate in reversed(shown.points.items()):
-            yield membership.sentence(fpr, rate, shown.confidence, self.claim)
-        for name, rate in (("AUC", shown.auc), ("balanced accuracy", shown.balanced_accuracy)):
+        """All rates as sentences; the first is on the least FPR that is resolved."""
+        for fpr, rate in reversed(self.shown.points.items()):
+            yield membership.sentence(fpr, rate, self.shown.confidence, self.claim)
+        summary = {"AUC": self.shown.auc, "balanced accuracy": self.shown.balanced_accuracy}
+        for name, rate in summary.items():
             if math.isnan(rate.value):
                 yield f"{name} unknown: its threshold is fitted to other training runs"
             else:
@@ -80,13 +99,15 @@ class Reading:
 
     @property
     def curves(self) -> pd.DataFrame:
-        """The ROC curve and its claim as a table: series, x, y, low, high."""
-        roc, rates = self.shown.roc, np.geomspace(self.shown.least_fpr, 1, 100)
-        tpr, low, high = np.array([dataclasses.astuple(rate) for rate in roc.values()]).T
-        steps = pd.DataFrame({"x": [*roc], "y": tpr, "low": low, "high": [*high[1:], 1.0]})
-        most = pd.DataFrame({"x": rates, "y": self.claim.true_positive_rate(rates)})
-        parts = {self.label: steps, f"claim: {self.label}": most}
-        return pd.concat(parts, names=["series"]).reset_index("series")
+        """The ROC curve and its claim as a table with columns series, x, y, low, high."""
+        fpr = list(self.shown.roc)
+        rates = [dataclasses.astuple(rate) for rate in self.shown.roc.values()]
+        observed = pd.DataFrame(rates, columns=["y", "low", "high"]).assign(x=fpr)
+        observed["high"] = observed["high"].shift(-1, fill_value=1.0)  # holds up to the next FPR
+        x = np.geomspace(self.shown.least_fpr, 1, 100)
+        allowed = pd.DataFrame({"x": x, "y": self.claim.true_positive_rate(x)})
+        tables = {self.label: observed, f"claim: {self.label}": allowed}
+        return pd.concat(tables, names=["series"]).reset_index("series")
 
 
 def matrix(audit: PlannedAudit, trials: Trials) -> tuple[Scores, Members]:
@@ -94,28 +115,35 @@ def matrix(audit: PlannedAudit, trials: Trials) -> tuple[Scores, Members]:
 
     ±inf become the nearest finite score, NaN the lowest. Trials of an unfinished training run are
     dropped if there is a complete one.
+
+    Args:
+        audit: the audit.
+        trials: its trials.
     """
     rows = max(len(trials.members) // audit.together, 1)
     trials = trials.first(rows * audit.together)
-    scores, shape = trials.with_errors(), (rows, -1)
+    scores = trials.with_errors()
     finite = scores[np.isfinite(scores)] if np.isfinite(scores).any() else np.zeros(1)
     scores = np.clip(np.nan_to_num(scores, nan=-np.inf), finite.min(), finite.max())
-    return scores.reshape(shape), trials.members.reshape(shape)
+    return scores.reshape(rows, -1), trials.members.reshape(rows, -1)
 
 
 def entries(run: Run) -> dict[str, dict[str, Any]]:
-    """`Reading.entry` of every audit that has one, by the audit's id."""
+    """Returns `Reading.entry` of each audit that has one, by the audit's id."""
     readings = (Reading.of_audit(run, index) for index in range(len(run.plan.audits)))
     return {reading.id: reading.entry for reading in readings if reading is not None}
 
 
 def table(run: Run) -> pd.DataFrame:
-    """A row for each audit and resolved FPR; one without an FPR where none is resolved."""
-    labels, rows = {audit.id: audit.label for audit in run.plan.audits}, list[dict[str, Any]]()
+    """Returns a row for each audit and resolved FPR; one without an FPR if none is resolved."""
+    rows = []
+    labels = {audit.id: audit.label for audit in run.plan.audits}
     for name, entry in entries(run).items():
-        whole = {"audit": name, "label": labels[name], "trainings": entry["trainings"]}
+        summary = {"audit": name, "label": labels[name], "trainings": entry["trainings"]}
         for key in ("auc", "balanced_accuracy"):
-            whole[key] = entry[key]["value"]
-            whole |= {f"{key}_{end}": entry[key][end] for end in ("low", "high")}
-        rows += [whole | point for point in entry["points"] or [dict.fromkeys(_POINT, math.nan)]]
+            summary[key] = entry[key]["value"]
+            summary[f"{key}_low"] = entry[key]["low"]
+            summary[f"{key}_high"] = entry[key]["high"]
+        for point in entry["points"] or [dict.fromkeys(_POINT, math.nan)]:
+            rows.append(summary | point)
     return pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""The HTML report, one self-contained file, and a notebook's card; text of others is escaped."""
+"""The HTML report, one self-contained file, and a notebook's card; both escape foreign text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import markupsafe
 from .. import __version__
 from ..errors import lines, percent, plain
 from . import many_audits, words
-from .quote import claimed
+from .quote import claimed, epsilon_text
 from .tables import Run, overview
 from .verdict import Answer, Progress
 
@@ -25,13 +25,15 @@ def write(run: Run, progress: Progress | None = None) -> str:
     """Writes report.html and figures/ into the run directory; returns the report's address.
 
     Args:
-        run: what is shown.
-        progress: called with the number of judged audits and of all, where a verdict is computed.
+        run: the run.
+        progress: called with the number of judged audits and of all, if a verdict is computed.
     """
     from . import sections  # matplotlib takes a while to load
 
     templates = environment()
-    files = ("report.js", "many.js") if len(run.plan.audits) > many_audits.FEW else ("report.js",)
+    files = ["report.js"]
+    if len(run.plan.audits) > many_audits.FEW:
+        files.append("many.js")
     script = "".join(templates.get_template(file).render() for file in files)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = templates.get_template("report.html.j2").render(
@@ -49,7 +51,13 @@ def write(run: Run, progress: Progress | None = None) -> str:
 
 
 def notebook_card(run: Run, answer: Answer, figure: bytes) -> str:
-    """A run as a notebook shows it: verdict, a table, and a figure, a PNG file's content."""
+    """Returns a run as HTML for a notebook: verdict, table and figure.
+
+    Args:
+        run: the run.
+        answer: its verdict in words.
+        figure: content of a PNG file.
+    """
     quotes = [audit.quote for audit in answer.audits]
     template = environment().get_template("card.html.j2")
     return template.render(
@@ -63,7 +71,7 @@ def notebook_card(run: Run, answer: Answer, figure: bytes) -> str:
 
 
 def environment(**options: Any) -> jinja2.Environment:
-    """This package's templates, with Jinja's own `options`."""
+    """Returns the environment of this package's templates, with further `options` of Jinja."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("dpaudit_ray.report"),
         autoescape=True,
@@ -73,24 +81,27 @@ def environment(**options: Any) -> jinja2.Environment:
     )
     templates.filters |= {
         "claimed": claimed,
+        "significant": epsilon_text,
         "plain": plain,
         "percent": percent,
         "coded": _coded,
+        "embedded": _embedded,
         "short": many_audits.short,
         "measure": words.MEASURES.__getitem__,
     }
-    templates.filters["embedded"] = lambda png: (
-        f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    )
     return templates
 
 
+def _embedded(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
 def _coded(text: str) -> markupsafe.Markup:
-    """Text in which `words` are code."""
+    """Returns text as HTML, with what is in backticks as code."""
     escaped = str(markupsafe.escape(lines(text)))
     return markupsafe.Markup(re.sub("`([^`]*)`", r"<code>\1</code>", escaped))
 
 
 def _shown(value: Any) -> Any:
-    """Text as it may be shown; what is markup was made here, from text that had been shown."""
+    """Returns text without control characters; markup is made here, from such text."""
     return lines(value) if type(value) is str else value

@@ -1,8 +1,8 @@
-"""The one ε of an audit that people quote, wherever they look: terminal, page, notebook and files.
+"""The one ε of an audit that is quoted everywhere: in the terminal, page, notebook and files.
 
-It is the bound of what stands for the audit at its last recorded step, at the level at which all
-bounds of the run hold together. Which it is follows from the sweep, with one exception: a number
-that rests on something unproved is not quoted above a claim that nothing refutes.
+It is the bound by the audit's first estimator at its last recorded step, at the level at which all
+bounds of the run hold simultaneously. The sweep decides which bound it is, with one exception: a
+number that assumes something unproved is not quoted above a claim that nothing refutes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,26 @@ from ..errors import percent, plain
 from ..stats import Status
 from .tables import EXACT, Run, assumption_free, may_exceed_claim, representative
 
+_SMALLEST_PLAIN = 0.01  # of an ε with three decimals
+PROVED = ("assumption-free", "Gaussian steps", EXACT)  # the assumptions of a certified ε
+
 
 @dataclasses.dataclass(frozen=True)
 class Quote:
-    """The lower bound of an audit that is quoted, and all that is said with it.
+    """The quoted lower bound of an audit, with its meaning.
 
-    `epsilon`, at `delta`, is None where there is none to quote; `reason` says why. Where it holds
-    `together` with all other bounds of the run, it does so at `confidence`.
+    Attributes:
+        label: the audit's label.
+        epsilon: the bound; None if there is none to quote.
+        delta: its δ.
+        confidence: its confidence.
+        assumes: its assumption, in the words of `Status.assumes`.
+        claim: ε that the accountant claims for the same step.
+        accountant: the first of the audit.
+        estimator: the estimator of the bound.
+        step: the recorded step.
+        together: whether it holds simultaneously with all other bounds of the run.
+        reason: why there is no ε to quote.
     """
 
     label: str
@@ -29,7 +42,7 @@ class Quote:
     delta: float
     confidence: float
     assumes: str
-    claim: float  # by the accountant, at the same step
+    claim: float
     accountant: str
     estimator: str
     step: int
@@ -38,22 +51,26 @@ class Quote:
 
     @property
     def above(self) -> bool:
+        """Whether the quoted ε is above the claim."""
         return self.epsilon is not None and self.epsilon > self.claim
 
     @property
     def text(self) -> str:
-        """The number as it is shown everywhere, `none` without one."""
+        """The quoted ε as it is shown everywhere, `none` without one."""
         return "none" if self.epsilon is None else epsilon_text(self.epsilon)
 
     @property
     def level(self) -> str:
+        """δ, confidence and assumption."""
         share = percent(self.confidence)
-        words = {EXACT: EXACT, "not final": f"not final: {share} holds only after all trials"}
-        return f"δ = {plain(self.delta)}, {words.get(self.assumes, f'{share}, {self.assumes}')}"
+        level = f"{share}, {self.assumes}"
+        if self.assumes == "not final":
+            level = f"not final: {share} holds only after all trials"
+        return f"δ = {plain(self.delta)}, {EXACT if self.exact else level}"
 
     @property
     def exact(self) -> bool:
-        """Whether no trials are behind it: then it is ε, and no lower bound."""
+        """Whether it is computed without trials: then it is ε, not a lower bound."""
         return self.assumes == EXACT
 
 
@@ -66,39 +83,52 @@ def epsilon_text(epsilon: float, digits: int = 3) -> str:
     return f"{epsilon:,.{digits}f}"
 
 
-_SMALLEST_PLAIN = 0.01  # of an ε with three decimals
-PROVED = ("assumption-free", "Gaussian steps", EXACT)  # what a certified ε assumes
-
-
 def claimed(epsilon: float, digits: int = 3) -> str:
-    """The ε of a claim as it is shown; `nothing` where all may leak."""
+    """Returns the ε of a claim as text; `nothing` if it is infinite, since nothing is claimed."""
     return "nothing" if epsilon == math.inf else epsilon_text(epsilon, digits)
 
 
 def quote(run: Run, index: int, refuted: bool = False) -> Quote:
-    """The quote of an audit by its number; `refuted`: trials refute its claim."""
-    audit, cell = run.plan.audits[index], run.sweep.cells[index]
-    rows, first = run.last_rows(audit), representative(run, audit)
-    accountant, step = next(iter(audit.claims)), audit.horizons[-1]
-    row, sampled, level = rows.get(first), cell.mechanism.sampled, cell.audit
-    none = Quote(audit.label, None, level.delta, level.confidence, "", audit.claim, accountant,
-                 first, step, False)  # fmt: skip
-    if row is None or (sampled and run.done(audit) == 0):
+    """Returns the quote of an audit.
+
+    Args:
+        run: the run.
+        index: number of the audit.
+        refuted: whether trials refute its claim.
+    """
+    audit, cell = run.pairs[index]
+    rows = run.last_rows(audit)
+    estimator = representative(run, audit)
+    none = Quote(
+        label=audit.label,
+        epsilon=None,
+        delta=cell.audit.delta,
+        confidence=cell.audit.confidence,
+        assumes="",
+        claim=audit.claim,
+        accountant=next(iter(audit.claims)),
+        estimator=estimator,
+        step=audit.horizons[-1],
+        together=False,
+    )
+    row = rows.get(estimator)
+    if row is None or (cell.mechanism.sampled and run.done(audit) == 0):
         return dataclasses.replace(none, reason="nothing is measured yet")
-    if not sampled:
+    if not cell.mechanism.sampled:
         epsilon = float(row["epsilon_lower"])
         return dataclasses.replace(none, epsilon=epsilon, assumes=EXACT, together=True)
-    whole = _with(none, row, run.sweep.budget.confidence)
-    if not whole.above or may_exceed_claim(row, refuted):
-        return whole
-    if (free := assumption_free(rows, row)) is not None:
-        return _with(none, free, run.sweep.budget.confidence)
-    reason = f"what {first} shows ({whole.assumes}) is above the claim, and does not refute it"
-    return dataclasses.replace(whole, epsilon=None, reason=reason)
+    first = _with_row(none, row, run.sweep.budget.confidence)
+    if not first.above or may_exceed_claim(row, refuted):
+        return first
+    free = assumption_free(rows, row)
+    if free is not None:
+        return _with_row(none, free, run.sweep.budget.confidence)
+    reason = f"what {estimator} shows ({first.assumes}) is above the claim, and does not refute it"
+    return dataclasses.replace(first, epsilon=None, reason=reason)
 
 
-def _with(none: Quote, row: dict[Any, Any], confidence: float) -> Quote:
-    """A quote with the bound of a row: at the level of all together where it has one."""
+def _with_row(none: Quote, row: dict[Any, Any], confidence: float) -> Quote:
+    """Returns a quote of a row's bound, familywise at `confidence` if it has such a bound."""
     together = float(row["epsilon_lower_together"])
     holds = not math.isnan(together)
     return dataclasses.replace(

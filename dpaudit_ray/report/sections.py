@@ -1,4 +1,7 @@
-"""Sections of the page: a function each, called in `all_sections`; the template shows the rest."""
+"""Content of the report's page: a function for each section, all called by `all_sections`.
+
+Each returns a mapping for the template `report.html.j2`, which has the words around it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import numpy as np
 import pandas as pd
 
 from ..plan import outcomes
-from ..plan.score_stream import Trials
 from ..plugins import Plugin
 from ..stats import Status
 from ..storage.scores import UTILITY
@@ -22,37 +24,45 @@ from .measures import HitRate, Profile, utilities
 from .membership_rates import Reading
 from .tables import Run, overview
 
-Content = dict[str, Any]  # by the names that the template has for it
+Content = dict[str, Any]  # by the names in the template
 _LISTED = 6  # values of an option that varies
 
 
 def all_sections(run: Run, progress: verdict.Progress | None = None) -> Content:
-    """Everything that the page says; writes the figures of the run beside it."""
+    """Returns the content of the page; writes the figures of the run into its directory.
+
+    Args:
+        run: the run.
+        progress: called with the number of judged audits and of all, if a verdict is computed.
+    """
     number = len(run.plan.audits)
     if number > many_audits.FEW:
         content = _many(run, progress)
     else:
-        audits = [_audit(run, index) for index in range(number)]  # trials of one at once
-        answered = verdict.current(run, progress)
-        content = _answer(run, audits, answered) | _figures(run, audits) | {"many": False}
-    content |= _audited(run)
-    return content | _reading(run) | _failed(run)
+        audits = [_audit(run, index) for index in range(number)]  # with the trials of one at once
+        answer = verdict.current(run, progress)
+        content = _answer(run, audits, answer) | _figures(run, audits) | {"many": False}
+    return content | _options(run) | _reading(run) | _failed(run)
 
 
 def _audit(run: Run, index: int) -> Content:
-    """What is said of one audit; its curve and guesses are drawn where trials are independent."""
-    audit, cell = run.plan.audits[index], run.sweep.cells[index]
-    trials, estimates = Trials.joined(audit, run.prefix(audit)), run.rows(audit)
-    shown, final = trials.shown, estimates[estimates["step"] == audit.horizons[-1]]
+    """Returns the content on one audit, with its figure.
+
+    Its trade-off curve and guesses are drawn only if its trials are independent.
+    """
+    audit, cell = run.pairs[index]
+    trials = run.trials(audit)
+    estimates = run.rows(audit)
+    final = estimates[estimates["step"] == audit.horizons[-1]]
+    rows = final.drop_duplicates("estimator").to_dict("records")
+    for row in rows:
+        row["assumes"] = Status(row["status"]).assumes(row["mu_lower"])
     content: Content = {
         "id": audit.id,
         "label": audit.label,
         "delta": cell.audit.delta,
         "confidence": cell.audit.confidence,
-        "estimates": [
-            row | {"assumes": Status(row["status"]).assumes(row["mu_lower"])}
-            for row in final.drop_duplicates("estimator").to_dict("records")
-        ],
+        "estimates": rows,
         "other_curve": bool(final["assumes_other_curve"].any()),
         "claims": {name: values[-1] for name, values in audit.claims.items()},
         "sampled": cell.mechanism.sampled,
@@ -61,117 +71,132 @@ def _audit(run: Run, index: int) -> Content:
         "utility": list(utilities(audit, trials)),
         **dict.fromkeys(("counts", "figure", "curves", "hits", "membership", "roc")),
     }
-    curves, sampled = None, bool(len(shown.members))
-    if not len(estimates) or (cell.mechanism.sampled and not sampled):
+    scored = trials.shown
+    has_scores = bool(len(scored.members))
+    if not len(estimates) or (cell.mechanism.sampled and not has_scores):
         return content
-    if sampled:
-        diverged = ~np.isfinite(shown.scores[:, -1])
+    curves = None
+    if has_scores:
+        diverged = ~np.isfinite(scored.scores[:, -1])
         content["counts"] = {
-            "inside": int(shown.members.sum()),
-            "outside": int((~shown.members).sum()),
-            "diverged_inside": int((diverged & shown.members).sum()),
-            "diverged_outside": int((diverged & ~shown.members).sum()),
+            "inside": int(scored.members.sum()),
+            "outside": int((~scored.members).sum()),
+            "diverged_inside": int((diverged & scored.members).sum()),
+            "diverged_outside": int((diverged & ~scored.members).sum()),
             "missed": int(trials.missed.sum()),
         }
-    if sampled and (reading := Reading.of_audit(run, index, trials)) is not None:
-        content["membership"], content["roc"] = list(reading.sentences), reading.curves
-    if sampled and audit.independent:
-        content["curves"] = curves = Profile.from_trials(cell, audit, trials)
-        content["hits"] = HitRate.from_trials(trials, cell.audit.confidence)
-        # Of an accountant that may not be imported, δ(0) is not known.
-        allowed = (1 + float(curves.claim.deltas[0])) / 2
-        content["most"] = allowed if curves.claim.epsilons[0] == 0 else math.nan
-    figure = one_audit.audit_figure(audit.label, estimates, shown, curves)
+        reading = Reading.of_audit(run, index, trials)
+        if reading is not None:
+            content["membership"] = list(reading.sentences)
+            content["roc"] = reading.curves
+        if audit.independent:
+            curves = Profile.from_trials(cell, audit, trials)
+            content["curves"] = curves
+            content["hits"] = HitRate.from_trials(trials, cell.audit.confidence)
+            # For an accountant that may not be imported, δ(0) is not known.
+            known = curves.claim.epsilons[0] == 0
+            content["most"] = (1 + float(curves.claim.deltas[0])) / 2 if known else math.nan
+    figure = one_audit.audit_figure(audit.label, estimates, scored, curves)
     run.directory.write_figure(f"{audit.id}.png", figure)
     return content | {"figure": figure}
 
 
-def _answer(run: Run, contents: list[Content], answered: verdict.Answer) -> Content:
-    """The verdict with its reasons, and the table of all audits."""
+def _answer(run: Run, contents: list[Content], answer: verdict.Answer) -> Content:
+    """Returns the verdict with its reasons, and the table of all audits.
+
+    Args:
+        run: the run.
+        contents: further content on each audit.
+        answer: the verdict in words.
+    """
     rows = overview(run)
-    quotes = [audit.quote for audit in answered.audits]
-    audits = [
-        entry | {"row": row, "verdict": audit.verdict, "reason": audit.reason, "quote": audit.quote}
-        for entry, row, audit in zip(contents, rows, answered.audits, strict=True)
-    ]
+    audits = []
+    for content, row, audit in zip(contents, rows, answer.audits, strict=True):
+        judged = {"verdict": audit.verdict, "reason": audit.reason, "quote": audit.quote}
+        audits.append(content | {"row": row} | judged)
+    quotes = [audit.quote for audit in answer.audits]
     return {
-        "answer": answered,
+        "answer": answer,
         "audits": audits,
         "relation": words.relation(quotes),
         "level": min(cell.audit.confidence for cell in run.sweep.cells),
         "heading": words.heading(quotes),
         "below": words.below(quotes),
-        "measured": [name for name in UTILITY if any(row[name] == row[name] for row in rows)],
+        "measured": [name for name in UTILITY if not all(math.isnan(row[name]) for row in rows)],
         "interim": any(row["interim"] for row in rows),
     }
 
 
-def _audited(run: Run) -> Content:
-    """What was audited: the options that were asked for, by key, and what each adversary does."""
-    stated = dict[str, dict[str, None]]()
-    for cell, audit in zip(run.sweep.cells, run.plan.audits, strict=True):
-        pairs = ", in pairs that share their noise" * audit.paired
-        trials = f"{audit.trials:,}{pairs}" if cell.mechanism.sampled else "none: ε is computed"
-        facts = {"mechanism": cell.mechanism.identity(), "adversary": cell.adversary.identity()}
-        (options,) = pd.json_normalize(facts | {"trials": trials}).to_dict("records")
+def _options(run: Run) -> Content:
+    """Returns the options of the sweep by key, with a sentence on each adversary."""
+    by_key = collections.defaultdict[str, dict[str, None]](dict)  # values in their order
+    for audit, cell in run.pairs:
+        trials = "none: ε is computed"
+        if cell.mechanism.sampled:
+            pairs = ", in pairs that share their noise" if audit.paired else ""
+            trials = f"{audit.trials:,}{pairs}"
+        mechanism, adversary = cell.mechanism, cell.adversary
+        nested = {"mechanism": mechanism.identity(), "adversary": adversary.identity()}
+        (options,) = pd.json_normalize(nested | {"trials": trials}).to_dict("records")
         if not cell.unimported:
-            does = (inspect.getdoc(type(cell.adversary)) or "").partition("\n")[0]
-            options["adversary.name"] = f"{cell.adversary.name}: {does.replace('`', '')}"
-        if isinstance(sampler := getattr(cell.mechanism, "sampling", None), Plugin):
-            options["mechanism.sampling.name"] = sampler.address  # that of the default, too
+            summary = (inspect.getdoc(type(adversary)) or "").partition("\n")[0]
+            options["adversary.name"] = f"{adversary.name}: {summary.replace('`', '')}"
+        sampling = getattr(mechanism, "sampling", None)
+        if isinstance(sampling, Plugin):
+            options["mechanism.sampling.name"] = sampling.address  # also if it is the default
         for key in sorted(map(str, options), key=lambda key: not key.endswith(".name")):
-            stated.setdefault(key, {})[f"{options[key]}"] = None
-    stated.pop("mechanism.revision", None)
+            by_key[key][f"{options[key]}"] = None
+    by_key.pop("mechanism.revision", None)
     audited = {}
-    for key, values in stated.items():
-        more = [f"{len(values) - _LISTED} more"] * (len(values) > _LISTED)
-        audited[key] = [*list(values)[:_LISTED], *more]
+    for key, values in by_key.items():
+        listed = list(values)[:_LISTED]
+        if len(values) > _LISTED:
+            listed.append(f"{len(values) - _LISTED} more")
+        audited[key] = listed
     return {"audited": audited}
 
 
 def _many(run: Run, progress: verdict.Progress | None) -> Content:
-    """The map and the table of many audits, and the numbers of what the browser draws."""
-    answered = verdict.current(run, progress)
-    entries: list[Content] = []
-    for index, (audit, answer) in enumerate(zip(run.plan.audits, answered.audits, strict=True)):
-        numbers = many_audits.numbers(run, index, answer)
-        entries.append({"id": audit.id, "numbers": numbers})
-    content = _answer(run, entries, answered)
+    """Returns the map and the table of many audits, and the numbers that the browser draws."""
+    answer = verdict.current(run, progress)
+    numbers = [many_audits.numbers(run, index, audit) for index, audit in enumerate(answer.audits)]
+    entries: list[Content] = [{"id": each["id"], "numbers": each} for each in numbers]
     keys = many_audits.varied_keys(run)
-    placed = many_audits.audit_map(keys, len(entries))
-    drawn = {"map": dataclasses.asdict(placed), "audits": [it["numbers"] for it in entries]}
-    counts = collections.Counter(str(audit.verdict) for audit in answered.audits)
-    return content | {
+    audit_map = many_audits.audit_map(keys, len(entries))
+    data = many_audits.data({"map": dataclasses.asdict(audit_map), "audits": numbers})
+    counts = collections.Counter(str(audit.verdict) for audit in answer.audits)
+    return _answer(run, entries, answer) | {
         "many": True,
         "keys": keys,
-        "map": placed,
+        "map": audit_map,
         "facets": {str(kind): counts[kind] for kind in verdict.Verdict if counts[kind]},
-        "data": many_audits.data(drawn),
+        "data": data,
         "sampled": any(cell.mechanism.sampled for cell in run.sweep.cells),
         "pictures": [],
     }
 
 
 def _figures(run: Run, audits: list[Content]) -> Content:
-    pictures = []
+    """Draws the figures of the whole run, and writes them into its directory."""
+    figures = list(whole_run.all_figures(run))
     curves = [audit["roc"] for audit in audits if audit["roc"] is not None]
-    text = "Members that the scores of the first six audits find, with bands and claims"
-    roc = [("membership", text, whole_run.roc_figure(curves))] if curves else []
-    for name, text, figure in (*whole_run.all_figures(run), *roc):
+    if curves:
+        caption = "Members that the scores of the first six audits find, with bands and claims"
+        figures.append(("membership", caption, whole_run.roc_figure(curves)))
+    for name, _, figure in figures:
         run.directory.write_figure(f"{name}.png", figure)
-        pictures.append({"text": text, "figure": figure})
-    return {"pictures": pictures}
+    return {"pictures": [{"text": caption, "figure": figure} for _, caption, figure in figures]}
 
 
 def _reading(run: Run) -> Content:
-    """What the words mean, and at which level bounds hold."""
-    table, budget = run.table, run.sweep.budget
-    pairs = table[["status", "mu_lower"]].itertuples(index=False)
+    """Returns the meaning of words and marks, and the level of the bounds."""
+    table = run.table
+    pairs = zip(table["status"], table["mu_lower"], strict=True)
     assumed = {Status(status).assumes(mu) for status, mu in pairs}
     reading = [*words.explained(sorted(assumed)), *words.conditions(assumed, run.sweep.cells)]
     reading.append(words.MU)
-    if budget.audits:
-        reading.append(words.level(budget))
+    if run.sweep.budget.audits:
+        reading.append(words.level(run.sweep.budget))
     reading.append(words.AS_WRITTEN)
     if table["above_claim"].any():
         reading.append(words.ABOVE)
@@ -182,14 +207,17 @@ def _reading(run: Run) -> Content:
 
 
 def _failed(run: Run) -> Content:
-    """All that has failed and was not done since: packs by kind, single trials, preparations."""
-    where, failed = (run.directory, run.plan), list[dict[str, str]]()
-    recorded = outcomes.failed(*where)
+    """Returns all failures that were not repeated since: packs, single trials, preparations."""
+    files = run.directory, run.plan
+    recorded = outcomes.failed(*files)
+    failed = []
     for kind in outcomes.by_kind(recorded, run.plan):
         packs = "" if kind.packs == 1 else f"{kind.packs:,} packs of "
-        what = f"{kind.label}: {packs}trials {kind.first:,}-{kind.last:,} failed: {kind.message}"
-        detail = next(first.traceback for first in recorded if first.kind == kind.kind)
-        failed.append({"what": what, "detail": detail})
-    parts = outcomes.part_lines(outcomes.failed_parts(*where), run.plan)
-    lines = (*outcomes.missed_lines(*where), *parts)
-    return {"failed": failed + [{"what": line, "detail": ""} for line in lines]}
+        trials = f"{packs}trials {kind.first:,}-{kind.last:,}"
+        traceback = next(failure.traceback for failure in recorded if failure.kind == kind.kind)
+        what = f"{kind.label}: {trials} failed: {kind.message}"
+        failed.append({"what": what, "detail": traceback})
+    parts = outcomes.part_lines(outcomes.failed_parts(*files), run.plan)
+    for line in (*outcomes.missed_lines(*files), *parts):
+        failed.append({"what": line, "detail": ""})
+    return {"failed": failed}

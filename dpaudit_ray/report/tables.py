@@ -42,57 +42,59 @@ class Run:
 
     @classmethod
     def open(cls, location: str) -> Run:
-        """Raises RunDirectoryError when there is no readable run at `location`."""
+        """Opens a run. Raises RunDirectoryError if there is no readable one at `location`."""
         directory = RunDirectory(location, OPENING)
         sweep, plan = planning.read(directory)
         estimates = directory.estimates(record.most_estimates(sweep, plan))
-        names = {spec.name for cell in sweep.cells for spec in cell.audit.estimators}
         # One that was not imported may derive from any mechanism of this package.
-        kinds = {type(cell.mechanism) for cell in sweep.cells} | {*registry(Mechanism).values()}
-        names |= {name for kind in kinds for name in kind.exact_estimators}
+        mechanisms = {*registry(Mechanism).values()}
+        names = set[str]()
+        for cell in sweep.cells:
+            mechanisms.add(type(cell.mechanism))
+            names.update(spec.name for spec in cell.audit.estimators)
+        for mechanism in mechanisms:
+            names.update(mechanism.exact_estimators)
         record.check_estimates(estimates, plan, directory, names)
         return cls(directory, sweep, plan, estimates)
 
-    def cell(self, audit: PlannedAudit) -> Cell:
-        return self.sweep.cells[self.number(audit)]
-
-    def number(self, audit: PlannedAudit) -> int:
-        """Returns the number of an audit in the plan."""
-        return self._numbers[audit.id]
+    @property
+    def pairs(self) -> list[tuple[PlannedAudit, Cell]]:
+        """All audits, as they are planned and as the sweep file states them."""
+        return list(zip(self.plan.audits, self.sweep.cells, strict=True))
 
     def done(self, audit: PlannedAudit) -> int:
-        """Finished trials of an audit."""
-        return FinishedTrials(self.directory, self.plan, self.number(audit)).stored_trials
+        """Returns the number of finished trials of an audit."""
+        return FinishedTrials(self.directory, self.plan, self.numbers[audit.id]).stored_trials
 
     def prefix(self, audit: PlannedAudit) -> Iterator[ConsumedPack]:
-        """The trials that the audit's estimates rest on."""
-        index = self.number(audit)
+        """Yields the trials that the audit's estimates rest on."""
+        index = self.numbers[audit.id]
         return outcomes.finished_trials(self.directory, self.sweep, self.plan, index).packs()
 
+    def trials(self, audit: PlannedAudit) -> Trials:
+        """Reads all trials that the audit's estimates rest on."""
+        return Trials.joined(audit, self.prefix(audit))
+
     def above(self, audit: PlannedAudit) -> bool:
-        """Whether a bound that holds together with all others of the run exceeds its claim."""
-        return audit.id in self._above
+        """Returns whether a bound that holds simultaneously with all others exceeds its claim."""
+        return bool(self.rows(audit)["above_claim"].any())
 
     def rows(self, audit: PlannedAudit) -> pd.DataFrame:
-        """The rows of an audit in `table`."""
-        return self.table.take(self._places.get(audit.id, []))
+        """Returns the rows of an audit in `table`."""
+        return self.table.take(self._positions.get(audit.id, []))
 
     def last_rows(self, audit: PlannedAudit) -> dict[str, dict[Any, Any]]:
-        """Its rows at the last step, with the claim of the first accountant, by estimator."""
+        """Returns an audit's last step with the claim of the first accountant, by estimator."""
         return self._last_rows.get(audit.id, {})
 
     @functools.cached_property
-    def _numbers(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, int]:
+        """The number of each audit in the plan, by its id."""
         return {audit.id: number for number, audit in enumerate(self.plan.audits)}
 
     @functools.cached_property
-    def _above(self) -> set[Any]:
-        """Audits with a bound that is `above_claim`, by id."""
-        return set(self.table.loc[self.table["above_claim"], "audit"])
-
-    @functools.cached_property
     def _last_rows(self) -> dict[Any, dict[str, dict[Any, Any]]]:
-        """`last_rows` of all audits, by id: one pass over the table, which a pass each repeats."""
+        """`last_rows` of all audits, by id: one pass over the table for all of them."""
         table = self.table
         steps = {audit.id: audit.horizons[-1] for audit in self.plan.audits}
         accountants = {audit.id: next(iter(audit.claims)) for audit in self.plan.audits}
@@ -105,22 +107,28 @@ class Run:
 
     @functools.cached_property
     def anytime(self) -> set[str]:
-        """Estimators that may be looked at before all trials are in."""
-        return _anytime(self)
+        """Estimators whose bounds hold before all trials are finished."""
+        names = {name for name, method in stats.estimators().items() if method.interim_valid}
+        for cell in self.sweep.cells:
+            for spec in cell.audit.estimators:
+                if ":" in spec.name and not spec.unimported and spec.method.interim_valid:
+                    names.add(spec.name)
+        return names
 
     @functools.cached_property
-    def _places(self) -> dict[Any, Any]:
+    def _positions(self) -> dict[Any, Any]:
+        """Positions of an audit's rows in `table`, by its id."""
         return self.table.groupby("audit").indices
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
-        """Every row of estimates.parquet, with the audit's label and what may be made of the bound.
+        """All rows of estimates.parquet, with the audit's label and marks of the bound.
 
-        A fixed-R bound before the first declared R trials are in is `interim`: it does not hold for
-        whoever looks until it suits. `above_claim` marks bounds that contradict their claim; of
-        true claims, one is marked in at most 1 - confidence of sweeps. `assumes_other_curve` marks
-        an ε that was converted from μ by a Gaussian curve, which the claim or its mechanism is not
-        known to have: above the claim, it refutes nothing.
+        A bound for a fixed number of trials is `interim` until the first declared number is
+        finished: it does not hold for a reader who stops when it suits. `above_claim` marks bounds
+        that contradict their claim; of true claims, one is marked in at most 1 - confidence of
+        sweeps. `assumes_other_curve` marks an ε that was converted from μ by a Gaussian curve,
+        which the claim or its mechanism is not known to have: above the claim, it refutes nothing.
         """
         labels = {audit.id: audit.label for audit in self.plan.audits}
         planned = {audit.id: audit.looks[0] for audit in self.plan.audits}
@@ -141,40 +149,43 @@ class Run:
 
     @functools.cached_property
     def decided(self) -> dict[int, int]:
-        """The trials that were enough, by index of the audits that `stop_when` has ended."""
+        """Trials that were enough, by number of the audits that `stop_when` has ended."""
         return outcomes.decided(self.directory, self.sweep, self.plan)
 
 
 def bounds(run: Run) -> pd.DataFrame:
-    """`Run.table`, one row for each audit, step and estimator, with options and claims.
+    """Returns `Run.table`, a row for each audit, step and estimator, with options and claims.
 
     A column `claim_NAME` has the claims by that accountant; `epsilon_upper` is the first one's.
     """
     key = ["audit", "step", "estimator"]
-    table = run.table.assign(above_claim=run.table.groupby(key)["above_claim"].transform("any"))
-    by_name = table.set_index([*key, "accountant"])["epsilon_upper"].unstack().add_prefix("claim_")
-    rows = table.drop_duplicates(key).merge(by_name.reset_index(), on=key, how="left")
+    above = run.table.groupby(key)["above_claim"].transform("any")
+    table = run.table.assign(above_claim=above)
+    claimed = table.set_index([*key, "accountant"])["epsilon_upper"].unstack()
+    by_accountant = claimed.add_prefix("claim_").reset_index()
+    rows = table.drop_duplicates(key).merge(by_accountant, on=key, how="left")
     return with_options(run, rows)
 
 
 def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
-    """A table with columns `audit` and `label`, and behind these what the grid sets.
+    """Returns a table with the options that the grid sets behind its `audit` and `label`.
 
     A column for each option, as `mechanism.noise_multiplier`, and always for the names of mechanism
-    and adversary. NaN where an audit has no such option; lists are text.
+    and adversary. NaN if an audit has no such option; lists are text.
     """
     cells = run.sweep.cells
-    stated = pd.json_normalize([cell.identity() for cell in cells])  # but for defaults
-    options = stated.combine_first(pd.json_normalize([c.model_dump(mode="json") for c in cells]))
+    stated = pd.json_normalize([cell.identity() for cell in cells])  # without defaults
+    complete = pd.json_normalize([cell.model_dump(mode="json") for cell in cells])
+    options = stated.combine_first(complete)
     options = options.map(lambda value: str(value) if isinstance(value, list) else value)
-    varied = {*stated, *options.columns[options.nunique() > 1]}
+    candidates = {*stated, *options.columns[options.nunique() > 1]}
     keys = {"mechanism.name", "adversary.name", *grid.keys(run.sweep.raw)}
     set_by_grid = re.compile("|".join(rf"{re.escape(key)}(\..+)?" for key in keys))
-    shown = sorted(name for name in map(str, varied) if set_by_grid.fullmatch(name))
+    shown = sorted(name for name in map(str, candidates) if set_by_grid.fullmatch(name))
     options["audit"] = [audit.id for audit in run.plan.audits]
-    whole = table.merge(options[["audit", *shown]], on="audit")
+    merged = table.merge(options[["audit", *shown]], on="audit")
     first = ["audit", "label", *shown]
-    return whole[[*first, *whole.columns.drop(first)]]
+    return merged[[*first, *merged.columns.drop(first)]]
 
 
 # An ε of these is not converted from its μ by a Gaussian curve, or the curve is known to be one.
@@ -184,7 +195,7 @@ _NOT_BY_GAUSSIAN = (Status.CERTIFIED, Status.IF_CLAIMED, Status.IF_ASSUMED)
 def _claim_is_gaussian(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
     """Returns `claims.is_gaussian` for each row of a table."""
     gaussian = {}
-    for audit, cell in zip(run.plan.audits, run.sweep.cells, strict=True):
+    for audit, cell in run.pairs:
         for accountant in audit.claims:
             gaussian[audit.id, accountant] = claims.is_gaussian(cell, accountant)
     keys = zip(table["audit"], table["accountant"], strict=True)
@@ -201,8 +212,8 @@ def _above_claim(table: pd.DataFrame, is_gaussian: pd.Series[bool]) -> pd.Series
     """
     certified = table["status"] == Status.CERTIFIED
     by_mu = (table["status"] == Status.IF_GAUSSIAN) & is_gaussian
-    ours = ~table["accountant"].str.contains(":")
-    by_family = (table["status"] == Status.IF_CLAIMED) & ours
+    user_defined = table["accountant"].str.contains(":")
+    by_family = (table["status"] == Status.IF_CLAIMED) & ~user_defined
     above = table["epsilon_lower_together"] > table["epsilon_upper"]
     return (certified | by_mu | by_family) & above & (table["trials"] > 0)
 
@@ -220,43 +231,54 @@ def may_exceed_claim(row: dict[Any, Any], refuted: bool = False) -> bool:
 
 
 def assumption_free(rows: dict[str, dict[Any, Any]], row: dict[Any, Any]) -> dict[Any, Any] | None:
-    """Returns a row with the assumption-free bound that stands beside `row`; None without one."""
+    """Returns a row with the assumption-free bound that belongs to `row`; None without one.
+
+    Args:
+        rows: the audit's rows, `Run.last_rows`.
+        row: one of them.
+    """
     name = str(row["free_estimator"])
     if name in rows:
         listed = rows[name]
         return None if math.isnan(listed["epsilon_lower_together"]) else listed
     if not name or math.isnan(row["epsilon_lower_free"]):
         return None
-    bound = {"epsilon_lower": row["epsilon_lower_free"], "epsilon_lower_together": math.nan}
-    kind = {"estimator": name, "status": Status.CERTIFIED.value, "mu_lower": math.nan}
-    return row | bound | kind | {"assumes_other_curve": False}
+    return row | {
+        "epsilon_lower": row["epsilon_lower_free"],
+        "epsilon_lower_together": math.nan,
+        "estimator": name,
+        "status": Status.CERTIFIED.value,
+        "mu_lower": math.nan,
+        "assumes_other_curve": False,
+    }
 
 
 def best(run: Run) -> dict[Any, Any] | None:
-    """The row with the largest certified ε, at the level of all together; None where none is."""
-    certified = run.table[run.table["status"] == Status.CERTIFIED]
-    bounds = certified[certified["epsilon_lower_together"] > 0]
-    largest = bounds.sort_values("epsilon_lower_together", ascending=False, kind="stable").head(1)
-    return next(iter(largest.to_dict("records")), None)
+    """Returns the row with the largest certified ε that holds simultaneously with all others."""
+    together = run.table["epsilon_lower_together"]
+    rows = run.table[(run.table["status"] == Status.CERTIFIED) & (together > 0)]
+    if rows.empty:
+        return None
+    largest = rows.loc[[rows["epsilon_lower_together"].idxmax()]]
+    return dict(largest.to_dict("records")[0])
 
 
 def overview(run: Run) -> list[dict[str, Any]]:
-    """One entry per audit: progress, and what stands for it at the last step, with the claim.
+    """Returns an entry for each audit: progress, and its bound at the last step with the claim.
 
-    `epsilon_lower` is to be read with `status`, and rests on the trials `used`; NaN where there are
-    none. `above_claim` speaks for all steps and estimators. `accuracy` and `loss` are means over
-    all trainings at the last step, NaN where nothing is held out.
+    `epsilon_lower` depends on what its `status` assumes, and rests on the trials `used`; NaN if
+    there are none. `above_claim` is of all steps and estimators. `accuracy` and `loss` are means
+    over all training runs at the last step, NaN if no data are held out.
     """
-    return [_entry(run, audit) for audit in run.plan.audits]
+    return [_entry(run, audit, cell) for audit, cell in run.pairs]
 
 
-def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
-    first, mechanism = representative(run, audit), run.cell(audit).mechanism
+def _entry(run: Run, audit: PlannedAudit, cell: Cell) -> dict[str, Any]:
+    mechanism = cell.mechanism
+    estimator = representative(run, audit)
     rows = run.last_rows(audit)
-    row = rows.get(first)
+    row = rows.get(estimator)
     used = 0 if row is None else int(row["trials"])
-    trials = Trials.joined(audit, run.prefix(audit)) if mechanism.measured else None
-    measured = utilities(audit, trials) if trials else ()
     if row is not None and mechanism.sampled and audit.claim < math.inf:
         together = row["epsilon_lower_together"]
         bound = row["epsilon_lower"] if math.isnan(together) else together
@@ -264,9 +286,18 @@ def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
             row = assumption_free(rows, row)
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
     if row is None or (mechanism.sampled and used == 0):  # no trial bounds nothing: not even 0
-        row = dict.fromkeys(numbers, math.nan) | {"status": "", "free_estimator": ""}
-        row["interim"] = first not in run.anytime
-        row |= {"estimator": first, "assumes_other_curve": False}
+        row = dict.fromkeys(numbers, math.nan) | {
+            "status": "",
+            "free_estimator": "",
+            "interim": estimator not in run.anytime,
+            "estimator": estimator,
+            "assumes_other_curve": False,
+        }
+    utility = dict.fromkeys(UTILITY, math.nan)
+    if mechanism.measured:
+        for measure in utilities(audit, run.trials(audit)):
+            if measure["canary"] == "any":
+                utility[measure["measure"]] = measure["mean"]
     return {
         "audit": audit.id,
         "label": audit.label,
@@ -280,32 +311,22 @@ def _entry(run: Run, audit: PlannedAudit) -> dict[str, Any]:
         "interim": row["interim"],
         "above_claim": run.above(audit),
         "assumes_other_curve": row["assumes_other_curve"],
-        **dict.fromkeys(UTILITY, math.nan),
-        **{it["measure"]: it["mean"] for it in measured if it["canary"] == "any"},
+        **utility,
     }
 
 
 def representative(run: Run, audit: PlannedAudit) -> str:
-    """The one that stands for the audit: its first, or `exact` where no trials are run.
+    """Returns the estimator that is quoted: the audit's first, or `exact` if no trials are run.
 
-    Where the number of trials follows from the trials, the first that is time-uniform.
+    If the number of trials depends on the trials, it is the first that is time-uniform.
     """
-    cell = run.cell(audit)
+    index = run.numbers[audit.id]
+    cell = run.sweep.cells[index]
     if not cell.mechanism.sampled:
         return EXACT
-    first = cell.audit.estimators[0].name
-    if audit.extended or run.number(audit) in run.decided:  # looked at meanwhile
-        rows = zip(*(run.rows(audit)[name] for name in ("estimator", "status")), strict=True)
-        return next((str(name) for name, status in rows if Status(status).holds), first)
-    return first
-
-
-def _anytime(run: Run) -> set[str]:
-    """Estimators that may be looked at before all trials are in."""
-    specs = [spec for cell in run.sweep.cells for spec in cell.audit.estimators]
-    foreign = {
-        spec.name
-        for spec in specs
-        if ":" in spec.name and not spec.unimported and spec.method.interim_valid
-    }
-    return foreign | {name for name, cls in stats.estimators().items() if cls.interim_valid}
+    if audit.extended or index in run.decided:
+        rows = run.rows(audit)
+        for name, status in zip(rows["estimator"], rows["status"], strict=True):
+            if Status(status).holds:
+                return str(name)
+    return cell.audit.estimators[0].name

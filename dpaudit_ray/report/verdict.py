@@ -1,15 +1,16 @@
-"""`dpaudit verify`: do the trials of a run contradict the claim, whatever the mechanism is?
+"""The verdict of `dpaudit verify`: whether trials contradict the claim, whatever the mechanism is.
 
-Every audit is judged once, at its last recorded step, by `stats.claim_verdict`, and may be at any
-time. Audits share the error, and e-values of all are averaged: evidence may lie in several audits.
+Every audit is judged once, at its last recorded step, by `stats.claim_verdict`, which may be done
+at any time. Audits share the error, and their e-values are averaged, since evidence may lie in
+several of them.
 
-Terminal, page, `Result` and metrics show the verdict as one answer. It takes seconds, so it is kept
-in the run directory, and believed where this user's seal is under it and the trials are the same.
+Terminal, page, `Result` and metrics show the verdict as one `Answer`. Computing it takes seconds,
+so it is stored in the run directory, and read again if it has this user's seal and the trials are
+the same.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -23,26 +24,28 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from .. import __version__, accounting
-from ..errors import DpauditError, RunDirectoryError, StorageError, percent, printable
+from ..errors import DpauditError, RunDirectoryError, StorageError, percent, plain, printable
 from ..plan import claims, outcomes, score_stream
 from ..stats.budget import average_evidence
 from ..stats.claim_verdict import EVIDENCE_SHARE, RunTest
 from ..storage import strangers
 from . import detection
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test
+from .measures import claimed_at_end
 from .quote import Quote, epsilon_text, quote
 from .tables import EXACT, Run
 
-# By which a computed ε may exceed a claim of the same δ: a finer grid moves none by more than this,
-# nor do the accountants' own roundings. Of an ε in the millions, a float keeps less than that.
-EXACT_TOLERANCE, _ROUNDING = 1e-5, 1e-9
+# A computed ε may exceed a claim of the same δ by this: neither a finer grid nor the rounding of
+# accountants changes it by more. A float of an ε in the millions has fewer digits: hence _ROUNDING.
+EXACT_TOLERANCE = 1e-5
+_ROUNDING = 1e-9
 LESS_NOISE = f"{percent(round(1 - ALTERNATIVE, 6))} less noise"
 FILE = "verdict.json"
-QUICK_TRIALS = 200_000  # up to so many are judged while somebody waits for something else
+QUICK_TRIALS = 200_000  # more are not judged while a user waits for another result
 
 
 class Verdict(StrEnum):
-    """What the trials say about the claim."""
+    """The result of testing a claim by trials."""
 
     VIOLATION = "VIOLATION"  # the claim is refuted
     CONSISTENT = "CONSISTENT"  # it is not, and a real violation would have been found
@@ -60,45 +63,60 @@ class _Judged:
 
 @dataclasses.dataclass(frozen=True)
 class AuditVerdict(_Judged):
-    """One audit against its claim.
+    """The verdict on one sampled audit, and the numbers that it rests on.
 
-    With the run's confidence the training is no more private than `effective_noise`. Nothing is
-    CONSISTENT where what diverged is `lopsided`, or where a bound that holds together with all
+    With the run's confidence the training is no more private than `effective_noise`. An audit is
+    never CONSISTENT if diverging is `lopsided`, or if a bound that holds simultaneously with all
     others of the run is `above` its claim.
+
+    Attributes:
+        noise_multiplier: the claimed one.
+        effective_noise: least refuted noise multiplier; None if no tried one is.
+        evidence: log10 of the largest e-value against the claim.
+        needed: log10 of an e-value that refutes it.
+        trials: trials that were used.
+        planned: trials that were declared.
+        refuted_after: trials after which the claim first was refuted; None if it is not.
+        power: probability that 0.7 of the claimed noise would have been found.
+        diverged: diverged training runs without and with the canary.
+        lopsided: whether diverging depends on the canary.
+        mixed: always False; other programs read this key.
+        above: whether a bound exceeds the claim.
+        remark: the accountant's remark on the claim.
     """
 
     noise_multiplier: float
-    effective_noise: float | None  # as a noise multiplier; None: any noise would do
-    evidence: float  # log10 of an e-value, like `needed`
+    effective_noise: float | None
+    evidence: float
     needed: float
-    trials: int  # that were used
+    trials: int
     planned: int
-    refuted_after: int | None  # trials after which the claim first was; None: never
-    power: float  # chance that noise of 0.7 of the claimed one would have been found
-    diverged: tuple[int, int] = (0, 0)  # trainings per world, (out, in)
+    refuted_after: int | None
+    power: float
+    diverged: tuple[int, int] = (0, 0)
     lopsided: bool = False
-    mixed: bool = False  # always: other programs read this key
+    mixed: bool = False
     above: bool = False
     remark: str = ""
 
     @property
     def divergence(self) -> str:
-        """What is said where trainings of one world diverge too often."""
+        """The sentence on training runs that diverge too often with or without the canary."""
         outside, inside = self.diverged
         return f"diverging depends on the canary: {inside:,} trainings with it, {outside:,} without"
 
 
 @dataclasses.dataclass(frozen=True)
 class ExactVerdict(_Judged):
-    """One audit without trials: ε at δ is known, and compared at every recorded step."""
+    """The verdict on one audit without trials: ε at δ is known at every recorded step."""
 
     epsilon: float  # like `claim` of this step; NaN while nothing is computed
-    step: int  # the last, or where the claim is exceeded most
+    step: int  # the last one, or the one that exceeds its claim most
 
 
 @dataclasses.dataclass(frozen=True)
 class RunVerdict:
-    """All audits, by whether trials or exact numbers speak for them, and what all say together."""
+    """The verdict on all audits, sampled and exact, and their evidence together."""
 
     verdict: Verdict
     confidence: float
@@ -106,47 +124,62 @@ class RunVerdict:
     exact: tuple[ExactVerdict, ...] = ()
     evidence: float = 0.0  # log10 of the averaged e-values, like `needed`
     needed: float = math.inf
-    hints: tuple[str, ...] = ()  # what would decide it where an audit is weak
+    hints: tuple[str, ...] = ()  # changes that would decide a weak audit
 
 
 Progress = Callable[[int, int], None]  # called with audits judged so far, and all of them
 
 
 def judge(run: Run, thorough: bool = True, progress: Progress | None = None) -> RunVerdict:
-    """Judges every audit on the finished prefix of its trials; calls `progress` after each.
+    """Judges every audit on the finished prefix of its trials.
 
-    The run is CONSISTENT when every mechanism in it has an audit that is, and no audit has a bound
-    `above` its claim. Without `thorough`, `effective_noise` is looked for where a claim is refuted
-    only, and `power` where all trials are done: the rest takes most of the time.
+    The run is CONSISTENT if every mechanism in it has an audit that is, and no audit has a bound
+    `above` its claim.
+
+    Args:
+        run: the run.
+        thorough: False computes `effective_noise` only for refuted claims and `power` only for
+            complete audits, which take most of the time.
+        progress: called after each audit.
     """
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
-    sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.mechanism.sampled]
-    claiming = [index for index in sampled if run.plan.audits[index].claim < math.inf]
+    claiming = []
+    for index, (audit, cell) in enumerate(run.pairs):
+        if cell.mechanism.sampled and audit.claim < math.inf:
+            claiming.append(index)
     alpha = (1 - confidence) / max(len(claiming), 1)
-    tests, audits = dict[int, Test](), dict[int, AuditVerdict]()
+    tests = dict[int, Test]()
+    audits = dict[int, AuditVerdict]()
     exact = dict[int, ExactVerdict]()
-    number = len(run.plan.audits)
     for index, cell in enumerate(run.sweep.cells):
         if cell.mechanism.sampled:
             tests[index], audits[index] = _judge_audit(run, index, alpha, thorough)
         else:
             exact[index] = _judge_exact(run, index)
         if progress is not None:
-            progress(index + 1, number)
+            progress(index + 1, len(run.plan.audits))
     evidence, needed = _all_evidence([tests[index] for index in claiming], 1 - confidence)
     verdicts = {index: audit.verdict for index, audit in (audits | exact).items()}
-    whole = _together(run, verdicts, evidence >= needed)
-    if whole is Verdict.CONSISTENT and any(audit.above for audit in audits.values()):
-        whole = Verdict.INCONCLUSIVE
+    verdict = _together(run, verdicts, evidence >= needed)
+    if verdict is Verdict.CONSISTENT and any(audit.above for audit in audits.values()):
+        verdict = Verdict.INCONCLUSIVE
     hints = list[str]()
-    weak = [i for i in claiming if audits[i].trials == audits[i].planned]
-    weak = [i for i in weak if audits[i].power < REQUIRED_POWER]
-    if whole is Verdict.INCONCLUSIVE and weak:
-        nearest = max(weak, key=lambda index: audits[index].power)
-        with contextlib.suppress(DpauditError):  # code or data that would tell are not here
-            hints += detection.for_weak(run, nearest, tests[nearest], alpha)
-    judged, logs = (*audits.values(),), (evidence / math.log(10), needed / math.log(10))
-    return RunVerdict(whole, confidence, judged, (*exact.values(),), *logs, tuple(hints))
+    if verdict is Verdict.INCONCLUSIVE:
+        power = {i: audits[i].power for i in claiming if audits[i].trials == audits[i].planned}
+        weak = [i for i in power if power[i] < REQUIRED_POWER]
+        if weak:
+            nearest = max(weak, key=lambda i: power[i])
+            with contextlib.suppress(DpauditError):  # code or data of the hint are not here
+                hints += detection.for_weak(run, nearest, tests[nearest], alpha)
+    return RunVerdict(
+        verdict,
+        confidence,
+        audits=tuple(audits.values()),
+        exact=tuple(exact.values()),
+        evidence=evidence / math.log(10),
+        needed=needed / math.log(10),
+        hints=tuple(hints),
+    )
 
 
 def _all_evidence(tests: Sequence[Test], alpha: float) -> tuple[float, float]:
@@ -164,75 +197,99 @@ def _all_evidence(tests: Sequence[Test], alpha: float) -> tuple[float, float]:
 
 
 def _together(run: Run, verdicts: Mapping[int, Verdict], refuted: bool) -> Verdict:
-    """What verdicts by number say of the run; `refuted`: all evidence together refutes claims."""
-    shown = set(_by_mechanism(run, verdicts).values())
-    if refuted or Verdict.VIOLATION in shown:
+    """Returns the verdict on the run.
+
+    Args:
+        run: the run.
+        verdicts: those on its audits, by number.
+        refuted: whether the evidence of all audits together refutes their claims.
+    """
+    decisive = set(_by_mechanism(run, verdicts).values())
+    if refuted or Verdict.VIOLATION in decisive:
         return Verdict.VIOLATION
-    return Verdict.INCONCLUSIVE if Verdict.INCONCLUSIVE in shown else Verdict.CONSISTENT
+    return Verdict.INCONCLUSIVE if Verdict.INCONCLUSIVE in decisive else Verdict.CONSISTENT
 
 
 def _by_mechanism(run: Run, verdicts: Mapping[int, Verdict]) -> dict[str, Verdict]:
-    """The first verdict, in their order, of each mechanism that claims anything; of all if none."""
-    shown = dict[str, Verdict]()
+    """Returns the first verdict, in their order, on each mechanism that claims anything.
+
+    If no mechanism does, it is that on each of them.
+    """
+    by_mechanism = dict[str, Verdict]()
     claiming = {i: v for i, v in verdicts.items() if run.plan.audits[i].claim < math.inf}
     for index, verdict in (claiming or verdicts).items():
         mechanism = run.sweep.cells[index].mechanism.model_dump_json()
-        shown[mechanism] = min(shown.get(mechanism, verdict), verdict, key=list(Verdict).index)
-    return shown
+        by_mechanism[mechanism] = min(
+            by_mechanism.get(mechanism, verdict), verdict, key=list(Verdict).index
+        )
+    return by_mechanism
 
 
 def _judge_exact(run: Run, index: int) -> ExactVerdict:
-    """Compares at every recorded step: no look costs anything where nothing is random."""
+    """Compares ε with its claim at every recorded step, which costs no error: nothing is random."""
     audit = run.plan.audits[index]
     accountant = next(iter(audit.claims))
     table = run.rows(audit)
     rows = table[(table["estimator"] == EXACT) & (table["accountant"] == accountant)]
-    verdict, claim, epsilon = Verdict.INCONCLUSIVE, audit.claim, math.nan
+    verdict = Verdict.INCONCLUSIVE
+    claim = audit.claim
+    epsilon = math.nan
     step = audit.horizons[-1]
     if len(rows):
         excess = (rows["epsilon_lower"] - rows["epsilon_upper"] * (1 + _ROUNDING)).to_numpy()
         within = excess.max() <= EXACT_TOLERANCE
         verdict = Verdict.CONSISTENT if within else Verdict.VIOLATION
         row = rows.iloc[-1 if within else int(np.argmax(excess))]
-        claim, epsilon = float(row["epsilon_upper"]), float(row["epsilon_lower"])
+        claim = float(row["epsilon_upper"])
+        epsilon = float(row["epsilon_lower"])
         step = int(row["step"])
-    shown = quote(run, index)
+    quoted = quote(run, index)
     if verdict is Verdict.VIOLATION:
-        shown = dataclasses.replace(shown, epsilon=epsilon, claim=claim, step=step)
-    return ExactVerdict(audit.label, verdict, shown, claim, accountant, epsilon, step)
+        quoted = dataclasses.replace(quoted, epsilon=epsilon, claim=claim, step=step)
+    return ExactVerdict(audit.label, verdict, quoted, claim, accountant, epsilon, step)
 
 
 def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Test, AuditVerdict]:
-    """The claim test after all trials of the prefix, and what it says; `alpha` may be spent."""
-    audit, cell = run.plan.audits[index], run.sweep.cells[index]
-    claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
-    noise, accountant = claimed.noise_multiplier, next(iter(audit.claims))
+    """Tests the claim of an audit by all trials of its prefix.
+
+    Args:
+        run: the run.
+        index: number of the audit.
+        alpha: error probability that may be spent.
+        thorough: as of `judge`.
+    """
+    audit, cell = run.pairs[index]
+    claimed = claimed_at_end(cell)
+    noise = claimed.noise_multiplier
+    accountant = next(iter(audit.claims))
     family = claims.curves(claimed, accountant, cell.audit.delta)
     test = claims.test(audit, family(noise))
     watched = test if isinstance(test, RunTest) else test.process
-    rest = () if isinstance(test, RunTest) else test.between_looks
+    between_looks = () if isinstance(test, RunTest) else test.between_looks
     for pack in run.prefix(audit):
         for part in score_stream.up_to_looks(audit, pack, lambda: test.due):
             score_stream.feed(watched, part)
             test.look()
-        for state in rest:
+        for state in between_looks:
             score_stream.feed(state, pack)
     test.look(now=True)
-    refuted_after, done = test.refuted_after(alpha), test.trials == audit.trials
-    chance = detection.chance_to_refute(test, alpha) if done or thorough else 0.0
-    above, strong = run.above(audit), chance >= REQUIRED_POWER
-    verdict, effective_noise = Verdict.INCONCLUSIVE, None
+    refuted_after = test.refuted_after(alpha)
+    complete = test.trials == audit.trials
+    power = detection.chance_to_refute(test, alpha) if complete or thorough else 0.0
+    above = run.above(audit)
+    verdict = Verdict.INCONCLUSIVE
     if refuted_after is not None:
         verdict = Verdict.VIOLATION
-    elif done and strong and not (test.lopsided or above):
+    elif complete and power >= REQUIRED_POWER and not (test.lopsided or above):
         verdict = Verdict.CONSISTENT
+    effective_noise = None
     if thorough or verdict is Verdict.VIOLATION:
         nested = claimed.gaussian and ":" not in accountant
         effective_noise = test.effective_noise(family, noise, alpha, nested)
     return test, AuditVerdict(
         label=audit.label,
         verdict=verdict,
-        quote=quote(run, index, refuted_after is not None),
+        quote=quote(run, index, refuted=refuted_after is not None),
         claim=audit.claim,
         accountant=accountant,
         noise_multiplier=noise,
@@ -242,7 +299,7 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
         trials=test.trials,
         planned=audit.trials,
         refuted_after=refuted_after,
-        power=chance,
+        power=power,
         diverged=test.diverged,
         lopsided=test.lopsided,
         above=above,
@@ -250,12 +307,12 @@ def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Te
     )
 
 
-# The answer, as it is kept -----------------------------------------------------------------------
+# The stored answer -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class AuditAnswer:
-    """What is said of one audit: its verdict, why it is that, and the ε to quote."""
+    """The verdict on one audit, its reason, and the ε to quote."""
 
     label: str
     verdict: Verdict
@@ -265,73 +322,92 @@ class AuditAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What is said of a run."""
+    """The verdict on a run in words.
+
+    Attributes:
+        verdict: the verdict.
+        sentence: begins with it, and states what was found and measured.
+        help: next steps.
+        audits: the answers on the audits.
+        quote: the largest of its audits' quotes, of the mechanisms that decide the verdict.
+        judged: trials that it rests on.
+        derived: always True; other programs read this key.
+    """
 
     verdict: Verdict
-    sentence: str  # which begins with the verdict
-    help: tuple[str, ...]  # what to do next
+    sentence: str
+    help: tuple[str, ...]
     audits: tuple[AuditAnswer, ...]
-    quote: Quote  # the largest of its audits' quotes, of the mechanisms that decide the verdict
-    judged: int  # trials that it rests on
-    derived: bool = True  # always: other programs read this key
+    quote: Quote
+    judged: int
+    derived: bool = True
 
 
 def current(run: Run, progress: Progress | None = None) -> Answer:
-    """The answer that is kept, if it is of the trials that are there; else computed, and kept."""
-    if (before := kept(run)) is not None:
-        return before
-    stamps, computed = _stamps(run), derived(run, progress)
-    content = {"of": _basis(run)} | dataclasses.asdict(computed)
+    """Returns the stored answer if it is of the present trials; else computes and stores it."""
+    answer = kept(run)
+    if answer is not None:
+        return answer
+    stamps = _stamps(run)
+    answer = derived(run, progress)
+    content = {"of": _basis(run), **dataclasses.asdict(answer)}
     with contextlib.suppress(StorageError):
-        sealed = content | {"seal": strangers.seal(_digest(content) + stamps)}
-        run.directory.write_json(FILE, sealed)
-    return computed
+        seal = strangers.seal(_digest(content) + stamps)
+        run.directory.write_json(FILE, {**content, "seal": seal})
+    return answer
 
 
 def quick(run: Run, progress: Progress | None = None) -> Answer | None:
-    """Returns the kept answer, or a new one where few trials are to judge; None where many are."""
+    """Returns `current`, or the stored answer alone if there are many trials; None without one."""
     if sum(map(run.done, run.plan.audits)) > QUICK_TRIALS:
         return kept(run)
     return current(run, progress)
 
 
 def kept(run: Run) -> Answer | None:
-    """What an earlier call of this user kept of the same scores; None where there is none."""
+    """Returns what an earlier call of this user stored of the same scores; None without it."""
     with contextlib.suppress(DpauditError):
-        if (answer := stored(run)) is not None:
+        answer = stored(run)
+        if answer is not None:
             content = run.directory.read_json(FILE)
-            sealed = content.pop("seal", None)
-            return answer if strangers.sealed(_digest(content) + _stamps(run), sealed) else None
+            seal = content.pop("seal", None)
+            return answer if strangers.sealed(_digest(content) + _stamps(run), seal) else None
     return None
 
 
 def stored(run: Run) -> Answer | None:
-    """What anybody kept of the same trials, bounds and failures; RunDirectoryError for damage."""
-    raw = run.directory.read_json(FILE)
+    """Returns what any user stored of the same trials, bounds and failures; None without it.
+
+    Raises:
+        RunDirectoryError: the file is damaged.
+    """
+    content = run.directory.read_json(FILE)
     try:
-        if raw is None or raw["of"] != _basis(run):
+        if content is None or content["of"] != _basis(run):
             return None
-        return TypeAdapter(Answer).validate_python(raw)
+        return TypeAdapter(Answer).validate_python(content)
     except (ValueError, TypeError, KeyError) as error:
         raise RunDirectoryError(f"{run.directory.location}/{FILE} is no answer") from error
 
 
 def _basis(run: Run) -> str:
-    """Changes when the answer may: with plan, trials, failures, estimates, and this package."""
-    basis = [
-        __version__,
-        run.plan.fingerprint,
-        [[audit.label, audit.trials, run.done(audit)] for audit in run.plan.audits],
-        sorted(str(failure.pack) for failure in outcomes.failed(run.directory, run.plan)),
-        [dataclasses.astuple(kind) for kind in outcomes.read(run.directory, run.plan).missed],
-        run.complete,
-        run.estimates.to_csv(index=False),
-    ]
-    return _digest(basis)
+    """Returns a digest of all that the answer depends on, this package's version included."""
+    recorded = outcomes.read(run.directory, run.plan)
+    return _digest(
+        [
+            __version__,
+            run.plan.fingerprint,
+            [[audit.label, audit.trials, run.done(audit)] for audit in run.plan.audits],
+            sorted(str(failure.pack) for failure in outcomes.failed(run.directory, run.plan)),
+            [dataclasses.astuple(kind) for kind in recorded.missed],
+            run.complete,
+            run.estimates.to_csv(index=False),
+        ]
+    )
 
 
 def _stamps(run: Run) -> str:
-    """Changes with every score file that is written anew, whatever its name."""
+    """Returns a digest that changes whenever a score file is written, whatever its name."""
     return _digest([run.directory.stamps(audit.id) for audit in run.plan.audits])
 
 
@@ -339,64 +415,83 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()
 
 
-# In words ----------------------------------------------------------------------------------------
+# The answer in words -----------------------------------------------------------------------------
 
 
 def derived(run: Run, progress: Progress | None = None) -> Answer:
-    """The verdict by the trials that are there, in words; takes seconds."""
+    """Computes the answer from the finished trials, which takes seconds."""
     return worded(run, judge(run, thorough=False, progress=progress))
 
 
 def quotes(run: Run, answer: Answer | None) -> list[Quote]:
-    """The ε to quote of every audit, also where no answer is there: then none refutes its claim."""
+    """Returns the ε to quote of every audit; without an answer, as if no claim were refuted."""
     if answer is not None:
         return [audit.quote for audit in answer.audits]
     return [quote(run, index) for index in range(len(run.plan.audits))]
 
 
-def worded(run: Run, judged: RunVerdict) -> Answer:
-    """A verdict as an answer: a sentence, why, and what would help."""
-    sampled, exact = iter(judged.audits), iter(judged.exact)
-    lost = collections.defaultdict[int, list[outcomes.Failure]](list)
-    for failure in outcomes.failed(run.directory, run.plan):
-        lost[failure.pack.audit].append(failure)
+def worded(run: Run, verdict: RunVerdict) -> Answer:
+    """Returns a verdict as an answer: a sentence, reasons, and next steps."""
+    sampled, exact = iter(verdict.audits), iter(verdict.exact)
     audits = []
+    failures = outcomes.failed(run.directory, run.plan)
     for index, cell in enumerate(run.sweep.cells):
-        audit = next(sampled) if cell.mechanism.sampled else next(exact)
-        if isinstance(audit, AuditVerdict):
-            reason = _reason(run, index, lost[index], audit)
-        elif math.isnan(audit.epsilon):
-            reason = "nothing is computed yet"
+        if cell.mechanism.sampled:
+            audit: AuditVerdict | ExactVerdict = next(sampled)
         else:
-            above = audit.verdict is Verdict.VIOLATION
-            against = f"at step {audit.step}, above the claim of" if above else "where the claim is"
-            claim = epsilon_text(audit.claim, digits=4)
-            reason = f"ε is {epsilon_text(audit.epsilon, digits=4)} {against} {claim}"
+            audit = next(exact)
+        if isinstance(audit, AuditVerdict):
+            lost = [failure for failure in failures if failure.pack.audit == index]
+            reason = _reason(run, index, audit, lost)
+        else:
+            reason = _exact_reason(audit)
         audits.append(AuditAnswer(audit.label, audit.verdict, reason, audit.quote))
     # The largest quote of the mechanisms that decide; of those that hold together, if any do.
-    shown = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})
-    quotes = [
-        (shown.get(cell.mechanism.model_dump_json()) is judged.verdict, audit.quote)
-        for cell, audit in zip(run.sweep.cells, audits, strict=True)
-    ]
-    _, largest = max(
-        quotes,
-        key=lambda it: (it[0], it[1].together, it[1].epsilon is not None, it[1].epsilon or 0),
-    )
+    verdicts = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})
+
+    def rank(index: int) -> tuple[bool, bool, bool, float]:
+        mechanism = run.sweep.cells[index].mechanism.model_dump_json()
+        decides = verdicts.get(mechanism) is verdict.verdict
+        quote = audits[index].quote
+        return decides, quote.together, quote.epsilon is not None, quote.epsilon or 0
+
+    largest = audits[max(range(len(audits)), key=rank)].quote
     return Answer(
-        verdict=judged.verdict,
-        sentence=f"{judged.verdict}: {_sentence(run, judged, audits, largest)}",
-        help=tuple(_help(run, judged)),
+        verdict=verdict.verdict,
+        sentence=f"{verdict.verdict}: {_sentence(run, verdict, audits, largest)}",
+        help=tuple(_help(run, verdict)),
         audits=tuple(audits),
         quote=largest,
-        judged=sum(audit.trials for audit in judged.audits),
+        judged=sum(audit.trials for audit in verdict.audits),
     )
 
 
-def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerdict) -> str:
-    """Why a sampled audit has its verdict; `lost` are its packs that have failed."""
+def _exact_reason(audit: ExactVerdict) -> str:
+    """Returns why an audit without trials has its verdict."""
+    if math.isnan(audit.epsilon):
+        return "nothing is computed yet"
+    against = "where the claim is"
     if audit.verdict is Verdict.VIOLATION:
-        reason = f"the claim is refuted after {audit.refuted_after:,} of {audit.planned:,} trials"
+        against = f"at step {audit.step}, above the claim of"
+    claim = epsilon_text(audit.claim, digits=4)
+    return f"ε is {epsilon_text(audit.epsilon, digits=4)} {against} {claim}"
+
+
+def _reason(run: Run, index: int, audit: AuditVerdict, failures: Sequence[outcomes.Failure]) -> str:
+    """Returns why a sampled audit has its verdict.
+
+    Args:
+        run: the run.
+        index: number of the audit.
+        audit: its verdict.
+        failures: its packs that have failed.
+    """
+    planned = run.plan.audits[index]
+    if audit.verdict is Verdict.VIOLATION:
+        refuted = "the claim"
+        if not run.sweep.cells[index].mechanism.adds_gaussian_noise and not audit.quote.above:
+            refuted = f"the claimed curve, though not its ε at δ = {plain(audit.quote.delta)},"
+        reason = f"{refuted} is refuted after {audit.refuted_after:,} of {audit.planned:,} trials"
         if audit.effective_noise is None:
             return reason
         return (
@@ -405,9 +500,9 @@ def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerd
         )
     if audit.verdict is Verdict.CONSISTENT:
         return f"{audit.trials:,} trials do not refute the claim, and {LESS_NOISE} would have shown"
-    if (ended := run.decided.get(index)) is not None:
-        return f"`stop_when` ended it after {ended:,} of {audit.planned:,} trials"
-    done = run.done(run.plan.audits[index])
+    if index in run.decided:
+        return f"`stop_when` ended it after {run.decided[index]:,} of {audit.planned:,} trials"
+    done = run.done(planned)
     if audit.claim == math.inf and done:
         return "it claims nothing, so there is nothing to refute"
     if audit.trials == 0:
@@ -417,68 +512,91 @@ def _reason(run: Run, index: int, lost: list[outcomes.Failure], audit: AuditVerd
             "a bound is above its claim even together with all others, while the test of the "
             "whole claim does not refute it"
         )
-    if failed := sum(failure.pack.size for failure in lost):
-        rest = f", and {done:,} are done" * bool(done)
-        why = printable(lost[0].message)
-        return f"{failed:,} of {audit.planned:,} trials failed{rest}: {why}"
+    if failures:
+        failed = sum(failure.pack.size for failure in failures)
+        finished = f", and {done:,} are done" if done else ""
+        message = printable(failures[0].message)
+        return f"{failed:,} of {audit.planned:,} trials failed{finished}: {message}"
     if audit.trials < audit.planned:
         used = f", {audit.trials:,} of them usable before a gap" if audit.trials < done else ""
         return f"{done:,} of {audit.planned:,} trials are done{used}"
     if audit.lopsided:
         return audit.divergence
-    planned = run.plan.audits[index]
     if not planned.independent and audit.power == 0:
         runs = planned.trials // planned.in_a_training
-        enough = f"{runs:,} is" if runs == 1 else f"{runs:,} are"
+        verb = "is" if runs == 1 else "are"
         return (
-            f"the test of the whole claim counts training runs, and {enough} too few to notice "
-            f"{LESS_NOISE}"
+            f"the test of the whole claim counts training runs, and {runs:,} {verb} too few to "
+            f"notice {LESS_NOISE}"
         )
     chance = percent(round(audit.power, 2))
     return f"the audit is weak: it would have noticed {LESS_NOISE} with a chance of {chance}"
 
 
-def _sentence(run: Run, judged: RunVerdict, audits: list[AuditAnswer], largest: Quote) -> str:
-    """What follows the verdict: what was found, the ε that was measured, and what that is worth."""
-    several, outcome = len(audits) > 1, judged.verdict
-    alike = [audit for audit in audits if audit.verdict is outcome]
-    alike.sort(key=lambda audit: (audit.quote.claim == math.inf, not audit.quote.above))
-    first = f"{alike[0].label}: " * several + alike[0].reason if alike else ""
-    if largest.epsilon is None:
-        measured = f"There is no ε to quote: {largest.reason}."
-    else:
-        level = f"{largest.label}; " * several + largest.level
-        claim = f"{', above' if largest.above else ' of'} the claimed {epsilon_text(largest.claim)}"
-        claim = claim if largest.claim < math.inf else " where nothing is claimed"
-        sign = "=" if largest.exact else "≥"
-        measured = f"Measured ε {sign} {largest.text}{claim} ({level})."
-        if largest.epsilon == 0 and not largest.exact:
-            measured = f"No ε above 0 is shown{claim} ({level})."
-    if outcome is Verdict.VIOLATION:
-        more = f" (and {len(alike) - 1} more audits)" * (len(alike) > 1)
-        all_of_them = "all audits together refute their claims, though none does alone"
-        return f"{first + more or all_of_them}. {measured}"
-    if outcome is Verdict.CONSISTENT:
-        who = f"{len(alike)} of {len(audits)} audits" if several else "This audit"
-        noticed = f" {who} would have noticed {LESS_NOISE}." * bool(judged.audits)
-        return f"no violation found. {measured}{noticed}"
+def _sentence(run: Run, verdict: RunVerdict, audits: list[AuditAnswer], largest: Quote) -> str:
+    """Returns what follows the verdict: what was found and measured, and with which power.
+
+    Args:
+        run: the run.
+        verdict: its verdict.
+        audits: the answers on its audits.
+        largest: the quote that stands for the run.
+    """
+    several = len(audits) > 1
+    same = [audit for audit in audits if audit.verdict is verdict.verdict]
+    same.sort(key=lambda audit: (audit.quote.claim == math.inf, not audit.quote.above))
+    finding = ""
+    if same:
+        finding = f"{same[0].label}: {same[0].reason}" if several else same[0].reason
+    measured = _measured(largest, several)
+    if verdict.verdict is Verdict.VIOLATION:
+        if not same:
+            finding = "all audits together refute their claims, though none does alone"
+        elif len(same) > 1:
+            finding += f" (and {len(same) - 1} more audits)"
+        return f"{finding}. {measured}"
+    if verdict.verdict is Verdict.CONSISTENT:
+        sentence = f"no violation found. {measured}"
+        if not verdict.audits:
+            return sentence
+        who = f"{len(same)} of {len(audits)} audits" if several else "This audit"
+        return f"{sentence} {who} would have noticed {LESS_NOISE}."
     done = sum(map(run.done, run.plan.audits))
     if several and done < run.plan.trials and not run.complete:
-        first = f"{done:,} of {run.plan.trials:,} trials are done"
-    return f"no violation found, but {first}. {measured}"
+        finding = f"{done:,} of {run.plan.trials:,} trials are done"
+    return f"no violation found, but {finding}. {measured}"
 
 
-def _help(run: Run, judged: RunVerdict) -> Iterator[str]:
-    def again(why: str) -> Iterator[str]:
-        if fresh := detection.options_of_its_own(run, "again", {}):
-            yield f"a run of its own with another seed: {why}: {fresh[1]}"
+def _measured(largest: Quote, several: bool) -> str:
+    """Returns the sentence on the quoted ε, with its audit's label if there are `several`."""
+    if largest.epsilon is None:
+        return f"There is no ε to quote: {largest.reason}."
+    level = f"{largest.label}; {largest.level}" if several else largest.level
+    claim = " where nothing is claimed"
+    if largest.claim < math.inf:
+        relation = ", above" if largest.above else " of"
+        claim = f"{relation} the claimed {epsilon_text(largest.claim)}"
+    if largest.epsilon == 0 and not largest.exact:
+        return f"No ε above 0 is shown{claim} ({level})."
+    sign = "=" if largest.exact else "≥"
+    return f"Measured ε {sign} {largest.text}{claim} ({level})."
 
-    if judged.verdict is Verdict.VIOLATION:
+
+def _help(run: Run, verdict: RunVerdict) -> Iterator[str]:
+    """Yields next steps, the first one first."""
+
+    def again(reason: str) -> Iterator[str]:
+        fresh = detection.options_of_its_own(run, "again", {})
+        if fresh is not None:
+            yield f"a run of its own with another seed: {reason}: {fresh[1]}"
+
+    if verdict.verdict is Verdict.VIOLATION:
         yield from again("chance does not repeat itself, a leak does")
     elif outcomes.only_failed(run.directory, run.plan, run.decided):
         yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"
     elif not run.complete:
         yield "`dpaudit run` with the same sweep file goes on"
-    yield from judged.hints
-    if judged.verdict is Verdict.INCONCLUSIVE and any(audit.above for audit in judged.audits):
+    yield from verdict.hints
+    above = any(audit.above for audit in verdict.audits)
+    if verdict.verdict is Verdict.INCONCLUSIVE and above:
         yield from again("it decides whether a bound is above its claim by chance")

@@ -1,4 +1,4 @@
-"""What the words beside a bound mean: said once, printed below tables and in the report."""
+"""Explanations of bounds and their assumptions, printed below tables and in the report."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ..errors import percent, plain
 from ..stats.budget import SweepBudget
 from ..sweep.cell import CANARY, Cell
 from ..sweep.grid import LABEL_SEPARATOR
-from .quote import Quote
+from .measures import claimed_at_end
+from .quote import Quote, epsilon_text
 
 OWN = "own assumption"
-# What each ε assumes, by the words of `Status.assumes`; the others say it themselves.
+# Explanations of the words of `Status.assumes`; words that are not here need none.
 ASSUMPTIONS = {
     "Gaussian steps": "the bound, like the claim, is for releasing all steps",
     "assumes Gaussian": "holds if the mechanism's trade-off curve is Gaussian, which is not proved",
@@ -30,7 +31,7 @@ ASSUMPTIONS = {
     "not final": "trials are missing, and the confidence holds only after the last of them",
     "extended": "trials were added after looking, for which it does not hold",
 }
-# Heads for people: an estimator is called accuracy, too, and an adversary loss.
+# Column heads of utilities: there is an estimator `accuracy`, too, and an adversary `loss`.
 MEASURES = {"accuracy": "test accuracy", "loss": "test loss", "determined": "determined"}
 MU = (
     "mu: by how many deviations of Gaussian noise the canary shows; certified whatever the curve, "
@@ -52,7 +53,7 @@ ABOVE = (
 
 
 def heading(quotes: Sequence[Quote]) -> str:
-    """At which δ and confidence the quotes of a run are, and by which accountants its claims."""
+    """Returns δ and confidence of the quotes of a run, and the accountants of its claims."""
     deltas = {quote.delta for quote in quotes}
     delta = f"delta = {plain(deltas.pop())}" if len(deltas) == 1 else "each audit's delta"
     levels = {percent(quote.confidence) for quote in quotes if quote.together and not quote.exact}
@@ -62,7 +63,7 @@ def heading(quotes: Sequence[Quote]) -> str:
 
 
 def relation(quotes: Sequence[Quote]) -> str:
-    """Returns the sign between ε and the quotes: none where some are exact and some are bounds."""
+    """Returns the sign between ε and the quotes: empty if some are exact and some are bounds."""
     exact = {quote.exact for quote in quotes if quote.epsilon is not None}
     if exact == {True}:
         return "="
@@ -70,54 +71,70 @@ def relation(quotes: Sequence[Quote]) -> str:
 
 
 def explained(assumed: Iterable[str]) -> Iterator[str]:
-    """What these words of `Status.assumes` mean, each once."""
+    """Yields explanations of these words of `Status.assumes`, each once."""
     for word in dict.fromkeys(assumed):
         if word in ASSUMPTIONS:
             yield f"{word}: {ASSUMPTIONS[word]}"
 
 
 def below(quotes: Sequence[Quote]) -> list[str]:
-    """Two sentences at most: what the quotes assume, and why there is none."""
-    lines = ["; ".join(explained(quote.assumes for quote in quotes if quote.epsilon is not None))]
-    if missing := [quote for quote in quotes if quote.epsilon is None and quote.assumes]:
-        more = f" (and {len(missing) - 1} more)" * (len(missing) > 1)
-        lines.append(f"none, {missing[0].label}{more}: {missing[0].reason}")
-    return [line for line in lines if line] + list(over_canaries(quotes))
+    """Returns sentences on the quotes: their assumptions, absent ones, and those over canaries."""
+    lines = []
+    assumptions = "; ".join(explained(q.assumes for q in quotes if q.epsilon is not None))
+    if assumptions:
+        lines.append(assumptions)
+    absent = [quote for quote in quotes if quote.epsilon is None and quote.assumes]
+    if absent:
+        label = absent[0].label
+        if len(absent) > 1:
+            label += f" (and {len(absent) - 1} more)"
+        lines.append(f"none, {label}: {absent[0].reason}")
+    return [*lines, *over_canaries(quotes)]
 
 
 def over_canaries(quotes: Sequence[Quote]) -> Iterator[str]:
-    """How ε varies over the canaries that were drawn for an audit: range, mean and its interval."""
-    groups = collections.defaultdict[str, list[float]](list)
+    """Yields range and mean of ε over the canaries of an audit, with the mean's interval."""
+    by_audit = collections.defaultdict[str, list[float]](list)
     for quote in quotes:
-        audit, _, drawn = quote.label.rpartition(LABEL_SEPARATOR)
-        if drawn.startswith(CANARY) and quote.epsilon is not None:
-            groups[audit].append(quote.epsilon)
-    for audit, bounds in groups.items():
-        if (n := len(bounds)) > 1:
+        audit, _, canary = quote.label.rpartition(LABEL_SEPARATOR)
+        if canary.startswith(CANARY) and quote.epsilon is not None:
+            by_audit[audit].append(quote.epsilon)
+    for audit, bounds in by_audit.items():
+        n = len(bounds)
+        if n > 1:
+            mean = statistics.mean(bounds)
             error = statistics.stdev(bounds) / n**0.5 * float(special.stdtrit(n - 1, 0.975))
+            low, high = epsilon_text(min(bounds)), epsilon_text(max(bounds))
             yield (
-                f"{audit}: of {n} canaries drawn, ε ≥ {min(bounds):.3f} to {max(bounds):.3f}; the "
-                f"mean of such bounds is {statistics.mean(bounds):.3f} ± {error:.3f} (95 %)"
+                f"{audit}: of {n} canaries drawn, ε ≥ {low} to {high}; the mean of such bounds is "
+                f"{epsilon_text(mean)} ± {epsilon_text(error)} (95 %)"
             )
 
 
 def conditions(assumed: Collection[str], cells: Collection[Cell]) -> list[str]:
-    """What estimators of somebody's own assume, where `assumed` has that, and what claims do."""
+    """Returns assumptions of user-defined estimators, and remarks of accountants on claims.
+
+    Args:
+        assumed: words of `Status.assumes` that stand beside bounds.
+        cells: the audits of the sweep.
+    """
     assumptions, remarks = set[str](), set[str]()
     for cell in cells:
         for spec in cell.audit.estimators:
             if OWN in assumed and not spec.unimported and spec.method.assumes:
                 assumptions.add(f"{spec.name} assumes: {spec.method.assumes}")
-        training = cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).training
+        training = claimed_at_end(cell).training
         for name in cell.audit.accountants:
-            unread = ":" in name and imports.is_data(name)
-            if not unread and (remark := accounting.remark(training, name)):
+            if ":" in name and imports.is_data(name):
+                continue  # of a module that is not trusted
+            remark = accounting.remark(training, name)
+            if remark:
                 remarks.add(f"claim by {name}: {remark}")
     return [*sorted(assumptions), *sorted(remarks)]
 
 
 def level(budget: SweepBudget) -> str:
-    """At which level the quoted bounds hold, and the others."""
+    """Returns the level of a bound alone, and of the quoted familywise bounds."""
     several = len({audit.confidence for audit in budget.audits}) > 1
     confidence = "its audit's confidence" if several else percent(budget.confidence)
     alone = f"alone, each bound holds at {confidence}"

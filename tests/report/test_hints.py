@@ -13,6 +13,7 @@ from dpaudit_ray.report import detection, verdict
 from dpaudit_ray.report.quote import quote
 from dpaudit_ray.report.tables import Run, best
 from dpaudit_ray.report.verdict import Verdict
+from dpaudit_ray.stats import growth
 from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
 from dpaudit_ray.sweep.yamlfile import parse_changes
@@ -85,6 +86,8 @@ def test_a_hint_that_is_followed_lowers_nothing_and_keeps_its_promise(name, tmp_
         assert all(f"another threat model, {STRONGER[name]}:" in line for line in said)
     before = run.directory.location, run.estimates
     for line in answer.help:
+        if line.startswith("more trials: if the adversary shows all"):
+            continue  # without options; simulated below
         assert line.startswith(KINDS), line
         words = shlex.split(re.search("`(--set [^`]*)`$", line)[1])
         changes = parse_changes(words[1::2])
@@ -130,39 +133,83 @@ def test_order_statistics_are_named_where_they_certify_more(kind, sampling, esti
         assert after.epsilon > quote(run, 0).epsilon
 
 
-def coin(member: bool, seed: int) -> float:
-    """Returns noise alone: no adversary learns anything."""
-    return float(np.random.default_rng(seed).normal())
+@pytest.mark.parametrize("name", ["watched-dimension", "gradient"])
+def test_an_adversary_of_less_or_the_same_access_is_no_stronger_one(name, tmp_path):
+    """Both see every update and plant a gradient in every step, as no other sees more."""
+    run = opened(sgd(name, trials=70), tmp_path, {})
+    answer = verdict.current(run)
+    assert answer.verdict is Verdict.INCONCLUSIVE
+    assert not any(line.startswith("another threat model") for line in answer.help)
 
 
-def hints_of(tmp_path: Path, trials: int, noise_multiplier: float) -> tuple[str, ...]:
-    """Returns what an audit of `coin` is told would help."""
-    audit = {"trials": trials, "estimators": ["accuracy"]}
-    how = {"path": f"{__name__}:coin", "isolated": False, "noise_multiplier": noise_multiplier}
-    sweep = of_function("hint", audit, 50, **how)
-    return da.run(sweep, storage_path=str(tmp_path), executor="inline").answer.help
+def normal(member: bool, seed: int, mu: float = 0.0) -> float:
+    """Returns N(mu b, 1); of mu = 0 no adversary learns anything."""
+    return float(np.random.default_rng(seed).normal() + mu * member)
 
 
-@pytest.mark.parametrize("trials", [1, 2, 5])
-def test_few_trials_are_told_how_many_decide(trials, tmp_path):
-    """Of 50 audits of the hinted size with 30 % less noise, fewer than 35 refute once in 60."""
-    (hint,) = hints_of(tmp_path, trials, 1.0)
+def hints_of(
+    folder: Path, trials: int, noise_multiplier: float = 1.0, mu: float = 0.0, **audit: Any
+) -> tuple[str, ...]:
+    """Returns the hints for an audit of `normal`, of which four releases are claimed."""
+    audit = {"trials": trials, "estimators": ["accuracy"]} | audit
+    how = {"path": f"{__name__}:normal", "isolated": False, "noise_multiplier": noise_multiplier}
+    sweep = of_function("hint", audit, 50, **how, options={"mu": mu})
+    return da.run(sweep, storage_path=str(folder), executor="inline").answer.help
+
+
+def refuting(numbers: tuple[int, ...], mu: float, seed: int, alpha: float = 0.05) -> int:
+    """Returns how many of 50 audits refute a claim of μ = 2, at any of these numbers of trials."""
+    first, *later = numbers
+    rng = np.random.default_rng(seed)
+    refuted = 0
+    for _ in range(50):
+        test = ClaimTest(gaussian(2.0), first, later=tuple(later))  # four releases with unit noise
+        members = rng.random(numbers[-1]) < 0.5
+        scores = rng.normal(size=numbers[-1]) + mu * members
+        for part in (test.process, *test.declared):
+            part.fold(scores, members)
+        test.look(now=True)
+        refuted += test.refuted_after(alpha) is not None
+    return refuted
+
+
+POWERFUL = 35  # of 50 audits of a power of 80 %, fewer refute once in 60
+
+
+@pytest.mark.parametrize(("trials", "delta"), [(1, 1e-5), (2, 1e-300), (5, 0.999)])
+def test_few_trials_are_told_how_many_decide(trials, delta, tmp_path):
+    """At any δ, also where the claim is ε = 0: the test is of the whole curve."""
+    (hint,) = hints_of(tmp_path, trials, delta=delta)
     found = re.fullmatch(
         r"more trials: if the adversary shows all .* allows, (\d+) trials .*", hint
     )
     assert found is not None, hint
-    size = int(found[1])
-    refuted = 0
-    rng = np.random.default_rng(trials)
-    for _ in range(50):
-        test = ClaimTest(gaussian(2.0), size)  # four releases with unit noise
-        members = rng.random(size) < 0.5
-        scores = rng.normal(size=size) + 2.0 / 0.7 * members
-        for part in (test.process, *test.declared):
-            part.fold(scores, members)
-        test.look(now=True)
-        refuted += test.refuted_after(0.05) is not None
-    assert refuted >= 35
+    assert refuting((int(found[1]),), 2.0 / 0.7, trials) >= POWERFUL
+
+
+@pytest.mark.parametrize(
+    ("kind", "mu", "confidence", "up_to"),
+    [("a run of its own", 2.0, 0.999, None), ("growth", 1.9, 0.95, 2000)],
+)
+def test_more_trials_decide_for_an_adversary_that_shows_so_much(
+    kind, mu, confidence, up_to, tmp_path
+):
+    (hint,) = hints_of(tmp_path, 90, mu=mu, confidence=confidence, up_to=up_to)
+    found = re.match(rf"{kind}[^:]*: ([0-9,]+) trials would notice", hint)
+    assert found is not None, hint
+    size = int(found[1].replace(",", ""))
+    numbers = growth.looks(90, up_to) if up_to else (size,)
+    assert size in numbers
+    declared = numbers[: numbers.index(size) + 1]
+    assert refuting(declared, mu / 0.7, 1, alpha=1 - confidence) >= POWERFUL
+
+
+def test_a_weak_adversary_is_told_what_a_stronger_one_decides(tmp_path):
+    (hint,) = hints_of(tmp_path, 128)
+    found = re.fullmatch(r"a stronger adversary: .* if one shows all .*, (\d+) trials .*", hint)
+    assert found is not None, hint
+    assert refuting((int(found[1]),), 2.0 / 0.7, 2) >= POWERFUL
+    assert refuting((2048,), 0.0, 3) == 0, "this one finds nothing in the number that it names"
 
 
 def test_small_and_large_claims_are_told_apart(tmp_path):

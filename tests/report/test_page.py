@@ -16,6 +16,7 @@ from dpaudit_ray.plan import outcomes
 from dpaudit_ray.plan.model import Pack
 from dpaudit_ray.plan.outcomes import Failure
 from dpaudit_ray.report import page, verdict
+from dpaudit_ray.report.quote import epsilon_text
 from dpaudit_ray.report.tables import Run, overview
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -37,7 +38,7 @@ def test_page_holds_every_audit_with_its_bound_without_assumption(trained, html)
     for audit in trained.plan.audits:
         assert audit.label in html
         (free,) = (r["epsilon_lower_free"] for r in overview(trained) if r["audit"] == audit.id)
-        assert f"Assumption-free, alone: ε ≥ {free:.4f} (one-run)" in html
+        assert f"Assumption-free, alone: ε ≥ {epsilon_text(free, 4)} (one-run)" in html
         assert (Path(trained.directory.location) / f"figures/{audit.id}.png").stat().st_size > 5000
     assert html.count("data:image/png") == 3 + len(trained.plan.audits)
     assert html.count("<img") == html.count("alt=")

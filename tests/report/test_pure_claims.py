@@ -138,6 +138,8 @@ def test_twins_of_twice_the_loss_are_not_consistent(function, tmp_path):
     result = audited(tmp_path, function, epsilon=2.0)
     assert result.answer.verdict is Verdict.VIOLATION
     assert result.answer.quote.assumes == "assumption-free"
+    assert result.answer.quote.above
+    assert "the claim is refuted after" in result.answer.sentence
 
 
 def test_a_claim_stated_as_gaussian_releases_is_refuted_by_its_curve_only(tmp_path):
@@ -147,6 +149,9 @@ def test_a_claim_stated_as_gaussian_releases_is_refuted_by_its_curve_only(tmp_pa
     assert result.answer.verdict is Verdict.VIOLATION
     assert quote.assumes == "assumption-free"
     assert quote.epsilon <= 1.0
+    sentence = result.answer.sentence
+    assert "the claimed curve, though not its ε at δ = 1e-5, is refuted after" in sentence
+    assert "the claim is refuted" not in sentence
 
 
 def test_a_live_bound_and_a_stop_do_not_compare_a_gaussian_curve(tmp_path):

@@ -1,1 +1,1 @@
-"""Figures as PNG: of one audit, of a whole run, and the few shapes that all of them are made of."""
+"""Figures as PNG: of one audit, of a whole run, and the shapes that both are made of."""

@@ -1,4 +1,4 @@
-"""The figure of one audit: its bounds over steps, its scores, and the curve that these trace."""
+"""The figure of one audit: its bounds over steps, its scores, and their trade-off curve."""
 
 from __future__ import annotations
 
@@ -17,26 +17,36 @@ from ..measures import Profile, gaussian_trade_off
 from ..words import OTHER_CURVE_MARK
 from .primitives import ALARM, COLOURS, DASHES, canvas, epsilon_at, legend, lines, png
 
+_BINS = 40  # of a histogram
 _WORLDS = {False: "canary out", True: "canary in"}
 
 
 def audit_figure(
     title: str, estimates: pd.DataFrame, trials: Trials, curves: Profile | None
 ) -> bytes:
-    """A PNG: bounds over steps and, where there are any, last scores and their trade-off curve.
+    """Draws bounds over steps and, if there are any, last scores and their trade-off curve.
 
-    `estimates` are the audit's rows of `Run.table`, `trials` those that gave an output.
+    Args:
+        title: the audit's label.
+        estimates: its rows of `Run.table`.
+        trials: its trials that have a score.
+        curves: the curves of its scores; None if they are not independent.
+
+    Returns:
+        A PNG file's content.
     """
     panels: list[tuple[Callable[[Any, Any], None], Any]] = [(_bounds, estimates)]
-    panels += [(_last_scores, trials)] * bool(len(trials.members))
-    panels += [(_trade_off, curves)] * (curves is not None)
+    if len(trials.members):
+        panels.append((_last_scores, trials))
+    if curves is not None:
+        panels.append((_trade_off, curves))
     width = max(9, 4 * len(panels))
     with canvas(width, 3.4, 1, len(panels), layout=None) as (figure, row):
         figure.suptitle(title, fontsize=10)
         for axes, (draw, content) in zip(row, panels, strict=True):
             draw(axes, content)
-        # A layout engine takes most of a page's time; these margins hold labels of six characters,
-        # and legends above the panels, where they lie on no curve.
+        # A layout engine takes most of a page's time; these margins, in inches, have room for
+        # labels of six characters, and for legends above the panels, away from the curves.
         height = 3.4 + 0.16 * math.ceil(len(row[0].get_legend().texts) / 2)
         figure.set_figheight(height)
         sides = 0.6 / width, 0.49 / height, 1 - 0.15 / width, 3.06 / height
@@ -45,59 +55,65 @@ def audit_figure(
 
 
 def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
+    """Draws the bounds of all estimators over steps, and the claims of all accountants."""
     estimates = estimates.rename(columns={"step": "x"})
     claims = estimates.drop_duplicates(["accountant", "x"])
     claims = claims.assign(series="claim: " + claims["accountant"], y=claims["epsilon_upper"])
-    dashes = dict(zip(claims["series"].unique(), itertools.cycle(DASHES), strict=False))
-    lines(axes, claims, {name: {"ls": dash} for name, dash in dashes.items()}, color="black")
+    styles = {}
+    for name, dash in zip(claims["series"].unique(), itertools.cycle(DASHES), strict=False):
+        styles[name] = {"ls": dash}
+    lines(axes, claims, styles, color="black")
     bounds = estimates.drop_duplicates(["estimator", "x"])
     bounds["y"] = bounds["epsilon_lower_together"].fillna(bounds["epsilon_lower"])
     names = {}
     for row in bounds.drop_duplicates("estimator").to_dict("records"):
         mark = OTHER_CURVE_MARK if row["assumes_other_curve"] else ""
-        assumption = Status(row["status"]).assumes(row["mu_lower"])
-        names[row["estimator"]] = f"{row['estimator']}{mark} ({assumption})"
+        assumes = Status(row["status"]).assumes(row["mu_lower"])
+        names[row["estimator"]] = f"{row['estimator']}{mark} ({assumes})"
     lines(axes, bounds.assign(series=bounds["estimator"].map(names)), marker="o", ms=3, lw=1.5)
     above = bounds[bounds["above_claim"]]
     axes.plot(above["x"], above["y"], "X", color=ALARM, ms=9, zorder=3)
-    other_curve = bounds["assumes_other_curve"].any()
-    note = f"  ({OTHER_CURVE_MARK}: another curve than the claim's)" if other_curve else ""
-    axes.set(xlabel=f"step{note}", ylabel=epsilon_at(estimates["delta"]))
+    xlabel = "step"
+    if bounds["assumes_other_curve"].any():
+        xlabel += f"  ({OTHER_CURVE_MARK}: another curve than the claim's)"
+    axes.set(xlabel=xlabel, ylabel=epsilon_at(estimates["delta"]))
     axes.set_ylim(bottom=0)
     legend(axes, above=True)
 
 
 def _last_scores(axes: Any, trials: Trials) -> None:
-    """40 bins over the central 99.8 %, so that one wild score does not hide all others."""
+    """Draws histograms over the central 99.8 %, so that an outlier does not hide other scores."""
     values, members = trials.scores[:, -1], trials.members
     finite = np.isfinite(values)
     if finite.any():
         low, high = np.quantile(values[finite], [0.001, 0.999])
         margin = 0.0 if high > low else 0.5
-        edges = np.linspace(low - margin, high + margin, 41)
+        edges = np.linspace(low - margin, high + margin, _BINS + 1)
         for world, name in _WORLDS.items():
             shown = values[finite & (members == world)]
             axes.hist(shown, edges, color=COLOURS[world], label=name, alpha=0.55)
         legend(axes, above=True)
     diverged = int((~finite).sum())
-    axes.set_xlabel("score" + f" ({diverged} diverged trials not drawn)" * (diverged > 0))
+    absent = f" ({diverged} diverged trials not drawn)" if diverged else ""
+    axes.set_xlabel(f"score{absent}")
     axes.set_ylabel("trials")
 
 
 def _trade_off(axes: Any, curves: Profile) -> None:
-    """The observed curve, its fit, and the curve below which the claim lets no test come."""
-    observed, rates = curves.tradeoff, np.linspace(0.0, 1.0, 400)
+    """Draws the observed trade-off curve, its fit, and the least one that the claim allows."""
+    observed = curves.tradeoff
+    rates = np.linspace(0.0, 1.0, 400)
+    fitted = gaussian_trade_off(rates, observed.mu)
+    claimed = 1 - curves.claim.true_positive_rate(rates)
     fit = f"Gaussian, μ = {observed.mu:.2f}"
-    ends = {
-        "observed": (observed.alpha, observed.beta),
-        fit: (rates, gaussian_trade_off(rates, observed.mu)),
-        "claim": (rates, 1 - curves.claim.true_positive_rate(rates)),
-    }
-    table = [pd.DataFrame({"series": name, "x": x, "y": y}) for name, (x, y) in ends.items()]
-    styles = {"observed": {"drawstyle": "steps-post"}, fit: {"ls": "--"}}
-    lines(axes, pd.concat(table), styles | {"claim": {"color": "black"}})
-    # Of a steep curve, all is in a corner: rates of up to eight times that of the middle.
+    axes.step(
+        observed.alpha, observed.beta, where="post", color=COLOURS[0], lw=1.2, label="observed"
+    )
+    axes.plot(rates, fitted, color=COLOURS[1], ls="--", lw=1.2, label=fit)
+    axes.plot(rates, claimed, color="black", lw=1.2, label="claim")
+    # A steep curve lies in the corner: draw up to eight times the rates of its middle.
     reach = min(max(8 * float(special.ndtr(-observed.mu / 2)), 0.02), 1.0)
-    axes.set(xlim=(-0.02 * reach, reach), ylim=(-0.02 * reach, reach), aspect="equal",
-             xlabel="false-positive rate α", ylabel="false-negative rate β")  # fmt: skip
+    limits = (-0.02 * reach, reach)
+    axes.set(xlim=limits, ylim=limits, aspect="equal")
+    axes.set(xlabel="false-positive rate α", ylabel="false-negative rate β")
     legend(axes, above=True)

@@ -1,4 +1,4 @@
-"""What figures are made of: lines from a tidy table, and the canvas under them."""
+"""Shapes of all figures: lines from a tidy table, and the canvas under them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ...errors import plain
 
 Floats = npt.NDArray[np.float64]
 
-# Okabe and Ito's palette: told apart by colour-blind readers too.
+# Okabe and Ito's palette: colour-blind readers distinguish its colours, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-ALARM = "#C2255C"  # of what contradicts a claim, and never alone: a mark or a word is beside it
-DASHES = ("-", "--", ":", "-.")  # tell apart more lines than there are colours
+ALARM = "#C2255C"  # contradicts a claim; never without a mark or a word
+DASHES = ("-", "--", ":", "-.")  # distinguish more lines than there are colours
 CLAIM: Any = {"color": "black", "marker": "|", "ls": "", "ms": 18, "mew": 2}
-_SHADES = 64  # colours of a file, which makes it a third as large
+_SHADES = 64  # colours of a PNG file, which is a third as large as with all
 # Labels are the user's text, and none of ours is TeX.
 _PLAIN_TEXT: Any = {"text.parse_math": False, "text.usetex": False}
 _STYLE: Any = _PLAIN_TEXT | {
@@ -47,17 +47,25 @@ def canvas(
     ax: Any = None,
     layout: str | None = "constrained",
 ) -> Iterator[tuple[Figure, list[Any]]]:
-    """An empty figure of so many inches with its panels, row by row.
+    """Yields an empty figure with its panels, row by row.
 
-    `new` makes the figure; where `ax` is given, axes or an array of them, these are the panels.
+    Args:
+        width: of the figure, in inches.
+        height: of the figure, in inches.
+        rows: number of rows of panels.
+        columns: number of panels in a row.
+        new: creates the figure.
+        ax: axes, or an array of them, that are the panels instead of those of a new figure.
+        layout: matplotlib's layout engine.
     """
     with mpl.rc_context(_STYLE if ax is None else _PLAIN_TEXT):
         if ax is None:
             figure = new(figsize=(width, height), layout=layout)
             panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
-            for axes in panels:  # of ticks that are made when the figure is drawn
-                size, alpha = _STYLE["font.size"], _STYLE["grid.alpha"]
-                axes.tick_params(which="both", labelsize=size, grid_alpha=alpha)
+            # Ticks are created when the figure is drawn, outside of this context.
+            ticks = {"labelsize": _STYLE["font.size"], "grid_alpha": _STYLE["grid.alpha"]}
+            for axes in panels:
+                axes.tick_params(which="both", **ticks)
         else:
             panels = list(np.ravel(np.asarray(ax, dtype=object)))
             figure = panels[0].figure
@@ -65,7 +73,7 @@ def canvas(
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG file's content."""
+    """Returns the figure as a PNG file's content."""
     drawn: Any = FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     drawn.draw()  # once: `savefig` draws it a second time to lay it out
@@ -80,12 +88,15 @@ def lines(
     styles: Mapping[str, dict[str, Any]] | None = None,
     **style: Any,
 ) -> None:
-    """Draws a line for each `series` of a table, in their order, and names it in the legend.
+    """Draws a line for each series of a table, in their order, and names it in the legend.
 
-    The table has columns `series`, `x`, `y`, and `low` and `high` where a band is shaded around the
-    line. `styles` has options of matplotlib for a series; `style` those for all, in place of
-    colours and dashes that follow the order. A series of a single point without a marker is a level
-    across the panel.
+    A series of a single point without a marker is a level across the panel.
+
+    Args:
+        axes: the panel.
+        table: has columns `series`, `x`, `y`, and `low` and `high` if a band is shaded.
+        styles: options of matplotlib, by series.
+        **style: those for all series, instead of colours and dashes that follow the order.
     """
     for number, (name, rows) in enumerate(table.groupby("series", sort=False)):
         usual = {
@@ -106,18 +117,24 @@ def lines(
 
 
 def epsilon_at(deltas: Collection[float]) -> str:
-    """What an axis of ε is called, with δ where all that is drawn has the same."""
+    """Returns the label of an axis of ε, with δ if it is the same for all that is drawn."""
     distinct = {*deltas}
     return f"ε at δ = {plain(distinct.pop())}" if len(distinct) == 1 else "ε at the δ of each audit"
 
 
 def logarithmic(axes: Any, which: Literal["x", "y"]) -> None:
-    """Makes the x or the y axis logarithmic, with plain numbers where matplotlib has TeX."""
+    """Makes the x or the y axis logarithmic, with plain numbers instead of TeX."""
     getattr(axes, f"set_{which}scale")("log")
     getattr(axes, f"{which}axis").set_major_formatter(lambda number, _: plain(number))
 
 
 def legend(axes: Any, size: float = 7, above: bool = False) -> None:
-    """Names what a panel shows, where it finds room, or in two columns `above` the panel."""
-    place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2} if above else {}
-    axes.legend(frameon=False, fontsize=size, **place)
+    """Adds a legend to a panel.
+
+    Args:
+        axes: the panel.
+        size: font size, in points.
+        above: places it in two columns above the panel, not where it hides least.
+    """
+    layout: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2} if above else {}
+    axes.legend(frameon=False, fontsize=size, **layout)
