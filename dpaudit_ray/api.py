@@ -92,6 +92,7 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     prepared = planning.kept(prepared, directory, tell)
     phase("checking for another driver")
     stale_lease = lease.left_behind(directory)  # begins to watch one before loading takes long
+    warn_of_few_trials(prepared, tell)
     phase("loading the data")
     check_inputs(prepared, tell)
     phase("planning")
@@ -260,6 +261,26 @@ def check_inputs(sweep: Sweep, tell: Tell = tell_nobody) -> None:
                 f"{plain(1 / records, '.2g')} for {records:,} records: publishing one of them, at "
                 f"random, would keep it; use at most {plain(10.0**-exponent)}"
             )
+
+
+def warn_of_few_trials(sweep: Sweep, tell: Callable[[str], None]) -> None:
+    """Warns of audits that show nothing even if every guess is right.
+
+    Without any leak, n random bits are guessed right with a probability of 2^-n. No test rejects at
+    its level what is more probable than that level, so no such audit has a bound above 0.
+    """
+    hopeless = dict[tuple[int, int], int]()
+    for cell in sweep.cells:
+        least = math.floor(-math.log2(1 - cell.audit.confidence)) + 1
+        if cell.mechanism.sampled and cell.audit.trials < least:
+            key = (cell.audit.trials, least)
+            hopeless[key] = hopeless.get(key, 0) + 1
+    for (trials, least), audits in hopeless.items():
+        tell(
+            f"warning: {audits:,} of {len(sweep.cells):,} audits can show no ε above 0 and no "
+            f"violation: audit.trials is {trials}, but at least {least} are needed, even if all "
+            "guesses are right; raise it (`dpaudit plan` forecasts what more trials show)"
+        )
 
 
 def _require_gpu(sweep: Sweep) -> None:

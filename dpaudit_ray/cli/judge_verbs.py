@@ -11,7 +11,7 @@ from ..errors import Exit, plain
 from . import tables, terminal
 from .arguments import ADVANCED, RESULTS, AsJson, Details, RunPath, TrustedToRead, exit_code
 from .read_verbs import open_run
-from .terminal import Columns, Figure, plural
+from .terminal import Columns, Figure, number, plural
 
 if TYPE_CHECKING:
     from ..report.check import Checked
@@ -128,7 +128,7 @@ def _show_pairs(comparison: Comparison) -> None:
 
     sides = [side for pair in comparison.pairs for side in pair.sides]
     quotes = [side.quote for side in sides]
-    rates = [f"{s.low:.3f} to {s.high:.3f}" if s.rate >= 0 else "–" for s in sides]
+    rates = [f"{number(s.low)} to {number(s.high)}" if s.rate >= 0 else "–" for s in sides]
     columns: Columns = {
         "audit": [side.label for side in sides],
         "run": [1, 2] * len(comparison.pairs),

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from ..errors import plain, printable
 from ..orchestration.progress import AuditProgress, Progress, Speed
-from ..report.quote import claimed
+from ..report.quote import claimed, epsilon_text
 from ..sweep.grid import shorten_labels
 from . import terminal
 from .terminal import ALARM, duration, marked, plural, speed
@@ -127,7 +127,7 @@ def _totals(progress: Progress, more: str) -> Text:
 
 def _bound(audit: AuditProgress) -> str:
     has_bound = audit.done and not math.isnan(audit.epsilon_lower)
-    return marked(f"{audit.epsilon_lower:.2f}", audit.above) if has_bound else "–"
+    return marked(epsilon_text(audit.epsilon_lower, digits=2), audit.above) if has_bound else "–"
 
 
 def _table(progress: Progress, labels: list[str], shown: list[int]) -> Table:

@@ -60,9 +60,9 @@ def bench(
         "model-steps/s": [f"{1 / row.packed_seconds:,.4g}" for row in rows],
         "ms/step": [f"{row.packed_seconds * 1e3:.3g}" for row in rows],
         "Opacus ms/step": [f"{row.opacus_seconds * 1e3:.3g}" for row in rows],
-        "ratio": [f"{row.ratio:.1f}" for row in rows],
+        "ratio": [f"{row.ratio:.3g}" for row in rows],
         "GFLOP/s": [f"{row.flop_per_second / 1e9:.3g}" for row in rows],
-        "of product": [f"{100 * row.flop_per_second / product:.1f} %" for row in rows],
+        "of product": [f"{100 * row.flop_per_second / product:.3g} %" for row in rows],
     }
     columns: Columns = {
         "model": [row.model for row in rows],

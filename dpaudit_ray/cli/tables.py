@@ -294,13 +294,18 @@ def _power(audit: AuditOutlook) -> Figure:
 
 
 def _advice(audit: AuditOutlook) -> Iterator[str]:
+    from ..report.quote import epsilon_text
+
     if audit.claim == 0:
         yield "nothing is claimed to leak, so no bound comes near; `verify` tests the claim"
         return
     if not audit.claim < math.inf:
         yield "nothing is claimed, so no bound comes near; more noise, or another accountant"
         return
-    shown = f"{audit.likely:.2f} of the {audit.claim:.2f}" if audit.likely else "nothing"
+    shown = "nothing"
+    if audit.likely:
+        likely = epsilon_text(audit.likely, digits=2)
+        shown = f"{likely} of the {epsilon_text(audit.claim, digits=2)}"
     yield f"{audit.trials:,} trials show {shown}, 4 times in 5"
     needed = audit.trials_needed
     if needed is None:

@@ -51,11 +51,13 @@ def marked(bound: str, above_claim: bool) -> Figure:
 
 
 def number(value: Any) -> str:
-    """A value as people read it: 1,234 or 0.500; – for NaN and None; text as it is."""
+    """A value as people read it: 1,234, 0.500 or 1.2e-4; – for NaN and None; text as it is."""
     if value is None:
         return "–"
     if isinstance(value, float):
-        return "–" if math.isnan(value) else f"{value:,.3f}"
+        from ..report.quote import epsilon_text  # loads numpy, for which --help has no time
+
+        return "–" if math.isnan(value) else epsilon_text(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return printable(str(value))

@@ -217,6 +217,8 @@ def read_csv(file: Path, remedy: str, **options: Any) -> Any:
     try:
         with io.BufferedReader(decoding.Table(file)) as table:
             return pd.read_csv(table, **options)
+    except decoding.ForeignFileError as error:
+        raise DataError(f"{file}: {error}") from error
     except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, BadZipFile) as error:
         if isinstance(error, UnicodeError):
             remedy = f"save it as text in UTF-8, and {remedy}"

@@ -101,3 +101,13 @@ class Mnist(_Images):
     source: ClassVar[str] = "MNIST"
 
     name: Literal["mnist"] = "mnist"
+
+    def read(self) -> Dataset:
+        processed = self._root / "MNIST" / "processed"
+        if processed.exists():  # torchvision prefers it, and may form tensors of any size
+            raise DataError(
+                f"{self.name}: mechanism.data.root: is {self._root}, but {processed} is of an old "
+                "torchvision and is not read; delete that folder, and set download: true unless "
+                f"{self.folder} is complete"
+            )
+        return super().read()

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import plan as planning
 from .. import stats
-from ..api import check_inputs
+from ..api import check_inputs, warn_of_few_trials
 from ..errors import DpauditError, first_line
 from ..orchestration.trainer import Brief, PackTrainer
 from ..plan import finished_trials, outcomes, preparing
@@ -86,6 +86,7 @@ def forecast(
     """Plans the sweep against its run directory, and times first steps of its packs."""
     run = RunDirectory.under(storage_path, sweep.name, OPENING)
     sweep = planning.kept(sweep, run, tell)
+    warn_of_few_trials(sweep, tell)
     check_inputs(sweep, tell)
     plan = planning.preview(sweep, run)
     left_out = {failure.pack for failure in outcomes.failed(run, plan)}

@@ -382,7 +382,7 @@ def _check_scores(sources: _Sources, audit: PlannedAudit) -> None:
     run, checked = sources.run, sources.checked
     files = run.score_files(audit.id)
     chosen = finished_trials.resolved(audit.packs, files)
-    packs = {packs_.file: audit.packs[packs_.start : packs_.stop] for stretch in chosen}
+    packs = {part.file: audit.packs[part.start : part.stop] for part in chosen}
     starts = {first for first, _ in audit.packs}
     ends = {last for _, last in audit.packs}
     for file in sorted(files):

@@ -27,7 +27,11 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".xz": lzma.open,
     ".zip": lambda file: _only_member(file),
 }
-_FOREIGN = {".tar", ".zst"}  # suffixes by which pandas would decompress, without a bound
+# Suffixes of files that are no text; for .tar and .zst pandas would decompress without a bound.
+_FOREIGN = {
+    ".tar", ".tgz", ".tbz2", ".txz", ".zst", ".lz4", ".7z", ".rar", ".Z", ".parquet", ".feather",
+    ".xls", ".xlsx", ".ods",
+}  # fmt: skip
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # zipfile decodes others without a bound
 
 
@@ -56,6 +60,10 @@ def require_members(members: Iterable[zipfile.ZipInfo], stored: int) -> None:
     strangers.require(decoded, most_decoded(stored), "decoded bytes")
 
 
+class ForeignFileError(StrangeFileError):
+    """A file of another kind: what it is, what is read, and what to do."""
+
+
 class Table(io.RawIOBase):
     """The decompressed bytes of a table, by the file's suffix, bounded while they are read.
 
@@ -64,8 +72,11 @@ class Table(io.RawIOBase):
     """
 
     def __init__(self, file: Path) -> None:
-        if _FOREIGN & set(file.suffixes):
-            raise StrangeFileError(f"it is compressed as {''.join(file.suffixes)}{_UNPACK}")
+        if foreign := _FOREIGN.intersection(file.suffixes):
+            raise ForeignFileError(
+                f"is a {min(foreign)} file, but only CSV text is read, plain or as "
+                f"{', '.join(_OPENERS)}; unpack it, or save it as CSV"
+            )
         self._most_bytes = most_decoded(stored_bytes(file))
         opener = _OPENERS.get(file.suffix)
         self._file = file.open("rb") if opener is None else opener(file)

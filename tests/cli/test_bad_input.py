@@ -116,6 +116,29 @@ def test_a_delta_above_one_record_is_told_once_and_not_refused(delta, times, tin
         ) == times  # fmt: skip
 
 
+@pytest.mark.parametrize(("trials", "times"), [(2, 1), (4, 1), (5, 0)])
+def test_audits_of_too_few_trials_are_told_before_anything_is_loaded(trials, times, tiny, tmp_path):
+    """At a confidence of 95 %, 5 coins are the fewest that show their bias, if all agree."""
+    tiny["audit"]["trials"] = trials
+    file = write_sweep(tmp_path, tiny)
+    line = (
+        f"warning: 2 of 2 audits can show no ε above 0 and no violation: audit.trials is {trials}, "
+        "but at least 5 are needed, even if all guesses are right; raise it (`dpaudit plan` "
+        "forecasts what more trials show)"
+    )
+    for outcome in (dpaudit("plan", file), inline(file, tmp_path / "runs")):
+        assert outcome.code == 0
+        assert outcome.err.replace("\n  ", " ").count(line) == times
+
+
+def test_few_trials_are_told_although_the_data_cannot_be_loaded(tiny, tmp_path):
+    tiny["audit"]["trials"] = 2
+    tiny["mechanism"]["data"] = {"name": "npz", "path": str(tmp_path / "none.npz")}
+    outcome = dpaudit("plan", write_sweep(tmp_path, tiny))
+    assert outcome.code == 2
+    assert outcome.err.index("can show no ε above 0") < outcome.err.index("none.npz")
+
+
 def test_a_file_that_cannot_be_read(tmp_path):
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(bytes(range(256)))

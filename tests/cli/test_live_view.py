@@ -73,6 +73,13 @@ def test_a_bound_above_its_claim_is_not_lost_among_those_that_are_done():
     )
 
 
+def test_a_small_bound_keeps_its_digits():
+    small = dataclasses.replace(audit("one", 200), epsilon_lower=0.0012)
+    progress = Progress((small,))
+    assert "1.2e-3" in "".join(shown(progress, 100, 24))
+    assert "eps >= 1.2e-3 so far" in View(progress, "", 0, 1, 1).log_line
+
+
 def test_decided_audits_and_preparations_say_so():
     progress = Progress(
         (audit("decided", 420, decided=400), audit("waits", 0, parts_done=3, parts=16))

@@ -30,7 +30,7 @@ def test_durations_and_numbers_are_as_people_read_them():
     numbers = [
         (1234567, "1,234,567"), (0.5, "0.500"), (1234.5, "1,234.500"), (math.nan, "–"),
         (None, "–"), (math.inf, "inf"), (np.float64(2.0), "2.000"), (True, "True"),
-        ("gaussian", "gaussian"),
+        ("gaussian", "gaussian"), (0.0004, "4.0e-4"), (0.0, "0"),
     ]  # fmt: skip
     for value, text in numbers:
         assert terminal.number(value) == text

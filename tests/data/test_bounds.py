@@ -78,11 +78,20 @@ def test_short_rows_are_not_filled_with_a_million_cells(source, tmp_path, bounde
         source(path=str(file)).read()
 
 
+FOREIGN = (
+    r"table\.[a-z.]+: is a \.{} file, but only CSV text is read, plain or as \.gz, \.bz2, \.xz, "
+    r"\.zip; unpack it, or save it as CSV$"
+)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("table.csv.zst", b"", r"compressed as \.csv\.zst"),
-        ("table.tar.gz", gzip.compress(b"", mtime=0), r"compressed as \.tar\.gz"),
+        ("table.csv.zst", b"\x28\xb5\x2f\xfd", FOREIGN.format("zst")),
+        ("table.tar", b"", FOREIGN.format("tar")),
+        ("table.tar.gz", gzip.compress(b"", mtime=0), FOREIGN.format("tar")),
+        ("table.tgz", gzip.compress(b"", mtime=0), FOREIGN.format("tgz")),
+        ("table.parquet", b"PAR1\xff", FOREIGN.format("parquet")),
         ("table.csv.zip", zipped(b"", zipfile.ZIP_LZMA), "is not compressed by deflate"),
         ("table.csv.zip", b"PK", "not a zip file"),
         ("table.csv.xz", b"\xfd7zXZ\x00", "not such a CSV table"),

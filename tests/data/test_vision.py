@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torchvision.datasets import CIFAR10
 
 from dpaudit_ray.data.arrays import Npz
@@ -74,6 +75,25 @@ def test_digits_have_one_channel(digits):
     assert data.x.shape == (30, 1, 28, 28)
     assert np.array_equal(data.x[:, 0], images.astype(np.float32) / 255)
     assert data.y.tolist() == [i % 10 for i in range(30)]
+
+
+@pytest.mark.parametrize("complete", [True, False], ids=["beside raw", "alone"])
+def test_digits_of_an_old_torchvision_are_refused(complete, digits):
+    """It prefers them to the files that `Mnist.files` names, and bounds none of their tensors."""
+    root, _ = digits
+    processed = root / "MNIST" / "processed"
+    processed.mkdir()
+    for name in ("training.pt", "test.pt"):
+        images = torch.zeros(20, 28, 28, dtype=torch.uint8)
+        torch.save((images, torch.arange(20) % 10), processed / name)
+    if not complete:
+        shutil.rmtree(root / "MNIST" / "raw")
+    with pytest.raises(DataError) as error:
+        Mnist(root=str(root)).load()
+    assert str(error.value) == (
+        f"mnist: mechanism.data.root: is {root}, but {processed} is of an old torchvision and is "
+        "not read; delete that folder, and set download: true unless MNIST/raw is complete"
+    )
 
 
 def test_test_sets_are_scaled_as_training_sets_are(cifar, digits):
