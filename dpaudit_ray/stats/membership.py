@@ -1,13 +1,13 @@
-"""What a membership attack finds: ROC curve, TPR at low FPR, AUC, balanced accuracy, records' risk.
+"""Success of a membership attack, with intervals: ROC curve, TPR at a low FPR, AUC, accuracy.
 
 Scores of one training run share its model, so they are dependent. Training runs are independent and
-of one law, and all that is bounded is of that law:
+have one distribution, and each interval is for a number of that distribution:
 
-* TPR and FPR at a threshold: the expected share of accused ones among all members, or all
+* TPR and FPR at a threshold: the expected share of accused scores among all members, or all
   non-members, of many training runs. The TPR at an FPR is that of the lowest threshold whose FPR is
   no higher.
-* AUC: the chance that a member of one training run scores above a non-member of another one. It is
-  the area under that curve.
+* AUC: the probability that a member of one training run scores above a non-member of another one.
+  It is the area under that curve.
 * Balanced accuracy: (TPR + 1 - FPR) / 2 in three of four training runs, at the threshold that is
   best in the fourth.
 
@@ -23,7 +23,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,21 +30,15 @@ from scipy import special
 
 from .base import Members, Scores
 from .curve import Curve
-from .error_rates import (
-    Floats,
-    clopper_pearson_lower,
-    first_where,
-    in_unit,
-    root,
-)
+from .error_rates import Floats, clopper_pearson_lower, first_where, in_unit, root
 from .share_bounds import betting_lower, binomial_lower, evidence
 
 RATES = (0.1, 0.01, 0.001)  # FPRs that are reported if enough scores resolve them
-_FEWEST = 10  # false positives that an FPR must have, of as many scores as there are: 10 / R
-_BAND = 12  # FPRs that share the error of the simultaneous band
-_CUTS, _BLOCK = 1001, 2**21  # thresholds that are tried; scores that are ranked at once, 16 MiB
-_FITTED = 4  # every so many training runs, a threshold is fitted to one and judged by the others
-_ANGLES = np.linspace(0, math.pi / 2, 4)  # at which error is shared between FPR and TPR
+_FEWEST_ACCUSED = 10  # R scores resolve an FPR of 10 / R and more
+_BAND_RATES = 12  # FPRs of the ROC curve, which share the error of its band
+_QUANTILES = 1001  # of the scores: the best threshold is one of them
+_FIT_EVERY = 4  # every fourth training run is for fitting a threshold, the others are judged by it
+_ANGLES = np.linspace(0, math.pi / 2, 4)  # ways in which FPR and TPR share their error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +58,10 @@ class Membership:
         scores: float [runs, records], or [runs] if each training run has one; higher for "in". NaN
             counts as the lowest of all.
         members: the secret bits, bool of the same shape.
-        confidence: of each two-sided interval.
+        confidence: level of each two-sided interval.
 
     Raises:
-        ValueError: other shapes, or no score of one world.
+        ValueError: The shapes differ, or all scores are of members, or none is.
     """
 
     scores: Scores
@@ -77,29 +70,44 @@ class Membership:
 
     def __post_init__(self) -> None:
         in_unit("confidence", self.confidence)
-        scores, bits = np.asarray(self.scores, np.float64), np.asarray(self.members)
+        scores = np.asarray(self.scores, np.float64)
+        bits = np.asarray(self.members)
         if scores.ndim not in (1, 2) or bits.shape != scores.shape:
             shapes = f"{scores.shape} and {bits.shape}"
-            raise ValueError(f"scores and members must be [trainings, records], got {shapes}")
-        inside = bits.astype(np.bool_, copy=False)
-        if not 0 < inside.sum() < inside.size or not np.array_equal(inside, bits):
+            raise ValueError(f"scores and members must be [training runs, records], got {shapes}")
+        members = bits.astype(np.bool_, copy=False)
+        one_world = members.all() or not members.any()
+        if one_world or not np.array_equal(members, bits):
             raise ValueError("members must be 0 or 1 (or booleans), and some of each")
         shape = (len(scores), -1)
         object.__setattr__(self, "scores", scores.reshape(shape))
-        object.__setattr__(self, "members", inside.reshape(shape))
+        object.__setattr__(self, "members", members.reshape(shape))
 
     @property
     def least_fpr(self) -> float:
         """The least FPR that so many scores resolve: 10 / R."""
-        return _FEWEST / self.scores.size
-
-    @property
-    def _fitted(self) -> Members:
-        return np.asarray(np.arange(len(self.scores)) % _FITTED == 0)
+        return _FEWEST_ACCUSED / self.scores.size
 
     @functools.cached_property
-    def _worlds(self) -> tuple[_World, _World]:
-        return _World.of_bits(self.scores, ~self.members), _World.of_bits(self.scores, self.members)
+    def _ordered(self) -> Scores:
+        """Scores with -inf in place of NaN."""
+        missing = np.isnan(self.scores)
+        if not missing.any():
+            return self.scores
+        return np.where(missing, -np.inf, self.scores)
+
+    @functools.cached_property
+    def _populations(self) -> tuple[_Population, _Population]:
+        """Scores of non-members, and of members."""
+        return (
+            _Population.from_scores(self._ordered, ~self.members),
+            _Population.from_scores(self._ordered, self.members),
+        )
+
+    @property
+    def _single(self) -> bool:
+        """Whether each training run has one score, so that all scores are independent."""
+        return bool(self.scores.shape[1] == 1)
 
     def true_positive_rate(self, fpr: float, confidence: float | None = None) -> Interval:
         """Computes the TPR at the lowest threshold whose FPR is at most `fpr`.
@@ -112,32 +120,42 @@ class Membership:
             confidence: of the two-sided interval; that of the class if None.
         """
         in_unit("fpr", fpr)
-        alpha = (1 - (self.confidence if confidence is None else confidence)) / 2
-        outside, inside = self._worlds
-        allowed = math.floor(fpr * outside.n * (1 + 1e-12))
-        value = inside.above(outside.falling[allowed], "left") / inside.n
+        if confidence is None:
+            confidence = self.confidence
+        alpha = (1 - confidence) / 2
+        outside, inside = self._populations
+        false_positives = math.floor(fpr * outside.n * (1 + 1e-12))
+        value = inside.above(outside.negated[false_positives], "left") / inside.n
         low, high = value, value
-        # What no training run has shown may have a probability of log(1 / level) / runs. It widens
-        # upper bounds most, so these get the first level: of the FPR here, of the TPR there.
-        for first, second in self._levels(alpha):
+        # Something that no training run shows may still have a probability of log(1 / level) /
+        # runs. It widens upper bounds most, so these get the first level, the larger one: of the
+        # FPR for the lower bound on the TPR, of the TPR for its upper bound. Each pair of levels
+        # errs, but together no more than alpha. If scores are independent, so are the two errors.
+        levels = [(0.75 * alpha, 0.25 * alpha)]
+        if self._single:
+            levels = _independent_levels(alpha)
+        for first, second in levels:
             below = outside.most_below(fpr, first)
             accused = 0
             if below >= 0:
-                accused = inside.above(outside.falling[below], "left")
-            low = min(low, inside.lower(inside.hits(accused), second))
+                accused = inside.above(outside.negated[below], "left")
+            lower = inside.lower(inside.hits(accused), second)
+            low = min(low, lower)
 
             above = outside.fewest_above(fpr, second)
             accused = inside.n
             if above <= outside.n:
-                accused = inside.above(outside.falling[above - 1], "right")
+                accused = inside.above(outside.negated[above - 1], "right")
             missed = inside.sizes - inside.hits(accused)
-            high = max(high, 1 - inside.lower(missed, first))
+            upper = 1 - inside.lower(missed, first)
+            high = max(high, upper)
         return Interval(value, low, high)
 
     @functools.cached_property
     def points(self) -> dict[float, Interval]:
         """The TPR at 10 %, 1 % and .1 % FPR, by FPR; without those below `least_fpr`."""
-        return {x: self.true_positive_rate(x) for x in RATES if x >= self.least_fpr * (1 - 1e-9)}
+        least = self.least_fpr * (1 - 1e-9)
+        return {rate: self.true_positive_rate(rate) for rate in RATES if rate >= least}
 
     @functools.cached_property
     def roc(self) -> dict[float, Interval]:
@@ -145,18 +163,20 @@ class Membership:
 
         From one FPR to the next the TPR is from the `low` of the first to the `high` of the second.
         """
-        rates = np.geomspace(min(self.least_fpr, 0.5), 1.0, _BAND + 1)[:-1].tolist()
-        confidence = 1 - (1 - self.confidence) / _BAND
-        return {rate: self.true_positive_rate(rate, confidence) for rate in rates}
+        least = min(self.least_fpr, 0.5)
+        rates = np.geomspace(least, 1.0, _BAND_RATES + 1)
+        confidence = 1 - (1 - self.confidence) / _BAND_RATES
+        return {rate: self.true_positive_rate(rate, confidence) for rate in rates.tolist()[:-1]}
 
     @functools.cached_property
     def auc(self) -> Interval:
-        """Computes the chance that a member scores above a non-member, ties by half.
+        """Computes the probability that a member scores above a non-member, ties by half.
 
         The interval is for members and non-members of different training runs.
         """
-        outside, inside = self._worlds
-        value = float(1 - inside.placements(outside).mean())
+        outside, inside = self._populations
+        others_above = _midranks(outside.negated, inside.negated) / outside.n
+        value = float(1 - others_above.mean())
         if not self._single:
             return self._interval(value, *self._comparisons())
         # A mean over all ways to pair members with others, each of so many independent pairs.
@@ -164,13 +184,30 @@ class Membership:
         return self._interval(value, wins, np.ones(len(wins)))
 
     @functools.cached_property
+    def _fitted(self) -> Members:
+        """The training runs that a threshold is fitted to, bool [runs]."""
+        numbers = np.arange(len(self.scores))
+        return np.asarray(numbers % _FIT_EVERY == 0)
+
+    @functools.cached_property
     def fitted_threshold(self) -> float | None:
-        """The best threshold in every fourth training run; None if it cannot be judged."""
-        fitted = self._fitted
-        for bits in (self.members[fitted], self.members[~fitted]):
+        """The threshold of the largest TPR - FPR in every fourth training run.
+
+        One of 1,000 quantiles of their scores. None if these runs, or the others, have no member
+        or no non-member.
+        """
+        members = self.members[self._fitted]
+        for bits in (members, self.members[~self._fitted]):
             if bits.all() or not bits.any():
                 return None
-        return self._best_threshold(fitted)
+        scores = self._ordered[self._fitted]
+        positions = np.linspace(0, scores.size - 1, _QUANTILES).astype(int)
+        thresholds = np.sort(scores, axis=None)[positions]
+        outside = np.sort(scores[~members])
+        inside = np.sort(scores[members])
+        others_below = np.searchsorted(outside, thresholds, "right") / len(outside)
+        members_below = np.searchsorted(inside, thresholds, "right") / len(inside)
+        return float(thresholds[np.argmax(others_below - members_below)])
 
     @functools.cached_property
     def balanced_accuracy(self) -> Interval:
@@ -183,32 +220,34 @@ class Membership:
         bits = self.members[~self._fitted]
         accused = self.scores[~self._fitted] > self.fitted_threshold
         # Training runs weigh as much as they have of all members, and of all non-members.
-        of_member = len(bits) / bits.sum() / 2
-        of_other = len(bits) / (~bits).sum() / 2
-        hits = (accused & bits).sum(axis=1) * of_member + (~accused & ~bits).sum(axis=1) * of_other
-        sizes = bits.sum(axis=1) * of_member + (~bits).sum(axis=1) * of_other
-        return self._interval(min(float(hits.mean()), 1.0), hits, sizes)
+        positives, negatives = bits.sum(axis=1), (~bits).sum(axis=1)
+        member_weight = len(bits) / positives.sum() / 2
+        other_weight = len(bits) / negatives.sum() / 2
+        true_positives = (accused & bits).sum(axis=1)
+        true_negatives = (~accused & ~bits).sum(axis=1)
+        hits = true_positives * member_weight + true_negatives * other_weight
+        sizes = positives * member_weight + negatives * other_weight
+        value = min(float(hits.mean()), 1.0)
+        return self._interval(value, hits, sizes)
 
     @functools.cached_property
     def risks(self) -> tuple[Floats, Floats]:
-        """Each record's AUC over its trainings [m], and lower bounds of all records together [m].
+        """Each record's AUC over its training runs [m], and simultaneous lower bounds [m].
 
-        NaN and 0 for a record that is always in or out. Trainings are independent, so a variance is
-        at most A (1 - A) / min(in, out) (Birnbaum, Klose 1957), which is taken.
+        NaN and 0 for a record that is always in or out. Training runs are independent, so the
+        variance is at most A (1 - A) / min(in, out) (Birnbaum, Klose 1957), which is used.
         """
-        from scipy import stats  # takes half a second to load
-
-        n, m = self.scores.shape
-        auc, fewer = np.full(m, np.nan), np.minimum(self.members.sum(0), (~self.members).sum(0))
-        for start in range(0, m, size := max(_BLOCK // n, 1)):
-            part = slice(start, start + size)
-            bits = self.members[:, part]
-            ranks, inside = stats.rankdata(_ordered(self.scores[:, part]), axis=0), bits.sum(0)
-            sums = np.where(bits, ranks, 0.0).sum(0)
-            with np.errstate(invalid="ignore"):
-                auc[part] = (sums - inside * (inside + 1) / 2) / (inside * (n - inside))
-        filled = np.clip(np.nan_to_num(auc), 0.0, 1.0)
-        low = clopper_pearson_lower(filled * fewer, fewer, (1 - self.confidence) / m)
+        runs, records = self.scores.shape
+        inside = self.members.sum(axis=0)
+        fewer = np.minimum(inside, runs - inside)
+        auc = np.full(records, np.nan)
+        for record in np.flatnonzero(fewer):
+            bits = self.members[:, record]
+            scores = self._ordered[:, record]
+            wins, comparisons = _wins(scores[bits], scores[~bits])
+            auc[record] = wins / comparisons
+        hits = np.nan_to_num(auc) * fewer
+        low = clopper_pearson_lower(hits, fewer, (1 - self.confidence) / records)
         return auc, np.asarray(low)
 
     @property
@@ -218,41 +257,22 @@ class Membership:
         ranked = np.lexsort((-auc, -low))
         return ranked[low[ranked] > 0.5]
 
-    @property
-    def _single(self) -> bool:
-        """Whether each training run has one score, so that all scores are independent."""
-        return bool(self.scores.shape[1] == 1)
-
-    def _levels(self, alpha: float) -> list[tuple[float, float]]:
-        """Returns levels of bounds on FPR and TPR; the loosest of their results errs with `alpha`.
-
-        If scores are independent, so are the two errors: a small one may go with a large one.
-        """
-        return _independent_levels(alpha) if self._single else [(0.75 * alpha, 0.25 * alpha)]
-
-    def _best_threshold(self, rows: Members) -> float:
-        """Of 1,000 quantiles of these trainings' scores that of the largest TPR - FPR."""
-        scores, bits = _ordered(self.scores[rows]), self.members[rows]
-        cuts = np.sort(scores, axis=None)[np.linspace(0, scores.size - 1, _CUTS).astype(int)]
-        below = [
-            np.searchsorted(np.sort(scores[world]), cuts, "right") / max(int(world.sum()), 1)
-            for world in (~bits, bits)
-        ]
-        return float(cuts[np.argmax(below[0] - below[1])])
-
     def _interval(self, value: float, hits: Floats, sizes: Floats) -> Interval:
         """Returns a value with bounds on the mean share of `hits`, float64 [units] like `sizes`."""
         alpha = (1 - self.confidence) / 2
-        bounds = []
-        for part in (hits, sizes - hits):
-            part = np.maximum(part, 0.0)  # but for rounding, it is not below
-            if self._single:
-                largest = float(sizes.max())
-                total = min(float(part.sum()) / largest, len(part))
-                bounds.append(largest * binomial_lower(total, len(part), alpha))
-            else:
-                bounds.append(betting_lower(part, sizes, alpha))
-        return Interval(value, min(bounds[0], value), max(1 - bounds[1], value))
+
+        def lower(hits: Floats) -> float:
+            hits = np.maximum(hits, 0.0)  # rounding may have made it negative
+            if not self._single:
+                return betting_lower(hits, sizes, alpha)
+            largest = float(sizes.max())
+            total = float(hits.sum()) / largest
+            total = min(total, len(hits))
+            return largest * binomial_lower(total, len(hits), alpha)
+
+        low = lower(hits)
+        high = 1 - lower(sizes - hits)
+        return Interval(value, min(low, value), max(high, value))
 
     def _comparisons(self) -> tuple[Floats, Floats]:
         """Returns wins of members over non-members, and comparisons, of pairs of training runs.
@@ -261,70 +281,83 @@ class Membership:
         non-members of the other, and ties are half a win. Both are float64 [pairs].
         """
         half = len(self.scores) // 2
-        shape = 2, half, self.scores.shape[1]
-        distinct, ranks = np.unique(_ordered(self.scores), return_inverse=True)
-        ranks = ranks.reshape(self.scores.shape)[: 2 * half].reshape(shape)
-        keys = ranks + len(distinct) * np.arange(half)[:, None]  # sorted by pair, then by score
-        bits = self.members[: 2 * half].reshape(shape)
-        wins, sizes = np.zeros((2, half))
-        for inside, outside, member_keys, other_keys in (
-            (bits[0], ~bits[1], keys[0], keys[1]),
-            (bits[1], ~bits[0], keys[1], keys[0]),
-        ):
-            members, others = inside.sum(axis=1), outside.sum(axis=1)
-            below = _midranks(np.sort(other_keys[outside]), member_keys[inside])
-            pairs = np.repeat(np.arange(half), members)
-            of_earlier_pairs = members * (np.cumsum(others) - others)
-            wins += np.bincount(pairs, below, half) - of_earlier_pairs
-            sizes += members * others
-        return wins, sizes
+        totals = np.zeros((2, half))
+        for pair in range(half):
+            for run in (pair, half + pair):
+                partner = half + 2 * pair - run
+                inside = self._ordered[run][self.members[run]]
+                outside = self._ordered[partner][~self.members[partner]]
+                totals[:, pair] += _wins(inside, outside)
+        return totals[0], totals[1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _World:
-    """Its n scores from the highest on, negated, their trainings, and how many each has."""
+class _Population:
+    """The n scores of all members, or of all non-members.
 
-    falling: Floats
-    rows: npt.NDArray[np.int32]
+    Attributes:
+        negated: float64 [n], rising: minus the highest score comes first.
+        runs: number of the training run of each, int32 [n].
+        sizes: scores of each training run, float64 [runs].
+    """
+
+    negated: Floats
+    runs: npt.NDArray[np.int32]
     sizes: Floats
 
     @classmethod
-    def of_bits(cls, scores: Scores, chosen: Members) -> _World:
-        values, sizes = _ordered(scores[chosen]), chosen.sum(axis=1)
-        rows = np.repeat(np.arange(len(scores), dtype=np.int32), sizes)
-        order = np.argsort(-values, kind="stable")
-        return cls(-values[order], rows[order], sizes.astype(np.float64))
+    def from_scores(cls, scores: Scores, chosen: Members) -> _Population:
+        """Sorts the `chosen` ones of scores, float64 [runs, records] like the bool `chosen`."""
+        negated = -scores[chosen]
+        order = np.argsort(negated, kind="stable")
+        sizes = chosen.sum(axis=1)
+        numbers = np.arange(len(scores), dtype=np.int32)
+        runs = np.repeat(numbers, sizes)
+        return cls(negated[order], runs[order], sizes.astype(np.float64))
 
     @property
     def n(self) -> int:
-        return len(self.falling)
+        return len(self.negated)
 
-    def above(self, falling: float, side: str) -> int:
-        """Scores above another (`left`), or from there on (`right`)."""
-        return int(np.searchsorted(self.falling, falling, side))  # type: ignore[call-overload]
+    @property
+    def independent(self) -> bool:
+        """Whether no training run has more than one of the scores."""
+        return bool(self.sizes.max() <= 1)
 
-    def placements(self, other: _World) -> Floats:
-        """The share of the other world's scores that are above each score, ties by half, [n]."""
-        return _midranks(other.falling, self.falling) / other.n
+    def above(self, negated: float, side: str) -> int:
+        """Counts scores above another one (`left`), or from it on (`right`); minus it is passed."""
+        return int(np.searchsorted(self.negated, negated, side))  # type: ignore[call-overload]
+
+    def hits(self, k: int) -> Floats:
+        """Returns how many of the k highest scores each training run has, float64 [runs]."""
+        hits = np.bincount(self.runs[:k], minlength=len(self.sizes))
+        return hits.astype(np.float64)
 
     def most_below(self, rate: float, alpha: float) -> int:
         """Returns the most highest scores of a rate surely below, -1 if there are none."""
-        return (
-            first_where(
-                lambda k: not self.exceeds(self.sizes - self.hits(k), 1 - rate, alpha), self.n
-            )
-            - 1
-        )
+
+        def may_reach(k: int) -> bool:
+            remaining = self.sizes - self.hits(k)
+            return not self.exceeds(remaining, 1 - rate, alpha)
+
+        return first_where(may_reach, self.n) - 1
 
     def fewest_above(self, rate: float, alpha: float) -> int:
         """Returns the fewest highest scores of a rate surely above, `n` + 1 if there are none."""
-        return first_where(lambda k: self.exceeds(self.hits(k), rate, alpha), self.n + 1)
+
+        def is_above(k: int) -> bool:
+            return self.exceeds(self.hits(k), rate, alpha)
+
+        return first_where(is_above, self.n + 1)
 
     def exceeds(self, hits: Floats, rate: float, alpha: float) -> bool:
         """Returns `lower(hits, alpha) > rate`, in less time."""
         if self.independent:
             total = float(hits.sum())
-            return total > 0 and float(special.betainc(total, self.n - total + 1, rate)) < alpha
+            if total == 0:
+                return False
+            p_value = special.betainc(total, self.n - total + 1, rate)
+            return float(p_value) < alpha
         return evidence(hits, self.sizes, rate) > -math.log(alpha)
 
     def lower(self, hits: Floats, alpha: float) -> float:
@@ -333,20 +366,18 @@ class _World:
             return float(clopper_pearson_lower(hits.sum(), self.n, alpha))
         return betting_lower(hits, self.sizes, alpha)
 
-    @property
-    def independent(self) -> bool:
-        """Whether no training run has more than one of the scores."""
-        return bool(self.sizes.max() <= 1)
 
-    def hits(self, k: int) -> Floats:
-        """Returns how many of the k highest scores each training run has, [runs]."""
-        return np.bincount(self.rows[:k], minlength=len(self.sizes)).astype(np.float64)
+def _wins(inside: Scores, outside: Scores) -> tuple[float, int]:
+    """Counts pairs in which a score `inside` is above one `outside` (ties by half), and pairs."""
+    below = _midranks(np.sort(outside), inside)
+    return float(below.sum()), len(inside) * len(outside)
 
 
-def _midranks(values: npt.NDArray[Any], queries: npt.NDArray[Any]) -> Floats:
-    """Returns how many sorted values are before each query, ties by half, [queries]."""
-    before = np.searchsorted(values, queries, "left")
-    return np.asarray((before + np.searchsorted(values, queries, "right")) / 2)
+def _midranks(ordered: Scores, queries: Scores) -> Floats:
+    """Returns how many sorted values are before each query, ties by half, float64 [queries]."""
+    before = np.searchsorted(ordered, queries, "left")
+    up_to = np.searchsorted(ordered, queries, "right")
+    return np.asarray((before + up_to) / 2)
 
 
 def _independent_levels(alpha: float) -> list[tuple[float, float]]:
@@ -356,32 +387,41 @@ def _independent_levels(alpha: float) -> list[tuple[float, float]]:
     """
 
     def levels(radius: float) -> tuple[Floats, Floats]:
-        return special.ndtr(-radius * np.cos(_ANGLES)), special.ndtr(-radius * np.sin(_ANGLES))
+        first = special.ndtr(-radius * np.cos(_ANGLES))
+        second = special.ndtr(-radius * np.sin(_ANGLES))
+        return first, second
 
     def excess(radius: float) -> float:
         first, second = levels(radius)  # first rises, second falls
-        # The first p-value is between two of its levels; the second has to err at all before.
-        chances = np.diff(first, append=1.0)
-        return float(first[0] + chances @ second) - alpha
+        # While the first p-value is between two levels, the second one must be below the level that
+        # goes with the lower of the two.
+        between = np.diff(first, append=1.0)
+        return float(first[0] + between @ second) - alpha
 
-    first, second = levels(root(excess, 0.0, 38.0, xtol=1e-10))
+    radius = root(excess, 0.0, 38.0, xtol=1e-10)
+    first, second = levels(radius)
     return list(zip(first.tolist(), second.tolist(), strict=True))
 
 
-def _ordered(scores: Scores) -> Scores:
-    """NaN as the lowest score."""
-    return np.where(np.isnan(scores), -np.inf, scores)
-
-
 def sentence(fpr: float, rate: Interval, confidence: float, claim: Curve | None = None) -> str:
-    """A TPR in words, of 1,000 members, beside the most that a `claim` allows any attack."""
-    low, high = math.floor(1000 * rate.low), math.ceil(1000 * rate.high)
+    """Puts a TPR in words, for 1,000 members.
+
+    Args:
+        fpr: false-positive rate, in (0, 1).
+        rate: the TPR there.
+        confidence: of the interval of `rate`.
+        claim: trade-off function whose largest TPR is added; None for none.
+    """
+    low = math.floor(1000 * rate.low)
+    high = math.ceil(1000 * rate.high)
     text = (
         f"of 1,000 members, an attacker who accuses {1000 * fpr:g} of 1,000 strangers wrongly "
         f"finds {1000 * rate.value:.0f} by these scores ({100 * confidence:g} %: {low} to {high})"
     )
     if claim is None:
         return text
-    if (most := math.ceil(1000 * float(claim.true_positive_rate(fpr)[0]))) == 1000:
+    largest_rate = float(claim.true_positive_rate(fpr)[0])
+    most = math.ceil(1000 * largest_rate)
+    if most == 1000:
         return f"{text}; the claim excludes no number"
     return f"{text}; by the claim any attacker finds at most {most}"
