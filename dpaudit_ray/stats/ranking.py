@@ -265,7 +265,7 @@ def _drops(weights: Weights, turns: Floats) -> Complex:
     A trial that errs with probability e multiplies the transform by 1 - e times this.
     """
     angles = np.outer(weights.costs, turns)
-    return 1 - np.exp(-1j * angles)
+    return np.asarray(1 - np.exp(-1j * angles))
 
 
 def _transform(weights: Weights, responses: Responses, turns: Floats) -> Complex:

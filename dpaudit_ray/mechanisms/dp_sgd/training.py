@@ -243,7 +243,7 @@ class DpSgdTraining:
         insertion, weights = None, None
         if isinstance(canary, RecordCanary):
             weights = inside.new_ones(len(inside), self.examples)
-            weights[:, canary.places] = inside
+            weights[:, canary.indices] = inside
         elif canary is not None:
             # The coins depend on the pack alone: neither on a bit, nor on what other packs toss.
             rng = np.random.default_rng(derive("coins", seed))
