@@ -20,9 +20,8 @@ from ..plan.model import PlannedAudit
 from ..sweep.cell import Cell
 from .figures.whole_run import step_bounds
 from .measures import HitRate
-from .quote import Quote, claimed
 from .tables import Run, with_options
-from .verdict import AuditAnswer
+from .verdict import AuditAnswer, measured
 from .words import OTHER_CURVE_MARK
 
 FEW = 40  # audits: with more, their figures are not drawn beforehand
@@ -81,17 +80,15 @@ def audit_map(keys: Sequence[Varied], audits: int) -> AuditMap:
         audits: number of audits.
     """
     by_size = sorted(keys, key=lambda key: -len(set(key.values)))
-    if len(by_size) < 2:
-        cells = tuple((audit, audit % _ACROSS, audit // _ACROSS) for audit in range(audits))
-        columns = ("",) * min(audits, _ACROSS)
-        rows = ("",) * math.ceil(audits / _ACROSS)
-        return AuditMap("", "", columns, rows, (("", cells),), 0)
-    across, down, *others = by_size
+    if len(by_size) < 2:  # by number
+        positions = [divmod(audit, _ACROSS) for audit in range(audits)]
+        by_size = [Varied("", tuple(map(str, axis))) for axis in zip(*positions, strict=True)][::-1]
+    across, down, *panel_keys = by_size
     columns = tuple(dict.fromkeys(across.values))
     rows = tuple(dict.fromkeys(down.values))
     panels = dict[str, list[tuple[int, int, int]]]()
     for audit in range(audits):
-        title = ", ".join(f"{short(key.name)}={key.values[audit]}" for key in others)
+        title = ", ".join(f"{short(key.name)}={key.values[audit]}" for key in panel_keys)
         column = columns.index(across.values[audit])
         row = rows.index(down.values[audit])
         panels.setdefault(title, []).append((audit, column, row))
@@ -123,7 +120,7 @@ def numbers(run: Run, index: int, answer: AuditAnswer) -> dict[str, Any]:
         "label": audit.label,
         "verdict": str(answer.verdict),
         "reason": answer.reason,
-        "epsilon": _sentence(quote),
+        "epsilon": measured(quote),
         "ratio": _rounded(share),
     }
     bounds = step_bounds(run, audit).set_index("step")["bound"]
@@ -181,15 +178,6 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return "–" if math.isnan(value) else f"{value:.12g}"
     return str(value)
-
-
-def _sentence(quote: Quote) -> str:
-    """Returns the quoted ε with its claim and level."""
-    if quote.epsilon is None:
-        return f"There is no ε to quote: {quote.reason}"
-    relation = "=" if quote.exact else "≥"
-    claim = f" of the claimed {claimed(quote.claim)}" if quote.claim < math.inf else ""
-    return f"ε {relation} {quote.text}{claim} ({quote.level})"
 
 
 def _rounded(value: float) -> float | None:

@@ -279,7 +279,7 @@ def _entry(run: Run, audit: PlannedAudit, cell: Cell) -> dict[str, Any]:
     rows = run.last_rows(audit)
     row = rows.get(estimator)
     used = 0 if row is None else int(row["trials"])
-    if row is not None and mechanism.sampled and audit.claim < math.inf:
+    if row is not None and mechanism.sampled:
         together = row["epsilon_lower_together"]
         bound = row["epsilon_lower"] if math.isnan(together) else together
         if bound > audit.claim and not may_exceed_claim(row):

@@ -548,15 +548,16 @@ def _sentence(run: Run, verdict: RunVerdict, audits: list[AuditAnswer], largest:
     finding = ""
     if same:
         finding = f"{same[0].label}: {same[0].reason}" if several else same[0].reason
-    measured = _measured(largest, several)
+    label = f"{largest.label}; " if several else ""
+    quoted = measured(largest, label)
     if verdict.verdict is Verdict.VIOLATION:
         if not same:
             finding = "all audits together refute their claims, though none does alone"
         elif len(same) > 1:
             finding += f" (and {len(same) - 1} more audits)"
-        return f"{finding}. {measured}"
+        return f"{finding}. {quoted}."
     if verdict.verdict is Verdict.CONSISTENT:
-        sentence = f"no violation found. {measured}"
+        sentence = f"no violation found. {quoted}."
         if not verdict.audits:
             return sentence
         who = f"{len(same)} of {len(audits)} audits" if several else "This audit"
@@ -564,22 +565,27 @@ def _sentence(run: Run, verdict: RunVerdict, audits: list[AuditAnswer], largest:
     done = sum(map(run.done, run.plan.audits))
     if several and done < run.plan.trials and not run.complete:
         finding = f"{done:,} of {run.plan.trials:,} trials are done"
-    return f"no violation found, but {finding}. {measured}"
+    return f"no violation found, but {finding}. {quoted}."
 
 
-def _measured(largest: Quote, several: bool) -> str:
-    """Returns the sentence on the quoted ε, with its audit's label if there are `several`."""
-    if largest.epsilon is None:
-        return f"There is no ε to quote: {largest.reason}."
-    level = f"{largest.label}; {largest.level}" if several else largest.level
+def measured(quote: Quote, label: str = "") -> str:
+    """Returns the sentence on the quoted ε, without its full stop.
+
+    Args:
+        quote: the quote.
+        label: text before its level.
+    """
+    if quote.epsilon is None:
+        return f"There is no ε to quote: {quote.reason}"
     claim = " where nothing is claimed"
-    if largest.claim < math.inf:
-        relation = ", above" if largest.above else " of"
-        claim = f"{relation} the claimed {epsilon_text(largest.claim)}"
-    if largest.epsilon == 0 and not largest.exact:
-        return f"No ε above 0 is shown{claim} ({level})."
-    sign = "=" if largest.exact else "≥"
-    return f"Measured ε {sign} {largest.text}{claim} ({level})."
+    if quote.claim < math.inf:
+        relation = ", above" if quote.above else " of"
+        claim = f"{relation} the claimed {epsilon_text(quote.claim)}"
+    level = f"({label}{quote.level})"
+    if quote.epsilon == 0 and not quote.exact:
+        return f"No ε above 0 is shown{claim} {level}"
+    sign = "=" if quote.exact else "≥"
+    return f"Measured ε {sign} {quote.text}{claim} {level}"
 
 
 def _help(run: Run, verdict: RunVerdict) -> Iterator[str]:
