@@ -396,7 +396,7 @@ def _check_scores(sources: _Sources, audit: PlannedAudit) -> None:
             _check_file(sources, audit, file, () if file in packs else chosen)
         if file in packs and checked.different == before:
             checked.count("packs", len(packs[file]))
-            checked.count("trials", packs[file][-1][1] - packs[file][0][0] + 1)
+            checked.count("trials", sum(end - start + 1 for start, end in packs[file]))
 
 
 def _check_file(
@@ -459,7 +459,8 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
         stored: its estimates.
     """
     run, plan, checked = sources.run, sources.plan, sources.checked
-    for name in sorted(set(stored["audit"]) - {audit.id for audit in plan.audits}):
+    planned = {audit.id for audit in plan.audits}
+    for name in sorted(set(stored["audit"]) - planned):
         checked.differs(ESTIMATES, "", f"rows of {name!r:.60}", "of an audit of the plan")
     opened = OpenSweep(sources.sweep, plan, run)
     failed = outcomes.failed(run, plan)
@@ -468,7 +469,8 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
     behind = False
     for index in sorted(sources.good):
         audit, cell = plan.audits[index], sources.sweep.cells[index]
-        failures = {(f.pack.first, f.pack.last) for f in failed if f.pack.audit == index}
+        packs = [failure.pack for failure in failed if failure.pack.audit == index]
+        failures = {(pack.first, pack.last) for pack in packs}
         try:
             unread = [spec.name for spec in cell.audit.estimators if spec.unimported]
             if unread:
@@ -483,7 +485,8 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
         results[index] = state.take()
         del state  # with all its scores; the verdict reads them again
         rows += derived
-        behind |= _behind(sources, index, failures, derived, stored[stored["audit"] == audit.id])
+        own_rows = stored[stored["audit"] == audit.id]
+        behind |= _behind(sources, index, failures, derived, own_rows)
     if not behind:  # else the records are, too
         _check_records(sources, results)
     checked.partial = _check_completeness(sources, results)
@@ -620,9 +623,9 @@ def _check_verdict(sources: _Sources, rows: list[EstimateRow], stored: pd.DataFr
     derived = verdict.derived(run)
     checked = sources.checked
     with checked.reading(verdict.FILE):
-        kept = verdict.stored(dataclasses.replace(run, estimates=stored))
-        if kept is not None:
-            checked.compare(verdict.FILE, _comparable(kept), _comparable(derived))
+        recorded = verdict.stored(dataclasses.replace(run, estimates=stored))
+        if recorded is not None:
+            checked.compare(verdict.FILE, _comparable(recorded), _comparable(derived))
         elif sources.run.read_text(verdict.FILE) is not None:
             checked.cannot(verdict.FILE, "it is not of the trials and bounds that are there")
     return derived.verdict.value

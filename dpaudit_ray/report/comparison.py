@@ -32,7 +32,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One audit of one run.
+    """An audit of a run that is compared with one of another run.
 
     Attributes:
         entry: its entry in `tables.overview`.

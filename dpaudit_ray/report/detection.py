@@ -97,8 +97,8 @@ def _mu_with_less_noise(claim: Curve, rate: float, guesses: int) -> float | None
         rate: share of correct guesses with the noise as it is.
         guesses: number of guesses; a rate of 1 counts as half a mistake.
     """
-    likely = min(max(rate, 0.5), 1 - 0.5 / guesses)
-    mu = 2 * float(special.ndtri(likely)) / ALTERNATIVE
+    share = min(max(rate, 0.5), 1 - 0.5 / guesses)
+    mu = 2 * float(special.ndtri(share)) / ALTERNATIVE
     within = np.asarray(gdp.delta(claim.epsilons, mu)) <= claim.deltas
     return None if within.all() else mu
 
@@ -232,8 +232,8 @@ def _by_order(run: Run, index: int) -> Iterator[str]:
     thresholds = balanced(scores, math.ceil(SHARE * n))
     correct, guesses = hits_of(scores, trials.members, *thresholds)
     rate = min(max(correct / guesses, 0.5), 1 - 0.5 / guesses)
-    likely = int(special.bdtrik(_LUCK, guesses, rate))
-    mu = gaussian_mu(likely, guesses, n, fresh[0].budget.each)
+    forecast = int(special.bdtrik(_LUCK, guesses, rate))
+    mu = gaussian_mu(forecast, guesses, n, fresh[0].budget.each)
     epsilon = float(gdp.epsilon(mu, run.sweep.cells[index].audit.delta))
     quoted = quote(run, index)
     if epsilon > (quoted.epsilon or 0.0) and quoted.estimator != name:

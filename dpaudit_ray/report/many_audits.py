@@ -62,7 +62,8 @@ class AuditMap:
 
 def varied_keys(run: Run) -> tuple[Varied, ...]:
     """Returns the options of the grid that differ between audits, in the order of the table."""
-    audits = pd.DataFrame([{"audit": audit.id, "label": audit.label} for audit in run.plan.audits])
+    named = [{"audit": audit.id, "label": audit.label} for audit in run.plan.audits]
+    audits = pd.DataFrame(named)
     options = with_options(run, audits).drop(columns=["audit", "label"])
     keys = []
     for name in options.columns:
@@ -81,8 +82,9 @@ def audit_map(keys: Sequence[Varied], audits: int) -> AuditMap:
     """
     by_size = sorted(keys, key=lambda key: -len(set(key.values)))
     if len(by_size) < 2:  # by number
-        positions = [divmod(audit, _ACROSS) for audit in range(audits)]
-        by_size = [Varied("", tuple(map(str, axis))) for axis in zip(*positions, strict=True)][::-1]
+        columns_by_audit = tuple(str(audit % _ACROSS) for audit in range(audits))
+        rows_by_audit = tuple(str(audit // _ACROSS) for audit in range(audits))
+        by_size = [Varied("", columns_by_audit), Varied("", rows_by_audit)]
     across, down, *panel_keys = by_size
     columns = tuple(dict.fromkeys(across.values))
     rows = tuple(dict.fromkeys(down.values))
@@ -92,9 +94,15 @@ def audit_map(keys: Sequence[Varied], audits: int) -> AuditMap:
         column = columns.index(across.values[audit])
         row = rows.index(down.values[audit])
         panels.setdefault(title, []).append((audit, column, row))
-    visible = tuple((title, tuple(cells)) for title, cells in list(panels.items())[:_PANELS])
-    left_out = len(panels) - len(visible)
-    return AuditMap(short(across.name), short(down.name), columns, rows, visible, left_out)
+    visible = list(panels.items())[:_PANELS]
+    return AuditMap(
+        across=short(across.name),
+        down=short(down.name),
+        columns=columns,
+        rows=rows,
+        panels=tuple((title, tuple(cells)) for title, cells in visible),
+        left_out=len(panels) - len(visible),
+    )
 
 
 def short(key: str) -> str:
@@ -125,7 +133,8 @@ def numbers(run: Run, index: int, answer: AuditAnswer) -> dict[str, Any]:
     }
     bounds = step_bounds(run, audit).set_index("step")["bound"]
     claims = next(iter(audit.claims.values()))
-    spaced = np.linspace(0, len(audit.horizons) - 1, _STEPS).round().astype(int)
+    last = len(audit.horizons) - 1
+    spaced = np.linspace(0, last, _STEPS).round().astype(int)
     positions = np.unique(spaced)
     if len(positions) > 1:
         steps = [audit.horizons[position] for position in positions]
@@ -158,13 +167,15 @@ def _scores(run: Run, audit: PlannedAudit, cell: Cell) -> dict[str, Any]:
         hits = HitRate.from_trials(trials, cell.audit.confidence)
         if hits is not None:
             rates = (hits.rate, hits.low, hits.high)
-            content["hits"] = [hits.guesses, *(round(100 * rate, 2) for rate in rates)]
+            percentages = [round(100 * rate, 2) for rate in rates]
+            content["hits"] = [hits.guesses, *percentages]
     scored = trials.shown
     last = scored.scores[:, -1] if len(scored.members) else np.empty(0)
     finite = np.isfinite(last)
     if finite.any():
         with np.errstate(over="ignore", invalid="ignore"):
-            edges = np.linspace(last[finite].min(), last[finite].max(), _BINS + 1)
+            low, high = last[finite].min(), last[finite].max()
+            edges = np.linspace(low, high, _BINS + 1)
         if np.isfinite(edges).all() and edges[0] < edges[-1]:
             outside, _ = np.histogram(last[finite & ~scored.members], edges)
             inside, _ = np.histogram(last[finite & scored.members], edges)

@@ -108,14 +108,17 @@ class ObservedTradeOff:
             members: bool [n], whether the canary was in.
         """
         worlds = Worlds.observed(*checked(scores, members))
-        thresholds = np.concatenate([[np.inf], worlds.midpoints(profile.MOST)[::-1], [-np.inf]])
+        descending = worlds.midpoints(profile.MOST)[::-1]
+        thresholds = np.concatenate([[np.inf], descending, [-np.inf]])
         false_positives, false_negatives = worlds.errors(thresholds)
         outside, inside = (max(size, 1) for size in worlds.sizes)
         alpha = np.asarray(false_positives / outside)
         beta = np.asarray(false_negatives / inside)
         # At least half an error per world: a perfect attack has no finite μ.
-        error = max(float((alpha + beta).min()), 1 / min(outside, inside)) / 2
-        return cls(alpha, beta, max(-2 * float(special.ndtri(error)), 0.0))
+        smallest_sum = float((alpha + beta).min())
+        error = max(smallest_sum, 1 / min(outside, inside)) / 2
+        mu = -2 * float(special.ndtri(error))
+        return cls(alpha, beta, max(mu, 0.0))
 
     @property
     def saturated(self) -> bool:
@@ -149,7 +152,8 @@ class Profile:
         scores, members = trials.with_errors(), trials.members
         # A world of so many trials is larger once in 16,000 audits. So one calibration is enough
         # for all audits of that many; a larger world gets its own (`stats.error_rates`).
-        size = math.ceil(len(scores) / 2 + 2 * math.sqrt(len(scores)))
+        n = len(scores)
+        size = math.ceil(n / 2 + 2 * math.sqrt(n))
         along = profile.mu_profile(scores, members, cell.audit.confidence, size=size)
         observed = ObservedTradeOff.from_scores(scores, members)
         return cls(observed, along.gaussian, claimed_curve(cell, audit))

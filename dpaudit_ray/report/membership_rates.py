@@ -123,8 +123,9 @@ def matrix(audit: PlannedAudit, trials: Trials) -> tuple[Scores, Members]:
     rows = max(len(trials.members) // audit.together, 1)
     trials = trials.first(rows * audit.together)
     scores = trials.with_errors()
-    finite = scores[np.isfinite(scores)] if np.isfinite(scores).any() else np.zeros(1)
-    scores = np.clip(np.nan_to_num(scores, nan=-np.inf), finite.min(), finite.max())
+    finite = scores[np.isfinite(scores)]
+    low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
+    scores = np.where(np.isnan(scores), low, scores).clip(low, high)
     return scores.reshape(rows, -1), trials.members.reshape(rows, -1)
 
 

@@ -165,10 +165,13 @@ def judge(run: Run, thorough: bool = True, progress: Progress | None = None) -> 
         verdict = Verdict.INCONCLUSIVE
     hints = list[str]()
     if verdict is Verdict.INCONCLUSIVE:
-        power = {i: audits[i].power for i in claiming if audits[i].trials == audits[i].planned}
-        weak = [i for i in power if power[i] < REQUIRED_POWER]
+        weak = []
+        for index in claiming:
+            complete = audits[index].trials == audits[index].planned
+            if complete and audits[index].power < REQUIRED_POWER:
+                weak.append(index)
         if weak:
-            nearest = max(weak, key=lambda i: power[i])
+            nearest = max(weak, key=lambda index: audits[index].power)
             with contextlib.suppress(DpauditError):  # code or data of the hint are not here
                 hints += detection.for_weak(run, nearest, tests[nearest], alpha)
     return RunVerdict(
@@ -216,8 +219,9 @@ def _by_mechanism(run: Run, verdicts: Mapping[int, Verdict]) -> dict[str, Verdic
     If no mechanism does, it is that on each of them.
     """
     by_mechanism = dict[str, Verdict]()
-    claiming = {i: v for i, v in verdicts.items() if run.plan.audits[i].claim < math.inf}
-    for index, verdict in (claiming or verdicts).items():
+    claiming = [index for index in verdicts if run.plan.audits[index].claim < math.inf]
+    for index in claiming or verdicts:
+        verdict = verdicts[index]
         mechanism = run.sweep.cells[index].mechanism.model_dump_json()
         by_mechanism[mechanism] = min(
             by_mechanism.get(mechanism, verdict), verdict, key=list(Verdict).index
@@ -412,7 +416,8 @@ def _stamps(run: Run) -> str:
 
 
 def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(content, default=str, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # The answer in words -----------------------------------------------------------------------------
@@ -441,8 +446,8 @@ def worded(run: Run, verdict: RunVerdict) -> Answer:
         else:
             audit = next(exact)
         if isinstance(audit, AuditVerdict):
-            lost = [failure for failure in failures if failure.pack.audit == index]
-            reason = _reason(run, index, audit, lost)
+            own_failures = [failure for failure in failures if failure.pack.audit == index]
+            reason = _reason(run, index, audit, own_failures)
         else:
             reason = _exact_reason(audit)
         audits.append(AuditAnswer(audit.label, audit.verdict, reason, audit.quote))

@@ -112,7 +112,12 @@ def lines(
             axes.plot(rows["x"], rows["y"], **options)
         if "low" in rows and rows["low"].notna().any():
             axes.fill_between(
-                rows["x"], rows["low"], rows["high"], color=options["color"], alpha=0.2, lw=0
+                rows["x"],
+                rows["low"],
+                rows["high"],
+                color=options["color"],
+                alpha=0.2,
+                lw=0,
             )
 
 
@@ -136,5 +141,7 @@ def legend(axes: Any, size: float = 7, above: bool = False) -> None:
         size: font size, in points.
         above: places it in two columns above the panel, not where it hides least.
     """
-    layout: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2} if above else {}
+    layout: Any = {}
+    if above:
+        layout = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
     axes.legend(frameon=False, fontsize=size, **layout)

@@ -6,7 +6,7 @@ import collections
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,17 +71,18 @@ def roc_figure(curves: list[pd.DataFrame]) -> bytes:
     Args:
         curves: `Reading.curves` of each audit.
     """
+    curves = curves[: len(COLOURS)]
     with canvas(7, 5) as (figure, (axes,)):
         for colour, table in zip(COLOURS, curves, strict=False):
             claim = table["series"].iloc[-1]
             points = table[["series", "x", "y"]]
-            lines(
-                axes, points, {claim: {"ls": "--", "marker": ""}}, color=colour, ls="-", marker="."
-            )
+            styles = {claim: {"ls": "--", "marker": ""}}
+            lines(axes, points, styles, color=colour, ls="-", marker=".")
             ends = table["x"], table["low"], table["high"]  # NaN for the claim
             axes.fill_between(*ends, step="post", color=colour, alpha=0.15, lw=0)
-        least = min(float(table["x"].min()) for table in curves[: len(COLOURS)])
-        axes.plot([least, 1], [least, 1], color="grey", lw=0.8, ls=":", label="by chance")
+        least = min(float(table["x"].min()) for table in curves)
+        diagonal = [least, 1]
+        axes.plot(diagonal, diagonal, color="grey", lw=0.8, ls=":", label="by chance")
         logarithmic(axes, "x")
         logarithmic(axes, "y")
         axes.set(xlabel="false-positive rate", ylabel="true-positive rate", ylim=(least / 3, 1.1))
@@ -140,8 +141,11 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
 def _label_without(audit: PlannedAudit, option: str) -> str:
     """Returns the audit's label without its parts that are, or set, an `option`."""
     parts = audit.label.split(LABEL_SEPARATOR)
-    kept = [part for part in parts if option not in (part, part.partition("=")[0])]
-    return LABEL_SEPARATOR.join(kept)
+    others = []
+    for part in parts:
+        if option not in (part, part.partition("=")[0]):
+            others.append(part)
+    return LABEL_SEPARATOR.join(others)
 
 
 def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
@@ -149,13 +153,15 @@ def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
 
     `kind` is the assumption of the bounds, or that their mean is above its claim.
     """
-    last = table[table["step"] == table.groupby("line")["step"].transform("max")]
+    last_steps = table.groupby("line")["step"].transform("max")
+    last = table[table["step"] == last_steps]
     by_line = last.groupby("line")
     last = last.assign(
         mean=by_line["bound"].transform("mean").fillna(0.0),
         repetitions=by_line["audit"].transform("size"),
     )
-    return last.assign(kind=last["assumes"].mask(last["mean"] > last["claim"], _ABOVE))
+    above = last["mean"] > last["claim"]
+    return last.assign(kind=last["assumes"].mask(above, _ABOVE))
 
 
 def step_bounds(run: Run, audit: PlannedAudit, estimator: str | None = None) -> pd.DataFrame:
@@ -171,8 +177,10 @@ def step_bounds(run: Run, audit: PlannedAudit, estimator: str | None = None) -> 
     name = estimator or representative(run, audit)
     rows = run.rows(audit)
     rows = rows[rows["estimator"] == name].drop_duplicates("step")
-    pairs = zip(rows["status"], rows["mu_lower"], strict=True)
-    assumes = [EXACT if name == EXACT else Status(status).assumes(mu) for status, mu in pairs]
+    assumes = [EXACT] * len(rows)
+    if name != EXACT:
+        pairs = zip(rows["status"], rows["mu_lower"], strict=True)
+        assumes = [Status(status).assumes(mu) for status, mu in pairs]
     bound = rows["epsilon_lower_together"].fillna(rows["epsilon_lower"])
     proved = rows["above_claim"] | (rows["status"] == Status.CERTIFIED)
     bound = bound.where(proved | (bound <= rows["epsilon_upper"]))
@@ -198,12 +206,14 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
         title = panel["title"].iloc[0]
         if panel["line"].nunique() > 1 and title:
             names.append((title, "bold"))
-        for line, label in dict(zip(panel["line"], panel["label"], strict=True)).items():
-            rows[line] = len(names)
-            names.append((label, "normal"))
-    last = last.assign(y=len(names) - 1 - last["line"].map(rows))
+        for line in panel.drop_duplicates("line").to_dict("records"):
+            rows[line["line"]] = len(names)
+            names.append((line["label"], "normal"))
+    from_below = len(names) - 1 - last["line"].map(rows)
+    last = last.assign(y=from_below)
     lines = last.drop_duplicates("line")
-    with canvas(9, 0.9 + 0.34 * len(names), **options) as (figure, (axes,)):
+    height = 0.9 + 0.34 * len(names)
+    with canvas(9, height, **options) as (figure, (axes,)):
         for kind in lines["kind"].unique():
             bars = lines[lines["kind"] == kind]
             above = kind == _ABOVE
@@ -221,9 +231,11 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
         if len(repeated):
             dots = {"color": COLOURS[1], "ms": 3, "label": "repetitions"}
             axes.plot(repeated["bound"], repeated["y"], "o", **dots)
-        axes.set_yticks(range(len(names) - 1, -1, -1), [name for name, _ in names])
+        labels = [name for name, _ in reversed(names)]
+        axes.set_yticks(range(len(names)), labels)
         axes.grid(axis="y", visible=False)
-        for tick, (_, weight) in zip(axes.get_yticklabels(), names, strict=True):
+        ticks = axes.get_yticklabels()
+        for tick, (_, weight) in zip(ticks, reversed(names), strict=True):
             tick.set_fontweight(weight)
         axes.set_xlabel(epsilon_at(last["delta"]))
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False)
@@ -246,7 +258,10 @@ def evolution_figure(
     Raises:
         SpecError: `ax` are fewer axes than panels.
     """
-    panels = [panel for _, panel in bounds.groupby("panel") if panel["step"].nunique() > 1]
+    panels = []
+    for _, panel in bounds.groupby("panel"):
+        if panel["step"].nunique() > 1:
+            panels.append(panel)
     if not panels:
         return None
     columns = min(_COLUMNS, len(panels))
@@ -289,7 +304,8 @@ def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
     if panel["line"].nunique() == 1:
         names = pd.Series("lower bound", means.index)
     proved = means["assumes"].isin(("", *PROVED))
-    return means.assign(series=names.where(proved, names + " (" + means["assumes"] + ")"))
+    assuming = names + " (" + means["assumes"] + ")"
+    return means.assign(series=names.where(proved, assuming))
 
 
 def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
@@ -301,7 +317,7 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
         run: the run.
         estimator: the estimator of the bounds; None for every audit's own.
     """
-    grid = {key: list(values) for key, values in dict(run.sweep.raw.get("grid") or {}).items()}
+    grid = dict(run.sweep.raw.get("grid") or {})
     axis_keys = [key for key, values in grid.items() if is_axis(key, values)]
     if len(axis_keys) != 1:
         return None
@@ -309,7 +325,8 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
     position = list(grid).index(key)
     name = key.rpartition(".")[2]
     rows = []
-    for audit, values in zip(run.plan.audits, itertools.product(*grid.values()), strict=True):
+    choices = itertools.product(*grid.values())
+    for audit, values in zip(run.plan.audits, choices, strict=True):
         series = _label_without(audit, name) or "lower bound"
         bounds = step_bounds(run, audit, estimator).set_index("step")["bound"]
         bound = bounds.get(audit.horizons[-1], math.nan)
@@ -318,7 +335,8 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
     table = pd.DataFrame(rows, columns=["series", "x", "y", "claim"])
     table = table.sort_values("x", kind="stable")
     # Only the first claim is in the legend: mostly all series have the same.
-    styles = {series: {"label": "_claim"} for series in table["series"].unique()[1:]}
+    later = table["series"].unique()[1:]
+    styles = {series: {"label": "_claim"} for series in later}
     with canvas(7.5, 3.6) as (figure, (axes,)):
         claims = table.assign(y=table["claim"])
         lines(axes, claims, styles, color="black", lw=1, ls="-", label="claim")
@@ -332,7 +350,7 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
         return figure
 
 
-def is_axis(key: str, values: list[Any]) -> bool:
+def is_axis(key: str, values: Sequence[Any]) -> bool:
     """Returns whether the values of a key of the grid are numbers, and enough for a line."""
     numbers = all(type(value) in (int, float) for value in values)
     return numbers and len(values) >= _FEWEST and not key.endswith("seed")
