@@ -110,7 +110,12 @@ class Checked:
             self.derived[kind] = self.derived.get(kind, 0) + number
 
     def differs(
-        self, file: str, place: str, stored: Any, derived: Any = "", audit: str = ""
+        self,
+        file: str,
+        place: str,
+        stored: Any,
+        derived: Any = "",
+        audit: str = "",
     ) -> None:
         """Adds a `Difference`; values are shown with all their digits."""
         self.different += 1
@@ -121,7 +126,12 @@ class Checked:
             self.differences.append(Difference(file, audit, place, *values))
 
     def compare(
-        self, file: str, stored: Any, derived: Any, audit: str = "", place: str = ""
+        self,
+        file: str,
+        stored: Any,
+        derived: Any,
+        audit: str = "",
+        place: str = "",
     ) -> None:
         """Adds a difference for each stored value that is not the derived one.
 
@@ -152,21 +162,35 @@ class Checked:
             derived = "an entry"
         self.differs(file, place, stored, derived, audit)
 
-    def cannot(self, subject: str, reason: str, audit: str = "") -> None:
+    def cannot(
+        self,
+        subject: str,
+        reason: str,
+        audit: str = "",
+    ) -> None:
         """Notes that something cannot be checked here, once for all audits."""
         audits = self.unchecked.setdefault(f"{subject}: {reason}", [])
         if audit and audit not in audits[-1:]:
             audits.append(audit)
 
     @contextlib.contextmanager
-    def reading(self, file: str, audit: str = "") -> Iterator[None]:
+    def reading(
+        self,
+        file: str,
+        audit: str = "",
+    ) -> Iterator[None]:
         """Adds a difference if the content of a file is unusable; raises if it cannot be read."""
         try:
             yield
         except RunDirectoryError as error:
             if isinstance(error.__cause__, OSError):
                 raise
-            self.differs(file, "", first_line(error.__cause__ or error), audit=audit)
+            self.differs(
+                file,
+                "",
+                first_line(error.__cause__ or error),
+                audit=audit,
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +231,11 @@ def check_run(location: str) -> Checked:
         if sweep is None:
             checked.differs(SWEEP, "", "no such file", "a sweep")
     if plan is not None and sweep is not None:
-        stored = {"fingerprint": plan.fingerprint, "seed": plan.seed, "audits": len(plan.audits)}
+        stored = {
+            "fingerprint": plan.fingerprint,
+            "seed": plan.seed,
+            "audits": len(plan.audits),
+        }
         derived = {
             "fingerprint": sweep.fingerprint,
             "seed": sweep.seed,
@@ -217,7 +245,12 @@ def check_run(location: str) -> Checked:
     if plan is None or sweep is None or checked.different:
         checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
         return checked
-    sources = _Sources(run, record.filled(sweep, plan, run), plan, checked)
+    sources = _Sources(
+        run,
+        record.filled(sweep, plan, run),
+        plan,
+        checked,
+    )
     _check_plan(sources, sweep)
     _check_names(sources)
     before = checked.different
@@ -327,7 +360,11 @@ def _by_step(claimed: claims.Claims, steps: tuple[int, ...]) -> dict[str, float]
     return values
 
 
-def _claims(audit: PlannedAudit, cell: Cell, sources: _Sources) -> dict[str, tuple[float, ...]]:
+def _claims(
+    audit: PlannedAudit,
+    cell: Cell,
+    sources: _Sources,
+) -> dict[str, tuple[float, ...]]:
     """Recomputes ε by every accountant at every recorded step; if it cannot, returns the plan's."""
     checked = sources.checked
     derived = dict[str, tuple[float, ...]]()
@@ -337,7 +374,11 @@ def _claims(audit: PlannedAudit, cell: Cell, sources: _Sources) -> dict[str, tup
         try:
             if ":" in name and is_data(name):
                 raise DpauditError("they take code of its author's to tell")
-            values = claims.by(claims.asked(cell), cell.audit.delta, name)
+            values = claims.by(
+                claims.asked(cell),
+                cell.audit.delta,
+                name,
+            )
             checked.count("claims", len(values))
             if other_version and claims.difference(audit.claims, cell) is None:
                 raise DpauditError("another version of dpaudit computed them")
@@ -347,7 +388,11 @@ def _claims(audit: PlannedAudit, cell: Cell, sources: _Sources) -> dict[str, tup
     return derived
 
 
-def _packs(audit: PlannedAudit, cell: Cell, sweep: Sweep) -> tuple[Bounds, ...]:
+def _packs(
+    audit: PlannedAudit,
+    cell: Cell,
+    sweep: Sweep,
+) -> tuple[Bounds, ...]:
     """Divides trials into packs, once for each number of trials that was declared."""
     # A number that was raised before the first trial has left a short pack and no other trace.
     size = planner.pack_size(cell, sweep)
@@ -571,7 +616,12 @@ def _check_records(sources: _Sources, results: Mapping[int, Taken]) -> None:
         audit = sources.plan.audits[index]
         kinds = [kind for kind in missed if kind.audit == audit.id]
         stored = _record(kinds, decided.get(index))
-        checked.compare(outcomes.FILE, stored, _record(result.missed, result.decided), audit.label)
+        checked.compare(
+            outcomes.FILE,
+            stored,
+            _record(result.missed, result.decided),
+            audit.label,
+        )
         checked.count("missed trials", sum(kind.trials for kind in result.missed))
         checked.count("decisions", result.decided is not None)
 
@@ -607,7 +657,11 @@ def _check_completeness(sources: _Sources, results: Mapping[int, Taken]) -> str:
     return f"{done:,} of {plan.trials:,} trials"
 
 
-def _check_verdict(sources: _Sources, rows: list[EstimateRow], stored: pd.DataFrame) -> str:
+def _check_verdict(
+    sources: _Sources,
+    rows: list[EstimateRow],
+    stored: pd.DataFrame,
+) -> str:
     """Recomputes the verdict from recomputed estimates, and compares it with a stored one.
 
     Args:

@@ -129,13 +129,23 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
     """Returns the verdict on a run, and its audits."""
     answer = verdict.derived(run)
     sides = []
-    audits = zip(run.pairs, answer.audits, overview(run), strict=True)
+    audits = zip(
+        run.pairs,
+        answer.audits,
+        overview(run),
+        strict=True,
+    )
     for (audit, cell), answered, entry in audits:
         side = Side(entry, answered.verdict, answered.quote)
         if cell.mechanism.sampled and audit.independent:
             hits = HitRate.from_trials(run.trials(audit), cell.audit.confidence)
             if hits is not None:
-                side = dataclasses.replace(side, rate=hits.rate, low=hits.low, high=hits.high)
+                side = dataclasses.replace(
+                    side,
+                    rate=hits.rate,
+                    low=hits.low,
+                    high=hits.high,
+                )
         sides.append(side)
     return answer.verdict, sides
 

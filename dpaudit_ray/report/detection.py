@@ -142,7 +142,12 @@ def _share_found(
     return refuted / simulated
 
 
-def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
+def for_weak(
+    run: Run,
+    index: int,
+    test: Test,
+    alpha: float,
+) -> Iterator[str]:
     """Yields hints for an audit that is too weak to be CONSISTENT, the surest first.
 
     Args:
@@ -287,7 +292,11 @@ def _has_more_access(adversary: Adversary, other: Adversary) -> bool:
     return access != least and all(map(operator.ge, access, least))
 
 
-def _stronger(run: Run, index: int, adversary: Adversary) -> tuple[int, str] | None:
+def _stronger(
+    run: Run,
+    index: int,
+    adversary: Adversary,
+) -> tuple[int, str] | None:
     """Returns trials and options with which an adversary would decide every audit of the run.
 
     None if it would not, or if some adversary of the run has as much access.
@@ -310,7 +319,11 @@ def _stronger(run: Run, index: int, adversary: Adversary) -> tuple[int, str] | N
     curves = set[Curve]()
     for cell in cells:
         claimed = claimed_at_end(cell)
-        family = claims.curves(claimed, cell.audit.accountants[0], cell.audit.delta)
+        family = claims.curves(
+            claimed,
+            cell.audit.accountants[0],
+            cell.audit.delta,
+        )
         curves.add(family(claimed.noise_multiplier))
     for factor in (1, *_MORE):
         trials = factor * audit.trials
@@ -325,7 +338,11 @@ def _stronger(run: Run, index: int, adversary: Adversary) -> tuple[int, str] | N
 
 
 def _finds(
-    curve: Curve, looks: tuple[int, ...], rate: float | None, trials: int, alpha: float
+    curve: Curve,
+    looks: tuple[int, ...],
+    rate: float | None,
+    trials: int,
+    alpha: float,
 ) -> bool:
     """Returns whether so many trials have the required power.
 

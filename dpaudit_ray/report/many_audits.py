@@ -110,7 +110,11 @@ def short(key: str) -> str:
     return key.partition(".")[2] or key
 
 
-def numbers(run: Run, index: int, answer: AuditAnswer) -> dict[str, Any]:
+def numbers(
+    run: Run,
+    index: int,
+    answer: AuditAnswer,
+) -> dict[str, Any]:
     """Returns the numbers of an audit that the browser draws, as plain JSON without NaN.
 
     Args:
@@ -153,13 +157,22 @@ def numbers(run: Run, index: int, answer: AuditAnswer) -> dict[str, Any]:
 
 def data(content: Any) -> markupsafe.Markup:
     """Returns JSON that may stand in a page: nothing in it ends a script or opens a tag."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(
+        content,
+        ensure_ascii=False,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return markupsafe.Markup(text)
 
 
-def _scores(run: Run, audit: PlannedAudit, cell: Cell) -> dict[str, Any]:
+def _scores(
+    run: Run,
+    audit: PlannedAudit,
+    cell: Cell,
+) -> dict[str, Any]:
     """Returns histograms of the last step's scores, and the rate of correct guesses."""
     trials = run.trials(audit)
     content: dict[str, Any] = {}

@@ -57,7 +57,12 @@ class HitRate:
         alpha = (1 - confidence) / 2
         low = clopper_pearson_lower(counter.hits, counter.guesses, alpha)
         high = clopper_pearson_upper(counter.hits, counter.guesses, alpha)
-        return cls(counter.guesses, counter.hits, float(low), float(high))
+        return cls(
+            counter.guesses,
+            counter.hits,
+            float(low),
+            float(high),
+        )
 
 
 def utilities(audit: PlannedAudit, trials: Trials) -> Iterator[dict[str, Any]]:
@@ -182,5 +187,10 @@ def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
 
 
 @functools.lru_cache  # audits share claims, and some accountants take seconds
-def _curve(training: Training, top: float, points: int, accountant: str) -> Curve:
+def _curve(
+    training: Training,
+    top: float,
+    points: int,
+    accountant: str,
+) -> Curve:
     return claims.at_points(training, np.linspace(0.0, top, points), accountant)

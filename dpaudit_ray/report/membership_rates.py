@@ -43,7 +43,12 @@ class Reading:
     claim: Curve
 
     @classmethod
-    def of_audit(cls, run: Run, index: int, trials: Trials | None = None) -> Reading | None:
+    def of_audit(
+        cls,
+        run: Run,
+        index: int,
+        trials: Trials | None = None,
+    ) -> Reading | None:
         """Reads the scores of an audit; None for fewer than 20 trials, or if one world is empty.
 
         Args:
@@ -140,7 +145,11 @@ def table(run: Run) -> pd.DataFrame:
     rows = []
     labels = {audit.id: audit.label for audit in run.plan.audits}
     for name, entry in entries(run).items():
-        summary = {"audit": name, "label": labels[name], "trainings": entry["trainings"]}
+        summary = {
+            "audit": name,
+            "label": labels[name],
+            "trainings": entry["trainings"],
+        }
         for key in ("auc", "balanced_accuracy"):
             summary[key] = entry[key]["value"]
             summary[f"{key}_low"] = entry[key]["low"]

@@ -127,7 +127,11 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     return dataclasses.replace(first, epsilon=None, reason=reason)
 
 
-def _with_row(none: Quote, row: dict[Any, Any], confidence: float) -> Quote:
+def _with_row(
+    none: Quote,
+    row: dict[Any, Any],
+    confidence: float,
+) -> Quote:
     """Returns a quote of a row's bound, familywise at `confidence` if it has such a bound."""
     together = float(row["epsilon_lower_together"])
     holds = not math.isnan(together)

@@ -102,7 +102,11 @@ def _audit(run: Run, index: int) -> Content:
     return content | {"figure": figure}
 
 
-def _answer(run: Run, contents: list[Content], answer: verdict.Answer) -> Content:
+def _answer(
+    run: Run,
+    contents: list[Content],
+    answer: verdict.Answer,
+) -> Content:
     """Returns the verdict with its reasons, and the table of all audits.
 
     Args:
@@ -113,7 +117,11 @@ def _answer(run: Run, contents: list[Content], answer: verdict.Answer) -> Conten
     rows = overview(run)
     audits = []
     for content, row, audit in zip(contents, rows, answer.audits, strict=True):
-        result = {"verdict": audit.verdict, "reason": audit.reason, "quote": audit.quote}
+        result = {
+            "verdict": audit.verdict,
+            "reason": audit.reason,
+            "quote": audit.quote,
+        }
         audits.append(content | {"row": row} | result)
     quotes = [audit.quote for audit in answer.audits]
     measured = []

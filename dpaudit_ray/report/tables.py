@@ -166,7 +166,11 @@ def bounds(run: Run) -> pd.DataFrame:
     table = run.table.assign(above_claim=above)
     claimed = table.set_index([*key, "accountant"])["epsilon_upper"].unstack()
     by_accountant = claimed.add_prefix("claim_").reset_index()
-    rows = table.drop_duplicates(key).merge(by_accountant, on=key, how="left")
+    rows = table.drop_duplicates(key).merge(
+        by_accountant,
+        on=key,
+        how="left",
+    )
     return with_options(run, rows)
 
 
@@ -278,7 +282,11 @@ def overview(run: Run) -> list[dict[str, Any]]:
     return [_entry(run, audit, cell) for audit, cell in run.pairs]
 
 
-def _entry(run: Run, audit: PlannedAudit, cell: Cell) -> dict[str, Any]:
+def _entry(
+    run: Run,
+    audit: PlannedAudit,
+    cell: Cell,
+) -> dict[str, Any]:
     mechanism = cell.mechanism
     estimator = representative(run, audit)
     rows = run.last_rows(audit)

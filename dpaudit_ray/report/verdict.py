@@ -130,7 +130,11 @@ class RunVerdict:
 Progress = Callable[[int, int], None]  # called with audits judged so far, and all of them
 
 
-def judge(run: Run, thorough: bool = True, progress: Progress | None = None) -> RunVerdict:
+def judge(
+    run: Run,
+    thorough: bool = True,
+    progress: Progress | None = None,
+) -> RunVerdict:
     """Judges every audit on the finished prefix of its trials.
 
     The run is CONSISTENT if every mechanism in it has an audit that is, and no audit has a bound
@@ -199,7 +203,11 @@ def _all_evidence(tests: Sequence[Test], alpha: float) -> tuple[float, float]:
     return average_evidence(latest), -math.log(float(shares.mean()) * alpha)
 
 
-def _together(run: Run, verdicts: Mapping[int, Verdict], refuted: bool) -> Verdict:
+def _together(
+    run: Run,
+    verdicts: Mapping[int, Verdict],
+    refuted: bool,
+) -> Verdict:
     """Returns the verdict on the run.
 
     Args:
@@ -253,7 +261,12 @@ def _judge_exact(run: Run, index: int) -> ExactVerdict:
     return ExactVerdict(audit.label, verdict, quoted, claim, accountant, epsilon, step)
 
 
-def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Test, AuditVerdict]:
+def _judge_audit(
+    run: Run,
+    index: int,
+    alpha: float,
+    thorough: bool,
+) -> tuple[Test, AuditVerdict]:
     """Tests the claim of an audit by all trials of its prefix.
 
     Args:
@@ -482,7 +495,12 @@ def _exact_reason(audit: ExactVerdict) -> str:
     return f"ε is {epsilon_text(audit.epsilon, digits=4)} {against} {claim}"
 
 
-def _reason(run: Run, index: int, audit: AuditVerdict, failures: Sequence[outcomes.Failure]) -> str:
+def _reason(
+    run: Run,
+    index: int,
+    audit: AuditVerdict,
+    failures: Sequence[outcomes.Failure],
+) -> str:
     """Returns why a sampled audit has its verdict.
 
     Args:
@@ -538,7 +556,12 @@ def _reason(run: Run, index: int, audit: AuditVerdict, failures: Sequence[outcom
     return f"the audit is weak: it would have noticed {LESS_NOISE} with a chance of {chance}"
 
 
-def _sentence(run: Run, verdict: RunVerdict, audits: list[AuditAnswer], largest: Quote) -> str:
+def _sentence(
+    run: Run,
+    verdict: RunVerdict,
+    audits: list[AuditAnswer],
+    largest: Quote,
+) -> str:
     """Returns what follows the verdict: what was found and measured, and with which power.
 
     Args:

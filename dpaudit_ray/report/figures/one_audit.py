@@ -72,7 +72,14 @@ def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
     bounds["series"] = bounds["estimator"].map(labels)
     lines(axes, bounds, marker="o", ms=3, lw=1.5)
     above = bounds[bounds["above_claim"]]
-    axes.plot(above["x"], above["y"], "X", color=ALARM, ms=9, zorder=3)
+    axes.plot(
+        above["x"],
+        above["y"],
+        "X",
+        color=ALARM,
+        ms=9,
+        zorder=3,
+    )
     xlabel = "step"
     if bounds["assumes_other_curve"].any():
         xlabel += f"  ({OTHER_CURVE_MARK}: another curve than the claim's)"
@@ -91,7 +98,13 @@ def _last_scores(axes: Any, trials: Trials) -> None:
         edges = np.linspace(low - margin, high + margin, _BINS + 1)
         for world, name in _WORLDS.items():
             shown = values[finite & (members == world)]
-            axes.hist(shown, edges, color=COLOURS[world], label=name, alpha=0.55)
+            axes.hist(
+                shown,
+                edges,
+                color=COLOURS[world],
+                label=name,
+                alpha=0.55,
+            )
         legend(axes, above=True)
     diverged = int((~finite).sum())
     absent = f" ({diverged} diverged trials not drawn)" if diverged else ""

@@ -23,7 +23,13 @@ Floats = npt.NDArray[np.float64]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 ALARM = "#C2255C"  # contradicts a claim; never without a mark or a word
 DASHES = ("-", "--", ":", "-.")  # distinguish more lines than there are colours
-CLAIM: Any = {"color": "black", "marker": "|", "ls": "", "ms": 18, "mew": 2}
+CLAIM: Any = {
+    "color": "black",
+    "marker": "|",
+    "ls": "",
+    "ms": 18,
+    "mew": 2,
+}
 _SHADES = 64  # colours of a PNG file, which is a third as large as with all
 # Labels are the user's text, and none of ours is TeX.
 _PLAIN_TEXT: Any = {"text.parse_math": False, "text.usetex": False}
@@ -133,7 +139,11 @@ def logarithmic(axes: Any, which: Literal["x", "y"]) -> None:
     getattr(axes, f"{which}axis").set_major_formatter(lambda number, _: plain(number))
 
 
-def legend(axes: Any, size: float = 7, above: bool = False) -> None:
+def legend(
+    axes: Any,
+    size: float = 7,
+    above: bool = False,
+) -> None:
     """Adds a legend to a panel.
 
     Args:

@@ -79,13 +79,30 @@ def roc_figure(curves: list[pd.DataFrame]) -> bytes:
             styles = {claim: {"ls": "--", "marker": ""}}
             lines(axes, points, styles, color=colour, ls="-", marker=".")
             ends = table["x"], table["low"], table["high"]  # NaN for the claim
-            axes.fill_between(*ends, step="post", color=colour, alpha=0.15, lw=0)
+            axes.fill_between(
+                *ends,
+                step="post",
+                color=colour,
+                alpha=0.15,
+                lw=0,
+            )
         least = min(float(table["x"].min()) for table in curves)
         diagonal = [least, 1]
-        axes.plot(diagonal, diagonal, color="grey", lw=0.8, ls=":", label="by chance")
+        axes.plot(
+            diagonal,
+            diagonal,
+            color="grey",
+            lw=0.8,
+            ls=":",
+            label="by chance",
+        )
         logarithmic(axes, "x")
         logarithmic(axes, "y")
-        axes.set(xlabel="false-positive rate", ylabel="true-positive rate", ylim=(least / 3, 1.1))
+        axes.set(
+            xlabel="false-positive rate",
+            ylabel="true-positive rate",
+            ylim=(least / 3, 1.1),
+        )
         legend(axes)
         return png(figure)
 
@@ -123,7 +140,12 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
         panel = panels.setdefault((audit.horizons, accountant, claims), len(panels))
         table = pd.DataFrame({"step": audit.horizons, "claim": claims})
         table["bound"] = table["step"].map(bounds["bound"]).astype(float)
-        table = table.assign(panel=panel, line=line, audit=audit.id, delta=cell.audit.delta)
+        table = table.assign(
+            panel=panel,
+            line=line,
+            audit=audit.id,
+            delta=cell.audit.delta,
+        )
         tables.append(table)
     table = pd.concat(tables)
     titles = dict[Any, str]()
@@ -164,7 +186,11 @@ def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
     return last.assign(kind=last["assumes"].mask(above, _ABOVE))
 
 
-def step_bounds(run: Run, audit: PlannedAudit, estimator: str | None = None) -> pd.DataFrame:
+def step_bounds(
+    run: Run,
+    audit: PlannedAudit,
+    estimator: str | None = None,
+) -> pd.DataFrame:
     """Returns an audit's rows by one estimator, one for each step, with assumption and `bound`.
 
     That is the ε to quote, NaN if it assumes something unproved and is above its claim.
@@ -226,7 +252,12 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
                 height=0.6,
                 label=f"lower bound ({kind})" if kind else "no bound yet",
             )
-        axes.plot(lines["claim"], lines["y"], **CLAIM, label="claim")
+        axes.plot(
+            lines["claim"],
+            lines["y"],
+            **CLAIM,
+            label="claim",
+        )
         repeated = last[(last["repetitions"] > 1) & last["bound"].notna()]
         if len(repeated):
             dots = {"color": COLOURS[1], "ms": 3, "label": "repetitions"}
@@ -238,12 +269,20 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
         for tick, (_, weight) in zip(ticks, reversed(names), strict=True):
             tick.set_fontweight(weight)
         axes.set_xlabel(epsilon_at(last["delta"]))
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False)
+        axes.legend(
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            ncols=4,
+            frameon=False,
+        )
         return figure
 
 
 def evolution_figure(
-    bounds: pd.DataFrame, small: bool = False, ax: Any = None, **options: Any
+    bounds: pd.DataFrame,
+    small: bool = False,
+    ax: Any = None,
+    **options: Any,
 ) -> Figure | None:
     """Draws the bounds over steps, a panel for each claim; None if only one step is recorded.
 
@@ -339,7 +378,15 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
     styles = {series: {"label": "_claim"} for series in later}
     with canvas(7.5, 3.6) as (figure, (axes,)):
         claims = table.assign(y=table["claim"])
-        lines(axes, claims, styles, color="black", lw=1, ls="-", label="claim")
+        lines(
+            axes,
+            claims,
+            styles,
+            color="black",
+            lw=1,
+            ls="-",
+            label="claim",
+        )
         lines(axes, table, marker="o", ms=3)
         logarithmic(axes, "y")
         if 0 < _WIDE * min(grid[key]) < max(grid[key]):
@@ -383,7 +430,14 @@ def _distributions(run: Run) -> Iterator[tuple[str, str, bytes]]:
                 dash, colour = divmod(place, len(COLOURS))
                 style = {"color": COLOURS[colour], "ls": DASHES[dash]}
                 weights = np.full(len(values), 1 / len(values))
-                axes.hist(values, edges, weights=weights, histtype="step", label=label, **style)
+                axes.hist(
+                    values,
+                    edges,
+                    weights=weights,
+                    histtype="step",
+                    label=label,
+                    **style,
+                )
             logarithmic(axes, "y")  # for the tails
             axes.set_xlabel(quantity)
             axes.set_ylabel("share")
