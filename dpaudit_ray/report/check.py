@@ -60,7 +60,7 @@ class Difference:
         audit: label of the audit, empty if it is of no single one.
         place: position in the file, such as a key.
         stored: the value in the file.
-        derived: the recomputed value, empty if there is none.
+        derived: the recomputed value, empty without one.
     """
 
     file: str
@@ -364,7 +364,7 @@ def _claims(
     audit: PlannedAudit,
     cell: Cell,
     sources: _Sources,
-) -> dict[str, tuple[float, ...]]:
+) -> claims.Claims:
     """Recomputes ε by every accountant at every recorded step; if it cannot, returns the plan's."""
     checked = sources.checked
     derived = dict[str, tuple[float, ...]]()

@@ -30,6 +30,9 @@ class Change:
     new: Any
 
 
+Changes = tuple[Change, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Side:
     """An audit of a run that is compared with one of another run.
@@ -62,7 +65,7 @@ class Pair:
 
     left: Side
     right: Side
-    changes: tuple[Change, ...]
+    changes: Changes
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -71,7 +74,7 @@ class Pair:
 
     @property
     def differs(self) -> bool | None:
-        """Whether their results differ; None if neither intervals nor exact ε can tell."""
+        """Whether their results differ; None without intervals or exact ε on both sides."""
         if self.left.quote.exact and self.right.quote.exact:
             first, second = (float(side.entry["epsilon_lower"]) for side in self.sides)
             return not math.isclose(first, second, rel_tol=_SAME)
@@ -95,7 +98,7 @@ class Comparison:
 
     locations: tuple[str, str]
     verdicts: tuple[Verdict, Verdict]
-    changes: tuple[Change, ...]
+    changes: Changes
     code: tuple[str, ...]
     pairs: tuple[Pair, ...]
     only: tuple[tuple[str, ...], tuple[str, ...]]
@@ -150,20 +153,22 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
     return answer.verdict, sides
 
 
-def _changes(old: Any, new: Any) -> tuple[Change, ...]:
+def _changes(old: Any, new: Any) -> Changes:
     return tuple(Change(*change) for change in differences(old, new) if change[0] != "name")
 
 
 def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
     """Yields differences in versions, user's modules, machine and data of the last trials."""
-    old, new = (dataclasses.asdict(run.plan.code[-1]) for run in (left, right))
+    old = dataclasses.asdict(left.plan.code[-1])
+    new = dataclasses.asdict(right.plan.code[-1])
     for key, before, now in differences(old, new):
         yield f"{key} {before or 'none'!s:.60} -> {now or 'none'!s:.60}"
-    if {file.sha256 for file in left.plan.data} != {file.sha256 for file in right.plan.data}:
+    old_data = {file.sha256 for file in left.plan.data}
+    if old_data != {file.sha256 for file in right.plan.data}:
         yield "the files that they read have other contents"
 
 
-def _partners(left: Run, right: Run) -> list[tuple[int, int, tuple[Change, ...]]]:
+def _partners(left: Run, right: Run) -> list[tuple[int, int, Changes]]:
     """Pairs audits of one mechanism, the most alike first; prefers the same adversary.
 
     Returns:
@@ -176,7 +181,7 @@ def _partners(left: Run, right: Run) -> list[tuple[int, int, tuple[Change, ...]]
                 changes = _changes(cell.identity(), other.identity())
                 attacks_differ = cell.adversary.name != other.adversary.name
                 candidates.append((attacks_differ, len(changes), i, j, changes))
-    pairs = dict[int, tuple[int, int, tuple[Change, ...]]]()
+    pairs = dict[int, tuple[int, int, Changes]]()
     matched = set[int]()
     for *_, i, j, changes in sorted(candidates, key=lambda candidate: candidate[:4]):
         if i not in pairs and j not in matched:

@@ -12,7 +12,7 @@ import functools
 import math
 import operator
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,7 +173,7 @@ def for_weak(
     sizes = [size for size in sizes if size <= _MOST]
     guesses = test.hits.guesses
     rate = clopper_pearson_lower(test.hits.hits, guesses, _LUCK)
-    enough = next((size for size in sizes if _finds(curve, looks, rate, size, alpha)), None)
+    enough = _fewest(curve, looks, rate, sizes, alpha)
     if enough in planned:
         yield f"growth that `up_to` has planned: {enough:,} {effect}: `--set audit.trials={enough}`"
     elif enough:
@@ -183,7 +183,7 @@ def for_weak(
     least = None  # trials that decide if the adversary shows all that the claim allows
     if_all = "more trials: if the adversary shows all that the claim allows"
     if sizes and not enough:
-        least = next((size for size in sizes if _finds(curve, looks, None, size, alpha)), None)
+        least = _fewest(curve, looks, None, sizes, alpha)
         if least is None:
             yield _out_of_reach(curve, sizes[-1])
         elif guesses < _FEWEST:
@@ -331,8 +331,8 @@ def _stronger(
         if factor > 1:
             looks = (trials,)
             fresh = options_of_its_own(run, adversary.name, {**changes, "audit.trials": trials})
-        found = all(_finds(curve, looks, None, trials, alpha) for curve in curves)
-        if fresh is not None and found:
+        decided = all(_finds(curve, looks, None, trials, alpha) for curve in curves)
+        if fresh is not None and decided:
             return trials, fresh[1]
     return None
 
@@ -348,7 +348,7 @@ def _finds(
 
     Args:
         curve: the claim.
-        looks: declared numbers of trials; if `trials` is none of them, a new run declares it alone.
+        looks: declared numbers of trials; a new run declares other `trials` alone.
         rate: share of correct guesses; None for all that the claim allows.
         trials: trials of the audit.
         alpha: error probability at which the claim counts as refuted.
@@ -363,6 +363,20 @@ def _finds(
     if trials not in looks:
         looks = (trials,)
     return _share_found(curve, looks, mu, trials, alpha, REQUIRED_POWER) >= REQUIRED_POWER
+
+
+def _fewest(
+    curve: Curve,
+    looks: tuple[int, ...],
+    rate: float | None,
+    sizes: Sequence[int],
+    alpha: float,
+) -> int | None:
+    """Returns the first of `sizes` with the required power, else as `_finds`; None without one."""
+    for size in sizes:
+        if _finds(curve, looks, rate, size, alpha):
+            return size
+    return None
 
 
 def _sees_all(cell: Cell) -> bool:

@@ -1,4 +1,4 @@
-"""Measures of an audit's scores beside its bounds: hit rate, utility, and the trade-off curve."""
+"""Measures of an audit's scores in addition to bounds: hit rate, utility, trade-off curve."""
 
 from __future__ import annotations
 

@@ -188,10 +188,10 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     candidates = {*stated, *options.columns[options.nunique() > 1]}
     keys = {"mechanism.name", "adversary.name", *grid.keys(run.sweep.raw)}
     set_by_grid = re.compile("|".join(rf"{re.escape(key)}(\..+)?" for key in keys))
-    shown = sorted(name for name in map(str, candidates) if set_by_grid.fullmatch(name))
+    visible = sorted(name for name in map(str, candidates) if set_by_grid.fullmatch(name))
     options["audit"] = [audit.id for audit in run.plan.audits]
-    merged = table.merge(options[["audit", *shown]], on="audit")
-    first = ["audit", "label", *shown]
+    merged = table.merge(options[["audit", *visible]], on="audit")
+    first = ["audit", "label", *visible]
     return merged[[*first, *merged.columns.drop(first)]]
 
 
@@ -215,7 +215,7 @@ def _above_claim(table: pd.DataFrame, is_gaussian: pd.Series[bool]) -> pd.Series
 
     An ε that takes the curve for Gaussian refutes the claim of a mechanism that adds Gaussian noise
     (`claims.is_gaussian`): the certified μ is then above that of the claim. So does one that was
-    read through the claim's own curves, unless the accountant is somebody's own: the certified hit
+    read through the claim's own curves, unless the accountant is user-defined: the certified hit
     rate refutes the claimed noise, and more.
     """
     certified = table["status"] == Status.CERTIFIED
@@ -293,8 +293,8 @@ def _entry(
     row = rows.get(estimator)
     used = 0 if row is None else int(row["trials"])
     if row is not None and mechanism.sampled:
-        together = row["epsilon_lower_together"]
-        bound = row["epsilon_lower"] if math.isnan(together) else together
+        familywise = row["epsilon_lower_together"]
+        bound = row["epsilon_lower"] if math.isnan(familywise) else familywise
         if bound > audit.claim and not may_exceed_claim(row):
             row = assumption_free(rows, row)
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")

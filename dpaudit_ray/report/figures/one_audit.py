@@ -97,9 +97,9 @@ def _last_scores(axes: Any, trials: Trials) -> None:
         margin = 0.0 if high > low else 0.5
         edges = np.linspace(low - margin, high + margin, _BINS + 1)
         for world, name in _WORLDS.items():
-            shown = values[finite & (members == world)]
+            counted = values[finite & (members == world)]
             axes.hist(
-                shown,
+                counted,
                 edges,
                 color=COLOURS[world],
                 label=name,

@@ -80,10 +80,10 @@ def canvas(
 
 def png(figure: Figure) -> bytes:
     """Returns the figure as a PNG file's content."""
-    drawn: Any = FigureCanvasAgg(figure)
+    canvas_agg: Any = FigureCanvasAgg(figure)
     buffer = io.BytesIO()
-    drawn.draw()  # once: `savefig` draws it a second time to lay it out
-    picture = Image.fromarray(np.asarray(drawn.buffer_rgba())).convert("RGB")
+    canvas_agg.draw()  # once: `savefig` draws it a second time to lay it out
+    picture = Image.fromarray(np.asarray(canvas_agg.buffer_rgba())).convert("RGB")
     picture.quantize(_SHADES, method=Image.Quantize.FASTOCTREE).save(buffer, "png")
     return buffer.getvalue()
 
@@ -128,7 +128,7 @@ def lines(
 
 
 def epsilon_at(deltas: Collection[float]) -> str:
-    """Returns the label of an axis of ε, with δ if it is the same for all that is drawn."""
+    """Returns the label of an axis of ε, with δ if it is the same for all that is canvas_agg."""
     distinct = {*deltas}
     return f"ε at δ = {plain(distinct.pop())}" if len(distinct) == 1 else "ε at the δ of each audit"
 

@@ -115,8 +115,8 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
 
     Audits that differ in `mechanism.seed` only are one `line`, and lines that claim the same at the
     same steps one `panel`. Rows are sorted by these, which are numbered as in the sweep file.
-    `title` is what the labels of a panel's lines share, `label` is without that. `bound` is NaN if
-    there is none yet; `claim` is by the first accountant, `delta` of both. The assumption of the
+    `title` is what the labels of a panel's lines share, `label` is without that. `bound` is NaN
+    without trials; `claim` is by the first accountant, `delta` of both. The assumption of the
     line's last bound, `assumes`, is empty without any. Other columns: `audit`, `step`.
 
     Args:
@@ -163,11 +163,11 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
 def _label_without(audit: PlannedAudit, option: str) -> str:
     """Returns the audit's label without its parts that are, or set, an `option`."""
     parts = audit.label.split(LABEL_SEPARATOR)
-    others = []
+    remaining = []
     for part in parts:
         if option not in (part, part.partition("=")[0]):
-            others.append(part)
-    return LABEL_SEPARATOR.join(others)
+            remaining.append(part)
+    return LABEL_SEPARATOR.join(remaining)
 
 
 def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
@@ -426,8 +426,8 @@ def _distributions(run: Run) -> Iterator[tuple[str, str, bytes]]:
         largest = max(float(values.max()) for _, values in visible)
         edges = np.linspace(0.0, largest if largest > 0 else 1.0, _BINS + 1)
         with canvas(9, 3.6) as (figure, (axes,)):
-            for place, (label, values) in enumerate(visible):
-                dash, colour = divmod(place, len(COLOURS))
+            for number_in_figure, (label, values) in enumerate(visible):
+                dash, colour = divmod(number_in_figure, len(COLOURS))
                 style = {"color": COLOURS[colour], "ls": DASHES[dash]}
                 weights = np.full(len(values), 1 / len(values))
                 axes.hist(
