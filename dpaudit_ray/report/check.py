@@ -60,7 +60,7 @@ class Difference:
         audit: label of the audit, empty if it is of no single one.
         place: position in the file, such as a key.
         stored: the value in the file.
-        derived: the recomputed value, empty if there is none.
+        derived: the recomputed value, empty without one.
     """
 
     file: str
@@ -110,7 +110,12 @@ class Checked:
             self.derived[kind] = self.derived.get(kind, 0) + number
 
     def differs(
-        self, file: str, place: str, stored: Any, derived: Any = "", audit: str = ""
+        self,
+        file: str,
+        place: str,
+        stored: Any,
+        derived: Any = "",
+        audit: str = "",
     ) -> None:
         """Adds a `Difference`; values are shown with all their digits."""
         self.different += 1
@@ -121,7 +126,12 @@ class Checked:
             self.differences.append(Difference(file, audit, place, *values))
 
     def compare(
-        self, file: str, stored: Any, derived: Any, audit: str = "", place: str = ""
+        self,
+        file: str,
+        stored: Any,
+        derived: Any,
+        audit: str = "",
+        place: str = "",
     ) -> None:
         """Adds a difference for each stored value that is not the derived one.
 
@@ -152,21 +162,35 @@ class Checked:
             derived = "an entry"
         self.differs(file, place, stored, derived, audit)
 
-    def cannot(self, subject: str, reason: str, audit: str = "") -> None:
+    def cannot(
+        self,
+        subject: str,
+        reason: str,
+        audit: str = "",
+    ) -> None:
         """Notes that something cannot be checked here, once for all audits."""
         audits = self.unchecked.setdefault(f"{subject}: {reason}", [])
         if audit and audit not in audits[-1:]:
             audits.append(audit)
 
     @contextlib.contextmanager
-    def reading(self, file: str, audit: str = "") -> Iterator[None]:
+    def reading(
+        self,
+        file: str,
+        audit: str = "",
+    ) -> Iterator[None]:
         """Adds a difference if the content of a file is unusable; raises if it cannot be read."""
         try:
             yield
         except RunDirectoryError as error:
             if isinstance(error.__cause__, OSError):
                 raise
-            self.differs(file, "", first_line(error.__cause__ or error), audit=audit)
+            self.differs(
+                file,
+                "",
+                first_line(error.__cause__ or error),
+                audit=audit,
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +231,11 @@ def check_run(location: str) -> Checked:
         if sweep is None:
             checked.differs(SWEEP, "", "no such file", "a sweep")
     if plan is not None and sweep is not None:
-        stored = {"fingerprint": plan.fingerprint, "seed": plan.seed, "audits": len(plan.audits)}
+        stored = {
+            "fingerprint": plan.fingerprint,
+            "seed": plan.seed,
+            "audits": len(plan.audits),
+        }
         derived = {
             "fingerprint": sweep.fingerprint,
             "seed": sweep.seed,
@@ -217,7 +245,12 @@ def check_run(location: str) -> Checked:
     if plan is None or sweep is None or checked.different:
         checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
         return checked
-    sources = _Sources(run, record.filled(sweep, plan, run), plan, checked)
+    sources = _Sources(
+        run,
+        record.filled(sweep, plan, run),
+        plan,
+        checked,
+    )
     _check_plan(sources, sweep)
     _check_names(sources)
     before = checked.different
@@ -327,7 +360,11 @@ def _by_step(claimed: claims.Claims, steps: tuple[int, ...]) -> dict[str, float]
     return values
 
 
-def _claims(audit: PlannedAudit, cell: Cell, sources: _Sources) -> dict[str, tuple[float, ...]]:
+def _claims(
+    audit: PlannedAudit,
+    cell: Cell,
+    sources: _Sources,
+) -> claims.Claims:
     """Recomputes ε by every accountant at every recorded step; if it cannot, returns the plan's."""
     checked = sources.checked
     derived = dict[str, tuple[float, ...]]()
@@ -337,7 +374,11 @@ def _claims(audit: PlannedAudit, cell: Cell, sources: _Sources) -> dict[str, tup
         try:
             if ":" in name and is_data(name):
                 raise DpauditError("they take code of its author's to tell")
-            values = claims.by(claims.asked(cell), cell.audit.delta, name)
+            values = claims.by(
+                claims.asked(cell),
+                cell.audit.delta,
+                name,
+            )
             checked.count("claims", len(values))
             if other_version and claims.difference(audit.claims, cell) is None:
                 raise DpauditError("another version of dpaudit computed them")
@@ -347,7 +388,11 @@ def _claims(audit: PlannedAudit, cell: Cell, sources: _Sources) -> dict[str, tup
     return derived
 
 
-def _packs(audit: PlannedAudit, cell: Cell, sweep: Sweep) -> tuple[Bounds, ...]:
+def _packs(
+    audit: PlannedAudit,
+    cell: Cell,
+    sweep: Sweep,
+) -> tuple[Bounds, ...]:
     """Divides trials into packs, once for each number of trials that was declared."""
     # A number that was raised before the first trial has left a short pack and no other trace.
     size = planner.pack_size(cell, sweep)
@@ -396,7 +441,7 @@ def _check_scores(sources: _Sources, audit: PlannedAudit) -> None:
             _check_file(sources, audit, file, () if file in packs else chosen)
         if file in packs and checked.different == before:
             checked.count("packs", len(packs[file]))
-            checked.count("trials", packs[file][-1][1] - packs[file][0][0] + 1)
+            checked.count("trials", sum(end - start + 1 for start, end in packs[file]))
 
 
 def _check_file(
@@ -459,7 +504,8 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
         stored: its estimates.
     """
     run, plan, checked = sources.run, sources.plan, sources.checked
-    for name in sorted(set(stored["audit"]) - {audit.id for audit in plan.audits}):
+    planned = {audit.id for audit in plan.audits}
+    for name in sorted(set(stored["audit"]) - planned):
         checked.differs(ESTIMATES, "", f"rows of {name!r:.60}", "of an audit of the plan")
     opened = OpenSweep(sources.sweep, plan, run)
     failed = outcomes.failed(run, plan)
@@ -468,7 +514,8 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
     behind = False
     for index in sorted(sources.good):
         audit, cell = plan.audits[index], sources.sweep.cells[index]
-        failures = {(f.pack.first, f.pack.last) for f in failed if f.pack.audit == index}
+        packs = [failure.pack for failure in failed if failure.pack.audit == index]
+        failures = {(pack.first, pack.last) for pack in packs}
         try:
             unread = [spec.name for spec in cell.audit.estimators if spec.unimported]
             if unread:
@@ -483,7 +530,8 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
         results[index] = state.take()
         del state  # with all its scores; the verdict reads them again
         rows += derived
-        behind |= _behind(sources, index, failures, derived, stored[stored["audit"] == audit.id])
+        own_rows = stored[stored["audit"] == audit.id]
+        behind |= _behind(sources, index, failures, derived, own_rows)
     if not behind:  # else the records are, too
         _check_records(sources, results)
     checked.partial = _check_completeness(sources, results)
@@ -568,7 +616,12 @@ def _check_records(sources: _Sources, results: Mapping[int, Taken]) -> None:
         audit = sources.plan.audits[index]
         kinds = [kind for kind in missed if kind.audit == audit.id]
         stored = _record(kinds, decided.get(index))
-        checked.compare(outcomes.FILE, stored, _record(result.missed, result.decided), audit.label)
+        checked.compare(
+            outcomes.FILE,
+            stored,
+            _record(result.missed, result.decided),
+            audit.label,
+        )
         checked.count("missed trials", sum(kind.trials for kind in result.missed))
         checked.count("decisions", result.decided is not None)
 
@@ -604,7 +657,11 @@ def _check_completeness(sources: _Sources, results: Mapping[int, Taken]) -> str:
     return f"{done:,} of {plan.trials:,} trials"
 
 
-def _check_verdict(sources: _Sources, rows: list[EstimateRow], stored: pd.DataFrame) -> str:
+def _check_verdict(
+    sources: _Sources,
+    rows: list[EstimateRow],
+    stored: pd.DataFrame,
+) -> str:
     """Recomputes the verdict from recomputed estimates, and compares it with a stored one.
 
     Args:
@@ -620,9 +677,9 @@ def _check_verdict(sources: _Sources, rows: list[EstimateRow], stored: pd.DataFr
     derived = verdict.derived(run)
     checked = sources.checked
     with checked.reading(verdict.FILE):
-        kept = verdict.stored(dataclasses.replace(run, estimates=stored))
-        if kept is not None:
-            checked.compare(verdict.FILE, _comparable(kept), _comparable(derived))
+        recorded = verdict.stored(dataclasses.replace(run, estimates=stored))
+        if recorded is not None:
+            checked.compare(verdict.FILE, _comparable(recorded), _comparable(derived))
         elif sources.run.read_text(verdict.FILE) is not None:
             checked.cannot(verdict.FILE, "it is not of the trials and bounds that are there")
     return derived.verdict.value

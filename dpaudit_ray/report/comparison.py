@@ -30,9 +30,12 @@ class Change:
     new: Any
 
 
+Changes = tuple[Change, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One audit of one run.
+    """An audit of a run that is compared with one of another run.
 
     Attributes:
         entry: its entry in `tables.overview`.
@@ -62,7 +65,7 @@ class Pair:
 
     left: Side
     right: Side
-    changes: tuple[Change, ...]
+    changes: Changes
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -71,7 +74,7 @@ class Pair:
 
     @property
     def differs(self) -> bool | None:
-        """Whether their results differ; None if neither intervals nor exact ε can tell."""
+        """Whether their results differ; None without intervals or exact ε on both sides."""
         if self.left.quote.exact and self.right.quote.exact:
             first, second = (float(side.entry["epsilon_lower"]) for side in self.sides)
             return not math.isclose(first, second, rel_tol=_SAME)
@@ -95,7 +98,7 @@ class Comparison:
 
     locations: tuple[str, str]
     verdicts: tuple[Verdict, Verdict]
-    changes: tuple[Change, ...]
+    changes: Changes
     code: tuple[str, ...]
     pairs: tuple[Pair, ...]
     only: tuple[tuple[str, ...], tuple[str, ...]]
@@ -129,31 +132,43 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
     """Returns the verdict on a run, and its audits."""
     answer = verdict.derived(run)
     sides = []
-    audits = zip(run.pairs, answer.audits, overview(run), strict=True)
+    audits = zip(
+        run.pairs,
+        answer.audits,
+        overview(run),
+        strict=True,
+    )
     for (audit, cell), answered, entry in audits:
         side = Side(entry, answered.verdict, answered.quote)
         if cell.mechanism.sampled and audit.independent:
             hits = HitRate.from_trials(run.trials(audit), cell.audit.confidence)
             if hits is not None:
-                side = dataclasses.replace(side, rate=hits.rate, low=hits.low, high=hits.high)
+                side = dataclasses.replace(
+                    side,
+                    rate=hits.rate,
+                    low=hits.low,
+                    high=hits.high,
+                )
         sides.append(side)
     return answer.verdict, sides
 
 
-def _changes(old: Any, new: Any) -> tuple[Change, ...]:
+def _changes(old: Any, new: Any) -> Changes:
     return tuple(Change(*change) for change in differences(old, new) if change[0] != "name")
 
 
 def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
     """Yields differences in versions, user's modules, machine and data of the last trials."""
-    old, new = (dataclasses.asdict(run.plan.code[-1]) for run in (left, right))
+    old = dataclasses.asdict(left.plan.code[-1])
+    new = dataclasses.asdict(right.plan.code[-1])
     for key, before, now in differences(old, new):
         yield f"{key} {before or 'none'!s:.60} -> {now or 'none'!s:.60}"
-    if {file.sha256 for file in left.plan.data} != {file.sha256 for file in right.plan.data}:
+    old_data = {file.sha256 for file in left.plan.data}
+    if old_data != {file.sha256 for file in right.plan.data}:
         yield "the files that they read have other contents"
 
 
-def _partners(left: Run, right: Run) -> list[tuple[int, int, tuple[Change, ...]]]:
+def _partners(left: Run, right: Run) -> list[tuple[int, int, Changes]]:
     """Pairs audits of one mechanism, the most alike first; prefers the same adversary.
 
     Returns:
@@ -166,7 +181,7 @@ def _partners(left: Run, right: Run) -> list[tuple[int, int, tuple[Change, ...]]
                 changes = _changes(cell.identity(), other.identity())
                 attacks_differ = cell.adversary.name != other.adversary.name
                 candidates.append((attacks_differ, len(changes), i, j, changes))
-    pairs = dict[int, tuple[int, int, tuple[Change, ...]]]()
+    pairs = dict[int, tuple[int, int, Changes]]()
     matched = set[int]()
     for *_, i, j, changes in sorted(candidates, key=lambda candidate: candidate[:4]):
         if i not in pairs and j not in matched:

@@ -12,7 +12,7 @@ import functools
 import math
 import operator
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,8 @@ _STRONGEST: Mapping[Adversary, str] = {
 def chance_to_refute(test: Test, alpha: float) -> float:
     """Returns the probability that this adversary refutes the claim if there is less noise.
 
-    Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate says
-    they would be with ALTERNATIVE times the noise; 0 if the claim allows these.
+    Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate
+    implies for ALTERNATIVE times the noise; 0 if the claim allows these.
 
     Args:
         test: the test of the claim, after the trials of the audit.
@@ -79,17 +79,14 @@ def chance_to_refute(test: Test, alpha: float) -> float:
     mu = _mu_with_less_noise(test.curve, hits.hits / hits.guesses, hits.guesses)
     if mu is None:
         return 0.0
-    if not test.later:
+    looks = (test.planned, *test.later)
+    if len(looks) == 1:
         smaller = math.floor(mu / _GRAIN) * _GRAIN
         for trials in _SHORTER:
-            if trials < test.planned and _always_found(test.curve, smaller, trials, alpha):
+            shorter = test.curve, (trials,), smaller, trials, alpha
+            if trials < test.planned and _share_found(*shorter, required=1.0) == 1:
                 return 1.0  # fewer trials and a smaller effect are enough
-    return _share_found(test, mu, test.horizon, alpha)
-
-
-@functools.lru_cache(maxsize=256)
-def _always_found(curve: Curve, mu: float, trials: int, alpha: float) -> bool:
-    return _share_found(ClaimTest(curve, trials), mu, trials, alpha, required=1.0) == 1
+    return _share_found(test.curve, looks, mu, test.horizon, alpha)
 
 
 def _mu_with_less_noise(claim: Curve, rate: float, guesses: int) -> float | None:
@@ -100,48 +97,31 @@ def _mu_with_less_noise(claim: Curve, rate: float, guesses: int) -> float | None
         rate: share of correct guesses with the noise as it is.
         guesses: number of guesses; a rate of 1 counts as half a mistake.
     """
-    likely = min(max(rate, 0.5), 1 - 0.5 / guesses)
-    mu = 2 * float(special.ndtri(likely)) / ALTERNATIVE
+    share = min(max(rate, 0.5), 1 - 0.5 / guesses)
+    mu = 2 * float(special.ndtri(share)) / ALTERNATIVE
     within = np.asarray(gdp.delta(claim.epsilons, mu)) <= claim.deltas
     return None if within.all() else mu
 
 
+@functools.lru_cache(maxsize=4096)  # audits with the same claim, trials and μ share a simulation
 def _share_found(
-    test: ClaimTest, mu: float, trials: int, alpha: float, required: float = 0.0
+    curve: Curve,
+    looks: tuple[int, ...],
+    mu: float,
+    trials: int,
+    alpha: float,
+    required: float = 0.0,
 ) -> float:
-    """Returns the share of simulated audits that refute the claim of `test`.
+    """Returns the share of simulated audits that refute a claim.
 
     Args:
-        test: the claim, and the numbers of trials that were declared.
+        curve: the claim.
+        looks: declared numbers of trials, at each of which the claim is tested.
         mu: distance of the scores of both worlds, in standard deviations.
         trials: trials of a simulated audit.
         alpha: error probability at which the claim counts as refuted.
         required: the simulation ends early once the share cannot reach this.
     """
-    looks = (test.planned, *test.later)
-    if trials not in looks:
-        looks = (trials,)
-    return _simulated_share(test.curve, looks, mu, trials, (alpha, required))
-
-
-@functools.lru_cache(maxsize=4096)  # a key each: claim, numbers of trials, μ, level
-def _simulated_share(
-    curve: Curve,
-    looks: tuple[int, ...],
-    mu: float,
-    trials: int,
-    levels: tuple[float, float],
-) -> float:
-    """Computes `_share_found`, once for all audits with these values.
-
-    Args:
-        curve: the claim.
-        looks: numbers of trials that have a sharp test each, at least one.
-        mu: distance of the scores of both worlds, in standard deviations.
-        trials: trials of a simulated audit.
-        levels: error that may be spent, and the share below which the simulation stops.
-    """
-    alpha, required = levels
     rng = np.random.default_rng(0)
     refuted = 0
     for simulated in range(1, SIMULATIONS + 1):
@@ -162,7 +142,12 @@ def _simulated_share(
     return refuted / simulated
 
 
-def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
+def for_weak(
+    run: Run,
+    index: int,
+    test: Test,
+    alpha: float,
+) -> Iterator[str]:
     """Yields hints for an audit that is too weak to be CONSISTENT, the surest first.
 
     Args:
@@ -181,23 +166,26 @@ def for_weak(run: Run, index: int, test: Test, alpha: float) -> Iterator[str]:
     effect = (
         f"trials would notice {less} less noise with a chance of {percent(REQUIRED_POWER)} or more"
     )
-    planned = [number for number in test.later if number > test.horizon]
+    curve, looks = test.curve, (test.planned, *test.later)
+    planned = [number for number in looks if number > test.horizon]
     fewest = max(test.horizon, _FEWEST)
     sizes = planned + [factor * fewest for factor in _MORE]
     sizes = [size for size in sizes if size <= _MOST]
     guesses = test.hits.guesses
     rate = clopper_pearson_lower(test.hits.hits, guesses, _LUCK)
-    enough = next((size for size in sizes if _finds(test, rate, size, alpha)), None)
+    enough = _fewest(curve, looks, rate, sizes, alpha)
     if enough in planned:
         yield f"growth that `up_to` has planned: {enough:,} {effect}: `--set audit.trials={enough}`"
-    elif enough and (fresh := options_of_its_own(run, enough, {"audit.trials": enough})):
-        yield f"a run of its own: {enough:,} {effect}: {fresh[1]}"
+    elif enough:
+        fresh = options_of_its_own(run, enough, {"audit.trials": enough})
+        if fresh is not None:
+            yield f"a run of its own: {enough:,} {effect}: {fresh[1]}"
     least = None  # trials that decide if the adversary shows all that the claim allows
     if_all = "more trials: if the adversary shows all that the claim allows"
     if sizes and not enough:
-        least = next((size for size in sizes if _finds(test, None, size, alpha)), None)
+        least = _fewest(curve, looks, None, sizes, alpha)
         if least is None:
-            yield _out_of_reach(test.curve, sizes[-1])
+            yield _out_of_reach(curve, sizes[-1])
         elif guesses < _FEWEST:
             yield f"{if_all}, {least:,} {effect}"
     for adversary, does in _STRONGEST.items():
@@ -249,8 +237,8 @@ def _by_order(run: Run, index: int) -> Iterator[str]:
     thresholds = balanced(scores, math.ceil(SHARE * n))
     correct, guesses = hits_of(scores, trials.members, *thresholds)
     rate = min(max(correct / guesses, 0.5), 1 - 0.5 / guesses)
-    likely = int(special.bdtrik(_LUCK, guesses, rate))
-    mu = gaussian_mu(likely, guesses, n, fresh[0].budget.each)
+    forecast = int(special.bdtrik(_LUCK, guesses, rate))
+    mu = gaussian_mu(forecast, guesses, n, fresh[0].budget.each)
     epsilon = float(gdp.epsilon(mu, run.sweep.cells[index].audit.delta))
     quoted = quote(run, index)
     if epsilon > (quoted.epsilon or 0.0) and quoted.estimator != name:
@@ -304,7 +292,11 @@ def _has_more_access(adversary: Adversary, other: Adversary) -> bool:
     return access != least and all(map(operator.ge, access, least))
 
 
-def _stronger(run: Run, index: int, adversary: Adversary) -> tuple[int, str] | None:
+def _stronger(
+    run: Run,
+    index: int,
+    adversary: Adversary,
+) -> tuple[int, str] | None:
     """Returns trials and options with which an adversary would decide every audit of the run.
 
     None if it would not, or if some adversary of the run has as much access.
@@ -327,7 +319,11 @@ def _stronger(run: Run, index: int, adversary: Adversary) -> tuple[int, str] | N
     curves = set[Curve]()
     for cell in cells:
         claimed = claimed_at_end(cell)
-        family = claims.curves(claimed, cell.audit.accountants[0], cell.audit.delta)
+        family = claims.curves(
+            claimed,
+            cell.audit.accountants[0],
+            cell.audit.delta,
+        )
         curves.add(family(claimed.noise_multiplier))
     for factor in (1, *_MORE):
         trials = factor * audit.trials
@@ -335,27 +331,52 @@ def _stronger(run: Run, index: int, adversary: Adversary) -> tuple[int, str] | N
         if factor > 1:
             looks = (trials,)
             fresh = options_of_its_own(run, adversary.name, {**changes, "audit.trials": trials})
-        tests = [ClaimTest(curve, looks[0], later=tuple(looks[1:])) for curve in curves]
-        if fresh is not None and all(_finds(test, None, trials, alpha) for test in tests):
+        decided = all(_finds(curve, looks, None, trials, alpha) for curve in curves)
+        if fresh is not None and decided:
             return trials, fresh[1]
     return None
 
 
-def _finds(test: ClaimTest, rate: float | None, trials: int, alpha: float) -> bool:
+def _finds(
+    curve: Curve,
+    looks: tuple[int, ...],
+    rate: float | None,
+    trials: int,
+    alpha: float,
+) -> bool:
     """Returns whether so many trials have the required power.
 
     Args:
-        test: the claim, and the numbers of trials that were declared.
+        curve: the claim.
+        looks: declared numbers of trials; a new run declares other `trials` alone.
         rate: share of correct guesses; None for all that the claim allows.
         trials: trials of the audit.
         alpha: error probability at which the claim counts as refuted.
     """
-    if rate is None:
-        rate = special.bdtrik(_LUCK, trials, largest_accuracy(test.curve)) / trials
-    mu = _mu_with_less_noise(test.curve, rate, _MOST)
-    if mu is None or trials > _MOST:
+    if trials > _MOST:
         return False
-    return _share_found(test, mu, trials, alpha, REQUIRED_POWER) >= REQUIRED_POWER
+    if rate is None:
+        rate = special.bdtrik(_LUCK, trials, largest_accuracy(curve)) / trials
+    mu = _mu_with_less_noise(curve, rate, _MOST)
+    if mu is None:
+        return False
+    if trials not in looks:
+        looks = (trials,)
+    return _share_found(curve, looks, mu, trials, alpha, REQUIRED_POWER) >= REQUIRED_POWER
+
+
+def _fewest(
+    curve: Curve,
+    looks: tuple[int, ...],
+    rate: float | None,
+    sizes: Sequence[int],
+    alpha: float,
+) -> int | None:
+    """Returns the first of `sizes` with the required power, else as `_finds`; None without one."""
+    for size in sizes:
+        if _finds(curve, looks, rate, size, alpha):
+            return size
+    return None
 
 
 def _sees_all(cell: Cell) -> bool:

@@ -20,9 +20,8 @@ from ..plan.model import PlannedAudit
 from ..sweep.cell import Cell
 from .figures.whole_run import step_bounds
 from .measures import HitRate
-from .quote import Quote, claimed
 from .tables import Run, with_options
-from .verdict import AuditAnswer
+from .verdict import AuditAnswer, measured
 from .words import OTHER_CURVE_MARK
 
 FEW = 40  # audits: with more, their figures are not drawn beforehand
@@ -63,7 +62,8 @@ class AuditMap:
 
 def varied_keys(run: Run) -> tuple[Varied, ...]:
     """Returns the options of the grid that differ between audits, in the order of the table."""
-    audits = pd.DataFrame([{"audit": audit.id, "label": audit.label} for audit in run.plan.audits])
+    named = [{"audit": audit.id, "label": audit.label} for audit in run.plan.audits]
+    audits = pd.DataFrame(named)
     options = with_options(run, audits).drop(columns=["audit", "label"])
     keys = []
     for name in options.columns:
@@ -81,23 +81,28 @@ def audit_map(keys: Sequence[Varied], audits: int) -> AuditMap:
         audits: number of audits.
     """
     by_size = sorted(keys, key=lambda key: -len(set(key.values)))
-    if len(by_size) < 2:
-        cells = tuple((audit, audit % _ACROSS, audit // _ACROSS) for audit in range(audits))
-        columns = ("",) * min(audits, _ACROSS)
-        rows = ("",) * math.ceil(audits / _ACROSS)
-        return AuditMap("", "", columns, rows, (("", cells),), 0)
-    across, down, *others = by_size
+    if len(by_size) < 2:  # by number
+        columns_by_audit = tuple(str(audit % _ACROSS) for audit in range(audits))
+        rows_by_audit = tuple(str(audit // _ACROSS) for audit in range(audits))
+        by_size = [Varied("", columns_by_audit), Varied("", rows_by_audit)]
+    across, down, *panel_keys = by_size
     columns = tuple(dict.fromkeys(across.values))
     rows = tuple(dict.fromkeys(down.values))
     panels = dict[str, list[tuple[int, int, int]]]()
     for audit in range(audits):
-        title = ", ".join(f"{short(key.name)}={key.values[audit]}" for key in others)
+        title = ", ".join(f"{short(key.name)}={key.values[audit]}" for key in panel_keys)
         column = columns.index(across.values[audit])
         row = rows.index(down.values[audit])
         panels.setdefault(title, []).append((audit, column, row))
-    visible = tuple((title, tuple(cells)) for title, cells in list(panels.items())[:_PANELS])
-    left_out = len(panels) - len(visible)
-    return AuditMap(short(across.name), short(down.name), columns, rows, visible, left_out)
+    visible = list(panels.items())[:_PANELS]
+    return AuditMap(
+        across=short(across.name),
+        down=short(down.name),
+        columns=columns,
+        rows=rows,
+        panels=tuple((title, tuple(cells)) for title, cells in visible),
+        left_out=len(panels) - len(visible),
+    )
 
 
 def short(key: str) -> str:
@@ -105,7 +110,11 @@ def short(key: str) -> str:
     return key.partition(".")[2] or key
 
 
-def numbers(run: Run, index: int, answer: AuditAnswer) -> dict[str, Any]:
+def numbers(
+    run: Run,
+    index: int,
+    answer: AuditAnswer,
+) -> dict[str, Any]:
     """Returns the numbers of an audit that the browser draws, as plain JSON without NaN.
 
     Args:
@@ -123,12 +132,13 @@ def numbers(run: Run, index: int, answer: AuditAnswer) -> dict[str, Any]:
         "label": audit.label,
         "verdict": str(answer.verdict),
         "reason": answer.reason,
-        "epsilon": _sentence(quote),
+        "epsilon": measured(quote),
         "ratio": _rounded(share),
     }
     bounds = step_bounds(run, audit).set_index("step")["bound"]
     claims = next(iter(audit.claims.values()))
-    spaced = np.linspace(0, len(audit.horizons) - 1, _STEPS).round().astype(int)
+    last = len(audit.horizons) - 1
+    spaced = np.linspace(0, last, _STEPS).round().astype(int)
     positions = np.unique(spaced)
     if len(positions) > 1:
         steps = [audit.horizons[position] for position in positions]
@@ -147,13 +157,22 @@ def numbers(run: Run, index: int, answer: AuditAnswer) -> dict[str, Any]:
 
 def data(content: Any) -> markupsafe.Markup:
     """Returns JSON that may stand in a page: nothing in it ends a script or opens a tag."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(
+        content,
+        ensure_ascii=False,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return markupsafe.Markup(text)
 
 
-def _scores(run: Run, audit: PlannedAudit, cell: Cell) -> dict[str, Any]:
+def _scores(
+    run: Run,
+    audit: PlannedAudit,
+    cell: Cell,
+) -> dict[str, Any]:
     """Returns histograms of the last step's scores, and the rate of correct guesses."""
     trials = run.trials(audit)
     content: dict[str, Any] = {}
@@ -161,13 +180,15 @@ def _scores(run: Run, audit: PlannedAudit, cell: Cell) -> dict[str, Any]:
         hits = HitRate.from_trials(trials, cell.audit.confidence)
         if hits is not None:
             rates = (hits.rate, hits.low, hits.high)
-            content["hits"] = [hits.guesses, *(round(100 * rate, 2) for rate in rates)]
+            percentages = [round(100 * rate, 2) for rate in rates]
+            content["hits"] = [hits.guesses, *percentages]
     scored = trials.shown
     last = scored.scores[:, -1] if len(scored.members) else np.empty(0)
     finite = np.isfinite(last)
     if finite.any():
         with np.errstate(over="ignore", invalid="ignore"):
-            edges = np.linspace(last[finite].min(), last[finite].max(), _BINS + 1)
+            low, high = last[finite].min(), last[finite].max()
+            edges = np.linspace(low, high, _BINS + 1)
         if np.isfinite(edges).all() and edges[0] < edges[-1]:
             outside, _ = np.histogram(last[finite & ~scored.members], edges)
             inside, _ = np.histogram(last[finite & scored.members], edges)
@@ -181,15 +202,6 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return "–" if math.isnan(value) else f"{value:.12g}"
     return str(value)
-
-
-def _sentence(quote: Quote) -> str:
-    """Returns the quoted ε with its claim and level."""
-    if quote.epsilon is None:
-        return f"There is no ε to quote: {quote.reason}"
-    relation = "=" if quote.exact else "≥"
-    claim = f" of the claimed {claimed(quote.claim)}" if quote.claim < math.inf else ""
-    return f"ε {relation} {quote.text}{claim} ({quote.level})"
 
 
 def _rounded(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Measures of an audit's scores beside its bounds: hit rate, utility, and the trade-off curve."""
+"""Measures of an audit's scores in addition to bounds: hit rate, utility, trade-off curve."""
 
 from __future__ import annotations
 
@@ -57,7 +57,12 @@ class HitRate:
         alpha = (1 - confidence) / 2
         low = clopper_pearson_lower(counter.hits, counter.guesses, alpha)
         high = clopper_pearson_upper(counter.hits, counter.guesses, alpha)
-        return cls(counter.guesses, counter.hits, float(low), float(high))
+        return cls(
+            counter.guesses,
+            counter.hits,
+            float(low),
+            float(high),
+        )
 
 
 def utilities(audit: PlannedAudit, trials: Trials) -> Iterator[dict[str, Any]]:
@@ -108,14 +113,17 @@ class ObservedTradeOff:
             members: bool [n], whether the canary was in.
         """
         worlds = Worlds.observed(*checked(scores, members))
-        thresholds = np.concatenate([[np.inf], worlds.midpoints(profile.MOST)[::-1], [-np.inf]])
+        descending = worlds.midpoints(profile.MOST)[::-1]
+        thresholds = np.concatenate([[np.inf], descending, [-np.inf]])
         false_positives, false_negatives = worlds.errors(thresholds)
         outside, inside = (max(size, 1) for size in worlds.sizes)
         alpha = np.asarray(false_positives / outside)
         beta = np.asarray(false_negatives / inside)
         # At least half an error per world: a perfect attack has no finite μ.
-        error = max(float((alpha + beta).min()), 1 / min(outside, inside)) / 2
-        return cls(alpha, beta, max(-2 * float(special.ndtri(error)), 0.0))
+        smallest_sum = float((alpha + beta).min())
+        error = max(smallest_sum, 1 / min(outside, inside)) / 2
+        mu = -2 * float(special.ndtri(error))
+        return cls(alpha, beta, max(mu, 0.0))
 
     @property
     def saturated(self) -> bool:
@@ -149,7 +157,8 @@ class Profile:
         scores, members = trials.with_errors(), trials.members
         # A world of so many trials is larger once in 16,000 audits. So one calibration is enough
         # for all audits of that many; a larger world gets its own (`stats.error_rates`).
-        size = math.ceil(len(scores) / 2 + 2 * math.sqrt(len(scores)))
+        n = len(scores)
+        size = math.ceil(n / 2 + 2 * math.sqrt(n))
         along = profile.mu_profile(scores, members, cell.audit.confidence, size=size)
         observed = ObservedTradeOff.from_scores(scores, members)
         return cls(observed, along.gaussian, claimed_curve(cell, audit))
@@ -178,5 +187,10 @@ def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
 
 
 @functools.lru_cache  # audits share claims, and some accountants take seconds
-def _curve(training: Training, top: float, points: int, accountant: str) -> Curve:
+def _curve(
+    training: Training,
+    top: float,
+    points: int,
+    accountant: str,
+) -> Curve:
     return claims.at_points(training, np.linspace(0.0, top, points), accountant)

@@ -43,7 +43,12 @@ class Reading:
     claim: Curve
 
     @classmethod
-    def of_audit(cls, run: Run, index: int, trials: Trials | None = None) -> Reading | None:
+    def of_audit(
+        cls,
+        run: Run,
+        index: int,
+        trials: Trials | None = None,
+    ) -> Reading | None:
         """Reads the scores of an audit; None for fewer than 20 trials, or if one world is empty.
 
         Args:
@@ -123,8 +128,9 @@ def matrix(audit: PlannedAudit, trials: Trials) -> tuple[Scores, Members]:
     rows = max(len(trials.members) // audit.together, 1)
     trials = trials.first(rows * audit.together)
     scores = trials.with_errors()
-    finite = scores[np.isfinite(scores)] if np.isfinite(scores).any() else np.zeros(1)
-    scores = np.clip(np.nan_to_num(scores, nan=-np.inf), finite.min(), finite.max())
+    finite = scores[np.isfinite(scores)]
+    low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
+    scores = np.where(np.isnan(scores), low, scores).clip(low, high)
     return scores.reshape(rows, -1), trials.members.reshape(rows, -1)
 
 
@@ -139,7 +145,11 @@ def table(run: Run) -> pd.DataFrame:
     rows = []
     labels = {audit.id: audit.label for audit in run.plan.audits}
     for name, entry in entries(run).items():
-        summary = {"audit": name, "label": labels[name], "trainings": entry["trainings"]}
+        summary = {
+            "audit": name,
+            "label": labels[name],
+            "trainings": entry["trainings"],
+        }
         for key in ("auc", "balanced_accuracy"):
             summary[key] = entry[key]["value"]
             summary[f"{key}_low"] = entry[key]["low"]

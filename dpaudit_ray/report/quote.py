@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 from ..errors import percent, plain
 from ..stats import Status
-from .tables import EXACT, Run, assumption_free, may_exceed_claim, representative
+from .tables import EXACT, Row, Run, assumption_free, may_exceed_claim, representative
 
 _SMALLEST_PLAIN = 0.01  # of an ε with three decimals
 PROVED = ("assumption-free", "Gaussian steps", EXACT)  # the assumptions of a certified ε
@@ -25,7 +24,7 @@ class Quote:
 
     Attributes:
         label: the audit's label.
-        epsilon: the bound; None if there is none to quote.
+        epsilon: the bound; None without one to quote.
         delta: its δ.
         confidence: its confidence.
         assumes: its assumption, in the words of `Status.assumes`.
@@ -127,13 +126,17 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     return dataclasses.replace(first, epsilon=None, reason=reason)
 
 
-def _with_row(none: Quote, row: dict[Any, Any], confidence: float) -> Quote:
+def _with_row(
+    none: Quote,
+    row: Row,
+    confidence: float,
+) -> Quote:
     """Returns a quote of a row's bound, familywise at `confidence` if it has such a bound."""
-    together = float(row["epsilon_lower_together"])
-    holds = not math.isnan(together)
+    familywise = float(row["epsilon_lower_together"])
+    holds = not math.isnan(familywise)
     return dataclasses.replace(
         none,
-        epsilon=together if holds else float(row["epsilon_lower"]),
+        epsilon=familywise if holds else float(row["epsilon_lower"]),
         confidence=confidence if holds else none.confidence,
         assumes=Status(row["status"]).assumes(row["mu_lower"]),
         estimator=str(row["estimator"]),

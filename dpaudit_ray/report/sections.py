@@ -94,14 +94,19 @@ def _audit(run: Run, index: int) -> Content:
             content["curves"] = curves
             content["hits"] = HitRate.from_trials(trials, cell.audit.confidence)
             # For an accountant that may not be imported, δ(0) is not known.
-            known = curves.claim.epsilons[0] == 0
-            content["most"] = (1 + float(curves.claim.deltas[0])) / 2 if known else math.nan
+            content["most"] = math.nan
+            if curves.claim.epsilons[0] == 0:
+                content["most"] = (1 + float(curves.claim.deltas[0])) / 2
     figure = one_audit.audit_figure(audit.label, estimates, scored, curves)
     run.directory.write_figure(f"{audit.id}.png", figure)
     return content | {"figure": figure}
 
 
-def _answer(run: Run, contents: list[Content], answer: verdict.Answer) -> Content:
+def _answer(
+    run: Run,
+    contents: list[Content],
+    answer: verdict.Answer,
+) -> Content:
     """Returns the verdict with its reasons, and the table of all audits.
 
     Args:
@@ -112,9 +117,17 @@ def _answer(run: Run, contents: list[Content], answer: verdict.Answer) -> Conten
     rows = overview(run)
     audits = []
     for content, row, audit in zip(contents, rows, answer.audits, strict=True):
-        judged = {"verdict": audit.verdict, "reason": audit.reason, "quote": audit.quote}
-        audits.append(content | {"row": row} | judged)
+        result = {
+            "verdict": audit.verdict,
+            "reason": audit.reason,
+            "quote": audit.quote,
+        }
+        audits.append(content | {"row": row} | result)
     quotes = [audit.quote for audit in answer.audits]
+    measured = []
+    for name in UTILITY:
+        if not all(math.isnan(row[name]) for row in rows):
+            measured.append(name)
     return {
         "answer": answer,
         "audits": audits,
@@ -122,7 +135,7 @@ def _answer(run: Run, contents: list[Content], answer: verdict.Answer) -> Conten
         "level": min(cell.audit.confidence for cell in run.sweep.cells),
         "heading": words.heading(quotes),
         "below": words.below(quotes),
-        "measured": [name for name in UTILITY if not all(math.isnan(row[name]) for row in rows)],
+        "measured": measured,
         "interim": any(row["interim"] for row in rows),
     }
 
@@ -160,7 +173,7 @@ def _many(run: Run, progress: verdict.Progress | None) -> Content:
     """Returns the map and the table of many audits, and the numbers that the browser draws."""
     answer = verdict.current(run, progress)
     numbers = [many_audits.numbers(run, index, audit) for index, audit in enumerate(answer.audits)]
-    entries: list[Content] = [{"id": each["id"], "numbers": each} for each in numbers]
+    entries: list[Content] = [{"id": entry["id"], "numbers": entry} for entry in numbers]
     keys = many_audits.varied_keys(run)
     audit_map = many_audits.audit_map(keys, len(entries))
     data = many_audits.data({"map": dataclasses.asdict(audit_map), "audits": numbers})

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -28,6 +28,7 @@ from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from .measures import utilities
 
+Row = dict[Any, Any]  # of `Run.table`, by column
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
 
 
@@ -83,7 +84,7 @@ class Run:
         """Returns the rows of an audit in `table`."""
         return self.table.take(self._positions.get(audit.id, []))
 
-    def last_rows(self, audit: PlannedAudit) -> dict[str, dict[Any, Any]]:
+    def last_rows(self, audit: PlannedAudit) -> dict[str, Row]:
         """Returns an audit's last step with the claim of the first accountant, by estimator."""
         return self._last_rows.get(audit.id, {})
 
@@ -93,14 +94,16 @@ class Run:
         return {audit.id: number for number, audit in enumerate(self.plan.audits)}
 
     @functools.cached_property
-    def _last_rows(self) -> dict[Any, dict[str, dict[Any, Any]]]:
+    def _last_rows(self) -> dict[Any, dict[str, Row]]:
         """`last_rows` of all audits, by id: one pass over the table for all of them."""
         table = self.table
         steps = {audit.id: audit.horizons[-1] for audit in self.plan.audits}
-        accountants = {audit.id: next(iter(audit.claims)) for audit in self.plan.audits}
+        accountants = {}
+        for audit in self.plan.audits:
+            accountants[audit.id] = next(iter(audit.claims))
         at_last_step = table["step"] == table["audit"].map(steps)
         by_first_accountant = table["accountant"] == table["audit"].map(accountants)
-        last_rows = dict[Any, dict[str, dict[Any, Any]]]()
+        last_rows = dict[Any, dict[str, Row]]()
         for row in table[at_last_step & by_first_accountant].to_dict("records"):
             last_rows.setdefault(row["audit"], {})[row["estimator"]] = row
         return last_rows
@@ -111,7 +114,7 @@ class Run:
         names = {name for name, method in stats.estimators().items() if method.interim_valid}
         for cell in self.sweep.cells:
             for spec in cell.audit.estimators:
-                if ":" in spec.name and not spec.unimported and spec.method.interim_valid:
+                if not spec.unimported and spec.method.interim_valid:
                     names.add(spec.name)
         return names
 
@@ -163,7 +166,11 @@ def bounds(run: Run) -> pd.DataFrame:
     table = run.table.assign(above_claim=above)
     claimed = table.set_index([*key, "accountant"])["epsilon_upper"].unstack()
     by_accountant = claimed.add_prefix("claim_").reset_index()
-    rows = table.drop_duplicates(key).merge(by_accountant, on=key, how="left")
+    rows = table.drop_duplicates(key).merge(
+        by_accountant,
+        on=key,
+        how="left",
+    )
     return with_options(run, rows)
 
 
@@ -181,10 +188,10 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     candidates = {*stated, *options.columns[options.nunique() > 1]}
     keys = {"mechanism.name", "adversary.name", *grid.keys(run.sweep.raw)}
     set_by_grid = re.compile("|".join(rf"{re.escape(key)}(\..+)?" for key in keys))
-    shown = sorted(name for name in map(str, candidates) if set_by_grid.fullmatch(name))
+    visible = sorted(name for name in map(str, candidates) if set_by_grid.fullmatch(name))
     options["audit"] = [audit.id for audit in run.plan.audits]
-    merged = table.merge(options[["audit", *shown]], on="audit")
-    first = ["audit", "label", *shown]
+    merged = table.merge(options[["audit", *visible]], on="audit")
+    first = ["audit", "label", *visible]
     return merged[[*first, *merged.columns.drop(first)]]
 
 
@@ -199,7 +206,8 @@ def _claim_is_gaussian(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
         for accountant in audit.claims:
             gaussian[audit.id, accountant] = claims.is_gaussian(cell, accountant)
     keys = zip(table["audit"], table["accountant"], strict=True)
-    return pd.Series([gaussian[key] for key in keys], table.index, dtype=bool)
+    values = [gaussian[key] for key in keys]
+    return pd.Series(values, table.index, dtype=bool)
 
 
 def _above_claim(table: pd.DataFrame, is_gaussian: pd.Series[bool]) -> pd.Series[bool]:
@@ -207,7 +215,7 @@ def _above_claim(table: pd.DataFrame, is_gaussian: pd.Series[bool]) -> pd.Series
 
     An ε that takes the curve for Gaussian refutes the claim of a mechanism that adds Gaussian noise
     (`claims.is_gaussian`): the certified μ is then above that of the claim. So does one that was
-    read through the claim's own curves, unless the accountant is somebody's own: the certified hit
+    read through the claim's own curves, unless the accountant is user-defined: the certified hit
     rate refutes the claimed noise, and more.
     """
     certified = table["status"] == Status.CERTIFIED
@@ -218,7 +226,7 @@ def _above_claim(table: pd.DataFrame, is_gaussian: pd.Series[bool]) -> pd.Series
     return (certified | by_mu | by_family) & above & (table["trials"] > 0)
 
 
-def may_exceed_claim(row: dict[Any, Any], refuted: bool = False) -> bool:
+def may_exceed_claim(row: Row, refuted: bool = False) -> bool:
     """Returns whether a row's ε may be shown above the claim.
 
     A bound that assumes a Gaussian curve refutes no other claim, whatever else does.
@@ -230,7 +238,7 @@ def may_exceed_claim(row: dict[Any, Any], refuted: bool = False) -> bool:
     return bool(row["above_claim"] or (refuted and not row["assumes_other_curve"]))
 
 
-def assumption_free(rows: dict[str, dict[Any, Any]], row: dict[Any, Any]) -> dict[Any, Any] | None:
+def assumption_free(rows: Mapping[str, Row], row: Row) -> Row | None:
     """Returns a row with the assumption-free bound that belongs to `row`; None without one.
 
     Args:
@@ -253,10 +261,11 @@ def assumption_free(rows: dict[str, dict[Any, Any]], row: dict[Any, Any]) -> dic
     }
 
 
-def best(run: Run) -> dict[Any, Any] | None:
+def best(run: Run) -> Row | None:
     """Returns the row with the largest certified ε that holds simultaneously with all others."""
-    together = run.table["epsilon_lower_together"]
-    rows = run.table[(run.table["status"] == Status.CERTIFIED) & (together > 0)]
+    certified = run.table["status"] == Status.CERTIFIED
+    positive = run.table["epsilon_lower_together"] > 0
+    rows = run.table[certified & positive]
     if rows.empty:
         return None
     largest = rows.loc[[rows["epsilon_lower_together"].idxmax()]]
@@ -273,15 +282,19 @@ def overview(run: Run) -> list[dict[str, Any]]:
     return [_entry(run, audit, cell) for audit, cell in run.pairs]
 
 
-def _entry(run: Run, audit: PlannedAudit, cell: Cell) -> dict[str, Any]:
+def _entry(
+    run: Run,
+    audit: PlannedAudit,
+    cell: Cell,
+) -> dict[str, Any]:
     mechanism = cell.mechanism
     estimator = representative(run, audit)
     rows = run.last_rows(audit)
     row = rows.get(estimator)
     used = 0 if row is None else int(row["trials"])
-    if row is not None and mechanism.sampled and audit.claim < math.inf:
-        together = row["epsilon_lower_together"]
-        bound = row["epsilon_lower"] if math.isnan(together) else together
+    if row is not None and mechanism.sampled:
+        familywise = row["epsilon_lower_together"]
+        bound = row["epsilon_lower"] if math.isnan(familywise) else familywise
         if bound > audit.claim and not may_exceed_claim(row):
             row = assumption_free(rows, row)
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")

@@ -130,7 +130,11 @@ class RunVerdict:
 Progress = Callable[[int, int], None]  # called with audits judged so far, and all of them
 
 
-def judge(run: Run, thorough: bool = True, progress: Progress | None = None) -> RunVerdict:
+def judge(
+    run: Run,
+    thorough: bool = True,
+    progress: Progress | None = None,
+) -> RunVerdict:
     """Judges every audit on the finished prefix of its trials.
 
     The run is CONSISTENT if every mechanism in it has an audit that is, and no audit has a bound
@@ -165,10 +169,13 @@ def judge(run: Run, thorough: bool = True, progress: Progress | None = None) -> 
         verdict = Verdict.INCONCLUSIVE
     hints = list[str]()
     if verdict is Verdict.INCONCLUSIVE:
-        power = {i: audits[i].power for i in claiming if audits[i].trials == audits[i].planned}
-        weak = [i for i in power if power[i] < REQUIRED_POWER]
+        weak = []
+        for index in claiming:
+            complete = audits[index].trials == audits[index].planned
+            if complete and audits[index].power < REQUIRED_POWER:
+                weak.append(index)
         if weak:
-            nearest = max(weak, key=lambda i: power[i])
+            nearest = max(weak, key=lambda index: audits[index].power)
             with contextlib.suppress(DpauditError):  # code or data of the hint are not here
                 hints += detection.for_weak(run, nearest, tests[nearest], alpha)
     return RunVerdict(
@@ -196,7 +203,11 @@ def _all_evidence(tests: Sequence[Test], alpha: float) -> tuple[float, float]:
     return average_evidence(latest), -math.log(float(shares.mean()) * alpha)
 
 
-def _together(run: Run, verdicts: Mapping[int, Verdict], refuted: bool) -> Verdict:
+def _together(
+    run: Run,
+    verdicts: Mapping[int, Verdict],
+    refuted: bool,
+) -> Verdict:
     """Returns the verdict on the run.
 
     Args:
@@ -216,8 +227,9 @@ def _by_mechanism(run: Run, verdicts: Mapping[int, Verdict]) -> dict[str, Verdic
     If no mechanism does, it is that on each of them.
     """
     by_mechanism = dict[str, Verdict]()
-    claiming = {i: v for i, v in verdicts.items() if run.plan.audits[i].claim < math.inf}
-    for index, verdict in (claiming or verdicts).items():
+    claiming = [index for index in verdicts if run.plan.audits[index].claim < math.inf]
+    for index in claiming or verdicts:
+        verdict = verdicts[index]
         mechanism = run.sweep.cells[index].mechanism.model_dump_json()
         by_mechanism[mechanism] = min(
             by_mechanism.get(mechanism, verdict), verdict, key=list(Verdict).index
@@ -249,7 +261,12 @@ def _judge_exact(run: Run, index: int) -> ExactVerdict:
     return ExactVerdict(audit.label, verdict, quoted, claim, accountant, epsilon, step)
 
 
-def _judge_audit(run: Run, index: int, alpha: float, thorough: bool) -> tuple[Test, AuditVerdict]:
+def _judge_audit(
+    run: Run,
+    index: int,
+    alpha: float,
+    thorough: bool,
+) -> tuple[Test, AuditVerdict]:
     """Tests the claim of an audit by all trials of its prefix.
 
     Args:
@@ -412,7 +429,8 @@ def _stamps(run: Run) -> str:
 
 
 def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, default=str, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(content, default=str, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # The answer in words -----------------------------------------------------------------------------
@@ -441,8 +459,8 @@ def worded(run: Run, verdict: RunVerdict) -> Answer:
         else:
             audit = next(exact)
         if isinstance(audit, AuditVerdict):
-            lost = [failure for failure in failures if failure.pack.audit == index]
-            reason = _reason(run, index, audit, lost)
+            own_failures = [failure for failure in failures if failure.pack.audit == index]
+            reason = _reason(run, index, audit, own_failures)
         else:
             reason = _exact_reason(audit)
         audits.append(AuditAnswer(audit.label, audit.verdict, reason, audit.quote))
@@ -477,7 +495,12 @@ def _exact_reason(audit: ExactVerdict) -> str:
     return f"ε is {epsilon_text(audit.epsilon, digits=4)} {against} {claim}"
 
 
-def _reason(run: Run, index: int, audit: AuditVerdict, failures: Sequence[outcomes.Failure]) -> str:
+def _reason(
+    run: Run,
+    index: int,
+    audit: AuditVerdict,
+    failures: Sequence[outcomes.Failure],
+) -> str:
     """Returns why a sampled audit has its verdict.
 
     Args:
@@ -533,7 +556,12 @@ def _reason(run: Run, index: int, audit: AuditVerdict, failures: Sequence[outcom
     return f"the audit is weak: it would have noticed {LESS_NOISE} with a chance of {chance}"
 
 
-def _sentence(run: Run, verdict: RunVerdict, audits: list[AuditAnswer], largest: Quote) -> str:
+def _sentence(
+    run: Run,
+    verdict: RunVerdict,
+    audits: list[AuditAnswer],
+    largest: Quote,
+) -> str:
     """Returns what follows the verdict: what was found and measured, and with which power.
 
     Args:
@@ -548,15 +576,16 @@ def _sentence(run: Run, verdict: RunVerdict, audits: list[AuditAnswer], largest:
     finding = ""
     if same:
         finding = f"{same[0].label}: {same[0].reason}" if several else same[0].reason
-    measured = _measured(largest, several)
+    label = f"{largest.label}; " if several else ""
+    quoted = measured(largest, label)
     if verdict.verdict is Verdict.VIOLATION:
         if not same:
             finding = "all audits together refute their claims, though none does alone"
         elif len(same) > 1:
             finding += f" (and {len(same) - 1} more audits)"
-        return f"{finding}. {measured}"
+        return f"{finding}. {quoted}."
     if verdict.verdict is Verdict.CONSISTENT:
-        sentence = f"no violation found. {measured}"
+        sentence = f"no violation found. {quoted}."
         if not verdict.audits:
             return sentence
         who = f"{len(same)} of {len(audits)} audits" if several else "This audit"
@@ -564,22 +593,27 @@ def _sentence(run: Run, verdict: RunVerdict, audits: list[AuditAnswer], largest:
     done = sum(map(run.done, run.plan.audits))
     if several and done < run.plan.trials and not run.complete:
         finding = f"{done:,} of {run.plan.trials:,} trials are done"
-    return f"no violation found, but {finding}. {measured}"
+    return f"no violation found, but {finding}. {quoted}."
 
 
-def _measured(largest: Quote, several: bool) -> str:
-    """Returns the sentence on the quoted ε, with its audit's label if there are `several`."""
-    if largest.epsilon is None:
-        return f"There is no ε to quote: {largest.reason}."
-    level = f"{largest.label}; {largest.level}" if several else largest.level
+def measured(quote: Quote, label: str = "") -> str:
+    """Returns the sentence on the quoted ε, without its full stop.
+
+    Args:
+        quote: the quote.
+        label: text before its level.
+    """
+    if quote.epsilon is None:
+        return f"There is no ε to quote: {quote.reason}"
     claim = " where nothing is claimed"
-    if largest.claim < math.inf:
-        relation = ", above" if largest.above else " of"
-        claim = f"{relation} the claimed {epsilon_text(largest.claim)}"
-    if largest.epsilon == 0 and not largest.exact:
-        return f"No ε above 0 is shown{claim} ({level})."
-    sign = "=" if largest.exact else "≥"
-    return f"Measured ε {sign} {largest.text}{claim} ({level})."
+    if quote.claim < math.inf:
+        relation = ", above" if quote.above else " of"
+        claim = f"{relation} the claimed {epsilon_text(quote.claim)}"
+    level = f"({label}{quote.level})"
+    if quote.epsilon == 0 and not quote.exact:
+        return f"No ε above 0 is shown{claim} {level}"
+    sign = "=" if quote.exact else "≥"
+    return f"Measured ε {sign} {quote.text}{claim} {level}"
 
 
 def _help(run: Run, verdict: RunVerdict) -> Iterator[str]:

@@ -115,7 +115,7 @@ def conditions(assumed: Collection[str], cells: Collection[Cell]) -> list[str]:
     """Returns assumptions of user-defined estimators, and remarks of accountants on claims.
 
     Args:
-        assumed: words of `Status.assumes` that stand beside bounds.
+        assumed: words of `Status.assumes` of the listed bounds.
         cells: the audits of the sweep.
     """
     assumptions, remarks = set[str](), set[str]()

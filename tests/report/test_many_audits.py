@@ -99,7 +99,7 @@ def test_audits_with_the_same_claim_and_guesses_share_a_simulation(monkeypatch):
         return ClaimTest(*args, **options)
 
     monkeypatch.setattr(detection, "ClaimTest", counted)
-    detection._simulated_share.cache_clear()
+    detection._share_found.cache_clear()
     members = np.random.default_rng(0).random(100) < 0.5
     powers = []
     for _ in range(5):  # equal audits, each with a claim of its own

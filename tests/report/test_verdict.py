@@ -196,7 +196,7 @@ def test_power_of_scores_that_are_far_apart_or_that_the_claim_allows(shift, chan
 def test_scores_that_a_claim_allows_refute_it_as_seldom_as_it_may():
     """What is said without simulation, simulated: at most 5 % (9 of 50 come once in a thousand)."""
     test = ClaimTest(curve.gaussian(1.0), planned=900)
-    assert detection._share_found(test, 1.0, 900, 0.05) * detection.SIMULATIONS <= 8
+    assert detection._share_found(test.curve, (900,), 1.0, 900, 0.05) * detection.SIMULATIONS <= 8
 
 
 def test_power_in_between_takes_all_draws():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +34,7 @@ def audit_figure(
     Returns:
         A PNG file's content.
     """
-    panels: list[tuple[Callable[[Any, Any], None], Any]] = [(_bounds, estimates)]
+    panels: list[tuple[Callable[..., None], Any]] = [(_bounds, estimates)]
     if len(trials.members):
         panels.append((_last_scores, trials))
     if curves is not None:
@@ -47,7 +46,8 @@ def audit_figure(
             draw(axes, content)
         # A layout engine takes most of a page's time; these margins, in inches, have room for
         # labels of six characters, and for legends above the panels, away from the curves.
-        height = 3.4 + 0.16 * math.ceil(len(row[0].get_legend().texts) / 2)
+        legend_rows = math.ceil(len(row[0].get_legend().texts) / 2)
+        height = 3.4 + 0.16 * legend_rows
         figure.set_figheight(height)
         sides = 0.6 / width, 0.49 / height, 1 - 0.15 / width, 3.06 / height
         figure.subplots_adjust(*sides, wspace=0.24)
@@ -59,20 +59,27 @@ def _bounds(axes: Any, estimates: pd.DataFrame) -> None:
     estimates = estimates.rename(columns={"step": "x"})
     claims = estimates.drop_duplicates(["accountant", "x"])
     claims = claims.assign(series="claim: " + claims["accountant"], y=claims["epsilon_upper"])
-    styles = {}
-    for name, dash in zip(claims["series"].unique(), itertools.cycle(DASHES), strict=False):
-        styles[name] = {"ls": dash}
+    names = claims["series"].unique()
+    styles = {name: {"ls": DASHES[n % len(DASHES)]} for n, name in enumerate(names)}
     lines(axes, claims, styles, color="black")
     bounds = estimates.drop_duplicates(["estimator", "x"])
     bounds["y"] = bounds["epsilon_lower_together"].fillna(bounds["epsilon_lower"])
-    names = {}
+    labels = {}
     for row in bounds.drop_duplicates("estimator").to_dict("records"):
         mark = OTHER_CURVE_MARK if row["assumes_other_curve"] else ""
         assumes = Status(row["status"]).assumes(row["mu_lower"])
-        names[row["estimator"]] = f"{row['estimator']}{mark} ({assumes})"
-    lines(axes, bounds.assign(series=bounds["estimator"].map(names)), marker="o", ms=3, lw=1.5)
+        labels[row["estimator"]] = f"{row['estimator']}{mark} ({assumes})"
+    bounds["series"] = bounds["estimator"].map(labels)
+    lines(axes, bounds, marker="o", ms=3, lw=1.5)
     above = bounds[bounds["above_claim"]]
-    axes.plot(above["x"], above["y"], "X", color=ALARM, ms=9, zorder=3)
+    axes.plot(
+        above["x"],
+        above["y"],
+        "X",
+        color=ALARM,
+        ms=9,
+        zorder=3,
+    )
     xlabel = "step"
     if bounds["assumes_other_curve"].any():
         xlabel += f"  ({OTHER_CURVE_MARK}: another curve than the claim's)"
@@ -90,8 +97,14 @@ def _last_scores(axes: Any, trials: Trials) -> None:
         margin = 0.0 if high > low else 0.5
         edges = np.linspace(low - margin, high + margin, _BINS + 1)
         for world, name in _WORLDS.items():
-            shown = values[finite & (members == world)]
-            axes.hist(shown, edges, color=COLOURS[world], label=name, alpha=0.55)
+            counted = values[finite & (members == world)]
+            axes.hist(
+                counted,
+                edges,
+                color=COLOURS[world],
+                label=name,
+                alpha=0.55,
+            )
         legend(axes, above=True)
     diverged = int((~finite).sum())
     absent = f" ({diverged} diverged trials not drawn)" if diverged else ""
@@ -107,12 +120,25 @@ def _trade_off(axes: Any, curves: Profile) -> None:
     claimed = 1 - curves.claim.true_positive_rate(rates)
     fit = f"Gaussian, μ = {observed.mu:.2f}"
     axes.step(
-        observed.alpha, observed.beta, where="post", color=COLOURS[0], lw=1.2, label="observed"
+        observed.alpha,
+        observed.beta,
+        where="post",
+        color=COLOURS[0],
+        lw=1.2,
+        label="observed",
     )
-    axes.plot(rates, fitted, color=COLOURS[1], ls="--", lw=1.2, label=fit)
+    axes.plot(
+        rates,
+        fitted,
+        color=COLOURS[1],
+        ls="--",
+        lw=1.2,
+        label=fit,
+    )
     axes.plot(rates, claimed, color="black", lw=1.2, label="claim")
     # A steep curve lies in the corner: draw up to eight times the rates of its middle.
-    reach = min(max(8 * float(special.ndtr(-observed.mu / 2)), 0.02), 1.0)
+    middle = float(special.ndtr(-observed.mu / 2))
+    reach = min(max(8 * middle, 0.02), 1.0)
     limits = (-0.02 * reach, reach)
     axes.set(xlim=limits, ylim=limits, aspect="equal")
     axes.set(xlabel="false-positive rate α", ylabel="false-negative rate β")

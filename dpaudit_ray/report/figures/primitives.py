@@ -23,7 +23,13 @@ Floats = npt.NDArray[np.float64]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 ALARM = "#C2255C"  # contradicts a claim; never without a mark or a word
 DASHES = ("-", "--", ":", "-.")  # distinguish more lines than there are colours
-CLAIM: Any = {"color": "black", "marker": "|", "ls": "", "ms": 18, "mew": 2}
+CLAIM: Any = {
+    "color": "black",
+    "marker": "|",
+    "ls": "",
+    "ms": 18,
+    "mew": 2,
+}
 _SHADES = 64  # colours of a PNG file, which is a third as large as with all
 # Labels are the user's text, and none of ours is TeX.
 _PLAIN_TEXT: Any = {"text.parse_math": False, "text.usetex": False}
@@ -74,10 +80,10 @@ def canvas(
 
 def png(figure: Figure) -> bytes:
     """Returns the figure as a PNG file's content."""
-    drawn: Any = FigureCanvasAgg(figure)
+    canvas_agg: Any = FigureCanvasAgg(figure)
     buffer = io.BytesIO()
-    drawn.draw()  # once: `savefig` draws it a second time to lay it out
-    picture = Image.fromarray(np.asarray(drawn.buffer_rgba())).convert("RGB")
+    canvas_agg.draw()  # once: `savefig` draws it a second time to lay it out
+    picture = Image.fromarray(np.asarray(canvas_agg.buffer_rgba())).convert("RGB")
     picture.quantize(_SHADES, method=Image.Quantize.FASTOCTREE).save(buffer, "png")
     return buffer.getvalue()
 
@@ -112,12 +118,17 @@ def lines(
             axes.plot(rows["x"], rows["y"], **options)
         if "low" in rows and rows["low"].notna().any():
             axes.fill_between(
-                rows["x"], rows["low"], rows["high"], color=options["color"], alpha=0.2, lw=0
+                rows["x"],
+                rows["low"],
+                rows["high"],
+                color=options["color"],
+                alpha=0.2,
+                lw=0,
             )
 
 
 def epsilon_at(deltas: Collection[float]) -> str:
-    """Returns the label of an axis of ε, with δ if it is the same for all that is drawn."""
+    """Returns the label of an axis of ε, with δ if it is the same for all that is canvas_agg."""
     distinct = {*deltas}
     return f"ε at δ = {plain(distinct.pop())}" if len(distinct) == 1 else "ε at the δ of each audit"
 
@@ -128,7 +139,11 @@ def logarithmic(axes: Any, which: Literal["x", "y"]) -> None:
     getattr(axes, f"{which}axis").set_major_formatter(lambda number, _: plain(number))
 
 
-def legend(axes: Any, size: float = 7, above: bool = False) -> None:
+def legend(
+    axes: Any,
+    size: float = 7,
+    above: bool = False,
+) -> None:
     """Adds a legend to a panel.
 
     Args:
@@ -136,5 +151,7 @@ def legend(axes: Any, size: float = 7, above: bool = False) -> None:
         size: font size, in points.
         above: places it in two columns above the panel, not where it hides least.
     """
-    layout: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2} if above else {}
+    layout: Any = {}
+    if above:
+        layout = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
     axes.legend(frameon=False, fontsize=size, **layout)

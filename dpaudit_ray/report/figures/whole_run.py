@@ -6,7 +6,7 @@ import collections
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,20 +71,38 @@ def roc_figure(curves: list[pd.DataFrame]) -> bytes:
     Args:
         curves: `Reading.curves` of each audit.
     """
+    curves = curves[: len(COLOURS)]
     with canvas(7, 5) as (figure, (axes,)):
         for colour, table in zip(COLOURS, curves, strict=False):
             claim = table["series"].iloc[-1]
             points = table[["series", "x", "y"]]
-            lines(
-                axes, points, {claim: {"ls": "--", "marker": ""}}, color=colour, ls="-", marker="."
-            )
+            styles = {claim: {"ls": "--", "marker": ""}}
+            lines(axes, points, styles, color=colour, ls="-", marker=".")
             ends = table["x"], table["low"], table["high"]  # NaN for the claim
-            axes.fill_between(*ends, step="post", color=colour, alpha=0.15, lw=0)
-        least = min(float(table["x"].min()) for table in curves[: len(COLOURS)])
-        axes.plot([least, 1], [least, 1], color="grey", lw=0.8, ls=":", label="by chance")
+            axes.fill_between(
+                *ends,
+                step="post",
+                color=colour,
+                alpha=0.15,
+                lw=0,
+            )
+        least = min(float(table["x"].min()) for table in curves)
+        diagonal = [least, 1]
+        axes.plot(
+            diagonal,
+            diagonal,
+            color="grey",
+            lw=0.8,
+            ls=":",
+            label="by chance",
+        )
         logarithmic(axes, "x")
         logarithmic(axes, "y")
-        axes.set(xlabel="false-positive rate", ylabel="true-positive rate", ylim=(least / 3, 1.1))
+        axes.set(
+            xlabel="false-positive rate",
+            ylabel="true-positive rate",
+            ylim=(least / 3, 1.1),
+        )
         legend(axes)
         return png(figure)
 
@@ -97,8 +115,8 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
 
     Audits that differ in `mechanism.seed` only are one `line`, and lines that claim the same at the
     same steps one `panel`. Rows are sorted by these, which are numbered as in the sweep file.
-    `title` is what the labels of a panel's lines share, `label` is without that. `bound` is NaN if
-    there is none yet; `claim` is by the first accountant, `delta` of both. The assumption of the
+    `title` is what the labels of a panel's lines share, `label` is without that. `bound` is NaN
+    without trials; `claim` is by the first accountant, `delta` of both. The assumption of the
     line's last bound, `assumes`, is empty without any. Other columns: `audit`, `step`.
 
     Args:
@@ -122,7 +140,12 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
         panel = panels.setdefault((audit.horizons, accountant, claims), len(panels))
         table = pd.DataFrame({"step": audit.horizons, "claim": claims})
         table["bound"] = table["step"].map(bounds["bound"]).astype(float)
-        table = table.assign(panel=panel, line=line, audit=audit.id, delta=cell.audit.delta)
+        table = table.assign(
+            panel=panel,
+            line=line,
+            audit=audit.id,
+            delta=cell.audit.delta,
+        )
         tables.append(table)
     table = pd.concat(tables)
     titles = dict[Any, str]()
@@ -140,8 +163,11 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
 def _label_without(audit: PlannedAudit, option: str) -> str:
     """Returns the audit's label without its parts that are, or set, an `option`."""
     parts = audit.label.split(LABEL_SEPARATOR)
-    kept = [part for part in parts if option not in (part, part.partition("=")[0])]
-    return LABEL_SEPARATOR.join(kept)
+    remaining = []
+    for part in parts:
+        if option not in (part, part.partition("=")[0]):
+            remaining.append(part)
+    return LABEL_SEPARATOR.join(remaining)
 
 
 def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
@@ -149,16 +175,22 @@ def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
 
     `kind` is the assumption of the bounds, or that their mean is above its claim.
     """
-    last = table[table["step"] == table.groupby("line")["step"].transform("max")]
+    last_steps = table.groupby("line")["step"].transform("max")
+    last = table[table["step"] == last_steps]
     by_line = last.groupby("line")
     last = last.assign(
         mean=by_line["bound"].transform("mean").fillna(0.0),
         repetitions=by_line["audit"].transform("size"),
     )
-    return last.assign(kind=last["assumes"].mask(last["mean"] > last["claim"], _ABOVE))
+    above = last["mean"] > last["claim"]
+    return last.assign(kind=last["assumes"].mask(above, _ABOVE))
 
 
-def step_bounds(run: Run, audit: PlannedAudit, estimator: str | None = None) -> pd.DataFrame:
+def step_bounds(
+    run: Run,
+    audit: PlannedAudit,
+    estimator: str | None = None,
+) -> pd.DataFrame:
     """Returns an audit's rows by one estimator, one for each step, with assumption and `bound`.
 
     That is the ε to quote, NaN if it assumes something unproved and is above its claim.
@@ -171,8 +203,10 @@ def step_bounds(run: Run, audit: PlannedAudit, estimator: str | None = None) -> 
     name = estimator or representative(run, audit)
     rows = run.rows(audit)
     rows = rows[rows["estimator"] == name].drop_duplicates("step")
-    pairs = zip(rows["status"], rows["mu_lower"], strict=True)
-    assumes = [EXACT if name == EXACT else Status(status).assumes(mu) for status, mu in pairs]
+    assumes = [EXACT] * len(rows)
+    if name != EXACT:
+        pairs = zip(rows["status"], rows["mu_lower"], strict=True)
+        assumes = [Status(status).assumes(mu) for status, mu in pairs]
     bound = rows["epsilon_lower_together"].fillna(rows["epsilon_lower"])
     proved = rows["above_claim"] | (rows["status"] == Status.CERTIFIED)
     bound = bound.where(proved | (bound <= rows["epsilon_upper"]))
@@ -198,12 +232,14 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
         title = panel["title"].iloc[0]
         if panel["line"].nunique() > 1 and title:
             names.append((title, "bold"))
-        for line, label in dict(zip(panel["line"], panel["label"], strict=True)).items():
-            rows[line] = len(names)
-            names.append((label, "normal"))
-    last = last.assign(y=len(names) - 1 - last["line"].map(rows))
+        for line in panel.drop_duplicates("line").to_dict("records"):
+            rows[line["line"]] = len(names)
+            names.append((line["label"], "normal"))
+    from_below = len(names) - 1 - last["line"].map(rows)
+    last = last.assign(y=from_below)
     lines = last.drop_duplicates("line")
-    with canvas(9, 0.9 + 0.34 * len(names), **options) as (figure, (axes,)):
+    height = 0.9 + 0.34 * len(names)
+    with canvas(9, height, **options) as (figure, (axes,)):
         for kind in lines["kind"].unique():
             bars = lines[lines["kind"] == kind]
             above = kind == _ABOVE
@@ -216,22 +252,37 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
                 height=0.6,
                 label=f"lower bound ({kind})" if kind else "no bound yet",
             )
-        axes.plot(lines["claim"], lines["y"], **CLAIM, label="claim")
+        axes.plot(
+            lines["claim"],
+            lines["y"],
+            **CLAIM,
+            label="claim",
+        )
         repeated = last[(last["repetitions"] > 1) & last["bound"].notna()]
         if len(repeated):
             dots = {"color": COLOURS[1], "ms": 3, "label": "repetitions"}
             axes.plot(repeated["bound"], repeated["y"], "o", **dots)
-        axes.set_yticks(range(len(names) - 1, -1, -1), [name for name, _ in names])
+        labels = [name for name, _ in reversed(names)]
+        axes.set_yticks(range(len(names)), labels)
         axes.grid(axis="y", visible=False)
-        for tick, (_, weight) in zip(axes.get_yticklabels(), names, strict=True):
+        ticks = axes.get_yticklabels()
+        for tick, (_, weight) in zip(ticks, reversed(names), strict=True):
             tick.set_fontweight(weight)
         axes.set_xlabel(epsilon_at(last["delta"]))
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False)
+        axes.legend(
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            ncols=4,
+            frameon=False,
+        )
         return figure
 
 
 def evolution_figure(
-    bounds: pd.DataFrame, small: bool = False, ax: Any = None, **options: Any
+    bounds: pd.DataFrame,
+    small: bool = False,
+    ax: Any = None,
+    **options: Any,
 ) -> Figure | None:
     """Draws the bounds over steps, a panel for each claim; None if only one step is recorded.
 
@@ -246,7 +297,10 @@ def evolution_figure(
     Raises:
         SpecError: `ax` are fewer axes than panels.
     """
-    panels = [panel for _, panel in bounds.groupby("panel") if panel["step"].nunique() > 1]
+    panels = []
+    for _, panel in bounds.groupby("panel"):
+        if panel["step"].nunique() > 1:
+            panels.append(panel)
     if not panels:
         return None
     columns = min(_COLUMNS, len(panels))
@@ -289,7 +343,8 @@ def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
     if panel["line"].nunique() == 1:
         names = pd.Series("lower bound", means.index)
     proved = means["assumes"].isin(("", *PROVED))
-    return means.assign(series=names.where(proved, names + " (" + means["assumes"] + ")"))
+    assuming = names + " (" + means["assumes"] + ")"
+    return means.assign(series=names.where(proved, assuming))
 
 
 def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
@@ -301,7 +356,7 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
         run: the run.
         estimator: the estimator of the bounds; None for every audit's own.
     """
-    grid = {key: list(values) for key, values in dict(run.sweep.raw.get("grid") or {}).items()}
+    grid = dict(run.sweep.raw.get("grid") or {})
     axis_keys = [key for key, values in grid.items() if is_axis(key, values)]
     if len(axis_keys) != 1:
         return None
@@ -309,7 +364,8 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
     position = list(grid).index(key)
     name = key.rpartition(".")[2]
     rows = []
-    for audit, values in zip(run.plan.audits, itertools.product(*grid.values()), strict=True):
+    choices = itertools.product(*grid.values())
+    for audit, values in zip(run.plan.audits, choices, strict=True):
         series = _label_without(audit, name) or "lower bound"
         bounds = step_bounds(run, audit, estimator).set_index("step")["bound"]
         bound = bounds.get(audit.horizons[-1], math.nan)
@@ -318,10 +374,19 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
     table = pd.DataFrame(rows, columns=["series", "x", "y", "claim"])
     table = table.sort_values("x", kind="stable")
     # Only the first claim is in the legend: mostly all series have the same.
-    styles = {series: {"label": "_claim"} for series in table["series"].unique()[1:]}
+    later = table["series"].unique()[1:]
+    styles = {series: {"label": "_claim"} for series in later}
     with canvas(7.5, 3.6) as (figure, (axes,)):
         claims = table.assign(y=table["claim"])
-        lines(axes, claims, styles, color="black", lw=1, ls="-", label="claim")
+        lines(
+            axes,
+            claims,
+            styles,
+            color="black",
+            lw=1,
+            ls="-",
+            label="claim",
+        )
         lines(axes, table, marker="o", ms=3)
         logarithmic(axes, "y")
         if 0 < _WIDE * min(grid[key]) < max(grid[key]):
@@ -332,7 +397,7 @@ def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
         return figure
 
 
-def is_axis(key: str, values: list[Any]) -> bool:
+def is_axis(key: str, values: Sequence[Any]) -> bool:
     """Returns whether the values of a key of the grid are numbers, and enough for a line."""
     numbers = all(type(value) in (int, float) for value in values)
     return numbers and len(values) >= _FEWEST and not key.endswith("seed")
@@ -361,11 +426,18 @@ def _distributions(run: Run) -> Iterator[tuple[str, str, bytes]]:
         largest = max(float(values.max()) for _, values in visible)
         edges = np.linspace(0.0, largest if largest > 0 else 1.0, _BINS + 1)
         with canvas(9, 3.6) as (figure, (axes,)):
-            for place, (label, values) in enumerate(visible):
-                dash, colour = divmod(place, len(COLOURS))
+            for number_in_figure, (label, values) in enumerate(visible):
+                dash, colour = divmod(number_in_figure, len(COLOURS))
                 style = {"color": COLOURS[colour], "ls": DASHES[dash]}
                 weights = np.full(len(values), 1 / len(values))
-                axes.hist(values, edges, weights=weights, histtype="step", label=label, **style)
+                axes.hist(
+                    values,
+                    edges,
+                    weights=weights,
+                    histtype="step",
+                    label=label,
+                    **style,
+                )
             logarithmic(axes, "y")  # for the tails
             axes.set_xlabel(quantity)
             axes.set_ylabel("share")
