@@ -30,6 +30,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 Prepared = tuple[Arrays, ...]  # the parts of a preparation, in order
 Members = npt.NDArray[np.bool_]  # [n], True where the canary is in
 Scores = npt.NDArray[np.float64]  # [n, horizons]
+Horizons = tuple[int, ...]  # steps whose scores are recorded, increasing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Session(Protocol):
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
     ) -> Scores | Measured:
         """Trains `len(members)` models and scores each at every horizon.
 
@@ -183,13 +184,13 @@ class ResumableSession(ABC):
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
         checkpoints: Checkpoints | None = None,
     ) -> Scores | Measured:
         """Does `Session.run` from the last of `checkpoints`; the same scores, bit for bit."""
 
 
-def recorded_steps(steps: int, every: int) -> tuple[int, ...]:
+def recorded_steps(steps: int, every: int) -> Horizons:
     """Returns multiples of `every` up to `steps`; the last step is always recorded."""
     return tuple(sorted({*range(every, steps + 1, every), steps}))
 
@@ -269,7 +270,7 @@ class Mechanism(Plugin):
         return True
 
     @abstractmethod
-    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+    def horizons(self, record_every: int | None) -> Horizons:
         """Returns the steps at which scores are recorded, increasing; the last is the full run."""
 
     def check(self, adversary: Adversary) -> None:
@@ -358,7 +359,7 @@ class Mechanism(Plugin):
     def exact(
         self,
         adversary: Adversary,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
         delta: float,
         prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
@@ -383,7 +384,7 @@ class Recorded(Unread, Mechanism):
     """A mechanism whose code was not imported, as a run is only read: it is known by its plan."""
 
     options: dict[str, Any]
-    steps: tuple[int, ...]
+    steps: Horizons
     trials: int
     releases: tuple[Claimed, ...] | None
 
@@ -391,7 +392,7 @@ class Recorded(Unread, Mechanism):
     def sampled(self) -> bool:
         return self.trials > 0
 
-    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+    def horizons(self, record_every: int | None) -> Horizons:
         """Returns the steps of the plan; no others can be recorded."""
         return self.steps
 

@@ -36,6 +36,7 @@ from . import isolated_trial
 from .base import (
     Arrays,
     Claimed,
+    Horizons,
     Measured,
     Mechanism,
     Members,
@@ -109,7 +110,7 @@ class Function(Mechanism):
     def trial_limit(self) -> float | None:
         return self.trial_seconds
 
-    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+    def horizons(self, record_every: int | None) -> Horizons:
         """Returns the last step only: the function returns one score."""
         if record_every is not None and record_every < self.steps:
             problem = f"is {record_every}, but a function is scored at its end only; leave it out"
@@ -190,7 +191,7 @@ class TrialByTrial:
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
     ) -> Scores | Measured:
         scores = np.full((len(members), 1), np.nan)
         missed = {}

@@ -29,6 +29,7 @@ from ..stats import label as bounds
 from .base import (
     Arrays,
     Claimed,
+    Horizons,
     Measured,
     Mechanism,
     Members,
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from .dp_sgd.training import DpSgdTraining
 
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+AnyFloats = npt.NDArray[np.floating]
 # Functions by name, each with its derivative.
 ACTIVATIONS: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]] = {
     "relu": (
@@ -128,7 +131,7 @@ class LabelGradient(Mechanism):
         """True: the number of records decides how many batches an epoch has."""
         return True
 
-    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+    def horizons(self, record_every: int | None) -> Horizons:
         """Returns the last batch; with `backend: exact` each `record_every`-th one, or all."""
         return (self.steps,) if self.sampled else recorded_steps(self.steps, record_every or 1)
 
@@ -218,7 +221,7 @@ class LabelGradient(Mechanism):
     def exact(
         self,
         adversary: Adversary,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
         delta: float,
         prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
@@ -341,7 +344,7 @@ class Shape:
         widths = [layer.out_features for layer in linear]
         return cls((linear[0].in_features, *widths), names[activations.pop()])
 
-    def layers(self, theta: npt.NDArray[np.floating]) -> list[tuple[Floats, Floats]]:
+    def layers(self, theta: AnyFloats) -> list[tuple[Floats, Floats]]:
         """Returns weights [out, in] and biases [out] of each layer, in float64.
 
         Args:
@@ -355,7 +358,7 @@ class Shape:
             layers.append((weights.reshape(outputs, inputs), biases))
         return layers
 
-    def run(self, theta: npt.NDArray[np.floating], x: npt.NDArray[np.floating]) -> Pass:
+    def run(self, theta: AnyFloats, x: AnyFloats) -> Pass:
         """Runs records x [N, ...] forward and back under parameters [p], in float64."""
         function, derivative = ACTIVATIONS[self.activation]
         layers = self.layers(theta)
@@ -430,7 +433,7 @@ class Target:
     ) -> Target:
         """Trains `steps` steps. Raises SpecError if they diverge, or repeat a record in a batch."""
         recipe = training.recipe
-        models: list[npt.NDArray[np.floating]] = []
+        models: list[AnyFloats] = []
         path = training.run(training.initial.new_zeros(1), seed, None, 1)
         for step, theta in enumerate(itertools.islice(path, steps), start=1):
             models.append(theta[0].cpu().numpy().copy())
@@ -522,10 +525,10 @@ class Release:
 
     gram: Floats
     probabilities: Floats
-    y: npt.NDArray[np.int64]
+    y: Integers
     norms: Floats | None
     noise: Noise
-    records: npt.NDArray[np.int64]
+    records: Integers
 
     def bounds(self, delta: float) -> bounds.LabelBounds:
         """Returns bounds for the label of each record."""
@@ -539,12 +542,12 @@ class Release:
             self.norms,
         )
 
-    def coefficients(self, y: npt.NDArray[np.int64]) -> Floats:
+    def coefficients(self, y: Integers) -> Floats:
         """Coefficient of each record's column in the sum without noise, for labels `y` [..., N]."""
         norms = np.sqrt(np.diag(self.gram)) if self.norms is None else self.norms
         return bounds.clipped(norms, self.probabilities - y, self.noise.clip_norm)
 
-    def sums(self, y: npt.NDArray[np.int64], rng: np.random.Generator) -> Floats:
+    def sums(self, y: Integers, rng: np.random.Generator) -> Floats:
         """Cᵀ g for labels `y` [n, N], float64 [n, N], with noise Cᵀ z, which is N(0, s² CᵀC)."""
         _, rank = self._root.shape
         unit_noise = rng.normal(size=(len(y), rank)) @ self._root.T
@@ -602,7 +605,7 @@ class Trials:
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
     ) -> Measured:
         """Scores trials in which the label of one record is flipped for members only.
 

@@ -30,10 +30,19 @@ from ...engines.packing.samplewise import Samplewise, placed
 from ...engines.rules.base import trained
 from ...errors import SpecError
 from ...seeds import derive
-from ..base import Arrays, Checkpoints, Measured, Members, ResumableSession, Scores, Session
+from ..base import (
+    Arrays,
+    Checkpoints,
+    Horizons,
+    Measured,
+    Members,
+    ResumableSession,
+    Scores,
+    Session,
+)
 from .checkpointing import PackCheckpoints
 from .steps import check_apart, tensor
-from .training import DpSgdTraining
+from .training import DpSgdTraining, Examples
 from .updates import Constant
 
 Values = dict[str, Tensor]  # parameters, by their names
@@ -77,7 +86,7 @@ class PublicView:
         return None if shadows is None else shadows.clone()
 
     @property
-    def outside(self) -> tuple[Tensor, Tensor] | None:
+    def outside(self) -> Examples | None:
         if self._training.reserved is None:
             return None
         x, y = self._training.reserved
@@ -273,7 +282,7 @@ def train_shadows(
     return {"theta": last.cpu().numpy().copy()}
 
 
-def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> tuple[Tensor, Tensor]:
+def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> Examples:
     if plan.data is not None:
         return training.loaded(plan.data.load())
     if training.reserved is None:
@@ -334,7 +343,7 @@ class DpSgdSession(ResumableSession):
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
         checkpoints: Checkpoints | None = None,
     ) -> Scores | Measured:
         training, adversary = self.training, self.adversary
@@ -448,7 +457,7 @@ class FrozenSession:
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
     ) -> Scores:
         recipe, adversary = self.training.recipe, self.adversary
         public = PublicView(self.training)

@@ -29,6 +29,7 @@ from numpy.polynomial import legendre
 from scipy import optimize, sparse, special
 
 from ...stats import gdp
+from ..base import Horizons
 from .process import Floats, Process
 
 ORDER = 12  # nodes per panel
@@ -136,9 +137,7 @@ def entries(process: Process, steps: int) -> float:
     return columns * ORDER * (2 * REACH + 1)
 
 
-def evolve(
-    process: Process, horizons: tuple[int, ...], refine: int = 1
-) -> Iterator[tuple[Mass, Mass]]:
+def evolve(process: Process, horizons: Horizons, refine: int = 1) -> Iterator[tuple[Mass, Mass]]:
     """Yields densities at each horizon, out and in, on panels `refine` times as fine."""
     panels = Panels.covering(process, horizons[-1], refine)
     nodes = panels.nodes.ravel()
