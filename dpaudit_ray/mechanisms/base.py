@@ -54,12 +54,12 @@ class Claimed:
     @property
     def training(self) -> Training:
         """The claim as accountants take it."""
-        return self.at_noise(self.noise_multiplier)
-
-    def at_noise(self, noise_multiplier: float) -> Training:
-        """Returns the claim with another noise multiplier, as accountants take it."""
         return Training(
-            noise_multiplier, self.releases, self.sample_rate, self.adjacency, self.sampling
+            self.noise_multiplier,
+            self.releases,
+            self.sample_rate,
+            self.adjacency,
+            self.sampling,
         )
 
     @property

@@ -114,7 +114,8 @@ class LabelGradient(Mechanism):
         return ("accuracy", "determined") if self.sampled else ()
 
     def for_audit(self, delta: float, accountant: str) -> Self:
-        return self.model_copy(update={"training": self.training.for_audit(delta, accountant)})
+        training = self.training.for_audit(delta, accountant)
+        return self.model_copy(update={"training": training})
 
     def worked_out(self) -> Mapping[str, float]:
         return self.training.worked_out()
@@ -133,7 +134,9 @@ class LabelGradient(Mechanism):
 
     def horizons(self, record_every: int | None) -> Horizons:
         """Returns the last batch; with `backend: exact` each `record_every`-th one, or all."""
-        return (self.steps,) if self.sampled else recorded_steps(self.steps, record_every or 1)
+        if self.sampled:
+            return (self.steps,)
+        return recorded_steps(self.steps, record_every or 1)
 
     def check(self, adversary: Adversary) -> None:
         super().check(adversary)
@@ -152,7 +155,8 @@ class LabelGradient(Mechanism):
         if self.steps > target.steps:
             problem = f"is {self.steps}, but the training has {target.steps} steps; use so many"
             raise SpecError("mechanism.batches", problem)
-        if not self.sampled and (self.seed or cast(Label, adversary).record != "random"):
+        is_sampling_option = self.seed > 0 or cast(Label, adversary).record != "random"
+        if is_sampling_option and not self.sampled:
             key = "mechanism.seed" if self.seed else "adversary.record"
             raise SpecError(key, "is for sampled trials, and backend is exact; leave it out")
 
@@ -196,7 +200,8 @@ class LabelGradient(Mechanism):
 
     def preparation(self, adversary: Adversary) -> Preparation:
         """Returns one part: the target, trained once for all adversaries that attack it."""
-        return Preparation(1, {"target": self.training.identity(), "steps": self.steps})
+        identity = {"target": self.training.identity(), "steps": self.steps}
+        return Preparation(parts=1, identity=identity)
 
     def prepare_part(
         self,
@@ -299,7 +304,8 @@ class LabelGradient(Mechanism):
         from .dp_sgd.network import network
 
         data = self.target.data.load()
-        return Shape.from_module(network(self.target.model, data.x.shape[1:], data.classes, 0))
+        module = network(self.target.model, data.x.shape[1:], data.classes, seed=0)
+        return Shape.from_module(module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,7 +368,8 @@ class Shape:
         """Runs records x [N, ...] forward and back under parameters [p], in float64."""
         function, derivative = ACTIVATIONS[self.activation]
         layers = self.layers(theta)
-        inputs = [np.asarray(x, dtype=np.float64).reshape(len(x), -1)]
+        records = np.asarray(x, dtype=np.float64)
+        inputs = [records.reshape(len(x), -1)]
         sums = []  # of each layer, before its activation
         for weight, bias in layers:
             sums.append(inputs[-1] @ weight.T + bias)
@@ -370,7 +377,8 @@ class Shape:
         slopes = [np.ones_like(sums[-1])]  # of the logit by `sums`, last layer first
         for index in reversed(range(1, len(layers))):
             weight, _ = layers[index]
-            slopes.append((slopes[-1] @ weight) * derivative(sums[index - 1]))
+            by_inputs = slopes[-1] @ weight
+            slopes.append(by_inputs * derivative(sums[index - 1]))
         probabilities = special.expit(sums[-1][:, 0])
         return Pass(tuple(inputs[:-1]), tuple(slopes[::-1]), probabilities)
 
@@ -434,9 +442,10 @@ class Target:
         """Trains `steps` steps. Raises SpecError if they diverge, or repeat a record in a batch."""
         recipe = training.recipe
         models: list[AnyFloats] = []
-        path = training.run(training.initial.new_zeros(1), seed, None, 1)
-        for step, theta in enumerate(itertools.islice(path, steps), start=1):
-            models.append(theta[0].cpu().numpy().copy())
+        path = training.run(training.initial.new_zeros(1), seed, canary=None, period=1)
+        for step in range(1, steps + 1):
+            (theta,) = next(path)
+            models.append(theta.cpu().numpy().copy())
             if not np.isfinite(models[-1]).all():
                 problem = f"is {plain(recipe.learning_rate)}, with which the target has diverged"
                 raise SpecError(
@@ -444,7 +453,8 @@ class Target:
                 )
         batches = [batch.cpu().numpy() for batch in training.batches[:steps]]
         size = recipe.batch_size
-        if any(not len(np.unique(batch)) == len(batch) == size for batch in batches):
+        are_full = (len(np.unique(batch)) == len(batch) == size for batch in batches)
+        if not all(are_full):
             raise SpecError(
                 "mechanism.training.sampling",
                 f"is {recipe.sampling.address}, which has batches with a record twice, or of "
@@ -472,7 +482,8 @@ class Target:
     def shape(self) -> Shape:
         """The shape of its network."""
         sizes = tuple(self.arrays["sizes"].tolist())
-        return Shape(sizes, list(ACTIVATIONS)[int(self.arrays["activation"])])
+        activation = list(ACTIVATIONS)[self.arrays["activation"]]
+        return Shape(sizes, activation)
 
     def release(
         self,
@@ -485,19 +496,25 @@ class Target:
         Returns:
             The release, and its columns by the attacked weights, float64 [d, N].
         """
-        names = ("theta", "x", "y", "records")
-        theta, x, y, records = (self.arrays[name][step] for name in names)
+        theta = self.arrays["theta"][step]
+        x = self.arrays["x"][step]
         shape = self.shape
         if adversary.crafts:
             weights, _ = shape.layers(theta)[0]
-            rng = np.random.default_rng([int(self.arrays["seed"]), step])  # the same on each call
-            x = crafted_records(weights, len(x), rng)
+            seeds = [int(self.arrays["seed"]), step]  # the same on each call
+            x = crafted_records(weights, len(x), np.random.default_rng(seeds))
         computed = shape.run(theta, x)
         layer = adversary.layer_index(len(computed.inputs))
         columns = computed.columns(layer, adversary.row)
-        norms = computed.norms if noise.clips_all else None
-        gram = np.asarray(columns.T @ columns)
-        return Release(gram, computed.probabilities, y, norms, noise, records), columns
+        release = Release(
+            gram=columns.T @ columns,
+            probabilities=computed.probabilities,
+            y=self.arrays["y"][step],
+            norms=computed.norms if noise.clips_all else None,
+            noise=noise,
+            records=self.arrays["records"][step],
+        )
+        return release, columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -544,13 +561,14 @@ class Release:
 
     def coefficients(self, y: Integers) -> Floats:
         """Coefficient of each record's column in the sum without noise, for labels `y` [..., N]."""
-        norms = np.sqrt(np.diag(self.gram)) if self.norms is None else self.norms
+        norms = self.norms
+        if norms is None:
+            norms = np.sqrt(np.diag(self.gram))
         return bounds.clipped(norms, self.probabilities - y, self.noise.clip_norm)
 
     def sums(self, y: Integers, rng: np.random.Generator) -> Floats:
         """Cᵀ g for labels `y` [n, N], float64 [n, N], with noise Cᵀ z, which is N(0, s² CᵀC)."""
-        _, rank = self._root.shape
-        unit_noise = rng.normal(size=(len(y), rank)) @ self._root.T
+        unit_noise = rng.normal(size=y.shape) @ self._root.T
         deviation = self.noise.clip_norm * self.noise.multiplier
         return self.coefficients(y) @ self.gram + deviation * unit_noise
 
@@ -563,7 +581,8 @@ class Release:
     def _root(self) -> Floats:
         """A root R of CᵀC = R Rᵀ, float64 [N, N]."""
         values, vectors = np.linalg.eigh(self.gram)
-        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+        root: Floats = vectors * np.sqrt(np.maximum(values, 0.0))
+        return root
 
     @functools.cached_property
     def _solver(self) -> tuple[Floats, npt.NDArray[np.bool_]]:
@@ -616,11 +635,11 @@ class Trials:
         rng = np.random.default_rng(seed)
         determined = np.argwhere(np.isfinite(self.distances))  # pairs of batch and record
         if self.adversary.record == "largest":
-            flat_index = np.nanargmax(self.distances)
-            pair = np.unravel_index(flat_index, self.distances.shape)
-            pairs = np.tile(pair, (len(members), 1))
+            largest = np.argwhere(self.distances == np.nanmax(self.distances))[0]
+            pairs = np.tile(largest, (len(members), 1))
         else:
-            pairs = determined[rng.integers(len(determined), size=len(members))]
+            chosen = rng.integers(len(determined), size=len(members))
+            pairs = determined[chosen]
         scores = np.empty(len(members))
         accuracy = np.empty(len(members))
         share = np.empty(len(members))
@@ -641,8 +660,8 @@ class Trials:
                 scores[rows] = mu * shown - mu**2 / 2
             else:
                 # In standard deviations, which follow from μ and the difference by the label.
-                difference = release.coefficients(1 - release.y) - release.coefficients(release.y)
-                scale = mu / np.abs(difference)
+                flipped = release.coefficients(1 - release.y)
+                scale = mu / np.abs(flipped - release.coefficients(release.y))
                 unflipped_signs = 1 - 2 * release.y[records]
                 scores[rows] = -unflipped_signs * solutions[trials, records] * scale[records]
             guesses = self.adversary.labels(solutions)

@@ -288,9 +288,10 @@ def _masses(world: Mass, intervals: Floats) -> float:
     return float(masses.sum())
 
 
-def final_power(process: Process, steps: int, delta: float = TUNED_AT) -> Power:
-    """Returns the power of an adversary who gets θ_`steps`."""
-    return power(*next(evolve(process, (steps,))), delta)
+def final_power(process: Process, steps: int) -> Power:
+    """Returns the power, at `TUNED_AT`, of an adversary who gets θ_`steps`."""
+    ((outside, inside),) = evolve(process, (steps,))
+    return power(outside, inside, TUNED_AT)
 
 
 @functools.lru_cache(maxsize=64)
