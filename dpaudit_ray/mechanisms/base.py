@@ -114,7 +114,11 @@ class Measured:
         return scored if isinstance(scored, Measured) else cls(scored)
 
     @classmethod
-    def alternating(cls, runs: Sequence[Scores | Measured], each: int) -> Measured:
+    def alternating(
+        cls,
+        runs: Sequence[Scores | Measured],
+        each: int,
+    ) -> Measured:
         """Interleaves runs of equal length: `each` trials of the first, of the second, and so on.
 
         Args:
@@ -173,7 +177,7 @@ class Checkpoints(Protocol):
         """Whether enough work was done since the last checkpoint to save another."""
 
     def save(self, step: int, arrays: Arrays) -> None:
-        """Saves what is needed to continue after `step`; training goes on if that fails."""
+        """Saves what is needed to continue after `step`; if that fails, training continues."""
 
 
 class ResumableSession(ABC):
@@ -220,7 +224,7 @@ class Mechanism(Plugin):
 
     @property
     def trial_limit(self) -> float | None:
-        """Seconds after which a trial is ended and gets no score, so that its pack can go on."""
+        """Seconds after which a trial is ended and gets no score, so that its pack continues."""
         return None
 
     @property
@@ -279,7 +283,8 @@ class Mechanism(Plugin):
             return
         from ..adversaries.base import Adversary as Base
 
-        suitable = [n for n, cls in registry(Base).items() if cls.attacks == self.attacked_as]
+        adversaries = registry(Base)
+        suitable = [n for n, cls in adversaries.items() if cls.attacks == self.attacked_as]
         remedy = f"; use {', '.join(sorted(suitable))}" if suitable else ""
         raise SpecError(
             "adversary.name",

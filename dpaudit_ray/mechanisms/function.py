@@ -1,4 +1,4 @@
-"""User-defined trainings: one function, called once per trial.
+"""A user-defined training: one function, called once per trial.
 
     def train(member: bool, seed: int, **options) -> float
 
@@ -65,7 +65,8 @@ class Function(Mechanism):
     packages that the module imports. A trial has no score if it takes more than `trial_seconds`,
     or `trial_gib` GiB of memory with all its processes and imports, or if it raises or dies; a pack
     in which no trial has a score has failed. With `isolated: false`, trials are calls in the
-    trainer's process, and one that raises fails its complete pack: for trainings of milliseconds.
+    trainer's process, and one that raises fails its complete pack: for functions that take
+    milliseconds.
     """
 
     locations: ClassVar[frozenset[str]] = frozenset({"isolated", "trial_seconds", "trial_gib"})
@@ -182,7 +183,7 @@ class TrialByTrial:
     """A session that runs trials one after another.
 
     Attributes:
-        trial: returns a score, or why there is none, for a bit and a 63-bit seed.
+        trial: returns a score, or why it failed, for a bit and a 63-bit seed.
     """
 
     trial: Callable[[bool, int], float | Missed]

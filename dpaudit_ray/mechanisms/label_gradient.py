@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 AnyFloats = npt.NDArray[np.floating]
+Function = Callable[[Floats], Floats]
 # Functions by name, each with its derivative.
-ACTIVATIONS: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]] = {
+ACTIVATIONS: dict[str, tuple[Function, Function]] = {
     "relu": (
         lambda z: np.maximum(z, 0.0),
         lambda z: np.asarray(z > 0, dtype=np.float64),
@@ -172,7 +173,7 @@ class LabelGradient(Mechanism):
         data = self.target.data
         classes = data.load().classes
         if classes != 2:
-            problem = f"{data.name} has {classes} classes; labels must be 0 or 1, told by a sign"
+            problem = f"{data.name} has {classes} classes; only labels 0 and 1 follow from a sign"
             raise SpecError("mechanism.training.data", problem)
         _ = self.shape  # refuses other networks
 
@@ -230,7 +231,7 @@ class LabelGradient(Mechanism):
         delta: float,
         prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """For `backend: exact`, returns closed forms of all batches up to each horizon.
+        """Returns closed forms of all batches up to each horizon, for `backend: exact`.
 
         `exact` is the ε of the Gaussian pair that all releases make of one record's label, the
         largest over records. `closed-form` is Algorithm 2, the largest over records and batches;
@@ -277,7 +278,7 @@ class LabelGradient(Mechanism):
     def distributions(
         self, adversary: Adversary, delta: float, prepared: Prepared
     ) -> Mapping[str, Floats]:
-        """For `backend: exact`, returns the numbers of the paper's figures 3 and 4."""
+        """Returns the numbers of the paper's figures 3 and 4, for `backend: exact`."""
         if self.sampled:
             return {}
         target = Target(prepared[0])
@@ -304,7 +305,8 @@ class LabelGradient(Mechanism):
         from .dp_sgd.network import network
 
         data = self.target.data.load()
-        module = network(self.target.model, data.x.shape[1:], data.classes, seed=0)
+        shape = data.x.shape[1:]
+        module = network(self.target.model, shape, data.classes, seed=0)
         return Shape.from_module(module)
 
 
@@ -380,7 +382,8 @@ class Shape:
             by_inputs = slopes[-1] @ weight
             slopes.append(by_inputs * derivative(sums[index - 1]))
         probabilities = special.expit(sums[-1][:, 0])
-        return Pass(tuple(inputs[:-1]), tuple(slopes[::-1]), probabilities)
+        slopes.reverse()
+        return Pass(tuple(inputs[:-1]), tuple(slopes), probabilities)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -616,7 +619,9 @@ class Trials:
             [bound.mu if whole_gradient else bound.mu_direction for bound in labels]
         )
         if not np.isfinite(distances).any():
-            problem = f"is {adversary.neuron}, which tells no label of any batch; use another one"
+            problem = (
+                f"is {adversary.neuron}, which determines no label of any batch; use another one"
+            )
             raise SpecError("adversary.neuron", problem)
         return cls(adversary, tuple(releases), distances)
 
@@ -656,8 +661,8 @@ class Trials:
                 # Log likelihood ratios of the complete release: along g_1 - g_0 it is N(b μ, 1),
                 # and constant otherwise. They are drawn from the closed form, so do not check it.
                 mu = mu[records]
-                shown = members[rows] * mu + rng.normal(size=len(mu))
-                scores[rows] = mu * shown - mu**2 / 2
+                along = members[rows] * mu + rng.normal(size=len(mu))
+                scores[rows] = mu * along - mu**2 / 2
             else:
                 # In standard deviations, which follow from μ and the difference by the label.
                 flipped = release.coefficients(1 - release.y)

@@ -54,7 +54,7 @@ _TOLERANCE = 1e-3  # of torch.func's gradient against autograd's, relative to it
 class PublicView:
     """Implements `PublicKnowledge` for a training; adversaries get copies, to work on in place.
 
-    Gradients of many models, each on an example of its own, are computed by `torch.func`. A module
+    Gradients of many models, each on another example, are computed by `torch.func`. A module
     may reach its parameters in ways that `functional_call` does not replace, which raises nothing.
     So the first gradient is compared with autograd on the module itself.
     """
@@ -425,7 +425,7 @@ class FrozenSession:
     Step t releases Σ_j clip(g_j, C) + b c_t g* + Z_t. Only its part along g* depends on the bit,
     and there the noise is N(0, σ²C²) for any model. The sum over the other records is the same in
     every trial, so a trial takes T normal numbers. Noise is drawn along g* only, so this does not
-    check the engine's noise; attacks on trainings with a learning rate do.
+    check the engine's noise; attacks on a training that moves θ do.
 
     Attributes:
         others: the part of the other records' sums along the canary that scores do not subtract, in

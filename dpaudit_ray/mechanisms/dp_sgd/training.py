@@ -69,7 +69,11 @@ def draw_views(
     columns = np.arange(width) + offsets[1]
     columns[is_mirrored] = columns[is_mirrored, ::-1]
     images = np.repeat(np.arange(len(x)), count)
-    pixels = (images[:, None, None], rows[:, :, None], columns[:, None, :])
+    pixels = (
+        images[:, None, None],
+        rows[:, :, None],
+        columns[:, None, :],
+    )
     indices = tuple(torch.from_numpy(index).to(x.device) for index in pixels)
     padded = F.pad(x, (_PAD,) * 4, mode="reflect")
     views = padded.movedim(1, -1)[indices].movedim(-1, 1)

@@ -118,7 +118,7 @@ class Landscape(Mechanism):
         delta: float,
         prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """For `backend: exact`, returns the true ε, and the best test's μ converted to ε.
+        """Returns the true ε, and the best test's μ converted to ε, for `backend: exact`.
 
         No trial is involved, so the confidence is 1. The true ε of one adversary is a lower bound
         on the mechanism's, and so is its μ; converted as if the curve were Gaussian, that gives up
