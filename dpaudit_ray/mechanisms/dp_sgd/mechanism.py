@@ -92,7 +92,7 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        return () if self.held_out is None else self.measures
+        return self.measures
 
     def for_audit(self, delta: float, accountant: str) -> Self:
         """Returns a copy in which `epsilon` has a δ and an accountant: its own, or the audit's."""

@@ -80,16 +80,6 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
-        self._check_noise()
-        if self.augmentations > 1 and self.engine != "packed":
-            problem = f"is {self.augmentations}, which engine: {self.engine} does not do"
-            raise SpecError("augmentations", problem)
-        if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
-            raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
-        self.schedule.check(self.steps)
-        return self
-
-    def _check_noise(self) -> None:
         if self.epsilon is None:
             if self.noise_multiplier is None:
                 raise SpecError("noise_multiplier", "is required, or epsilon in its place")
@@ -106,6 +96,13 @@ class Recipe(Strict):
         names = accounting.accountants()
         if name is not None and ":" not in name and name not in names:
             raise SpecError("accountant", f"unknown accountant {name!r}; known: {', '.join(names)}")
+        if self.augmentations > 1 and self.engine != "packed":
+            problem = f"is {self.augmentations}, which engine: {self.engine} does not do"
+            raise SpecError("augmentations", problem)
+        if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
+            raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
+        self.schedule.check(self.steps)
+        return self
 
     @property
     def recipe(self) -> Self:
@@ -120,6 +117,8 @@ class Recipe(Strict):
     @property
     def measures(self) -> tuple[str, ...]:
         """Names of the utility of trained models, on records that are held out."""
+        if self.held_out is None:
+            return ()
         return ("accuracy", "loss") if self.data.has_classes else ("loss",)
 
     @property

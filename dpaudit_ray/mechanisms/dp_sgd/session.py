@@ -366,7 +366,7 @@ class DpSgdSession(ResumableSession):
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
-        measures = () if training.held_out is None else training.recipe.measures
+        measures = training.recipe.measures
         shape = (len(members), len(horizons))
         unknown = np.full(shape, np.nan)  # until training gets there
         record = {}
@@ -428,13 +428,13 @@ class FrozenSession:
     check the engine's noise; attacks on a training that moves θ do.
 
     Attributes:
-        others: the part of the other records' sums along the canary that scores do not subtract, in
-            units of C, float64 [T].
+        other_sums: the part of the other records' sums along the canary that scores do not
+            subtract, in units of C, float64 [T].
     """
 
     training: DpSgdTraining
     adversary: FrozenAdversary
-    others: Scores
+    other_sums: Scores
 
     @classmethod
     def craft(cls, training: DpSgdTraining, adversary: FrozenAdversary, seed: int) -> Self:
@@ -442,7 +442,7 @@ class FrozenSession:
         canary = adversary.craft(PublicView(training), np.random.default_rng(seed))
         training.check_claim(canary)
         theta = training.initial[None]
-        others = np.zeros(training.recipe.steps)
+        other_sums = np.zeros(training.recipe.steps)
         labels = adversary.relabel(lambda: training.model.outputs(theta, training.x)[0])
         if labels is not None:
             clip_norm = training.clip_norm
@@ -450,8 +450,8 @@ class FrozenSession:
             for step, batch in enumerate(training.batches):
                 x = training.x[batch]
                 (total,) = training.sums(theta, x, labels[batch], clip_norm)
-                others[step] = float(total @ unit)
-        return cls(training, adversary, others)
+                other_sums[step] = float(total @ unit)
+        return cls(training, adversary, other_sums)
 
     def run(
         self,
@@ -470,7 +470,7 @@ class FrozenSession:
             inside = next(coins) & members
             if step % adversary.period == 0:
                 along = recipe.noise * noise.standard_normal(len(members))
-                along += inside + self.others[step - 1]
+                along += inside + self.other_sums[step - 1]
                 total += adversary.step_score(torch.from_numpy(along), public).numpy()
             if step in horizons:
                 scores.append(total.copy())

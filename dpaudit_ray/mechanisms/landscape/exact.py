@@ -200,7 +200,10 @@ class Power:
 def power(outside: Mass, inside: Mass, delta: float) -> Power:
     """Returns the exact strength of the pair at δ in (0, 1)."""
     mu, threshold = strongest_threshold(outside, inside)
-    epsilons = (_epsilon(outside, inside, delta), _epsilon(inside, outside, delta))
+    epsilons = (
+        _epsilon(outside, inside, delta),
+        _epsilon(inside, outside, delta),
+    )
     epsilon_gdp = gdp.epsilon(max(mu, 0.0), delta)
     return Power(max(epsilons), mu, threshold, float(epsilon_gdp))
 
