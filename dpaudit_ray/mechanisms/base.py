@@ -30,6 +30,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 Prepared = tuple[Arrays, ...]  # the parts of a preparation, in order
 Members = npt.NDArray[np.bool_]  # [n], True where the canary is in
 Scores = npt.NDArray[np.float64]  # [n, horizons]
+Horizons = tuple[int, ...]  # steps whose scores are recorded, increasing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +54,12 @@ class Claimed:
     @property
     def training(self) -> Training:
         """The claim as accountants take it."""
-        return self.at_noise(self.noise_multiplier)
-
-    def at_noise(self, noise_multiplier: float) -> Training:
-        """Returns the claim with another noise multiplier, as accountants take it."""
         return Training(
-            noise_multiplier, self.releases, self.sample_rate, self.adjacency, self.sampling
+            self.noise_multiplier,
+            self.releases,
+            self.sample_rate,
+            self.adjacency,
+            self.sampling,
         )
 
     @property
@@ -113,7 +114,11 @@ class Measured:
         return scored if isinstance(scored, Measured) else cls(scored)
 
     @classmethod
-    def alternating(cls, runs: Sequence[Scores | Measured], each: int) -> Measured:
+    def alternating(
+        cls,
+        runs: Sequence[Scores | Measured],
+        each: int,
+    ) -> Measured:
         """Interleaves runs of equal length: `each` trials of the first, of the second, and so on.
 
         Args:
@@ -146,7 +151,7 @@ class Session(Protocol):
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
     ) -> Scores | Measured:
         """Trains `len(members)` models and scores each at every horizon.
 
@@ -172,7 +177,7 @@ class Checkpoints(Protocol):
         """Whether enough work was done since the last checkpoint to save another."""
 
     def save(self, step: int, arrays: Arrays) -> None:
-        """Saves what is needed to continue after `step`; training goes on if that fails."""
+        """Saves what is needed to continue after `step`; if that fails, training continues."""
 
 
 class ResumableSession(ABC):
@@ -183,13 +188,13 @@ class ResumableSession(ABC):
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
         checkpoints: Checkpoints | None = None,
     ) -> Scores | Measured:
         """Does `Session.run` from the last of `checkpoints`; the same scores, bit for bit."""
 
 
-def recorded_steps(steps: int, every: int) -> tuple[int, ...]:
+def recorded_steps(steps: int, every: int) -> Horizons:
     """Returns multiples of `every` up to `steps`; the last step is always recorded."""
     return tuple(sorted({*range(every, steps + 1, every), steps}))
 
@@ -219,7 +224,7 @@ class Mechanism(Plugin):
 
     @property
     def trial_limit(self) -> float | None:
-        """Seconds after which a trial is ended and gets no score, so that its pack can go on."""
+        """Seconds after which a trial is ended and gets no score, so that its pack continues."""
         return None
 
     @property
@@ -269,7 +274,7 @@ class Mechanism(Plugin):
         return True
 
     @abstractmethod
-    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+    def horizons(self, record_every: int | None) -> Horizons:
         """Returns the steps at which scores are recorded, increasing; the last is the full run."""
 
     def check(self, adversary: Adversary) -> None:
@@ -278,7 +283,8 @@ class Mechanism(Plugin):
             return
         from ..adversaries.base import Adversary as Base
 
-        suitable = [n for n, cls in registry(Base).items() if cls.attacks == self.attacked_as]
+        adversaries = registry(Base)
+        suitable = [n for n, cls in adversaries.items() if cls.attacks == self.attacked_as]
         remedy = f"; use {', '.join(sorted(suitable))}" if suitable else ""
         raise SpecError(
             "adversary.name",
@@ -358,7 +364,7 @@ class Mechanism(Plugin):
     def exact(
         self,
         adversary: Adversary,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
         delta: float,
         prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
@@ -383,7 +389,7 @@ class Recorded(Unread, Mechanism):
     """A mechanism whose code was not imported, as a run is only read: it is known by its plan."""
 
     options: dict[str, Any]
-    steps: tuple[int, ...]
+    steps: Horizons
     trials: int
     releases: tuple[Claimed, ...] | None
 
@@ -391,7 +397,7 @@ class Recorded(Unread, Mechanism):
     def sampled(self) -> bool:
         return self.trials > 0
 
-    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+    def horizons(self, record_every: int | None) -> Horizons:
         """Returns the steps of the plan; no others can be recorded."""
         return self.steps
 

@@ -1,4 +1,4 @@
-"""User-defined trainings: one function, called once per trial.
+"""A user-defined training: one function, called once per trial.
 
     def train(member: bool, seed: int, **options) -> float
 
@@ -36,6 +36,7 @@ from . import isolated_trial
 from .base import (
     Arrays,
     Claimed,
+    Horizons,
     Measured,
     Mechanism,
     Members,
@@ -64,7 +65,8 @@ class Function(Mechanism):
     packages that the module imports. A trial has no score if it takes more than `trial_seconds`,
     or `trial_gib` GiB of memory with all its processes and imports, or if it raises or dies; a pack
     in which no trial has a score has failed. With `isolated: false`, trials are calls in the
-    trainer's process, and one that raises fails its complete pack: for trainings of milliseconds.
+    trainer's process, and one that raises fails its complete pack: for functions that take
+    milliseconds.
     """
 
     locations: ClassVar[frozenset[str]] = frozenset({"isolated", "trial_seconds", "trial_gib"})
@@ -109,7 +111,7 @@ class Function(Mechanism):
     def trial_limit(self) -> float | None:
         return self.trial_seconds
 
-    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+    def horizons(self, record_every: int | None) -> Horizons:
         """Returns the last step only: the function returns one score."""
         if record_every is not None and record_every < self.steps:
             problem = f"is {record_every}, but a function is scored at its end only; leave it out"
@@ -181,7 +183,7 @@ class TrialByTrial:
     """A session that runs trials one after another.
 
     Attributes:
-        trial: returns a score, or why there is none, for a bit and a 63-bit seed.
+        trial: returns a score, or why it failed, for a bit and a 63-bit seed.
     """
 
     trial: Callable[[bool, int], float | Missed]
@@ -190,7 +192,7 @@ class TrialByTrial:
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
     ) -> Scores | Measured:
         scores = np.full((len(members), 1), np.nan)
         missed = {}

@@ -24,12 +24,14 @@ def run(request: dict[str, Any]) -> float:
     options = request["options"]
     if request["prepared"] is not None:
         with np.load(request["prepared"], allow_pickle=False) as file:
-            parts: list[dict[str, Any]] = [{} for _ in range(int(file["parts"]))]
+            count = int(file["parts"])
+            parts: list[dict[str, Any]] = [{} for _ in range(count)]
             for key in file.files[1:]:  # "part name", after the number of parts
                 part, _, array = key.partition(" ")
                 parts[int(part)][array] = file[key]
         options = options | {"prepared": tuple(parts)}
-    return number(train(request["member"], request["seed"], **options), request["path"])
+    result = train(request["member"], request["seed"], **options)
+    return number(result, request["path"])
 
 
 def number(returned: Any, path: str) -> float:

@@ -29,6 +29,7 @@ from ..stats import label as bounds
 from .base import (
     Arrays,
     Claimed,
+    Horizons,
     Measured,
     Mechanism,
     Members,
@@ -48,8 +49,11 @@ if TYPE_CHECKING:
     from .dp_sgd.training import DpSgdTraining
 
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+AnyFloats = npt.NDArray[np.floating]
+Function = Callable[[Floats], Floats]
 # Functions by name, each with its derivative.
-ACTIVATIONS: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]] = {
+ACTIVATIONS: dict[str, tuple[Function, Function]] = {
     "relu": (
         lambda z: np.maximum(z, 0.0),
         lambda z: np.asarray(z > 0, dtype=np.float64),
@@ -111,7 +115,8 @@ class LabelGradient(Mechanism):
         return ("accuracy", "determined") if self.sampled else ()
 
     def for_audit(self, delta: float, accountant: str) -> Self:
-        return self.model_copy(update={"training": self.training.for_audit(delta, accountant)})
+        training = self.training.for_audit(delta, accountant)
+        return self.model_copy(update={"training": training})
 
     def worked_out(self) -> Mapping[str, float]:
         return self.training.worked_out()
@@ -128,9 +133,11 @@ class LabelGradient(Mechanism):
         """True: the number of records decides how many batches an epoch has."""
         return True
 
-    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+    def horizons(self, record_every: int | None) -> Horizons:
         """Returns the last batch; with `backend: exact` each `record_every`-th one, or all."""
-        return (self.steps,) if self.sampled else recorded_steps(self.steps, record_every or 1)
+        if self.sampled:
+            return (self.steps,)
+        return recorded_steps(self.steps, record_every or 1)
 
     def check(self, adversary: Adversary) -> None:
         super().check(adversary)
@@ -149,7 +156,8 @@ class LabelGradient(Mechanism):
         if self.steps > target.steps:
             problem = f"is {self.steps}, but the training has {target.steps} steps; use so many"
             raise SpecError("mechanism.batches", problem)
-        if not self.sampled and (self.seed or cast(Label, adversary).record != "random"):
+        is_sampling_option = self.seed > 0 or cast(Label, adversary).record != "random"
+        if is_sampling_option and not self.sampled:
             key = "mechanism.seed" if self.seed else "adversary.record"
             raise SpecError(key, "is for sampled trials, and backend is exact; leave it out")
 
@@ -165,7 +173,7 @@ class LabelGradient(Mechanism):
         data = self.target.data
         classes = data.load().classes
         if classes != 2:
-            problem = f"{data.name} has {classes} classes; labels must be 0 or 1, told by a sign"
+            problem = f"{data.name} has {classes} classes; only labels 0 and 1 follow from a sign"
             raise SpecError("mechanism.training.data", problem)
         _ = self.shape  # refuses other networks
 
@@ -193,7 +201,8 @@ class LabelGradient(Mechanism):
 
     def preparation(self, adversary: Adversary) -> Preparation:
         """Returns one part: the target, trained once for all adversaries that attack it."""
-        return Preparation(1, {"target": self.training.identity(), "steps": self.steps})
+        identity = {"target": self.training.identity(), "steps": self.steps}
+        return Preparation(parts=1, identity=identity)
 
     def prepare_part(
         self,
@@ -218,11 +227,11 @@ class LabelGradient(Mechanism):
     def exact(
         self,
         adversary: Adversary,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
         delta: float,
         prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """For `backend: exact`, returns closed forms of all batches up to each horizon.
+        """Returns closed forms of all batches up to each horizon, for `backend: exact`.
 
         `exact` is the ε of the Gaussian pair that all releases make of one record's label, the
         largest over records. `closed-form` is Algorithm 2, the largest over records and batches;
@@ -269,7 +278,7 @@ class LabelGradient(Mechanism):
     def distributions(
         self, adversary: Adversary, delta: float, prepared: Prepared
     ) -> Mapping[str, Floats]:
-        """For `backend: exact`, returns the numbers of the paper's figures 3 and 4."""
+        """Returns the numbers of the paper's figures 3 and 4, for `backend: exact`."""
         if self.sampled:
             return {}
         target = Target(prepared[0])
@@ -296,7 +305,9 @@ class LabelGradient(Mechanism):
         from .dp_sgd.network import network
 
         data = self.target.data.load()
-        return Shape.from_module(network(self.target.model, data.x.shape[1:], data.classes, 0))
+        shape = data.x.shape[1:]
+        module = network(self.target.model, shape, data.classes, seed=0)
+        return Shape.from_module(module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,7 +352,7 @@ class Shape:
         widths = [layer.out_features for layer in linear]
         return cls((linear[0].in_features, *widths), names[activations.pop()])
 
-    def layers(self, theta: npt.NDArray[np.floating]) -> list[tuple[Floats, Floats]]:
+    def layers(self, theta: AnyFloats) -> list[tuple[Floats, Floats]]:
         """Returns weights [out, in] and biases [out] of each layer, in float64.
 
         Args:
@@ -355,11 +366,12 @@ class Shape:
             layers.append((weights.reshape(outputs, inputs), biases))
         return layers
 
-    def run(self, theta: npt.NDArray[np.floating], x: npt.NDArray[np.floating]) -> Pass:
+    def run(self, theta: AnyFloats, x: AnyFloats) -> Pass:
         """Runs records x [N, ...] forward and back under parameters [p], in float64."""
         function, derivative = ACTIVATIONS[self.activation]
         layers = self.layers(theta)
-        inputs = [np.asarray(x, dtype=np.float64).reshape(len(x), -1)]
+        records = np.asarray(x, dtype=np.float64)
+        inputs = [records.reshape(len(x), -1)]
         sums = []  # of each layer, before its activation
         for weight, bias in layers:
             sums.append(inputs[-1] @ weight.T + bias)
@@ -367,9 +379,11 @@ class Shape:
         slopes = [np.ones_like(sums[-1])]  # of the logit by `sums`, last layer first
         for index in reversed(range(1, len(layers))):
             weight, _ = layers[index]
-            slopes.append((slopes[-1] @ weight) * derivative(sums[index - 1]))
+            by_inputs = slopes[-1] @ weight
+            slopes.append(by_inputs * derivative(sums[index - 1]))
         probabilities = special.expit(sums[-1][:, 0])
-        return Pass(tuple(inputs[:-1]), tuple(slopes[::-1]), probabilities)
+        slopes.reverse()
+        return Pass(tuple(inputs[:-1]), tuple(slopes), probabilities)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -430,10 +444,11 @@ class Target:
     ) -> Target:
         """Trains `steps` steps. Raises SpecError if they diverge, or repeat a record in a batch."""
         recipe = training.recipe
-        models: list[npt.NDArray[np.floating]] = []
-        path = training.run(training.initial.new_zeros(1), seed, None, 1)
-        for step, theta in enumerate(itertools.islice(path, steps), start=1):
-            models.append(theta[0].cpu().numpy().copy())
+        models: list[AnyFloats] = []
+        path = training.run(training.initial.new_zeros(1), seed, canary=None, period=1)
+        for step in range(1, steps + 1):
+            (theta,) = next(path)
+            models.append(theta.cpu().numpy().copy())
             if not np.isfinite(models[-1]).all():
                 problem = f"is {plain(recipe.learning_rate)}, with which the target has diverged"
                 raise SpecError(
@@ -441,7 +456,8 @@ class Target:
                 )
         batches = [batch.cpu().numpy() for batch in training.batches[:steps]]
         size = recipe.batch_size
-        if any(not len(np.unique(batch)) == len(batch) == size for batch in batches):
+        are_full = (len(np.unique(batch)) == len(batch) == size for batch in batches)
+        if not all(are_full):
             raise SpecError(
                 "mechanism.training.sampling",
                 f"is {recipe.sampling.address}, which has batches with a record twice, or of "
@@ -469,7 +485,8 @@ class Target:
     def shape(self) -> Shape:
         """The shape of its network."""
         sizes = tuple(self.arrays["sizes"].tolist())
-        return Shape(sizes, list(ACTIVATIONS)[int(self.arrays["activation"])])
+        activation = list(ACTIVATIONS)[self.arrays["activation"]]
+        return Shape(sizes, activation)
 
     def release(
         self,
@@ -482,19 +499,25 @@ class Target:
         Returns:
             The release, and its columns by the attacked weights, float64 [d, N].
         """
-        names = ("theta", "x", "y", "records")
-        theta, x, y, records = (self.arrays[name][step] for name in names)
+        theta = self.arrays["theta"][step]
+        x = self.arrays["x"][step]
         shape = self.shape
         if adversary.crafts:
             weights, _ = shape.layers(theta)[0]
-            rng = np.random.default_rng([int(self.arrays["seed"]), step])  # the same on each call
-            x = crafted_records(weights, len(x), rng)
+            seeds = [int(self.arrays["seed"]), step]  # the same on each call
+            x = crafted_records(weights, len(x), np.random.default_rng(seeds))
         computed = shape.run(theta, x)
         layer = adversary.layer_index(len(computed.inputs))
         columns = computed.columns(layer, adversary.row)
-        norms = computed.norms if noise.clips_all else None
-        gram = np.asarray(columns.T @ columns)
-        return Release(gram, computed.probabilities, y, norms, noise, records), columns
+        release = Release(
+            gram=columns.T @ columns,
+            probabilities=computed.probabilities,
+            y=self.arrays["y"][step],
+            norms=computed.norms if noise.clips_all else None,
+            noise=noise,
+            records=self.arrays["records"][step],
+        )
+        return release, columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -522,10 +545,10 @@ class Release:
 
     gram: Floats
     probabilities: Floats
-    y: npt.NDArray[np.int64]
+    y: Integers
     norms: Floats | None
     noise: Noise
-    records: npt.NDArray[np.int64]
+    records: Integers
 
     def bounds(self, delta: float) -> bounds.LabelBounds:
         """Returns bounds for the label of each record."""
@@ -539,15 +562,16 @@ class Release:
             self.norms,
         )
 
-    def coefficients(self, y: npt.NDArray[np.int64]) -> Floats:
+    def coefficients(self, y: Integers) -> Floats:
         """Coefficient of each record's column in the sum without noise, for labels `y` [..., N]."""
-        norms = np.sqrt(np.diag(self.gram)) if self.norms is None else self.norms
+        norms = self.norms
+        if norms is None:
+            norms = np.sqrt(np.diag(self.gram))
         return bounds.clipped(norms, self.probabilities - y, self.noise.clip_norm)
 
-    def sums(self, y: npt.NDArray[np.int64], rng: np.random.Generator) -> Floats:
+    def sums(self, y: Integers, rng: np.random.Generator) -> Floats:
         """Cᵀ g for labels `y` [n, N], float64 [n, N], with noise Cᵀ z, which is N(0, s² CᵀC)."""
-        _, rank = self._root.shape
-        unit_noise = rng.normal(size=(len(y), rank)) @ self._root.T
+        unit_noise = rng.normal(size=y.shape) @ self._root.T
         deviation = self.noise.clip_norm * self.noise.multiplier
         return self.coefficients(y) @ self.gram + deviation * unit_noise
 
@@ -560,7 +584,8 @@ class Release:
     def _root(self) -> Floats:
         """A root R of CᵀC = R Rᵀ, float64 [N, N]."""
         values, vectors = np.linalg.eigh(self.gram)
-        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+        root: Floats = vectors * np.sqrt(np.maximum(values, 0.0))
+        return root
 
     @functools.cached_property
     def _solver(self) -> tuple[Floats, npt.NDArray[np.bool_]]:
@@ -594,7 +619,9 @@ class Trials:
             [bound.mu if whole_gradient else bound.mu_direction for bound in labels]
         )
         if not np.isfinite(distances).any():
-            problem = f"is {adversary.neuron}, which tells no label of any batch; use another one"
+            problem = (
+                f"is {adversary.neuron}, which determines no label of any batch; use another one"
+            )
             raise SpecError("adversary.neuron", problem)
         return cls(adversary, tuple(releases), distances)
 
@@ -602,7 +629,7 @@ class Trials:
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
     ) -> Measured:
         """Scores trials in which the label of one record is flipped for members only.
 
@@ -613,11 +640,11 @@ class Trials:
         rng = np.random.default_rng(seed)
         determined = np.argwhere(np.isfinite(self.distances))  # pairs of batch and record
         if self.adversary.record == "largest":
-            flat_index = np.nanargmax(self.distances)
-            pair = np.unravel_index(flat_index, self.distances.shape)
-            pairs = np.tile(pair, (len(members), 1))
+            largest = np.argwhere(self.distances == np.nanmax(self.distances))[0]
+            pairs = np.tile(largest, (len(members), 1))
         else:
-            pairs = determined[rng.integers(len(determined), size=len(members))]
+            chosen = rng.integers(len(determined), size=len(members))
+            pairs = determined[chosen]
         scores = np.empty(len(members))
         accuracy = np.empty(len(members))
         share = np.empty(len(members))
@@ -634,12 +661,12 @@ class Trials:
                 # Log likelihood ratios of the complete release: along g_1 - g_0 it is N(b μ, 1),
                 # and constant otherwise. They are drawn from the closed form, so do not check it.
                 mu = mu[records]
-                shown = members[rows] * mu + rng.normal(size=len(mu))
-                scores[rows] = mu * shown - mu**2 / 2
+                along = members[rows] * mu + rng.normal(size=len(mu))
+                scores[rows] = mu * along - mu**2 / 2
             else:
                 # In standard deviations, which follow from μ and the difference by the label.
-                difference = release.coefficients(1 - release.y) - release.coefficients(release.y)
-                scale = mu / np.abs(difference)
+                flipped = release.coefficients(1 - release.y)
+                scale = mu / np.abs(flipped - release.coefficients(release.y))
                 unflipped_signs = 1 - 2 * release.y[records]
                 scores[rows] = -unflipped_signs * solutions[trials, records] * scale[records]
             guesses = self.adversary.labels(solutions)

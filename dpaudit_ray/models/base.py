@@ -122,5 +122,4 @@ def image(
         problem = f"images [channels, height, width] of at least {least} x {least} pixels"
         remedy = f"but mechanism.data gives {list(shape)}; use another of the two"
         raise SpecError("mechanism.model", f"{name} needs {problem}, {remedy}")
-    channels, height, width = shape
-    return channels, height, width
+    return shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -135,7 +136,7 @@ def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float],
 
     @functools.lru_cache(maxsize=64)  # a search for the effective noise tries ten at most
     def at_noise(noise: float) -> Curve:
-        training = claimed.at_noise(noise)
+        training = dataclasses.replace(claimed.training, noise_multiplier=noise)
         if claimed.gaussian and (accountant == "gaussian" or not noise):
             return curve.gaussian(_mu(training))
         # The points that matter are those of the Gaussian claim with the same ε at δ.

@@ -268,7 +268,7 @@ def test_a_neuron_that_is_dead_everywhere_is_refused():
     dead["theta"][:, second : second + sizes[1]] = 0  # weights into neuron 0 of the second layer
     dead["theta"][:, biases] = -1
     attacked = Label(layer="second-last", neuron=0)
-    with pytest.raises(SpecError, match="neuron: is 0, which tells no label of any batch"):
+    with pytest.raises(SpecError, match="neuron: is 0, which determines no label of any batch"):
         Trials.from_target(dead, attacked, Noise(1.0, 1.0, True))
 
 

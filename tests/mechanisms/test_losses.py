@@ -108,7 +108,7 @@ def test_gradients_by_outputs_are_those_of_autograd(loss, outputs):
     [
         ("mean", "gives []; it must give one loss for each example, [2]: take no mean"),
         ("broadcast", "gives [2, 2]; it must give one loss for each example, [2]"),
-        ("centred", "gives an example another loss when others are beside it"),
+        ("centred", "gives an example another loss if its batch has others"),
         ("infinite", "is not finite before training"),
         ("detached", "has no gradient; compute it from the outputs, by torch"),
         ("one_argument", "does not take (outputs, targets)"),

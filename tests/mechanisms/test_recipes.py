@@ -173,7 +173,7 @@ def test_the_noise_of_an_epsilon_is_that_of_the_audit_and_of_no_adversary(tiny):
 
 
 REFUSED = [
-    ({"epsilon": 3.0}, "mechanism.epsilon: is 3, and noise_multiplier is 2: each says how much no"),
+    ({"epsilon": 3.0}, "mechanism.epsilon: is 3, and noise_multiplier is 2: each states how much"),
     ({"noise_multiplier": None}, "mechanism.noise_multiplier: is required, or epsilon in its pla"),
     ({"delta": 1e-5}, "mechanism.delta: belongs to epsilon, which is not given; leave it out"),
     ({"sampling": "posson"}, "mechanism.sampling.name: unknown sampling scheme 'posson'; did you"),

@@ -1,3 +1,3 @@
-"""DP-SGD: the mechanism, the recipe of a training, and trainings by it."""
+"""DP-SGD: the mechanism, its options, its steps, and its sessions."""
 
 from .mechanism import DpSgd as DpSgd

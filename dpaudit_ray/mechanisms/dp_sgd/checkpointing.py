@@ -33,7 +33,7 @@ class PackCheckpoints:
         observer: of the adversary, if it has one.
 
     Attributes:
-        step: last step of the checkpoint that training continues from; 0 if there is none.
+        step: last step of the checkpoint that training continues from, or 0.
         recorded: its arrays, by name; to be read before `begin`.
     """
 

@@ -14,6 +14,7 @@ from ...stats import TradeOff
 from ..base import (
     Arrays,
     Claimed,
+    Horizons,
     Mechanism,
     PartSeeds,
     Preparation,
@@ -91,7 +92,7 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        return () if self.held_out is None else self.measures
+        return self.measures
 
     def for_audit(self, delta: float, accountant: str) -> Self:
         """Returns a copy in which `epsilon` has a δ and an accountant: its own, or the audit's."""
@@ -115,7 +116,7 @@ class DpSgd(Recipe, Mechanism):
         """Models per pack for `pack_size: auto`, by the size of the model."""
         return self.model.pack_size
 
-    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+    def horizons(self, record_every: int | None) -> Horizons:
         return recorded_steps(self.steps, record_every or self.steps)
 
     def check(self, adversary: Adversary) -> None:

@@ -48,7 +48,8 @@ def generator(seed: int, device: torch.device) -> torch.Generator:
         words = np.random.SeedSequence(seed).generate_state(_WORDS).astype(np.int64)
         words[0] |= 1 << 31  # never all zeros
         state = result.get_state()
-        state[_FIRST_BYTE : _FIRST_BYTE + words.nbytes] = torch.from_numpy(words.view(np.uint8))
+        end = _FIRST_BYTE + words.nbytes
+        state[_FIRST_BYTE:end] = torch.from_numpy(words.view(np.uint8))
         result.set_state(state)
     return result
 
@@ -123,6 +124,6 @@ def check_loss(name: str, outputs: Tensor, y: Tensor) -> None:
     elif not values.isfinite().all():
         problem = "is not finite before training; keep logarithms and quotients finite"
     elif not torch.allclose(values, separate, rtol=1e-3, atol=1e-5):
-        problem = "gives an example another loss when others are beside it; use each row alone"
+        problem = "gives an example another loss if its batch has others; use each row alone"
     if problem:
         raise SpecError(_KEY, f"{call} {problem}")

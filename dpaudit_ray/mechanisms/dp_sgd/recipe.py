@@ -80,16 +80,6 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
-        self._check_noise()
-        if self.augmentations > 1 and self.engine != "packed":
-            problem = f"is {self.augmentations}, which engine: {self.engine} does not do"
-            raise SpecError("augmentations", problem)
-        if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
-            raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
-        self.schedule.check(self.steps)
-        return self
-
-    def _check_noise(self) -> None:
         if self.epsilon is None:
             if self.noise_multiplier is None:
                 raise SpecError("noise_multiplier", "is required, or epsilon in its place")
@@ -98,7 +88,7 @@ class Recipe(Strict):
                     raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
         elif self.noise_multiplier is not None:
             problem = f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}"
-            rule = "each says how much noise there is; leave one out"
+            rule = "each states how much noise there is; leave one out"
             raise SpecError("epsilon", f"{problem}: {rule}")
         if math.isinf(self.clip_norm) and self.noise_multiplier != 0:
             raise SpecError("clip_norm", "is required where there is noise; give a norm")
@@ -106,6 +96,13 @@ class Recipe(Strict):
         names = accounting.accountants()
         if name is not None and ":" not in name and name not in names:
             raise SpecError("accountant", f"unknown accountant {name!r}; known: {', '.join(names)}")
+        if self.augmentations > 1 and self.engine != "packed":
+            problem = f"is {self.augmentations}, which engine: {self.engine} does not do"
+            raise SpecError("augmentations", problem)
+        if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
+            raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
+        self.schedule.check(self.steps)
+        return self
 
     @property
     def recipe(self) -> Self:
@@ -120,6 +117,8 @@ class Recipe(Strict):
     @property
     def measures(self) -> tuple[str, ...]:
         """Names of the utility of trained models, on records that are held out."""
+        if self.held_out is None:
+            return ()
         return ("accuracy", "loss") if self.data.has_classes else ("loss",)
 
     @property
@@ -131,13 +130,13 @@ class Recipe(Strict):
     def noise(self) -> float:
         """Noise multiplier σ, as stated or for `epsilon`.
 
-        Raises SpecError if there is none, or DataError if the data are needed and unusable.
+        Raises SpecError if no σ is possible, or DataError if the data are needed and unusable.
         """
         stated = self._noise if self.noise_multiplier is None else self.noise_multiplier
         if stated is not None:
             return stated
         if self.epsilon is None or self.delta is None or self.accountant is None:
-            raise SpecError("mechanism.delta", "is required beside epsilon outside of an audit")
+            raise SpecError("mechanism.delta", "is required with epsilon outside of an audit")
         claim = (self.epsilon, self.delta, self.accountant)
         return calibrate_noise(*claim, self.steps, *self.sampled_at)
 
@@ -169,14 +168,18 @@ class Recipe(Strict):
             raise SpecError(key, f"leaves {max(count, 0)} of {examples} examples; leave two")
         return count
 
-    def share_of(self, option: Literal["held_out", "reserved"], examples: int) -> int:
+    def share_of(
+        self,
+        option: Literal["held_out", "reserved"],
+        examples: int,
+    ) -> int:
         """Returns how many `examples` are held out, or in reserve, if the option is a share."""
         share = getattr(self, option)
         if not isinstance(share, float):
             return 0
         count = round(share * examples)
         if count < 1:
-            problem = f"is {share:g}, which is none of {examples} examples; take one or more"
+            problem = f"is {share:g}, which is 0 of {examples} examples; take one or more"
             raise SpecError(f"mechanism.{option}", problem)
         return count
 
@@ -396,8 +399,10 @@ def check_like(
         key: option that names it.
         name: its name.
     """
-    has_same_kind = other.x.shape[1:] == data.x.shape[1:] and other.y.dtype == data.y.dtype
+    shape = data.x.shape[1:]
+    other_shape = other.x.shape[1:]
+    has_same_kind = other_shape == shape and other.y.dtype == data.y.dtype
     if not has_same_kind or other.classes > data.classes:
-        problem = f"{name} has examples of shape {other.x.shape[1:]} in {other.classes} classes"
-        rule = f"the data of {data.x.shape[1:]} in {data.classes}; give the same features"
+        problem = f"{name} has examples of shape {other_shape} in {other.classes} classes"
+        rule = f"the data of {shape} in {data.classes}; give the same features"
         raise SpecError(key, f"{problem}, {rule}, and no other class")

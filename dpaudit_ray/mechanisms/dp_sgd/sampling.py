@@ -52,7 +52,11 @@ class Sampler(Plugin):
     in_known_steps: ClassVar[bool] = False  # True: a record is in steps that the adversary knows
 
     @abstractmethod
-    def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
+    def batches(
+        self,
+        sizes: Sizes,
+        rng: np.random.Generator,
+    ) -> Iterator[Indices]:
         """Yields the batch of the other records at steps 1, 2, ... without end.
 
         A batch is int64 [any number] of indices, and may be empty.
@@ -89,7 +93,11 @@ class _Shuffled(Sampler):
     All batches are full: records that remain skip the epoch.
     """
 
-    def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
+    def batches(
+        self,
+        sizes: Sizes,
+        rng: np.random.Generator,
+    ) -> Iterator[Indices]:
         while True:
             order = rng.permutation(sizes.examples)[: sizes.per_epoch * sizes.batch_size]
             yield from order.reshape(sizes.per_epoch, -1)
@@ -122,7 +130,11 @@ class Poisson(Sampler):
 
     name: Literal["poisson"] = "poisson"
 
-    def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
+    def batches(
+        self,
+        sizes: Sizes,
+        rng: np.random.Generator,
+    ) -> Iterator[Indices]:
         while True:
             yield np.flatnonzero(rng.random(sizes.examples) < sizes.rate)
 
@@ -154,5 +166,9 @@ class BallsAndBins(Sampler):
 
     name: Literal["balls-and-bins"] = "balls-and-bins"
 
-    def batches(self, sizes: Sizes, rng: np.random.Generator) -> Iterator[Indices]:
+    def batches(
+        self,
+        sizes: Sizes,
+        rng: np.random.Generator,
+    ) -> Iterator[Indices]:
         return map(np.flatnonzero, self.coins(sizes, (sizes.examples,), rng))

@@ -30,10 +30,19 @@ from ...engines.packing.samplewise import Samplewise, placed
 from ...engines.rules.base import trained
 from ...errors import SpecError
 from ...seeds import derive
-from ..base import Arrays, Checkpoints, Measured, Members, ResumableSession, Scores, Session
+from ..base import (
+    Arrays,
+    Checkpoints,
+    Horizons,
+    Measured,
+    Members,
+    ResumableSession,
+    Scores,
+    Session,
+)
 from .checkpointing import PackCheckpoints
 from .steps import check_apart, tensor
-from .training import DpSgdTraining
+from .training import DpSgdTraining, Examples
 from .updates import Constant
 
 Values = dict[str, Tensor]  # parameters, by their names
@@ -45,7 +54,7 @@ _TOLERANCE = 1e-3  # of torch.func's gradient against autograd's, relative to it
 class PublicView:
     """Implements `PublicKnowledge` for a training; adversaries get copies, to work on in place.
 
-    Gradients of many models, each on an example of its own, are computed by `torch.func`. A module
+    Gradients of many models, each on another example, are computed by `torch.func`. A module
     may reach its parameters in ways that `functional_call` does not replace, which raises nothing.
     So the first gradient is compared with autograd on the module itself.
     """
@@ -77,7 +86,7 @@ class PublicView:
         return None if shadows is None else shadows.clone()
 
     @property
-    def outside(self) -> tuple[Tensor, Tensor] | None:
+    def outside(self) -> Examples | None:
         if self._training.reserved is None:
             return None
         x, y = self._training.reserved
@@ -273,7 +282,7 @@ def train_shadows(
     return {"theta": last.cpu().numpy().copy()}
 
 
-def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> tuple[Tensor, Tensor]:
+def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> Examples:
     if plan.data is not None:
         return training.loaded(plan.data.load())
     if training.reserved is None:
@@ -334,7 +343,7 @@ class DpSgdSession(ResumableSession):
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
         checkpoints: Checkpoints | None = None,
     ) -> Scores | Measured:
         training, adversary = self.training, self.adversary
@@ -357,7 +366,7 @@ class DpSgdSession(ResumableSession):
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
-        measures = () if training.held_out is None else training.recipe.measures
+        measures = training.recipe.measures
         shape = (len(members), len(horizons))
         unknown = np.full(shape, np.nan)  # until training gets there
         record = {}
@@ -416,16 +425,16 @@ class FrozenSession:
     Step t releases Σ_j clip(g_j, C) + b c_t g* + Z_t. Only its part along g* depends on the bit,
     and there the noise is N(0, σ²C²) for any model. The sum over the other records is the same in
     every trial, so a trial takes T normal numbers. Noise is drawn along g* only, so this does not
-    check the engine's noise; attacks on trainings with a learning rate do.
+    check the engine's noise; attacks on a training that moves θ do.
 
     Attributes:
-        others: the part of the other records' sums along the canary that scores do not subtract, in
-            units of C, float64 [T].
+        other_sums: the part of the other records' sums along the canary that scores do not
+            subtract, in units of C, float64 [T].
     """
 
     training: DpSgdTraining
     adversary: FrozenAdversary
-    others: Scores
+    other_sums: Scores
 
     @classmethod
     def craft(cls, training: DpSgdTraining, adversary: FrozenAdversary, seed: int) -> Self:
@@ -433,7 +442,7 @@ class FrozenSession:
         canary = adversary.craft(PublicView(training), np.random.default_rng(seed))
         training.check_claim(canary)
         theta = training.initial[None]
-        others = np.zeros(training.recipe.steps)
+        other_sums = np.zeros(training.recipe.steps)
         labels = adversary.relabel(lambda: training.model.outputs(theta, training.x)[0])
         if labels is not None:
             clip_norm = training.clip_norm
@@ -441,14 +450,14 @@ class FrozenSession:
             for step, batch in enumerate(training.batches):
                 x = training.x[batch]
                 (total,) = training.sums(theta, x, labels[batch], clip_norm)
-                others[step] = float(total @ unit)
-        return cls(training, adversary, others)
+                other_sums[step] = float(total @ unit)
+        return cls(training, adversary, other_sums)
 
     def run(
         self,
         members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
     ) -> Scores:
         recipe, adversary = self.training.recipe, self.adversary
         public = PublicView(self.training)
@@ -461,7 +470,7 @@ class FrozenSession:
             inside = next(coins) & members
             if step % adversary.period == 0:
                 along = recipe.noise * noise.standard_normal(len(members))
-                along += inside + self.others[step - 1]
+                along += inside + self.other_sums[step - 1]
                 total += adversary.step_score(torch.from_numpy(along), public).numpy()
             if step in horizons:
                 scores.append(total.copy())

@@ -59,12 +59,14 @@ class Inserted:
     @functools.cached_property
     def rows(self) -> tuple[Tensor, ...]:
         """Numbers of the models that have it, for each of its examples."""
-        return self._indices(self.inside.view(len(self.inside), -1).t())
+        bits = self.inside.view(len(self.inside), -1)
+        return self._indices(bits.t())
 
     @functools.cached_property
     def examples(self) -> tuple[Tensor, ...]:
         """Numbers of its examples, for each model that may have some."""
-        return self._indices(self.inside.view(len(self.inside), -1))
+        bits = self.inside.view(len(self.inside), -1)
+        return self._indices(bits)
 
     def _indices(self, bits: Tensor) -> tuple[Tensor, ...]:
         canary = self.canary
@@ -315,7 +317,9 @@ class PackedSteps:
             for model, examples in enumerate(inserted.examples):
                 if len(examples):
                     row = slice(model, model + 1)
-                    update[row] += compute(theta[row], canary.x[examples], canary.y[examples])
+                    x = canary.x[examples]
+                    y = canary.y[examples]
+                    update[row] += compute(theta[row], x, y)
 
     def state(self) -> dict[str, Array]:
         arrays = self._noise.state()
@@ -323,7 +327,11 @@ class PackedSteps:
             arrays[_OPTIMIZER + name] = moment.cpu().numpy()
         return arrays
 
-    def restore(self, state: Mapping[str, Array], steps_done: int) -> None:
+    def restore(
+        self,
+        state: Mapping[str, Array],
+        steps_done: int,
+    ) -> None:
         self._noise.restore(state)
         self._steps_done = steps_done
         for name, array in state.items():
@@ -438,7 +446,11 @@ class OpacusSteps:
                         arrays[f"{_OPTIMIZER}{model}.{index}.{name}"] = array
         return arrays
 
-    def restore(self, state: Mapping[str, Array], steps_done: int) -> None:
+    def restore(
+        self,
+        state: Mapping[str, Array],
+        steps_done: int,
+    ) -> None:
         generator_state = torch.from_numpy(state["generator"].copy())
         self._optimizer.generator.set_state(generator_state)
         self._steps_done = steps_done

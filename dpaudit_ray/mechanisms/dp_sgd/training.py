@@ -35,6 +35,7 @@ _BODY_BATCH = 256  # examples that go through a frozen body together
 _MEASURED_AT_ONCE = 256  # examples
 _PAD = 4  # pixels that a view may be shifted by, for images of 32
 
+Examples = tuple[Tensor, Tensor]  # x [m, ...], y [m]
 # Called at every step: its number, θ before it, and the noisy mean that the optimizer then follows.
 Watch = Callable[[int, Tensor, Tensor], None]
 
@@ -68,7 +69,11 @@ def draw_views(
     columns = np.arange(width) + offsets[1]
     columns[is_mirrored] = columns[is_mirrored, ::-1]
     images = np.repeat(np.arange(len(x)), count)
-    pixels = (images[:, None, None], rows[:, :, None], columns[:, None, :])
+    pixels = (
+        images[:, None, None],
+        rows[:, :, None],
+        columns[:, None, :],
+    )
     indices = tuple(torch.from_numpy(index).to(x.device) for index in pixels)
     padded = F.pad(x, (_PAD,) * 4, mode="reflect")
     views = padded.movedim(1, -1)[indices].movedim(-1, 1)
@@ -132,9 +137,9 @@ class DpSgdTraining:
     y: Tensor
     batches: tuple[Tensor, ...]
     classes: int
-    loaded: Callable[[Dataset], tuple[Tensor, Tensor]]
-    held_out: tuple[Tensor, Tensor] | None = None
-    reserved: tuple[Tensor, Tensor] | None = None
+    loaded: Callable[[Dataset], Examples]
+    held_out: Examples | None = None
+    reserved: Examples | None = None
     shadows: Tensor | None = None
     views_seed: int = 0
 
@@ -170,7 +175,7 @@ class DpSgdTraining:
         slots_of(module)  # refuses parameters that could not be moved as they are
         input_type = input_dtype(module.to(device, dtype), x)
 
-        def loaded(part: Dataset) -> tuple[Tensor, Tensor]:
+        def loaded(part: Dataset) -> Examples:
             part_x = _features(part, body, device, dtype)
             part_y = torch.from_numpy(part.y.copy())
             return as_input(part_x, input_type), part_y.to(device)
@@ -229,7 +234,7 @@ class DpSgdTraining:
         """N and the expected |B|."""
         return Sizes(len(self.y), self.recipe.batch_size)
 
-    def example(self, index: int) -> tuple[Tensor, Tensor]:
+    def example(self, index: int) -> Examples:
         """Returns training example `index` as x [1, ...] and y [1]."""
         if not 0 <= index < self.examples:
             last = self.examples - 1
@@ -277,7 +282,7 @@ class DpSgdTraining:
         return total
 
     @ours()
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int) -> Examples:
         """Returns the batch of the other records at `step`, from 1 on.
 
         Returns:

@@ -50,7 +50,11 @@ class Optimizer(Plugin):
         """
 
     @abstractmethod
-    def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
+    def torch(
+        self,
+        parameters: Iterable[nn.Parameter],
+        rate: float,
+    ) -> optim.Optimizer:
         """Returns torch's optimizer for one model. Its rate is set again at every step."""
 
 
@@ -62,7 +66,11 @@ class Sgd(Optimizer):
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
         theta.sub_(noisy.summed, alpha=noisy.rate / noisy.batch_size)
 
-    def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
+    def torch(
+        self,
+        parameters: Iterable[nn.Parameter],
+        rate: float,
+    ) -> optim.Optimizer:
         from torch import optim
 
         return optim.SGD(parameters, lr=rate)
@@ -80,7 +88,11 @@ class Momentum(Optimizer):
         velocity = state["velocity"].mul_(self.momentum).add_(noisy.summed)
         theta.sub_(velocity, alpha=noisy.rate / noisy.batch_size)
 
-    def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
+    def torch(
+        self,
+        parameters: Iterable[nn.Parameter],
+        rate: float,
+    ) -> optim.Optimizer:
         from torch import optim
 
         return optim.SGD(parameters, lr=rate, momentum=self.momentum)
@@ -99,7 +111,8 @@ class Adam(Optimizer):
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
         if not state:
-            state.update(m=theta.new_zeros(theta.shape), v=theta.new_zeros(theta.shape))
+            state["m"] = theta.new_zeros(theta.shape)
+            state["v"] = theta.new_zeros(theta.shape)
         first, second = state.values()  # moments
         beta1, beta2 = self.betas
         gradient = noisy.summed / noisy.batch_size
@@ -107,9 +120,14 @@ class Adam(Optimizer):
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         unbiased_second = second / (1 - beta2**noisy.number)
         root = unbiased_second.sqrt_().add_(self.eps)
-        theta.addcdiv_(first, root, value=-noisy.rate / (1 - beta1**noisy.number))
+        step_size = noisy.rate / (1 - beta1**noisy.number)
+        theta.addcdiv_(first, root, value=-step_size)
 
-    def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
+    def torch(
+        self,
+        parameters: Iterable[nn.Parameter],
+        rate: float,
+    ) -> optim.Optimizer:
         from torch import optim
 
         return optim.Adam(parameters, lr=rate, betas=self.betas, eps=self.eps)
@@ -136,7 +154,8 @@ class Schedule(Plugin):
         """Returns the learning rate of `step` = 1, ..., steps of a training."""
         if step <= self.warmup:
             return learning_rate * step / self.warmup
-        return learning_rate * self.factor(step - self.warmup - 1, steps - self.warmup)
+        step_after_warmup = step - self.warmup - 1
+        return learning_rate * self.factor(step_after_warmup, steps - self.warmup)
 
     def check(self, steps: int) -> None:
         """Raises SpecError if the training has too few `steps` for this schedule."""
@@ -172,4 +191,5 @@ class Cosine(Schedule):
 
     def factor(self, step: int, steps: int) -> float:
         angle = math.pi * min(1.0, step / (self.over or steps))
-        return self.final + (1 - self.final) * (1 + math.cos(angle)) / 2
+        fall = 1 - self.final
+        return self.final + fall * (1 + math.cos(angle)) / 2

@@ -1,3 +1,3 @@
-"""One-dimensional loss landscapes, simulated and computed exactly."""
+"""Loss landscapes in one dimension, simulated and computed exactly."""
 
 from .mechanism import Landscape as Landscape

@@ -29,6 +29,7 @@ from numpy.polynomial import legendre
 from scipy import optimize, sparse, special
 
 from ...stats import gdp
+from ..base import Horizons
 from .process import Floats, Process
 
 ORDER = 12  # nodes per panel
@@ -60,9 +61,9 @@ class Panels:
     @functools.cached_property
     def nodes(self) -> Floats:
         """Quadrature nodes, float64 [n, ORDER], increasing."""
-        left, right = self.edges[:-1], self.edges[1:]
-        middles = (right + left) / 2
-        halves = (right - left) / 2
+        lower, upper = self.edges[:-1], self.edges[1:]
+        middles = (upper + lower) / 2
+        halves = (upper - lower) / 2
         return middles[:, None] + halves[:, None] * _NODES
 
     @functools.cached_property
@@ -81,11 +82,11 @@ class Panels:
             longest_inside = longest / (1 + process.clip_norm / process.width)
         breaks = [edge for edge in process.breaks if low < edge < high]
         edges = []
-        for left, right in itertools.pairwise([low, *breaks, high]):
-            is_inside = abs((left + right) / 2 - process.threshold) < process.width
+        for start, end in itertools.pairwise([low, *breaks, high]):
+            is_inside = abs((start + end) / 2 - process.threshold) < process.width
             width = longest_inside if is_inside else longest
-            count = math.ceil((right - left) / width)
-            edges.append(np.linspace(left, right, count + 1)[:-1])
+            count = math.ceil((end - start) / width)
+            edges.append(np.linspace(start, end, count + 1)[:-1])
         return cls(np.append(np.concatenate(edges), high))
 
 
@@ -98,11 +99,11 @@ class Mass:
 
     @functools.cached_property
     def _sums(self) -> tuple[Floats, Floats]:
-        """Mass to the left and to the right of every panel edge, float64 [n + 1] each."""
+        """Mass below and above every panel edge, float64 [n + 1] each."""
         masses = (self.density * self.panels.weights).sum(axis=1)
-        left = np.append(0.0, np.cumsum(masses))
-        right = np.append(0.0, np.cumsum(masses[::-1]))
-        return left, right[::-1]
+        below = np.append(0.0, np.cumsum(masses))
+        above = np.append(0.0, np.cumsum(masses[::-1]))
+        return below, above[::-1]
 
     def split(self, points: Floats) -> tuple[Floats, Floats]:
         """Returns P(θ ≤ x) and P(θ > x) for points [k], both accurate if they are small."""
@@ -115,9 +116,9 @@ class Mass:
         polynomials = legendre.legvander(np.clip(position, -1.0, 1.0), ORDER)
         in_panel_below = coefficients * (polynomials - _AT_LEFT)
         in_panel_above = coefficients * (1.0 - polynomials)
-        left, right = self._sums
-        below = left[panel] + in_panel_below.sum(axis=1)
-        above = right[panel + 1] + in_panel_above.sum(axis=1)
+        below_edges, above_edges = self._sums
+        below = below_edges[panel] + in_panel_below.sum(axis=1)
+        above = above_edges[panel + 1] + in_panel_above.sum(axis=1)
         return np.maximum(below, 0.0), np.maximum(above, 0.0)
 
 
@@ -137,7 +138,9 @@ def entries(process: Process, steps: int) -> float:
 
 
 def evolve(
-    process: Process, horizons: tuple[int, ...], refine: int = 1
+    process: Process,
+    horizons: Horizons,
+    refine: int = 1,
 ) -> Iterator[tuple[Mass, Mass]]:
     """Yields densities at each horizon, out and in, on panels `refine` times as fine."""
     panels = Panels.covering(process, horizons[-1], refine)
@@ -197,7 +200,10 @@ class Power:
 def power(outside: Mass, inside: Mass, delta: float) -> Power:
     """Returns the exact strength of the pair at δ in (0, 1)."""
     mu, threshold = strongest_threshold(outside, inside)
-    epsilons = (_epsilon(outside, inside, delta), _epsilon(inside, outside, delta))
+    epsilons = (
+        _epsilon(outside, inside, delta),
+        _epsilon(inside, outside, delta),
+    )
     epsilon_gdp = gdp.epsilon(max(mu, 0.0), delta)
     return Power(max(epsilons), mu, threshold, float(epsilon_gdp))
 
@@ -280,18 +286,19 @@ def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
 def _masses(world: Mass, intervals: Floats) -> float:
     """Returns P(θ in one of these intervals [k, 2]), from the side where nothing cancels."""
     edges = world.panels.edges
-    left, right = np.clip(intervals, edges[0], edges[-1]).T
-    below_left, above_left = world.split(left)
-    below_right, above_right = world.split(right)
-    from_left = below_right - below_left
-    from_right = above_left - above_right
-    masses = np.where(below_right < above_left, from_left, from_right)
+    starts, ends = np.clip(intervals, edges[0], edges[-1]).T
+    below_start, above_start = world.split(starts)
+    below_end, above_end = world.split(ends)
+    by_lower_tail = below_end - below_start
+    by_upper_tail = above_start - above_end
+    masses = np.where(below_end < above_start, by_lower_tail, by_upper_tail)
     return float(masses.sum())
 
 
-def final_power(process: Process, steps: int, delta: float = TUNED_AT) -> Power:
-    """Returns the power of an adversary who gets θ_`steps`."""
-    return power(*next(evolve(process, (steps,))), delta)
+def final_power(process: Process, steps: int) -> Power:
+    """Returns the power, at `TUNED_AT`, of an adversary who gets θ_`steps`."""
+    ((outside, inside),) = evolve(process, (steps,))
+    return power(outside, inside, TUNED_AT)
 
 
 @functools.lru_cache(maxsize=64)
@@ -307,7 +314,8 @@ def best_threshold(process: Process, steps: int) -> float:
         return final_power(dataclasses.replace(process, threshold=threshold), steps).mu
 
     tests = process.first_noise * special.ndtri(1 - _RATES)
-    return max([process.threshold, *map(float, tests)], key=mu)
+    thresholds = [process.threshold, *map(float, tests)]
+    return max(thresholds, key=mu)
 
 
 @functools.lru_cache(maxsize=64)

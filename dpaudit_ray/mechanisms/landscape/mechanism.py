@@ -13,7 +13,7 @@ from ...adversaries.base import Adversary
 from ...adversaries.landscape import LandscapeAdversary
 from ...errors import SpecError, plain
 from ...stats import Estimate, Status, TradeOff
-from ..base import Claimed, Mechanism, Prepared, Session, recorded_steps
+from ..base import Claimed, Horizons, Mechanism, Prepared, Session, recorded_steps
 from .process import FirstStep, Gradient, Process
 
 SMALLEST_NOISE = 0.25  # noise multiplier from which on the grid holds all densities that matter
@@ -68,7 +68,7 @@ class Landscape(Mechanism):
         """Returns 256 to 5000 trials, by 5,000,000 steps in all: a tenth of a second."""
         return max(256, min(5000, 5_000_000 // self.steps))
 
-    def horizons(self, record_every: int | None) -> tuple[int, ...]:
+    def horizons(self, record_every: int | None) -> Horizons:
         return recorded_steps(self.steps, record_every or self.steps)
 
     def check(self, adversary: Adversary) -> None:
@@ -114,11 +114,11 @@ class Landscape(Mechanism):
     def exact(
         self,
         adversary: Adversary,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
         delta: float,
         prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """For `backend: exact`, returns the true ε, and the best test's μ converted to ε.
+        """Returns the true ε, and the best test's μ converted to ε, for `backend: exact`.
 
         No trial is involved, so the confidence is 1. The true ε of one adversary is a lower bound
         on the mechanism's, and so is its μ; converted as if the curve were Gaussian, that gives up

@@ -16,6 +16,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..base import Horizons, Members
+
 Floats = npt.NDArray[np.float64]
 # The shape of g: -BC above h, BC below (the paper's A_S^h); -BC everywhere (Example 1);
 # -BC clip((θ - h) / w, -1, 1), which keeps more of θ_1 than on which side it was.
@@ -76,9 +78,9 @@ class Process:
 
     def run(
         self,
-        members: npt.NDArray[np.bool_],
+        members: Members,
         seed: int,
-        horizons: tuple[int, ...],
+        horizons: Horizons,
     ) -> Floats:
         """Returns θ_t of independent runs at each horizon, float64 [n, horizons].
 
