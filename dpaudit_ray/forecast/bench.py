@@ -1,7 +1,8 @@
-"""Speed of both engines on this machine, beside each other and beside its matrix product.
+"""Measures the speed of both engines on this machine, and of its matrix product.
 
-The same process and threads, medians. Both keep their heap (`engines.memory`): glibc's default
-allocator would cost Opacus up to half of its time on a CPU.
+Both engines run in the same process with the same threads, and figures are medians. Both keep
+their heap (`engines.memory`): glibc's default allocator would cost Opacus up to half of its time on
+a CPU.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from ..mechanisms.dp_sgd.training import DpSgdTraining
 
 _SIDE, _SIDE_ON_GPU = 2048, 8192  # of the matrix whose product is the roofline
-PACKS = (1, 16, 64, 256, 1024, 8192)  # models together that are tried on a GPU
-_COPIES = 4  # of θ that a step holds: itself, its update, sums, and what is made in between
+PACKS = (1, 16, 64, 256, 1024, 8192)  # models of a pack that are measured on a GPU
+_COPIES = 4  # of θ in a step: the parameters, their update, sums, and intermediate results
 _STEPS = 250  # of a trial, as in Cebere et al.
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Input on which one model is measured: synthetic data in the shape of the papers'."""
+    """Synthetic data on which a model is measured, with the shape of the papers' data."""
 
     model: str
     shape: tuple[int, ...]
@@ -45,33 +46,45 @@ class Workload:
     models: int  # in a pack
 
 
-WORKLOADS = {
-    w.model: w
-    for w in (
-        Workload("fcnn", (8,), 2, 400, 256),
-        Workload("mlp3", (446,), 30, 128, 32),
-        Workload("cnn4", (1, 28, 28), 10, 128, 16),
-        Workload("convnet", (3, 32, 32), 10, 128, 16),
-        Workload("resnet18", (3, 32, 32), 10, 32, 1),
-        Workload("wrn16", (3, 32, 32), 10, 32, 1),
-    )
-}
+_WORKLOADS = (
+    Workload("fcnn", (8,), 2, 400, 256),
+    Workload("mlp3", (446,), 30, 128, 32),
+    Workload("cnn4", (1, 28, 28), 10, 128, 16),
+    Workload("convnet", (3, 32, 32), 10, 128, 16),
+    Workload("resnet18", (3, 32, 32), 10, 32, 1),
+    Workload("wrn16", (3, 32, 32), 10, 32, 1),
+)
+WORKLOADS = {workload.model: workload for workload in _WORKLOADS}
 
 
 @dataclasses.dataclass
 class Row:
-    """One model on this machine; times are seconds per model and step."""
+    """Speed of a model on this machine; all times are seconds per model and step.
+
+    Attributes:
+        model: its name.
+        parameters: number of its parameters.
+        batch_size: size of a batch.
+        flop: operations of one model's step: forward and backward, without per-sample gradients.
+        models: number of models in the fastest pack.
+        packed_seconds: time in that pack.
+        packs: time in every pack that was measured, by its number of models.
+        opacus_seconds: time of Opacus.
+        ratio: time of Opacus, relative to the packed engine.
+        trials_per_second: trials of 250 steps with the packed engine.
+        flop_per_second: operations with the packed engine.
+    """
 
     model: str
     parameters: int
     batch_size: int
-    flop: float  # per model-step: forward, backward, per-sample gradients not counted
-    models: int  # in the pack that is fastest
+    flop: float
+    models: int
     packed_seconds: float
-    packs: dict[int, float]  # the same of every pack that was tried, by its models
+    packs: dict[int, float]
     opacus_seconds: float
-    ratio: float = dataclasses.field(init=False)  # Opacus against the packed engine
-    trials_per_second: float = dataclasses.field(init=False)  # of 250 steps, packed
+    ratio: float = dataclasses.field(init=False)
+    trials_per_second: float = dataclasses.field(init=False)
     flop_per_second: float = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +95,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """All rows, with the machine they hold for."""
+    """All rows, and the machine on which they were measured."""
 
     device: str
     threads: int
@@ -97,12 +110,21 @@ def measure(
     repeats: int,
     gpu: bool,
     packs: Sequence[int] = (),
-    beside: bool = True,
+    opacus: bool = True,
 ) -> Benchmark:
-    """Measures `models`; every figure is the median of `repeats` runs.
+    """Measures models; every figure is a median.
 
-    In packs of so many models, of which the fastest counts; by default the workloads' on a CPU,
-    PACKS on a GPU. Opacus is measured `beside`, or NaN. SpecError: unknown model, or no GPU here.
+    Args:
+        models: names in WORKLOADS.
+        threads: number of threads.
+        repeats: number of runs for each median.
+        gpu: whether to measure a GPU, not the CPU.
+        packs: numbers of models in packs, of which the fastest counts; empty: that of the workload
+            on a CPU, PACKS on a GPU.
+        opacus: whether Opacus is measured, too; otherwise its time is NaN.
+
+    Raises:
+        SpecError: a model has no workload, or there is no GPU.
     """
     import torch
 
@@ -120,18 +142,28 @@ def measure(
     }
     rows = []
     for name, training in trainings.items():
+        recipe = training.recipe
+        device = training.initial.device
         usual = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
-        recipe, device = training.recipe, training.initial.device
-        tried = {
-            n: _step_seconds(PackedSteps(recipe, training.model, 0, device), training, n, repeats)
-            for n in packs or usual
-        }
-        fastest, of_opacus = min(tried, key=tried.__getitem__), math.nan
-        if beside:
+        seconds = {}
+        for number in packs or usual:
+            packed = PackedSteps(recipe, training.model, 0, device)
+            seconds[number] = _step_seconds(packed, training, number, repeats)
+        fastest = min(seconds, key=seconds.__getitem__)
+        opacus_seconds = math.nan
+        if opacus:
             steps = OpacusSteps(recipe, training.module, 0, device)
-            of_opacus = _step_seconds(steps, training, 1, repeats)
-        size, batch = training.model.size, recipe.batch_size
-        row = Row(name, size, batch, _flop(training), fastest, tried[fastest], tried, of_opacus)
+            opacus_seconds = _step_seconds(steps, training, 1, repeats)
+        row = Row(
+            name,
+            training.model.size,
+            recipe.batch_size,
+            _flop(training),
+            fastest,
+            seconds[fastest],
+            seconds,
+            opacus_seconds,
+        )
         rows.append(row)
     side = _SIDE if device.type == "cpu" else _SIDE_ON_GPU
     a = torch.randn(side, side, device=device)
@@ -160,28 +192,29 @@ class _Synthetic(Data):
     examples: int
 
     def read(self) -> Dataset:
-        """Standard normals; the same on every call."""
+        """Returns standard normals, the same on every call."""
         x = np.random.default_rng(0).normal(size=(self.examples, *self.shape)).astype(np.float32)
         return Dataset(x, np.arange(self.examples, dtype=np.int64) % self.classes)
 
 
 def _fitting_packs(model_bytes: int) -> tuple[int, ...]:
-    """Packs whose parameters take no more memory than a step's activations may."""
+    """Returns the packs whose parameters take no more memory than a step's activations may."""
     from ..engines import gpu_settings
 
-    needed = _COPIES * model_bytes
-    return tuple(n for n in PACKS if n == 1 or n * needed <= gpu_settings.budget())
+    most_models = max(gpu_settings.budget() // (_COPIES * model_bytes), 1)
+    return tuple(models for models in PACKS if models <= most_models)
 
 
 def _step_seconds(steps: Steps, training: DpSgdTraining, models: int, repeats: int) -> float:
-    """A step of one model, on the first half of the workload's records, which are a batch."""
+    """Times a step of one model, on the first half of the workload's records, which are a batch."""
     theta = training.initial.repeat(models, 1)
-    x, y = (values[: len(values) // 2] for values in (training.x, training.y))
+    batch_size = len(training.x) // 2
+    x, y = training.x[:batch_size], training.y[:batch_size]
     return _median_seconds(lambda: steps.step(theta, x, y, None), theta.device, repeats) / models
 
 
 def _median_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median of `repeats` calls, after two to warm up."""
+    """Returns the median of `repeats` calls, after two to warm up."""
     import torch
 
     times = []
@@ -197,7 +230,7 @@ def _median_seconds(call: Callable[[], object], device: torch.device, repeats: i
 
 
 def _flop(training: DpSgdTraining) -> float:
-    """Operations of one plain forward and backward pass, which any engine must do at least."""
+    """Counts the operations of a forward and backward pass, which every engine has to do."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

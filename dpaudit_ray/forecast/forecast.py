@@ -1,14 +1,15 @@
-"""Time that a sweep takes and bounds that it can show, before it is run."""
+"""Estimates how long a sweep takes, and which bounds it can show, before it is run."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,23 +29,38 @@ from ..sweep.audit import EstimatorSpec
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 
-CLAIM_SHARE = 0.9  # of the claim that `AuditOutlook.power` asks for
-USUAL_POWER = 0.8  # with which `AuditOutlook.trials_needed` reaches it
-ENOUGH_SECONDS = 1.0  # of a timing, beyond those of a single step
-_STEP_SECONDS = 2.0  # between two lines about progress
-_DRAWS = 10  # simulated audits of one training
+CLAIM_SHARE = 0.9  # share of the claim in `AuditOutlook.power`
+USUAL_POWER = 0.8  # probability in `AuditOutlook.trials_needed`
+ENOUGH_SECONDS = 1.0  # a timing is precise if it takes this much longer than a single step
+_STEP_FACTOR = 4  # times as many steps, until a timing is precise
+_LINE_SECONDS = 2.0  # between two lines about progress
+_DRAWS = 10  # simulated audits of a training run with several canaries
 _SEED = 20231
-_APART = 1e6  # μ of canaries that are all guessed right
-_STEP_FACTOR = 4  # times as many steps, until that is reached
+_ALL_RIGHT = 1e6  # μ of canaries that are all guessed right
 
 
 @dataclasses.dataclass(frozen=True)
 class AuditOutlook:
-    """One audit: `power` is the chance of a bound of 90 % of the claim if the claim is tight.
+    """Forecast of an audit.
 
-    `status` is what that ε would be, and `largest_certifiable`: converted from the μ of `accuracy`,
-    both are certified where the trade-off curve is known to be Gaussian. Of canaries of one
-    training, all are what the first of its estimators that hold shows in simulations.
+    Bounds are those of `accuracy`: converted from its μ, they are certified where the trade-off
+    curve is known to be Gaussian. For several canaries in a training run, they are simulated by the
+    first of its estimators that hold.
+
+    Attributes:
+        label: name of the audit.
+        trials: number of trials.
+        packs: number of packs.
+        packs_done: number of packs that are stored.
+        claim: ε that the audit is compared with.
+        seconds: time of one trainer for the remaining packs.
+        largest_certifiable: largest possible bound on ε; None, like `power`, without trials.
+        power: probability of a bound of 90 % of the claim if the claim is tight.
+        trials_needed: number of trials for a power of 80 %; None if no number is enough.
+        status: of these bounds.
+        likely: bound that a tight attack reaches with a probability of 80 %; NaN if the claim is
+            not a number.
+        grows: whether `audit.up_to` plans for `trials_needed`.
     """
 
     label: str
@@ -52,13 +68,13 @@ class AuditOutlook:
     packs: int
     packs_done: int
     claim: float
-    seconds: float  # of one trainer's time, for the packs that are left
-    largest_certifiable: float | None = None  # None, like the next, where no trials are run
+    seconds: float
+    largest_certifiable: float | None = None
     power: float | None = None
-    trials_needed: int | None = None  # for it at a chance of 80 %; None where no number would do
+    trials_needed: int | None = None
     status: stats.Status = stats.Status.CERTIFIED
-    likely: float = math.nan  # ε of a tight attack at such a chance; NaN: the claim is no number
-    grows: bool = False  # whether `audit.up_to` plans for `trials_needed`
+    likely: float = math.nan
+    grows: bool = False
 
     @property
     def sampled(self) -> bool:
@@ -67,23 +83,32 @@ class AuditOutlook:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """A whole sweep on this machine; packs that wait for one of `preparations` take NaN seconds."""
+    """Forecast of a sweep on this machine; packs that wait for a preparation take NaN seconds."""
 
     audits: tuple[AuditOutlook, ...]
     workers: int
-    problem: str | None = None  # why no time could be measured
+    problem: str | None = None  # the reason if no time could be measured
     preparations: tuple[PreparationOutlook, ...] = ()
 
     @property
     def seconds(self) -> float:
-        """Trainer seconds that are left."""
+        """Time of one trainer for all that remains."""
         return sum(a.seconds for a in self.audits) + sum(p.seconds for p in self.preparations)
 
 
 def forecast(
     sweep: Sweep, storage_path: str, tell: Callable[[str], None] = lambda line: None
 ) -> Outlook:
-    """Plans the sweep against its run directory, and times first steps of its packs."""
+    """Plans the sweep against its run directory, and times first steps of its packs.
+
+    Args:
+        sweep: the sweep.
+        storage_path: the folder of its run directory.
+        tell: called with lines about progress.
+
+    Raises:
+        DpauditError: the sweep cannot be run.
+    """
     run = RunDirectory.under(storage_path, sweep.name, OPENING)
     sweep = planning.kept(sweep, run, tell)
     warn_of_few_trials(sweep, tell)
@@ -96,95 +121,100 @@ def forecast(
     made: dict[tuple[str, int], Arrays] = {}
 
     def call(method: str, audit: int) -> tuple[Arrays, ...]:
-        """Answers a trainer, which asks its aggregator for prepared parts only."""
+        """Answers a trainer, which calls its aggregator only for prepared parts."""
         return _prepared(run, plan, made, audit)
 
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), call)
-    waited = preparing.left(run, plan, remaining)
-    preparations, failure = _rehearsed(trainer, run, plan, waited, made)
-    steps = _Steps(tell)
-    seconds, problem = seconds_per_trial(sweep, trainer, remaining, steps.timing)
-    packs_left = dict[int, list[Pack]]()
+    awaited = preparing.left(run, plan, remaining)
+    preparations, failure = _rehearsed(trainer, run, plan, awaited, made)
+    progress = _Progress(tell)
+    seconds, problem = seconds_per_trial(sweep, trainer, remaining, progress.timed)
+    trials_left = collections.Counter[int]()
     for pack in remaining:
-        packs_left.setdefault(pack.audit, []).append(pack)
+        trials_left[pack.audit] += pack.size
     audits = []
     for index, (audit, cell) in enumerate(zip(plan.audits, sweep.cells, strict=True)):
-        steps.tell(f"forecasting: {index:,} of {len(sweep.cells):,} audits")
-        left = packs_left.get(index, [])
-        done = len(finished_trials.stored_packs(run, audit))
-        audits.append(_outlook(audit, cell, left, done, seconds.get(index, 0.0)))
+        progress.show(f"forecasting: {index:,} of {len(sweep.cells):,} audits")
+        outlook = AuditOutlook(
+            label=audit.label,
+            trials=audit.trials,
+            packs=len(audit.packs),
+            packs_done=len(finished_trials.stored_packs(run, audit)),
+            claim=audit.claim,
+            seconds=trials_left[index] * seconds.get(index, 0.0),
+        )
+        if cell.mechanism.sampled:
+            outlook = _with_bounds(outlook, audit, cell)
+        audits.append(outlook)
     workers = max(1, int(len(os.sched_getaffinity(0)) / sweep.resources.num_cpus))
-    if (limit := sweep.resources.max_concurrent_trainers) != "auto":
+    limit = sweep.resources.max_concurrent_trainers
+    if limit != "auto":
         workers = min(workers, limit)
     return Outlook(tuple(audits), workers, failure or problem, preparations)
 
 
-class _Steps:
-    """Tells what a forecast is at, every few seconds."""
+class _Progress:
+    """Shows lines about progress, one every few seconds."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._last = time.monotonic()
 
-    def tell(self, line: str) -> None:
+    def show(self, line: str) -> None:
         now = time.monotonic()
-        if now - self._last >= _STEP_SECONDS:
+        if now - self._last >= _LINE_SECONDS:
             self._last = now
             self._tell(line)
 
-    def timing(self, timed: int, packs: int) -> None:
-        self.tell(f"timing the first steps: {timed:,} of {packs:,} packs")
+    def timed(self, timed: int, packs: int) -> None:
+        self.show(f"timing the first steps: {timed:,} of {packs:,} packs")
 
 
-def _outlook(
-    audit: PlannedAudit, cell: Cell, left: list[Pack], done: int, seconds: float
-) -> AuditOutlook:
-    """One audit of which `done` packs are done and those in `left` remain, at `seconds` a trial."""
-    # Canaries of one training may say the same, so a training counts as one trial.
-    trainings = audit.trials // max(audit.together, 1)
-    outlook = AuditOutlook(
-        label=audit.label,
-        trials=audit.trials,
-        packs=len(audit.packs),
-        packs_done=done,
-        claim=audit.claim,
-        seconds=sum(pack.size for pack in left) * seconds,
-    )
-    if not cell.mechanism.sampled:
-        return outlook
-    alpha, split = 1 - cell.audit.confidence, growth.shares(len(audit.foreseen))
-    levels = [(cell.audit.delta, 1 - share * alpha) for share in split]
+def _with_bounds(outlook: AuditOutlook, audit: PlannedAudit, cell: Cell) -> AuditOutlook:
+    """Returns the forecast of an audit with the bounds that its trials can show."""
+    alpha = 1 - cell.audit.confidence
+    shares = growth.shares(len(audit.foreseen))
+    levels = [(cell.audit.delta, 1 - share * alpha) for share in shares]
     level = levels[len(audit.looks) - 1]
     holding = [spec for spec in cell.audit.estimators if spec.method.status.holds]
     if not audit.independent and holding and (audit.paired or holding[0].method.one_run):
-        return _of_canaries(outlook, cell, holding[0], level)
-    likely, needed, foreseen = math.nan, 0, dict[int, float]()
+        return _with_simulated_bounds(outlook, cell, holding[0], level)
+    # Canaries of a training run may be correlated, so a training run counts as one trial.
+    runs = audit.trials // max(audit.together, 1)
+    likely = math.nan
+    needed = 0
+    powers = dict[int, float]()  # by number of training runs
     if 0 < audit.claim < math.inf:
-        grown = [number // audit.canaries for number in audit.foreseen]
-        foreseen = {n: _power(audit.claim, n, at) for n, at in zip(grown, levels, strict=True)}
-        with contextlib.suppress(ValueError):  # a claim that no billion trials would reach
-            needed = next((n for n, chance in foreseen.items() if chance >= USUAL_POWER), 0)
-            needed = needed or _trials_needed(audit.claim, cell.audit.delta, cell.audit.confidence)
-        likely = _likely_bound(audit.claim, trainings, level)
+        for trials, at in zip(audit.foreseen, levels, strict=True):
+            powers[trials // audit.canaries] = _power(audit.claim, trials // audit.canaries, at)
+        needed = _first_with_power(powers) or 0
+        if not needed:
+            with contextlib.suppress(ValueError):  # a billion trials would not be enough
+                needed = _trials_needed(audit.claim, cell.audit.delta, cell.audit.confidence)
+        likely = _likely_bound(audit.claim, runs, level)
     curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
     return dataclasses.replace(
         outlook,
-        largest_certifiable=stats.power.largest_certifiable(trainings, *level),
-        power=_power(audit.claim, trainings, level),
+        largest_certifiable=stats.power.largest_certifiable(runs, *level),
+        power=_power(audit.claim, runs, level),
         trials_needed=needed * audit.canaries or None,
-        grows=len(foreseen) > 1 and needed in foreseen,
+        grows=len(powers) > 1 and needed in powers,
         status=stats.make("accuracy", planned=1).bound(*level).given(curve).status,
         likely=likely,
     )
 
 
-# Audits of one claim, number of trials and level share these.
+def _first_with_power(powers: Mapping[int, float]) -> int | None:
+    return next((number for number, power in powers.items() if power >= USUAL_POWER), None)
+
+
+# Audits with the same claim, number of trials and level share results.
 _shared = functools.lru_cache(maxsize=1024)
 
 
 @_shared
 def _trials_needed(claim: float, delta: float, confidence: float) -> int:
-    """Raises ValueError where a billion trials would not do."""
+    """Returns trials for the usual power. Raises ValueError if a billion are not enough."""
     return stats.power.trials_needed(claim, 1 - CLAIM_SHARE, USUAL_POWER, delta, confidence)
 
 
@@ -198,49 +228,60 @@ def _power(claim: float, trials: int, level: tuple[float, float]) -> float:
     return stats.power.accuracy_power(claim, CLAIM_SHARE * claim, trials, *level)
 
 
-def _of_canaries(
+def _with_simulated_bounds(
     outlook: AuditOutlook, cell: Cell, spec: EstimatorSpec, level: tuple[float, float]
 ) -> AuditOutlook:
-    """By simulation of its own estimator, on canaries that do not interfere."""
-    trials, several = outlook.trials, cell.canaries or outlook.trials
-    if spec.through_claim:  # as for independent trials: what is imagined is Gaussian
+    """Simulates the audit's estimator on canaries that do not interfere with each other."""
+    trials = outlook.trials
+    canaries = cell.canaries or trials
+    if spec.through_claim:  # simulated scores are Gaussian, as those of independent trials
         spec = spec.model_copy(update={"options": {**spec.options, "curve": "gaussian"}})
-    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
-    apart = cell.mechanism.independent_canaries(cell.adversary)
 
-    def shown(number: int, mu: float) -> list[float]:
-        return simulated(lambda: spec.make(number, several), mu, level)
+    def bounds(number: int, mu: float) -> list[float]:
+        return simulated(lambda: spec.make(number, canaries), mu, level)
 
     finite_claim = 0 < outlook.claim < math.inf
     mu = float(gdp.mu(outlook.claim, level[0])) if finite_claim else 0.0
-    usual = {number: shown(number, mu) for number in (trials, 2 * trials, 4 * trials)}
-    reached = {n: sum(e >= CLAIM_SHARE * outlook.claim for e in usual[n]) / _DRAWS for n in usual}
+    tight = bounds(trials, mu)
+    powers = {}  # by number of trials
+    for number in (trials, 2 * trials, 4 * trials):
+        epsilons = np.array(tight if number == trials else bounds(number, mu))
+        powers[number] = float(np.mean(epsilons >= CLAIM_SHARE * outlook.claim))
+    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    apart = cell.mechanism.independent_canaries(cell.adversary)
     return dataclasses.replace(
         outlook,
-        largest_certifiable=shown(trials, _APART)[0],
-        power=reached[trials],
-        trials_needed=next((n for n, chance in reached.items() if chance >= USUAL_POWER), None),
-        status=spec.make(trials, several).bound(*level).given(curve, apart).status,
-        likely=usual[trials][round((1 - USUAL_POWER) * _DRAWS)] if finite_claim else math.nan,
+        largest_certifiable=bounds(trials, _ALL_RIGHT)[0],
+        power=powers[trials],
+        trials_needed=_first_with_power(powers),
+        status=spec.make(trials, canaries).bound(*level).given(curve, apart).status,
+        likely=tight[round((1 - USUAL_POWER) * _DRAWS)] if finite_claim else math.nan,
     )
 
 
 def simulated(
     make: Callable[[], stats.Estimator], mu: float, level: tuple[float, float]
 ) -> list[float]:
-    """ε of simulated audits, rising, of as many canaries as `make` plans, all μ apart."""
-    rng, shown = np.random.default_rng(_SEED), []
+    """Returns the bounds on ε of simulated audits, in rising order.
+
+    Args:
+        make: makes the estimator, which plans the number of canaries.
+        mu: difference between scores with and without the canary, in standard deviations.
+        level: δ and confidence of the bounds.
+    """
+    rng = np.random.default_rng(_SEED)
+    epsilons = []
     for _ in range(_DRAWS):
-        made = make()
-        bits = rng.random(made.planned) < 0.5
-        noise = rng.standard_normal(made.planned)
-        if isinstance(made, Paired):  # at best, both trainings share all of it
+        estimator = make()
+        bits = rng.random(estimator.planned) < 0.5
+        noise = rng.standard_normal(estimator.planned)
+        if isinstance(estimator, Paired):  # at best, both training runs share all noise
             for values, second in ((bits, np.logical_not), (noise, np.positive)):
-                halves = values.reshape(-1, 2, made.canaries // 2)
+                halves = values.reshape(-1, 2, estimator.canaries // 2)
                 halves[:, 1] = second(halves[:, 0])
-        made.fold(mu * bits + noise, bits)
-        shown.append(made.bound(*level).epsilon_lower)
-    return sorted(shown)
+        estimator.fold(mu * bits + noise, bits)
+        epsilons.append(estimator.bound(*level).epsilon_lower)
+    return sorted(epsilons)
 
 
 class UnpreparedError(Exception):
@@ -249,31 +290,38 @@ class UnpreparedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class PreparationOutlook:
-    """A preparation of a sweep: `seconds` of one trainer's time, for the parts that are left."""
+    """Forecast of a preparation."""
 
-    audits: tuple[str, ...]
+    audits: tuple[str, ...]  # labels of those that wait for it
     parts: int
     done: int
-    seconds: float
+    seconds: float  # time of one trainer for the remaining parts
 
 
 def _rehearsed(
     trainer: PackTrainer,
     run: RunDirectory,
     plan: Plan,
-    left: Sequence[Part],
+    awaited: Sequence[Part],
     made: dict[tuple[str, int], Arrays],
 ) -> tuple[tuple[PreparationOutlook, ...], str | None]:
-    """Every preparation, its next awaited part `made` and timed, and why one could not be."""
-    outlooks, problem = [], None
+    """Makes the next awaited part of every preparation, and times it.
+
+    Returns:
+        A forecast of each preparation, and the message of a part that failed.
+    """
+    outlooks = []
+    problem = None
     for entry in preparing.entries(run, plan):
-        seconds, parts = 0.0, [part for part in left if part.preparation == entry["id"]]
+        seconds = 0.0
+        parts = [part for part in awaited if part.preparation == entry["id"]]
         if parts:
             started = time.perf_counter()
             arrays = trainer.attempt_part(parts[0])
             seconds = (time.perf_counter() - started) * len(parts)
             if isinstance(arrays, outcomes.Failure):
-                problem, seconds = arrays.message, math.nan
+                problem = arrays.message
+                seconds = math.nan
             else:
                 made[entry["id"], parts[0].first] = arrays
         audits = tuple(entry["audits"])
@@ -284,7 +332,7 @@ def _rehearsed(
 def _prepared(
     run: RunDirectory, plan: Plan, made: dict[tuple[str, int], Arrays], audit: int
 ) -> tuple[Arrays, ...]:
-    """All parts that an audit waits for. Raises UnpreparedError where one is not made."""
+    """Returns all parts that an audit waits for. Raises UnpreparedError if one does not exist."""
     arrays = []
     for part in preparing.all_parts(plan, [audit]):
         key = part.preparation, part.first
@@ -300,12 +348,20 @@ def seconds_per_trial(
     remaining: list[Pack],
     progress: Callable[[int, int], None] = lambda timed, packs: None,
 ) -> tuple[dict[int, float], str | None]:
-    """Seconds by audit, once for all that take equally long; NaN, and why, where none can run.
+    """Times a pack of each audit, once for all that take equally long.
 
-    Calls `progress` with the packs that are timed, or alike, and with all of them.
+    Args:
+        sweep: the sweep.
+        trainer: trains the packs.
+        remaining: the packs of the audits.
+        progress: called with the number of packs that need no further timing, and of all packs.
+
+    Returns:
+        Seconds of a trial by index of the audit, NaN if none can be run, and the reason for that.
     """
     by_options: dict[str, float] = {}
-    seconds, problem = {}, None
+    seconds = {}
+    problem = None
     for number, pack in enumerate(remaining):
         progress(number, len(remaining))
         if pack.audit in seconds:  # packs of one audit take equally long
@@ -334,17 +390,21 @@ def _pack_seconds(trainer: PackTrainer, pack: Pack, cell: Cell) -> float:
 
 
 def extrapolated(seconds: Callable[[int], float], horizons: tuple[int, ...]) -> float:
-    """Seconds of a pack that is scored at `horizons`, where `seconds` are of one that ends at t.
+    """Extrapolates the seconds of a pack from those of shorter ones.
 
-    The model is linear: every step takes the same time, and so does every score, so the first
-    steps tell. The very first pack is left out, since things are built in it.
+    The model is linear: every step takes the same time, and so does every recorded step.
+
+    Args:
+        seconds: times a pack that ends after so many steps.
+        horizons: the recorded steps of the pack.
     """
     last = horizons[-1]
-    seconds(1)
+    seconds(1)  # the very first pack takes longer, since objects are built in it
     first = seconds(1)
-    steps, took = 1, first
-    while steps < last and took - first < ENOUGH_SECONDS:
+    steps = 1
+    elapsed = first
+    while steps < last and elapsed - first < ENOUGH_SECONDS:
         steps = min(last, _STEP_FACTOR * steps)
-        took = seconds(steps)
-    step = max(took - first, 0.0) / (steps - 1) if steps > 1 else first
+        elapsed = seconds(steps)
+    step = max(elapsed - first, 0.0) / (steps - 1) if steps > 1 else first
     return last * step + len(horizons) * max(first - step, 0.0)

@@ -31,7 +31,6 @@ from ..plan.score_stream import ConsumedPack, MissedPack
 from ..stats import Estimate, Estimator, Status, growth
 from ..stats.base import curve_free, curve_free_method, methods_after_a_look
 from ..stats.budget import SweepBudget
-from ..stats.claim_verdict import ClaimTest, RunTest
 from ..stats.trial_log import Logged
 from ..storage.arrays import Arrays
 from ..storage.run_directory import RunDirectory
@@ -101,7 +100,8 @@ class Aggregation:
         """
         if self._audits[pack.audit].holds(pack):
             return
-        scores = self._record.store_pack(self._plan.audits[pack.audit].id, pack, scores)
+        audit = self._plan.audits[pack.audit]
+        scores = self._record.store_pack(audit.id, pack, scores)
         self._checkpoints.drop(pack)
         with self._turn:
             self._retried.discard(pack)
@@ -219,7 +219,7 @@ class Aggregation:
 
     def _opened(self, index: int) -> AuditState:
         missed = self._record.failed.keys() - self._retried
-        failed = {(pack.first, pack.last) for pack in missed if pack.audit == index}
+        failed = [pack.bounds for pack in missed if pack.audit == index]
         return AuditState(self._opened_sweep, index, failed)
 
 
@@ -255,21 +255,30 @@ class Taken:
 class AuditState:
     """Folded trials of one audit, of which the packs `failed` count as misses."""
 
-    def __init__(self, opened: OpenSweep, index: int, failed: Collection[Bounds]) -> None:
+    def __init__(
+        self,
+        opened: OpenSweep,
+        index: int,
+        failed: Collection[Bounds],
+    ) -> None:
         run, plan = opened.run, opened.plan
         audit = self._audit = plan.audits[index]
         cell = self._cell = opened.sweep.cells[index]
         self.trials = FinishedTrials(run, plan, index, failed, recent=opened.recent)
         gaussian = claims.is_gaussian(cell, next(iter(audit.claims)))
-        rule = cell.audit.stop_when
-        test = claims.first_test(audit, cell) if rule and rule.verdict else None
+        self._rule = cell.audit.stop_when
+        self._test = None
+        if self._rule is not None and self._rule.verdict:
+            self._test = claims.first_test(audit, cell)
+        # The level of `dpaudit verify`: the run's error budget, shared by its audits.
+        confidences = [each.audit.confidence for each in opened.sweep.cells]
+        self._alpha = (1 - min(confidences)) / len(confidences)
         self._each_audit = opened.budget.each_audit
         parts = functools.partial(opened.prepared.complete, index)
         self._estimates = Estimates(audit, cell, opened.budget, parts)
         self._bounds = [live_bound(audit)]  # the first is shown, the last compared with the claim
         if not gaussian:
             self._bounds.append(live_bound(audit, curve="any"))
-        self._rule = StopRule(opened.sweep, index, audit.claim, self._comparable, test)
         self._missed: dict[str, MissedTrials] = {}  # one by one, by the name of the exception
         self._unsettled: list[ConsumedPack] = []  # those that the estimates do not have yet
         self.decided: int | None = None  # trials that were enough; later ones are not folded
@@ -279,11 +288,11 @@ class AuditState:
 
     def holds(self, pack: Pack) -> bool:
         """Returns whether the scores of a pack are stored."""
-        return (pack.first, pack.last) in self.trials.stored
+        return pack.bounds in self.trials.stored
 
     def missed(self, pack: Pack) -> bool:
         """Returns whether the trials of a pack count as misses."""
-        return (pack.first, pack.last) in self.trials.failed
+        return pack.bounds in self.trials.failed
 
     def add(self, pack: Pack, scores: PackScores) -> None:
         """Adds a pack that is stored, perhaps again, as of two attempts that were both stored."""
@@ -294,14 +303,15 @@ class AuditState:
     def miss(self, pack: Pack) -> None:
         """Adds a pack that was given up."""
         if not self.holds(pack):
-            self.trials.failed.add((pack.first, pack.last))
+            self.trials.failed.add(pack.bounds)
             self._advance()
 
     def take(self) -> Taken:
         """Returns the packs that were folded since the last call, and the state of the audit."""
         packs = self._unsettled
         self._unsettled = []
-        return Taken(packs, self.decided, self.trials.complete, list(self._missed.values()))
+        missed = list(self._missed.values())
+        return Taken(packs, self.decided, self.trials.complete, missed)
 
     def settle(self, packs: list[ConsumedPack]) -> None:
         """Folds packs from `take` into the estimates; no other method may need these meanwhile."""
@@ -315,12 +325,17 @@ class AuditState:
 
     def rows(self) -> list[EstimateRow]:
         """Returns the audit's part of estimates.parquet."""
-        if self._rows is None or (self._audit.trials == 0 and not self._rows):
-            self._rows = self._estimates.rows()
-        return self._rows
+        rows = self._rows
+        if rows is None or (self._audit.trials == 0 and not rows):
+            rows = self._rows = self._estimates.rows()
+        return rows
 
     def progress(
-        self, index: int, activity: Activity, parts_done: int = 0, parts: int = 0
+        self,
+        index: int,
+        activity: Activity,
+        parts_done: int = 0,
+        parts: int = 0,
     ) -> AuditProgress:
         """Returns the progress of the audit.
 
@@ -367,18 +382,32 @@ class AuditState:
         """Folds the packs that follow, until they are enough; `settle`: into the estimates, too."""
         if self.decided is not None:
             return
-        for pack in self.trials.packs(one_by_one=self._rule.looks):
-            for state in self._bounds:
-                score_stream.feed(state, pack)
-            self._rule.fold(pack)
+        for pack in self.trials.packs(one_by_one=self._rule is not None):
+            for bound in self._bounds:
+                score_stream.feed(bound, pack)
+            if self._test is not None:
+                score_stream.feed(self._test, pack)
+                self._test.look()
             self._unsettled.append(pack)
             self._count_missed(pack)
             self._shown = None
             if settle:
                 self.settle(self.take().packs)
-            if self._rule.enough():
+            if self._enough():
                 self.decided = self.trials.end = pack.last + 1
                 return
+
+    def _enough(self) -> bool:
+        """Returns whether the trials so far decide the audit, by `stop_when`."""
+        if self._test is not None and self._test.refuted_after(self._alpha) is not None:
+            return True
+        within = self._rule.within if self._rule else None
+        claim = self._audit.claim
+        if within is None or not 0 < claim < math.inf:
+            return False
+        level = self._cell.audit
+        bound = self._comparable(level.delta, level.confidence)
+        return bound.epsilon_lower >= (1 - within) * claim
 
     def _count_missed(self, pack: ConsumedPack) -> None:
         if isinstance(pack, MissedPack):
@@ -394,56 +423,6 @@ def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
     """Returns a bound that holds after every pack. Of a single training run, it shows nothing."""
     method = methods_after_a_look(not audit.independent, audit.paired)[0]
     return EstimatorSpec(name=method, options=options).make(audit.declared[0], audit.together)
-
-
-class StopRule:
-    """The rule `audit.stop_when`, applied after every pack, so to time-uniform bounds."""
-
-    def __init__(
-        self,
-        sweep: Sweep,
-        index: int,
-        claim: float,
-        bound: Callable[..., Estimate],
-        test: ClaimTest | RunTest | None,
-    ) -> None:
-        """Reads the rule of an audit.
-
-        Args:
-            sweep: the sweep.
-            index: number of the audit.
-            claim: ε that the audit is compared with.
-            bound: returns the bound so far; takes δ and a confidence.
-            test: the test of the claim for `stop_when: verdict`.
-        """
-        audit = sweep.cells[index].audit
-        self._rule = audit.stop_when
-        self._level = (audit.delta, audit.confidence)
-        self._claim = claim
-        self._bound = bound
-        self._test = test
-        # The level of `dpaudit verify`: the run's error budget, shared by its audits.
-        self._alpha = (1 - min(cell.audit.confidence for cell in sweep.cells)) / len(sweep.cells)
-
-    @property
-    def looks(self) -> bool:
-        """Whether the audit may be over after any pack."""
-        return self._rule is not None
-
-    def fold(self, pack: ConsumedPack) -> None:
-        """Adds a pack, in trial order."""
-        if self._test is not None:
-            score_stream.feed(self._test, pack)
-            self._test.look()
-
-    def enough(self) -> bool:
-        """Returns whether the trials so far decide the audit."""
-        if self._test is not None and self._test.refuted_after(self._alpha) is not None:
-            return True
-        within = self._rule.within if self._rule else None
-        if within is None or not 0 < self._claim < math.inf:
-            return False
-        return self._bound(*self._level).epsilon_lower >= (1 - within) * self._claim
 
 
 class Estimates:
@@ -574,16 +553,17 @@ class Estimates:
 
     def _curve_free(self) -> State | None:
         """Returns an estimator that bounds ε for any mechanism; None if declared, or none holds."""
+        last = self._audit.horizons[-1]
         if self._audit.paired:
             spec = EstimatorSpec(name="paired", options={"curve": "any"})
-            return self._state(spec, self._audit.horizons[-1])
+            return self._state(spec, last)
         if self._looked and not self._audit.independent:
             return None  # none holds where canaries that share a training run are looked at early
         method = curve_free_method(time_uniform=self._looked)
         listed = any(spec.name == method for spec in self._specs)
         if listed or not self._cell.mechanism.sampled:
             return None
-        return self._state(EstimatorSpec(name=method), self._audit.horizons[-1])
+        return self._state(EstimatorSpec(name=method), last)
 
     def _state(self, spec: EstimatorSpec, step: int) -> State:
         """Makes an estimator for a recorded step, or one for each planned growth of the audit."""
@@ -594,12 +574,16 @@ class Estimates:
         if spec.through_claim:
             claimed = self._cell.mechanism.claimed(self._cell.adversary, step)
             family = Family(claimed.training)
-        state = spec.make(audit.declared[0] if uniform else audit.trials, audit.together, family)
+        planned = audit.declared[0] if uniform else audit.trials
+        state = spec.make(planned, audit.together, family)
         grows = len(audit.foreseen) > 1 and not audit.extended
         if uniform or method.status in _CLAIM_NO_LEVEL or not grows:
             return state
-        states = [spec.make(trials, audit.canaries or trials, family) for trials in audit.looks]
-        return growth.Growing(states, growth.shares(len(audit.foreseen))[: len(states)])
+        states = []
+        for trials in audit.looks:
+            states.append(spec.make(trials, audit.canaries or trials, family))
+        shares = growth.shares(len(audit.foreseen))
+        return growth.Growing(states, shares[: len(states)])
 
     def _worth(self, state: State, bound: Estimate) -> tuple[Estimate, float]:
         """Returns a bound with its status now, and its ε at the sweep's split level.

@@ -1,4 +1,4 @@
-"""What accountants promise of each audit: computed with its plan, held against it on reading."""
+"""Claims of accountants for each audit: computed with its plan, and checked when that is read."""
 
 from __future__ import annotations
 
@@ -22,67 +22,85 @@ from .model import PlannedAudit
 
 Floats = npt.NDArray[np.float64]
 Claims = Mapping[str, tuple[float, ...]]  # ε at each recorded step, by accountant
-_CLOSE = 1e-6  # relative: what versions of scipy differ by
-_AGAIN = 1e-3  # relative: what another version of an accountant may differ by
-_NUMERIC = 0.02  # and what one that composes numerically is off by where no step is sampled
+_CLOSE = 1e-6  # relative difference between versions of scipy
+_AGAIN = 1e-3  # relative difference that another version of an accountant may make
+_NUMERIC = 0.02  # error in ε of accountants that compose numerically, where no step is sampled
 _NUMERICAL = ("pld", "prv")
 
 
 def claimed_epsilons(cell: Cell) -> dict[str, tuple[float, ...]]:
-    """ε of every accountant at every recorded step. Raises SpecError where one has no answer."""
+    """Returns ε by every accountant at every recorded step.
+
+    Raises:
+        SpecError: an accountant has no answer.
+    """
     claimed = asked(cell)
     return {name: by(claimed, cell.audit.delta, name) for name in cell.audit.accountants}
 
 
 def asked(cell: Cell) -> tuple[Claimed, ...]:
-    """What the accountants are asked at each recorded step."""
+    """Returns the input of accountants at each recorded step."""
     return tuple(cell.mechanism.claimed(cell.adversary, step) for step in cell.horizons)
 
 
 def difference(claims: Claims, cell: Cell) -> str | None:
-    """Where recorded claims are not those of the audit, in words; None where they are.
+    """Returns how recorded claims differ from those of the audit, None if they do not.
 
-    Accountants that may take minutes are asked for the last step only; others must lie in bounds.
+    Accountants that may take minutes are queried for the last step only; others must lie in bounds.
+
+    Args:
+        claims: ε at each recorded step, by accountant.
+        cell: the audit.
     """
     if list(claims) != cell.audit.accountants:
         return f"accountants are {', '.join(claims)}, not {', '.join(cell.audit.accountants)}"
     claimed = asked(cell)
     for name, values in claims.items():
         if ":" in name and imports.is_data(name):
-            continue  # what takes code of somebody's own to tell is known from the record only
+            continue  # a user's accountant that was not imported
         low, high = _range(claimed, cell.audit.delta, name)
-        wrong = np.argwhere(~((low <= np.array(values)) & (np.array(values) <= high)))
+        epsilons = np.array(values)
+        wrong = np.flatnonzero(~((low <= epsilons) & (epsilons <= high)))
         if len(wrong):
-            at = int(wrong[-1][0])
+            last = wrong[-1]
             return (
-                f"its claim after step {cell.horizons[at]} by {name} is {values[at]:.6g}, not "
-                f"{low[at]:.6g} to {high[at]:.6g}"
+                f"its claim after step {cell.horizons[last]} by {name} is {values[last]:.6g}, not "
+                f"{low[last]:.6g} to {high[last]:.6g}"
             )
     return None
 
 
-def _range(claimed: tuple[Claimed, ...], delta: float, name: str) -> tuple[Floats, Floats]:
-    """Between what claims must lie, float64 [steps] each."""
+def _range(
+    claimed: tuple[Claimed, ...],
+    delta: float,
+    name: str,
+) -> tuple[Floats, Floats]:
+    """Returns the smallest and largest possible claims, float64 [steps] each."""
     last = claimed[-1]
-    if not last.gaussian or ":" in name:  # one of somebody's own may promise too much
+    steps = len(claimed)
+    if not last.gaussian or ":" in name:  # a user's accountant may claim less than is true
         top = _last(last, delta, name)
-        low = np.zeros(len(claimed))
+        low = np.zeros(steps)
         low[-1] = top * (1 - _AGAIN)
-        return low, np.full(len(claimed), top * (1 + _AGAIN))
-    exact = np.asarray(gdp.epsilon([_mu(training.training) for training in claimed], delta))
+        return low, np.full(steps, top * (1 + _AGAIN))
+    mus = [_mu(training.training) for training in claimed]
+    exact = np.asarray(gdp.epsilon(mus, delta))
     if name == "gaussian":
         high = exact * (1 + _CLOSE) + _CLOSE
     elif name in _NUMERICAL:
         high = exact * (1 + _AGAIN) + _NUMERIC
     else:
-        high = np.full(len(claimed), _last(last, delta, name) * (1 + _AGAIN))
+        top = _last(last, delta, name)
+        high = np.full(steps, top * (1 + _AGAIN))
     return exact * (1 - _CLOSE) - _CLOSE, high
 
 
 def _mu(training: Training) -> float:
-    """Of what is claimed without amplification."""
+    """Returns μ of a training run whose steps are not amplified by sampling."""
     fixed = training.unamplified
-    return math.sqrt(fixed.steps) / fixed.unit_noise if fixed.unit_noise else math.inf
+    if not fixed.unit_noise:
+        return math.inf
+    return math.sqrt(fixed.steps) / fixed.unit_noise
 
 
 @functools.lru_cache(maxsize=1024)
@@ -90,9 +108,23 @@ def _last(claimed: Claimed, delta: float, name: str) -> float:
     return by((claimed,), delta, name)[0]
 
 
-def by(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[float, ...]:
-    """ε of one accountant at every recorded step. Raises SpecError where it has no answer."""
-    last, releases = claimed[-1], [training.releases for training in claimed]
+def by(
+    claimed: tuple[Claimed, ...],
+    delta: float,
+    accountant: str,
+) -> tuple[float, ...]:
+    """Returns ε by one accountant at every recorded step.
+
+    Args:
+        claimed: the accountant's input at each of these steps.
+        delta: δ of the claim.
+        accountant: its name.
+
+    Raises:
+        SpecError: it has no answer.
+    """
+    last = claimed[-1]
+    releases = [training.releases for training in claimed]
     try:
         epsilons = accounting.curve(last.training, releases, delta, accountant)
     except (ValueError, ArithmeticError) as error:
@@ -107,8 +139,8 @@ def by(claimed: tuple[Claimed, ...], delta: float, accountant: str) -> tuple[flo
 def is_gaussian(cell: Cell, accountant: str) -> bool:
     """Returns whether a bound that assumes a Gaussian curve may be compared with the claim.
 
-    Both the mechanism and its claim must be Gaussian: then the claim is refuted by a larger μ. An
-    accountant of the user's own may claim any curve.
+    Both the mechanism and its claim must be Gaussian: then the claim is refuted by a larger μ. A
+    user-defined accountant may claim any curve.
     """
     if ":" in accountant or not cell.mechanism.adds_gaussian_noise:
         return False
@@ -116,11 +148,17 @@ def is_gaussian(cell: Cell, accountant: str) -> bool:
 
 
 def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
-    """What holds the trials of an audit against a claim, by what they are."""
+    """Makes the test of a claim that fits the audit's trials.
+
+    Args:
+        audit: the audit.
+        curve: the trade-off function that is claimed.
+    """
     first, *later = audit.foreseen
     if audit.independent:
         return ClaimTest(curve, first, later=tuple(later))
-    return RunTest(curve, audit.looks[-1] if later else first, audit.together, audit.paired)
+    planned = audit.looks[-1] if later else first
+    return RunTest(curve, planned, audit.together, audit.paired)
 
 
 def first_test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
@@ -131,8 +169,18 @@ def first_test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
 
 
 @functools.lru_cache(maxsize=256)  # families; audits of the same claim share one
-def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float], Curve]:
-    """Returns the curve that `accountant` claims by noise multiplier, all else as in `claimed`."""
+def curves(
+    claimed: Claimed,
+    accountant: str,
+    delta: float,
+) -> Callable[[float], Curve]:
+    """Returns a function from a noise multiplier to the curve that an accountant claims for it.
+
+    Args:
+        claimed: the accountant's input, of which the noise multiplier is replaced.
+        accountant: its name.
+        delta: δ at which the curve has to be accurate.
+    """
 
     @functools.lru_cache(maxsize=64)  # a search for the effective noise tries ten at most
     def at_noise(noise: float) -> Curve:
@@ -148,6 +196,14 @@ def curves(claimed: Claimed, accountant: str, delta: float) -> Callable[[float],
 
 
 def at_points(training: Training, epsilons: Floats, accountant: str) -> Curve:
-    """What `accountant` claims of a training at each ε, float64 [n]."""
-    deltas = [accounting.delta_of(training, float(e), accountant).upper for e in epsilons]
+    """Returns the points of a claimed curve.
+
+    Args:
+        training: the accountant's input.
+        epsilons: ε of each point, float64 [n].
+        accountant: its name.
+    """
+    deltas = []
+    for epsilon in epsilons.tolist():
+        deltas.append(accounting.delta_of(training, epsilon, accountant).upper)
     return Curve(epsilons, np.minimum(deltas, 1.0))

@@ -1,6 +1,6 @@
 """Gathers finished packs into larger files, until storage refuses it.
 
-A pack has a file of its own at first. A run of 50,000 packs takes half a minute to read from as
+At first, each pack has its own file. A run of 50,000 packs takes half a minute to read from as
 many files, and a second from a few hundred. So packs that were folded are gathered, GATHERED at a
 time: written once under a new name, `<first>-<last>.parquet` as before, read back, and only then
 are the old files deleted. A crash in between leaves a pack in two files, with the same content.
@@ -51,7 +51,12 @@ class Compactor:
         except (StorageError, RunDirectoryError):
             self._refused = True
 
-    def _gather(self, trials: FinishedTrials, group: list[PackRange], files: list[Bounds]) -> None:
+    def _gather(
+        self,
+        trials: FinishedTrials,
+        group: list[PackRange],
+        files: list[Bounds],
+    ) -> None:
         """Writes a group once under a new name, reads that back, and then deletes the others."""
         audit = trials.audit
         joined = finished_trials.trials_of(audit, group)
@@ -70,7 +75,10 @@ class Compactor:
 
 def group_size(audit: PlannedAudit) -> int:
     """Returns how many packs one file may hold; 0 where gathering them would not pay."""
-    rows = len(audit.horizons) * (audit.packs[0][1] + 1 if audit.packs else MOST_ROWS)
+    if not audit.packs:
+        return 0
+    pack_trials = audit.packs[0][1] + 1
+    rows = len(audit.horizons) * pack_trials
     size = min(GATHERED, MOST_ROWS // rows)
     return size if size >= _WORTH_IT else 0
 

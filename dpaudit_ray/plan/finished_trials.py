@@ -6,7 +6,7 @@ out. All statements about an audit rest on its *prefix*: its finished packs in o
 first pack that is neither stored nor failed, or up to the trials that were enough by `stop_when`.
 
 A file holds one pack, or many that follow each other (`compaction`), and a crash may leave a pack
-in two files. Packs of one file come together: to look at bounds in between, use `up_to_looks`.
+in two files. Packs of one file come together: for bounds in between, use `up_to_looks`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FinishedTrials:
         end: int | None = None,
         recent: RecentPacks | None = None,
     ) -> None:
-        """Asks storage which packs are finished.
+        """Lists the packs that are stored.
 
         Args:
             run: the run directory.
@@ -105,8 +105,7 @@ class FinishedTrials:
 
     def lost(self) -> list[Bounds]:
         """Returns the packs before `end` that storage has neither in its list nor by name."""
-        files = self._run.score_files(self.audit.id)
-        listed = packs_of(self.audit, resolved(self.audit.packs, files))
+        listed = stored_packs(self._run, self.audit)
         return [
             pack
             for pack in self.audit.packs
@@ -133,7 +132,7 @@ class FinishedTrials:
             RunDirectoryError: a file is damaged or has the bits of another plan.
         """
         most_packs = read_ahead(self.audit)
-        for pack in in_order(self._run, self.read, self._ready(), most_packs, self._kept):
+        for pack in in_order(self._run, self.read, self._ready(), most_packs, self._from_memory):
             parts = up_to_looks(self.audit, pack, lambda: 0) if one_by_one else (pack,)
             for part in parts:
                 self.consumed = self.audit.pack_number(part.last) + 1
@@ -144,21 +143,22 @@ class FinishedTrials:
         ranges = self._listed
         self._listed = None
         if ranges is None:
-            packs = self.audit.packs
             few: list[PackRange] = []
-            for number in range(self.consumed, min(self.consumed + FEWEST, len(packs))):
-                pack = packs[number]
-                if pack not in self.stored and pack not in self.failed:
+            start = self.consumed
+            for number, pack in enumerate(self.audit.packs[start : start + FEWEST], start):
+                if pack in self.stored:
+                    few.append(PackRange(pack, number, number + 1))
+                elif pack in self.failed:
+                    few.append(PackRange(None, number, number + 1))
+                else:
                     break
-                file = None if pack in self.failed else pack
-                few.append(PackRange(file, number, number + 1))
             if len(few) < FEWEST:
                 return few
             # So many packs have waited for a late one, and some may have been gathered.
             ranges = stored_ranges(self._run, self.audit)
         return prefix_ranges(self.audit, ranges, self.failed, self.consumed, self.end)
 
-    def _kept(self, packs: PackRange) -> PackScores | None:
+    def _from_memory(self, packs: PackRange) -> PackScores | None:
         pack = self.audit.packs[packs.start]
         return self._recent.take(self, pack[0]) if packs.file == pack else None
 
@@ -205,8 +205,10 @@ def remaining(
         plan: its plan.
         enough: the trials that were enough, by index of each audit that `stop_when` has ended.
     """
+    ends = enough or {}
     for index in range(len(plan.audits)):
-        yield from FinishedTrials(run, plan, index, end=(enough or {}).get(index)).remaining()
+        trials = FinishedTrials(run, plan, index, end=ends.get(index))
+        yield from trials.remaining()
 
 
 def stored_packs(run: RunDirectory, audit: PlannedAudit) -> set[Bounds]:
@@ -217,9 +219,9 @@ def stored_packs(run: RunDirectory, audit: PlannedAudit) -> set[Bounds]:
 def stored_ranges(run: RunDirectory, audit: PlannedAudit) -> list[PackRange]:
     """Returns the stored packs of an audit in their order, each once.
 
-    If the run is marked as complete, packs that an object store does not list are asked for by
-    name, since its lists may lag behind. Those after the end that `stop_when` chose are not there:
-    after `_UNLISTED` no more are asked for.
+    If the run is marked as complete, packs that an object store does not list are looked up by
+    name, since its lists may lag behind. Those after the end that `stop_when` chose do not exist:
+    after `_UNLISTED` in vain no more are looked up.
     """
     files = run.score_files(audit.id)
     ranges = resolved(audit.packs, files)
@@ -250,7 +252,9 @@ def packs_of(audit: PlannedAudit, ranges: Iterable[PackRange]) -> set[Bounds]:
 
 def trials_of(audit: PlannedAudit, ranges: Sequence[PackRange]) -> Bounds:
     """Returns the first and last trial of ranges that follow each other."""
-    return audit.packs[ranges[0].start][0], audit.packs[ranges[-1].stop - 1][1]
+    first, _ = audit.packs[ranges[0].start]
+    _, last = audit.packs[ranges[-1].stop - 1]
+    return first, last
 
 
 def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[PackRange]:
@@ -263,11 +267,13 @@ def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[PackRange
     for first, last in files:
         start = bisect.bisect_left(packs, first, key=operator.itemgetter(0))
         end = bisect.bisect_left(packs, last, key=operator.itemgetter(1))
-        if start <= end < len(packs) and (packs[start][0], packs[end][1]) == (first, last):
+        if not start <= end < len(packs):
+            continue
+        if packs[start][0] == first and packs[end][1] == last:
             candidates.append(PackRange((first, last), start, end + 1))
     chosen = []
     stop = 0
-    for candidate in sorted(candidates, key=lambda each: (each.start, -each.stop)):
+    for candidate in sorted(candidates, key=lambda ranges: (ranges.start, -ranges.stop)):
         if candidate.stop > stop:
             chosen.append(dataclasses.replace(candidate, start=max(candidate.start, stop)))
             stop = candidate.stop
@@ -314,23 +320,23 @@ def in_order(
     read: Callable[[PackRange], ConsumedPack],
     ranges: Iterable[PackRange],
     most_packs: int,
-    kept: Callable[[PackRange], ConsumedPack | None] = lambda packs: None,
+    recent: Callable[[PackRange], ConsumedPack | None] = lambda packs: None,
 ) -> Iterator[ConsumedPack]:
     """Yields the packs of each range, in order, while threads read the next ones.
 
     Args:
-        run: tells whether files are local, for which few threads are enough.
+        run: the run directory; few threads are enough if it is local.
         read: reads a range, in any thread.
         ranges: what to read.
         most_packs: packs to read ahead.
-        kept: returns packs that are in memory, None for those to be read.
+        recent: returns packs that are in memory, None for those to be read.
     """
     readers = _readers(_LOCAL_READERS if run.local else READERS)
     waiting = collections.deque[tuple[int, Future[ConsumedPack]]]()
     packs_ahead = 0
     for packs in ranges:
         size = packs.stop - packs.start
-        in_memory = kept(packs)
+        in_memory = recent(packs)
         if in_memory is None:
             coming = readers.submit(read, packs)
         else:

@@ -1,4 +1,4 @@
-"""A plan: which audits a sweep has, and which packs of trials make them up."""
+"""The plan of a sweep: its audits, and the packs of trials that make them up."""
 
 from __future__ import annotations
 
@@ -38,16 +38,22 @@ class Pack:
         return self.last - self.first + 1
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """First and last trial."""
+        return self.first, self.last
+
+    @property
     def what(self) -> str:
+        """The pack in the words of messages."""
         return f"trials {self.first}-{self.last}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part(Pack):
-    """Part number `first` of a preparation, by its id; `waiting` are audits that wait for it."""
+    """Part number `first` of a preparation; `audit` is one of those that wait for it."""
 
-    waiting: tuple[int, ...]
-    preparation: str
+    waiting: tuple[int, ...]  # all audits that wait for it
+    preparation: str  # its id
 
     @property
     def size(self) -> int:
@@ -60,7 +66,7 @@ class Part(Pack):
 
 @dataclasses.dataclass(frozen=True)
 class PlannedPreparation:
-    """A preparation as its plan has it: `id` is a digest of what determines its arrays."""
+    """A preparation of the plan: `id` is a digest of all that determines its arrays."""
 
     id: Digest
     parts: Annotated[int, Field(ge=1, le=MAX_PARTS)]
@@ -68,13 +74,24 @@ class PlannedPreparation:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedAudit:
-    """One audit with fixed pack bounds. `claims` maps an accountant to ε at each horizon.
+    """One audit with fixed pack bounds.
 
-    `declared` are the numbers of trials that were declared in turn, the last one `trials`; growth
-    was planned with the first of them, `up_to` that many (None: it was not). `claimed` is what
-    accountants were asked at each horizon, where it takes code of somebody's own to tell. So many
-    trials in a row as it has `canaries` are of one training, or of a pair of them where they are
-    `paired`, and a pack holds whole ones; 0 stands for all trials, in however many packs.
+    Attributes:
+        id: name of its folder.
+        label: its name in messages and tables.
+        fingerprint: digest of all that determines its bits and scores.
+        trials: number of trials.
+        horizons: the recorded steps.
+        claims: ε at each recorded step, by accountant.
+        packs: first and last trial of each pack.
+        declared: the numbers of trials that were declared in turn; the last one is `trials`.
+        claimed: the input of accountants at each recorded step, if computing it takes a user's code
+            or data.
+        canaries: so many consecutive trials belong to one training run, or to one pair of runs if
+            `paired`, and a pack holds complete ones; 0 stands for all trials, in all packs.
+        preparation: the preparation that its packs wait for.
+        up_to: the trials to which growth was planned with the first declaration; None: none was.
+        paired: whether two training runs with the same noise make a pair, one with the canary.
     """
 
     id: str
@@ -87,25 +104,26 @@ class PlannedAudit:
     declared: Annotated[tuple[Count, ...], Field(min_length=1)]
     claimed: tuple[Claimed, ...] | None = None
     canaries: Count = 1
-    preparation: PlannedPreparation | None = None  # which its packs wait for
+    preparation: PlannedPreparation | None = None
     up_to: Count | None = None
     paired: bool = False
 
     @property
     def extended(self) -> bool:
-        """Whether more trials were declared after some had been seen than growth was planned to."""
+        """Whether more trials than growth was planned to were declared after a look at results."""
         return len(self.declared) > 1 and self.trials > self.foreseen[-1]
 
     @property
     def foreseen(self) -> tuple[int, ...]:
-        """Numbers of trials that were declared before the first: bounds may be read after each."""
+        """Numbers of trials that were declared before the first trial: bounds hold after each."""
         return growth.looks(self.declared[0], self.up_to)
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Those of them that are run by now; `trials`, where more are run than were foreseen."""
-        reached = tuple(number for number in self.foreseen if number <= self.trials)
-        return (self.trials,) if self.extended else reached
+        """The numbers of `foreseen` up to `trials`; `trials` alone if the audit was extended."""
+        if self.extended:
+            return (self.trials,)
+        return tuple(number for number in self.foreseen if number <= self.trials)
 
     @property
     def independent(self) -> bool:
@@ -113,12 +131,12 @@ class PlannedAudit:
 
     @property
     def together(self) -> int:
-        """How many trials in a row are judged as one: those of a training, or of a pair."""
+        """The number of consecutive trials that are judged as one: of a training run or a pair."""
         return self.canaries or self.trials
 
     @property
     def in_a_training(self) -> int:
-        """How many trials in a row are canaries of one training."""
+        """The number of consecutive trials that are canaries of one training run."""
         return self.together // 2 if self.paired else self.together
 
     @property
@@ -131,24 +149,37 @@ class PlannedAudit:
         return bisect.bisect_right(self.packs, trial, key=lambda pack: pack[0]) - 1
 
     def commitment(self, seed: int) -> str:
-        """SHA-256 of all secret bits: fixed before training, checkable after it."""
-        packed = np.packbits(self.bits(seed, 0, self.trials - 1))
-        return hashlib.sha256(packed.tobytes()).hexdigest()
+        """Returns the SHA-256 of all secret bits: fixed before training, checkable after it."""
+        bits = self.bits(seed, 0, self.trials - 1)
+        return hashlib.sha256(np.packbits(bits).tobytes()).hexdigest()
 
-    def bits(self, seed: int, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Secret bits of trials first..last; of a pair, the second training has the opposite."""
+    def bits(
+        self,
+        seed: int,
+        first: int,
+        last: int,
+    ) -> npt.NDArray[np.bool_]:
+        """Returns the secret bits of trials first..last, bool [last - first + 1].
+
+        Bits are drawn for the first training run of each pair; the second one has the opposite.
+        """
         if not self.paired:
             return seeds.bits(seed, self.fingerprint, first, last)
         canaries = self.in_a_training
-        pair, place = np.divmod(np.arange(first, last + 1), 2 * canaries)
-        low, high = first // (2 * canaries) * canaries, (last // (2 * canaries) + 1) * canaries - 1
-        drawn = seeds.bits(seed, self.fingerprint, low, high)
-        return np.asarray(drawn[pair * canaries + place % canaries - low] ^ (place >= canaries))
+        pair_trials = 2 * canaries
+        trials = np.arange(first, last + 1)
+        pair, offset = np.divmod(trials, pair_trials)
+        start = first // pair_trials * canaries
+        stop = (last // pair_trials + 1) * canaries
+        of_first_runs = seeds.bits(seed, self.fingerprint, start, stop - 1)
+        canary = pair * canaries + offset % canaries
+        in_second_run = offset >= canaries
+        return np.asarray(of_first_runs[canary - start] ^ in_second_run)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All audits of a sweep, the files it reads, and what computed its trials, in turn."""
+    """All audits of a sweep, the files it reads, and the code that computed its trials, in turn."""
 
     seed: int
     fingerprint: str

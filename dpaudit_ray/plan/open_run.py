@@ -1,4 +1,4 @@
-"""Opening a run directory for a sweep: a new run, one that is resumed, or one that is extended."""
+"""Opens the run directory of a sweep: for a new run, to resume it, or to extend it."""
 
 from __future__ import annotations
 
@@ -22,33 +22,38 @@ def kept(sweep: Sweep, run: RunDirectory, tell: Tell) -> Sweep:
     """Returns the sweep with as many trials as a complete run of it was extended to.
 
     Args:
-        sweep: the sweep as it is asked for.
+        sweep: the sweep as configured.
         run: its run directory, which need not exist.
         tell: called with a line where trials stay, or a newer version wrote the directory.
     """
     plan = _complete_plan(sweep, run)
     if newer := record.newer_version(run):
         tell(f"warning: {run.location}: {newer}")
-    wanted = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
-    there = {audit.trials for audit in plan.audits if audit.trials} if plan else set()
-    by_grid = any(key.startswith("audit") for key in sweep.raw.get("grid") or ())
-    if by_grid or not (len(wanted) == len(there) == 1 and min(wanted) < min(there)):
+    grid = sweep.raw.get("grid") or ()
+    by_grid = any(key.startswith("audit") for key in grid)
+    declared = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
+    planned = {audit.trials for audit in plan.audits if audit.trials} if plan else set()
+    if by_grid or len(declared) != 1 or len(planned) != 1:
         return sweep
-    trials = there.pop()
+    trials = planned.pop()
+    fewer = declared.pop()
+    if trials <= fewer:
+        return sweep
     tell(
-        f"{run.location} holds {trials} trials of each audit, more than audit.trials = "
-        f"{wanted.pop()}: they stay"
+        f"{run.location} holds {trials} trials of each audit, more than audit.trials = {fewer}: "
+        "they stay"
     )
     return spec.from_raw(sweep.raw, overrides={"audit.trials": trials})
 
 
 def finished(sweep: Sweep, run: RunDirectory) -> bool:
-    """Whether a run of this sweep is there, complete, and nothing in it has failed."""
-    if (plan := _complete_plan(sweep, run)) is None:
+    """Returns whether the directory has a complete run of this sweep in which nothing failed."""
+    plan = _complete_plan(sweep, run)
+    if plan is None or _raised(sweep, plan):
         return False
-    left = next(remaining(run, plan, outcomes.decided(run, sweep, plan)), None)
-    failed = outcomes.failed(run, plan) or outcomes.read(run, plan).missed
-    return not (_raised(sweep, plan) or left or failed)
+    if outcomes.failed(run, plan) or outcomes.read(run, plan).missed:
+        return False
+    return not any(remaining(run, plan, outcomes.decided(run, sweep, plan)))
 
 
 def _complete_plan(sweep: Sweep, run: RunDirectory) -> Plan | None:
@@ -62,13 +67,24 @@ def _raised(sweep: Sweep, plan: Plan) -> bool:
     return any(audit.trials and cell.audit.trials > audit.trials for cell, audit in pairs)
 
 
-def preview(sweep: Sweep, run: RunDirectory, tell: Tell = lambda line: None) -> Plan:
-    """The plan that `open_run` would follow; changes nothing.
+def preview(
+    sweep: Sweep,
+    run: RunDirectory,
+    tell: Tell = lambda line: None,
+) -> Plan:
+    """Returns the plan that `open_run` would follow; changes nothing.
 
-    Raises RunDirectoryError where the directory belongs to another sweep (the message shows the
-    difference), holds more trials, was run on other data or with other code, or is damaged.
+    Args:
+        sweep: the sweep as configured.
+        run: its run directory, which need not exist.
+        tell: called with a line where the run goes on under other conditions.
+
+    Raises:
+        RunDirectoryError: the directory belongs to another sweep (the message shows the
+            difference), holds more trials, was run on other data or with other code, or is damaged.
     """
-    recorded, previous = record.recorded(run), record.load(run)
+    recorded = record.recorded(run)
+    previous = record.load(run)
     if recorded is not None and sweep.fingerprint != recorded.fingerprint:
         raise _another_sweep(sweep, recorded, run)
     if previous is None:
@@ -86,23 +102,29 @@ def preview(sweep: Sweep, run: RunDirectory, tell: Tell = lambda line: None) -> 
                 f"{cell.audit.trials}; trials can be raised, not lowered: go on with "
                 f"{audit.trials}, or use a new name and a new seed"
             )
-    seen, raised = _trials_seen(previous, run), _raised(sweep, previous)
-    plan = make(sweep, previous, extends=seen and raised)
-    if seen and raised and any(audit.extended for audit in plan.audits):
+    begun = _has_trials(previous, run)
+    extends = begun and _raised(sweep, previous)
+    plan = make(sweep, previous, extends)
+    if extends and any(audit.extended for audit in plan.audits):
         tell("trials raised after a look: ε allows for it, and may fall; `up_to` plans growth")
     if difference := provenance.other_files(previous.data, plan.data):
         raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
     plan = dataclasses.replace(plan, data=previous.data)
-    prepared = (audit.preparation for audit in plan.audits)
-    begun = seen or any(run.parts(preparation.id) for preparation in prepared if preparation)
-    return _followed(plan, previous, run, tell) if begun else plan
+    preparations = {audit.preparation.id for audit in plan.audits if audit.preparation}
+    if begun or any(map(run.parts, preparations)):
+        return _followed(plan, previous, run, tell)
+    return plan
 
 
-def open_run(sweep: Sweep, run: RunDirectory, tell: Tell = lambda line: None) -> Plan:
+def open_run(
+    sweep: Sweep,
+    run: RunDirectory,
+    tell: Tell = lambda line: None,
+) -> Plan:
     """Starts, resumes or extends a run; returns its plan. Raises what `preview` does."""
     plan = preview(sweep, run, tell)
     run.require_writable()
-    if next(remaining(run, plan, outcomes.decided(run, sweep, plan)), None) is not None:
+    if any(remaining(run, plan, outcomes.decided(run, sweep, plan))):
         run.set_complete(False)
     if sweep.canonical() != run.read_text(record.SWEEP_FILE):
         run.write_text(record.SWEEP_FILE, sweep.canonical())
@@ -116,17 +138,27 @@ def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirecto
         f"{key}: {_shown(old)} there, {_shown(value)} here"
         for key, old, value in differences(recorded.identity(), new.identity())
     ]
+    remedy = "use a new name"
     # Bits depend on seed, mechanism and adversary: where these are equal, so are the trials.
-    here, there = ({cell.fingerprint for cell in sweep.cells} for sweep in (new, recorded))
-    seed = " and a new seed" * bool(new.seed == recorded.seed and here & there)
+    same = {cell.fingerprint for cell in recorded.cells}
+    same &= {cell.fingerprint for cell in new.cells}
+    if same and new.seed == recorded.seed:
+        remedy += " and a new seed"
     return RunDirectoryError(
-        f"{run.location} holds another sweep ({_listed(changes)}); use a new name{seed}, or the "
-        "old settings to resume"
+        f"{run.location} holds another sweep ({_listed(changes)}); {remedy}, or the old settings "
+        "to resume"
     )
 
 
-def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where two trees of plain data differ: dotted keys, and the value in each; None for none."""
+def differences(
+    old: Any,
+    new: Any,
+    key: str = "",
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the dotted keys at which two trees of plain data differ, and both values.
+
+    A value that one of them lacks is None.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for part in sorted({*old, *new}):
             path = f"{key}.{part}" if key else part
@@ -143,29 +175,31 @@ def _shown(value: Any) -> str:
 
 
 def _listed(changes: list[str]) -> str:
-    return "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" * (len(changes) > 4))
+    more = [f"and {len(changes) - 4} more"] if len(changes) > 4 else []
+    return "; ".join(changes[:4] + more)
 
 
 def _followed(plan: Plan, previous: Plan, run: RunDirectory, tell: Tell) -> Plan:
-    """`plan` with the code of `previous`; RunDirectoryError where that was other code."""
-    then, now = previous.code[-1], plan.code[-1]
-    remains = next(remaining(run, plan), None) is not None
-    grave, harmless = provenance.changes(then, now)
+    """Returns `plan` with the code of `previous`. Raises RunDirectoryError if its code differs."""
+    code = previous.code[-1]
+    remains = any(remaining(run, plan))
+    grave, harmless = provenance.changes(code, plan.code[-1])
     if harmless and remains:
         tell(f"{run.location} goes on elsewhere ({_listed(harmless)}): last bits may differ")
-    if grave and (remains or then.modules != now.modules):
-        comments = ", in which comments count too" * (then.modules != now.modules)
+    other_modules = code.modules != plan.code[-1].modules
+    if grave and (remains or other_modules):
+        comments = ", in which comments count too" if other_modules else ""
         raise RunDirectoryError(
             f"{run.location} was run with other code{comments} ({_listed(grave)}); {RESTORE}"
         )
     return dataclasses.replace(plan, code=previous.code)
 
 
-def _trials_seen(plan: Plan, run: RunDirectory) -> bool:
-    """Whether a trial was computed, or failed to be."""
+def _has_trials(plan: Plan, run: RunDirectory) -> bool:
+    """Returns whether a trial was computed, or failed."""
     if any(run.score_files(audit.id) for audit in plan.audits):
         return True
     try:
         return bool((run.read_json(OUTCOMES) or {}).get("failed_packs"))
-    except AttributeError:  # whoever needs the record tells what is wrong
+    except AttributeError:  # damage, which is reported where the record is needed
         return False

@@ -1,8 +1,8 @@
-"""What became of trials that gave no score, and of audits that needed fewer: `outcomes.json`.
+"""Reads and writes `outcomes.json`: trials without a score, and audits that needed fewer trials.
 
-It has packs that were given up and parts of preparations that failed; trials that were missed one
-by one while others of their pack were scored; and audits that `stop_when` has ended. The last two
-follow from scores, and are written so that who reads a run need not read all of these.
+The file has packs that were given up and parts of preparations that failed; trials that were missed
+one by one while others of their pack were scored; and audits that `stop_when` has ended. The last
+two follow from scores, and are written so that a reader of the run need not read all of these.
 
 Trials of a pack that was given up are misses. Of a part that failed no trial was run, and no secret
 bit is known where it is prepared: its audits are not started. `--retry-failed` tries both again.
@@ -10,7 +10,6 @@ bit is known where it is prepared: its audits are not started. `--retry-failed` 
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -28,14 +27,14 @@ from .finished_trials import FinishedTrials, remaining
 from .model import Pack, Part, Plan
 
 FILE = OUTCOMES
-LONGEST = 400  # characters of what is written of a missed trial
-MOST_OUTPUTS = 100  # files of an audit: of a thousand trials that fail, nobody reads more
-_LONGEST_OUTPUT = 2**16  # characters of one
+LONGEST = 400  # characters of a missed trial's message
+MOST_OUTPUTS = 100  # files of an audit: of a thousand trials that fail, no one reads more
+_LONGEST_OUTPUT = 2**16  # characters of such a file
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A pack or part that raised."""
+    """A pack or part whose training run raised an exception."""
 
     pack: Pack
     kind: str
@@ -44,7 +43,13 @@ class Failure:
 
     @classmethod
     def of_memory(cls, pack: Pack, detail: str, trials: int = 1) -> Failure:
-        """A pack for which memory ran out; a pack holds multiples of so many `trials`."""
+        """Returns the failure of a pack for which memory ran out.
+
+        Args:
+            pack: the pack.
+            detail: the message of the operating system or of Ray.
+            trials: a pack has a multiple of so many trials.
+        """
         smaller = max(pack.size // 4 // trials, 1) * trials
         remedy = "run fewer trainers on a node, or give them a larger resources.memory"
         if smaller < pack.size:
@@ -54,7 +59,17 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class FailureGroup:
-    """Failures of one audit that are of one kind; `message` is that of the first."""
+    """Failed packs of one audit with the same exception.
+
+    Attributes:
+        label: of the audit.
+        kind: the exception's name.
+        packs: number of the packs.
+        trials: number of trials in them.
+        first: the first of these trials.
+        last: the last of these trials.
+        message: of the pack that failed first.
+    """
 
     label: str
     kind: str
@@ -81,7 +96,7 @@ class MissedTrials:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The number of trials that was enough, and the rule of `stop_when` that says so."""
+    """The number of trials that was enough by a rule of `stop_when`, and that rule."""
 
     trials: int
     rule: Any
@@ -120,12 +135,12 @@ _FILE_TYPE = TypeAdapter(Outcomes)
 
 
 def read(run: RunDirectory, plan: Plan) -> Outcomes:
-    """What was written last, held against the plan. Raises RunDirectoryError for damage."""
+    """Reads the file and checks it against the plan. Raises RunDirectoryError for damage."""
     try:
         content = _FILE_TYPE.validate_python(run.read_json(FILE) or {}, strict=False)
         _check(content, plan)
     except (RunDirectoryError, ValueError) as error:
-        if isinstance(error.__cause__, OSError):  # it says nothing about what is in it
+        if isinstance(error.__cause__, OSError):  # the file could not be read, and may be sound
             raise
         raise RunDirectoryError(
             f"{run.location}/{FILE} is damaged ({strangers.why(error)}); delete it: what "
@@ -135,10 +150,12 @@ def read(run: RunDirectory, plan: Plan) -> Outcomes:
 
 
 def _check(outcomes: Outcomes, plan: Plan) -> None:
-    for failed in outcomes.failed_packs:
-        exists = 0 <= failed.audit < len(plan.audits)
-        if not exists or (failed.first, failed.last) not in plan.audits[failed.audit].packs:
-            raise ValueError(f"no pack {failed.first}-{failed.last} in audit {failed.audit}")
+    """Raises ValueError for packs and trials that the plan does not have."""
+    for pack in outcomes.failed_packs:
+        exists = 0 <= pack.audit < len(plan.audits)
+        bounds = (pack.first, pack.last)
+        if not exists or bounds not in plan.audits[pack.audit].packs:
+            raise ValueError(f"no pack {pack.first}-{pack.last} in audit {pack.audit}")
     trials = {audit.id: audit.trials for audit in plan.audits}
     for kind in outcomes.missed:
         if kind.first + kind.trials > trials.get(kind.audit, 0):
@@ -174,7 +191,8 @@ class Record:
         """
         printed = scores.outputs
         stored = self._run.outputs(audit) if printed else set()
-        for trial in sorted(printed.keys() - stored)[: max(0, MOST_OUTPUTS - len(stored))]:
+        new = sorted(printed.keys() - stored)
+        for trial in new[: max(0, MOST_OUTPUTS - len(stored))]:
             self._run.write_output(audit, trial, f"{lines(printed[trial])[:_LONGEST_OUTPUT]}\n")
         scores = dataclasses.replace(scores, outputs={})
         self._run.write_scores(audit, scores)
@@ -201,21 +219,34 @@ class Record:
     def add_parts(self, parts: Iterable[Failure]) -> None:
         """Adds parts that failed; one that is known already stays. Raises StorageError."""
         entries = {(part.preparation, part.part): part for part in self._content.failed_parts}
-        for f in parts:
-            assert isinstance(f.pack, Part)
-            place = f.pack.preparation, f.pack.first
-            entries.setdefault(place, _FailedPart(*place, f.kind, f.message, f.traceback))
+        for failure in parts:
+            part = failure.pack
+            assert isinstance(part, Part)
+            key = part.preparation, part.first
+            entry = _FailedPart(*key, failure.kind, failure.message, failure.traceback)
+            entries.setdefault(key, entry)
         self.replace(failed_parts=tuple(entries.values()))
 
     def set_derived(
         self, sweep: Sweep, missed: Iterable[MissedTrials], decided: Mapping[int, int]
     ) -> None:
-        """Replaces what follows from the scores. Raises StorageError."""
-        entries = {f"{i:03d}": Decision(n, _rule(sweep, i)) for i, n in decided.items()}
+        """Replaces the entries that follow from the scores.
+
+        Args:
+            sweep: the sweep, for its rules.
+            missed: trials that were missed one by one.
+            decided: the trials that were enough, by index of each audit that was ended.
+
+        Raises:
+            StorageError: the file could not be written.
+        """
+        entries = {}
+        for index, trials in decided.items():
+            entries[f"{index:03d}"] = Decision(trials, _rule(sweep, index))
         self.replace(missed=tuple(missed), decided=entries)
 
     def replace(self, **fields: Any) -> None:
-        """Writes the record with other content of these fields. Raises StorageError."""
+        """Writes the file with other content of these fields. Raises StorageError."""
         with self._turn:
             content = dataclasses.replace(self._content, **fields)
             if content != self._content:
@@ -224,51 +255,64 @@ class Record:
 
 
 def recorded(run: RunDirectory, plan: Plan) -> list[Failure]:
-    """Every pack that was given up; scores that were stored since stand above them."""
-    return [
-        Failure(Pack(e.audit, e.first, e.last), e.kind, e.message, e.traceback)
-        for e in read(run, plan).failed_packs
-    ]
+    """Returns all packs that were given up; some may have been stored afterwards."""
+    failures = []
+    for entry in read(run, plan).failed_packs:
+        pack = Pack(entry.audit, entry.first, entry.last)
+        failures.append(Failure(pack, entry.kind, entry.message, entry.traceback))
+    return failures
 
 
 def failed(run: RunDirectory, plan: Plan) -> list[Failure]:
-    """The packs that were given up and are still not done."""
+    """Returns the packs that were given up and are not stored."""
     given_up = recorded(run, plan)
     open_packs = set(remaining(run, plan)) if given_up else set()
     return [failure for failure in given_up if failure.pack in open_packs]
 
 
 def failed_parts(run: RunDirectory, plan: Plan) -> list[Failure]:
-    """The parts of preparations that failed, are still not done, and that some audit waits for."""
+    """Returns the parts of preparations that failed, are not stored, and that audits wait for."""
     entries = read(run, plan).failed_parts
-    waited = preparing.all_parts(plan, range(len(plan.audits)))
-    parts = {(part.preparation, part.first): part for part in waited} if entries else {}
-    return [
-        Failure(parts[place], entry.kind, entry.message, entry.traceback)
-        for entry in entries
-        if (place := (entry.preparation, entry.part)) in parts
-        and entry.part not in run.parts(entry.preparation)
-    ]
+    if not entries:
+        return []
+    awaited = preparing.all_parts(plan, range(len(plan.audits)))
+    parts = {(part.preparation, part.first): part for part in awaited}
+    failures = []
+    for entry in entries:
+        part = parts.get((entry.preparation, entry.part))
+        if part and entry.part not in run.parts(entry.preparation):
+            failures.append(Failure(part, entry.kind, entry.message, entry.traceback))
+    return failures
 
 
 def finished_trials(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> FinishedTrials:
     """Opens the trials of an audit, with packs that failed, up to where `stop_when` ended it."""
     packs = [failure.pack for failure in recorded(run, plan)]
-    failed_packs = {(pack.first, pack.last) for pack in packs if pack.audit == index}
+    failed_packs = [pack.bounds for pack in packs if pack.audit == index]
     end = decided(run, sweep, plan).get(index)
     return FinishedTrials(run, plan, index, failed_packs, end)
 
 
 def unprepared(run: RunDirectory, plan: Plan) -> set[int]:
-    """Audits that are not started, since a part that they wait for has failed."""
-    return {index for failure in failed_parts(run, plan) for index in _waiting(failure.pack)}
+    """Returns the audits that are not started, since a part that they wait for has failed."""
+    audits = set[int]()
+    for failure in failed_parts(run, plan):
+        audits.update(_waiting(failure.pack))
+    return audits
 
 
 def decided(run: RunDirectory, sweep: Sweep, plan: Plan) -> dict[int, int]:
-    """Trials that were enough, by index of the audit; without those whose rule has changed."""
+    """Returns the trials that were enough, by index of the audits that `stop_when` has ended.
+
+    A decision by another rule than the audit has now does not count.
+    """
     entries = read(run, plan).decided
-    stored = {i: entries[key] for i in range(len(sweep.cells)) if (key := f"{i:03d}") in entries}
-    return {i: entry.trials for i, entry in stored.items() if entry.rule == _rule(sweep, i)}
+    trials = {}
+    for index in range(len(sweep.cells)):
+        entry = entries.get(f"{index:03d}")
+        if entry and entry.rule == _rule(sweep, index):
+            trials[index] = entry.trials
+    return trials
 
 
 def _rule(sweep: Sweep, index: int) -> Any:
@@ -279,12 +323,25 @@ def _rule(sweep: Sweep, index: int) -> Any:
 def to_run(
     run: RunDirectory, plan: Plan, enough: Mapping[int, int], left_out: Collection[Pack]
 ) -> list[Pack]:
-    """Packs still to be run, but `left_out`, behind parts that they wait for; see `remaining`."""
-    waiting = unprepared(run, plan)
-    open_packs = (pack for pack in remaining(run, plan, enough) if pack.audit not in waiting)
-    left = [pack for pack in open_packs if pack not in left_out]
-    parts = preparing.left(run, plan, left)
-    return [*(part for part in parts if not waiting.intersection(part.waiting)), *left]
+    """Returns the parts of preparations that are to be run, and then the packs.
+
+    Args:
+        run: the run directory.
+        plan: its plan.
+        enough: the trials that were enough, by index of each audit that `stop_when` has ended.
+        left_out: packs that are not to be run.
+    """
+    blocked = unprepared(run, plan)
+    packs = [
+        pack
+        for pack in remaining(run, plan, enough)
+        if pack.audit not in blocked and pack not in left_out
+    ]
+    to_do: list[Pack] = []
+    for part in preparing.left(run, plan, packs):
+        if not blocked.intersection(part.waiting):
+            to_do.append(part)
+    return to_do + packs
 
 
 def complete(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
@@ -293,77 +350,91 @@ def complete(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
     Args:
         run: where to look.
         plan: names the packs and parts.
-        enough: trials of the audits that `stop_when` has ended, by index.
+        enough: the trials that were enough, by index of each audit that `stop_when` has ended.
     """
-    if not run.complete or next(remaining(run, plan, enough), None) is not None:
+    if not run.complete or any(remaining(run, plan, enough)):
         return False
     return not preparing.left(run, plan, ())
 
 
 def only_failed(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
-    """Whether all that an incomplete run lacks has failed before: `dpaudit run` leaves that out."""
+    """Returns whether an incomplete run lacks only what failed, which `dpaudit run` leaves out."""
     given_up = {failure.pack for failure in failed(run, plan)}
-    return bool(given_up or unprepared(run, plan)) and not to_run(run, plan, enough, given_up)
+    if not given_up and not unprepared(run, plan):
+        return False
+    return not to_run(run, plan, enough, given_up)
 
 
 def by_kind(failures: Iterable[Failure], plan: Plan) -> list[FailureGroup]:
-    """One entry per audit and kind, in the order in which they came."""
-    groups = collections.defaultdict[tuple[int, str], list[Failure]](list)
+    """Groups failures by audit and kind, in the order in which they came."""
+    groups = dict[tuple[int, str], FailureGroup]()
     for failure in failures:
-        groups[failure.pack.audit, failure.kind].append(failure)
-    return [
-        FailureGroup(
-            label=plan.audits[audit].label,
-            kind=kind,
-            packs=len(group),
-            trials=sum(failure.pack.size for failure in group),
-            first=min(failure.pack.first for failure in group),
-            last=max(failure.pack.last for failure in group),
-            message=group[0].message,
+        pack = failure.pack
+        key = pack.audit, failure.kind
+        group = groups.get(key) or FailureGroup(
+            plan.audits[pack.audit].label,
+            failure.kind,
+            packs=0,
+            trials=0,
+            first=pack.first,
+            last=pack.last,
+            message=failure.message,
         )
-        for (audit, kind), group in groups.items()
-    ]
+        groups[key] = dataclasses.replace(
+            group,
+            packs=group.packs + 1,
+            trials=group.trials + pack.size,
+            first=min(group.first, pack.first),
+            last=max(group.last, pack.last),
+        )
+    return list(groups.values())
 
 
 def missed_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
-    """One line per audit and way of failing of trials that were missed one by one."""
+    """Yields a line for each audit and exception by which trials were missed one by one."""
     labels = {audit.id: audit.label for audit in plan.audits}
     for kind in read(run, plan).missed:
-        which, first = f"{kind.trials} trials", f", trial {kind.first} first"
-        if kind.trials == 1:
-            which, first = f"trial {kind.first}", ""
+        trials = f"trial {kind.first}"
+        first = ""
+        if kind.trials > 1:
+            first = f", {trials} first"
+            trials = f"{kind.trials} trials"
         yield (
-            f"{labels[kind.audit]}: {which} failed and counted as missed: "
+            f"{labels[kind.audit]}: {trials} failed and counted as missed: "
             f"{printable(kind.message)}{first}; output in {run.output_folder(kind.audit)}"
         )
 
 
 def part_lines(failed: Iterable[Failure], plan: Plan) -> Iterator[str]:
-    """One line for each preparation that failed: which audits are not started, and why."""
-    seen: set[int] = set()
+    """Yields a line for each preparation that failed: which audits are not started, and why."""
+    listed = set[int]()
     for failure in failed:
-        if new := [index for index in _waiting(failure.pack) if index not in seen]:
-            yield part_line([plan.audits[index].label for index in new], failure)
-        seen.update(new)
+        audits = _waiting(failure.pack)
+        labels = [plan.audits[index].label for index in audits if index not in listed]
+        if labels:
+            yield part_line(labels, failure)
+        listed.update(audits)
 
 
 def part_line(labels: list[str], failure: Failure) -> str:
-    """Says that audits are not started, and why."""
-    others = f" and {len(labels) - 1} more" * (len(labels) > 1)
+    """Returns a line about audits that are not started since a part failed."""
     return (
-        f"{labels[0]}{others}: not started, {failure.pack.what} failed ({failure.message}); "
+        f"{_first_of(labels)}: not started, {failure.pack.what} failed ({failure.message}); "
         f"run --retry-failed makes it again; traceback in {FILE}"
     )
 
 
 def preparation_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
-    """Lines for who asks how far a run is: of each preparation that is not complete."""
+    """Yields lines about each preparation that failed or is not complete."""
     yield from part_lines(failed_parts(run, plan), plan)
     for entry in preparing.entries(run, plan):
         if entry["done"] < entry["parts"]:
-            first, *more = entry["audits"]
-            others = f" and {len(more)} more" * bool(more)
-            yield f"{first}{others}: {entry['done']} of {entry['parts']} parts prepared"
+            audits = _first_of(entry["audits"])
+            yield f"{audits}: {entry['done']} of {entry['parts']} parts prepared"
+
+
+def _first_of(labels: list[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
 
 
 def _waiting(part: Pack) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""From a sweep to the plan of its audits: claims, and the bounds of packs."""
+"""Makes the plan of a sweep: the claims of its audits, and the bounds of their packs."""
 
 from __future__ import annotations
 
@@ -14,40 +14,58 @@ from .model import Plan, PlannedAudit
 MAX_PACKS = 1_000_000  # per audit: one file each
 
 
-def make(sweep: Sweep, previous: Plan | None = None, extends: bool = True) -> Plan:
-    """Plans a sweep; pack bounds of `previous` stay as they are and new trials follow them.
+def make(
+    sweep: Sweep,
+    previous: Plan | None = None,
+    extends: bool = True,
+) -> Plan:
+    """Plans a sweep.
 
-    `extends`: trials of `previous` were seen, so that more of them are a declaration of their own.
+    Args:
+        sweep: the sweep.
+        previous: an earlier plan of it, whose pack bounds stay; new trials follow them.
+        extends: whether results of `previous` may have been looked at, so that more trials are a
+            new declaration.
+
+    Raises:
+        SpecError: the trials do not fit into packs, or an accountant has no answer.
     """
-    before = previous.audits if previous else (None,) * len(sweep.cells)
     files = provenance.input_files(sweep)
-    audits = tuple(
-        dataclasses.replace(
-            _plan_audit(i, cell, sweep, old, extends),
-            preparation=preparing.planned(cell, sweep.seed, files),
-        )
-        for i, (cell, old) in enumerate(zip(sweep.cells, before, strict=True))
-    )
-    return Plan(sweep.seed, sweep.fingerprint, audits, files, (provenance.sweep_code(sweep),))
+    audits = []
+    for index, cell in enumerate(sweep.cells):
+        old = previous.audits[index] if previous else None
+        audit = _plan_audit(index, cell, sweep, old, extends)
+        preparation = preparing.planned(cell, sweep.seed, files)
+        audits.append(dataclasses.replace(audit, preparation=preparation))
+    code = provenance.sweep_code(sweep)
+    return Plan(sweep.seed, sweep.fingerprint, tuple(audits), files, (code,))
 
 
 def _plan_audit(
-    index: int, cell: Cell, sweep: Sweep, old: PlannedAudit | None, extends: bool
+    index: int,
+    cell: Cell,
+    sweep: Sweep,
+    old: PlannedAudit | None,
+    extends: bool,
 ) -> PlannedAudit:
     size = pack_size(cell, sweep)
-    kept, declared = (old.packs, old.declared) if old else ((), ())
-    earlier = declared if extends else declared[:-1]
-    start = kept[-1][1] + 1 if kept else 0
     trials = cell.audit.trials if cell.mechanism.sampled else 0
+    packs = old.packs if old else ()
+    declared = old.declared if old else ()
+    if trials not in declared[-1:]:
+        declared = (*(declared if extends else declared[:-1]), trials)
+    start = packs[-1][1] + 1 if packs else 0
     if (trials - start) // size > MAX_PACKS:
         problem = f"is {size}, which cuts {trials} trials into more than {MAX_PACKS} packs"
         raise SpecError("resources.pack_size", f"{problem}; raise it")
-    if old is None and cell.audit.up_to is not None and cell.audit.up_to < cell.audit.trials:
+    up_to = cell.audit.up_to
+    if old is None and up_to is not None and up_to < cell.audit.trials:
         raise SpecError(
             "audit.up_to",
-            f"is {cell.audit.up_to}, fewer than the {cell.audit.trials} of audit.trials that it is "
-            "to grow from; raise it, or leave it out",
+            f"is {up_to}, fewer than the {cell.audit.trials} of audit.trials that it is to grow "
+            "from; raise it, or leave it out",
         )
+    claim_is_recorded = cell.foreign or cell.mechanism.claim_reads_data
     return PlannedAudit(
         id=identifier(index, cell),
         label=cell.label,
@@ -55,31 +73,42 @@ def _plan_audit(
         trials=trials,
         horizons=cell.horizons,
         claims=old.claims if old else claims.claimed_epsilons(cell),
-        packs=(*kept, *cut(start, trials, size)),
-        declared=declared if trials in declared[-1:] else (*earlier, trials),
-        claimed=claims.asked(cell) if cell.foreign or cell.mechanism.claim_reads_data else None,
+        packs=(*packs, *cut(start, trials, size)),
+        declared=declared,
+        claimed=claims.asked(cell) if claim_is_recorded else None,
         canaries=cell.canaries if cell.mechanism.sampled else 1,
-        up_to=cell.audit.up_to if cell.mechanism.sampled else None,
+        up_to=up_to if cell.mechanism.sampled else None,
         paired=cell.audit.paired,
     )
 
 
 def identifier(index: int, cell: Cell) -> str:
-    """What names the folder of audit number `index`."""
+    """Returns the name of the folder of audit number `index`."""
     name = "".join(c if c.isalnum() else "-" for c in cell.adversary.name)
     return f"{index:03d}-{name}-{cell.fingerprint[:8]}"
 
 
-def cut(start: int, trials: int, size: int) -> Iterator[tuple[int, int]]:
-    """The bounds of packs of `size` from trial `start` on; the last one may be shorter."""
-    return ((first, min(first + size, trials) - 1) for first in range(start, trials, size))
+def cut(
+    start: int,
+    trials: int,
+    size: int,
+) -> Iterator[tuple[int, int]]:
+    """Yields the bounds of packs of `size` from trial `start` on; the last one may be shorter."""
+    for first in range(start, trials, size):
+        yield first, min(first + size, trials) - 1
 
 
 def pack_size(cell: Cell, sweep: Sweep) -> int:
-    """Trials of a pack: whole trainings. Raises SpecError where they do not fit into one."""
-    size, together = sweep.resources.pack_size, cell.together
+    """Returns how many trials a pack has: those of complete training runs or pairs.
+
+    Raises:
+        SpecError: the declared number is not a multiple of these.
+    """
+    size = sweep.resources.pack_size
+    together = cell.together
     if size == "auto":
-        step_trials = 1 if cell.adversary.private_records else together  # these cost no step
+        # Further canaries that are private records cost no further training step.
+        step_trials = 1 if cell.adversary.private_records else together
         return max(cell.mechanism.auto_pack_size // step_trials, 1) * together
     if size % together and cell.mechanism.sampled:
         problem = f"is {size}, but {cell.unit}, and a pack holds whole ones"

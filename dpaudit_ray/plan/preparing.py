@@ -1,4 +1,4 @@
-"""Preparations: what the packs of an audit wait for, and which parts of them are done."""
+"""Preparations, which the packs of an audit wait for, and the parts of them that are stored."""
 
 from __future__ import annotations
 
@@ -15,8 +15,21 @@ from .model import MAX_PARTS, Pack, Part, Plan, PlannedPreparation
 from .provenance import InputFile
 
 
-def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPreparation | None:
-    """What packs of an audit wait for, by the sweep's `files`. Raises SpecError for no parts."""
+def planned(
+    cell: Cell,
+    seed: int,
+    files: tuple[InputFile, ...],
+) -> PlannedPreparation | None:
+    """Plans the preparation that packs of an audit wait for, None if there is none.
+
+    Args:
+        cell: the audit.
+        seed: of the sweep.
+        files: data files of the sweep.
+
+    Raises:
+        SpecError: the mechanism prepares no part, or too many.
+    """
     preparation = cell.mechanism.preparation(cell.adversary)
     if preparation is None:
         return None
@@ -29,15 +42,20 @@ def planned(cell: Cell, seed: int, files: tuple[InputFile, ...]) -> PlannedPrepa
 
 
 def all_parts(plan: Plan, audits: Iterable[int]) -> list[Part]:
-    """All parts that these audits wait for; those that several share, once."""
-    return [
-        Part(those[0], part, part, tuple(those), awaited.id)
-        for awaited, those in _waiting(plan, audits).items()
-        for part in range(awaited.parts)
-    ]
+    """Returns all parts that these audits wait for; those that several share, once."""
+    parts = []
+    for preparation, waiting in _waiting(plan, audits).items():
+        for number in range(preparation.parts):
+            part = Part(waiting[0], number, number, tuple(waiting), preparation.id)
+            parts.append(part)
+    return parts
 
 
-def _waiting(plan: Plan, audits: Iterable[int]) -> dict[PlannedPreparation, list[int]]:
+def _waiting(
+    plan: Plan,
+    audits: Iterable[int],
+) -> dict[PlannedPreparation, list[int]]:
+    """Returns each preparation that these audits wait for, with those of them."""
     waiting: dict[PlannedPreparation, list[int]] = {}
     for index in audits:
         if (preparation := plan.audits[index].preparation) is not None:
@@ -46,69 +64,85 @@ def _waiting(plan: Plan, audits: Iterable[int]) -> dict[PlannedPreparation, list
 
 
 def left(run: RunDirectory, plan: Plan, packs: Iterable[Pack]) -> list[Part]:
-    """The parts that are not done, and that these packs wait for, or audits without any."""
-    waiting = dict.fromkeys(pack.audit for pack in packs)
-    waiting |= dict.fromkeys(i for i, audit in enumerate(plan.audits) if not audit.packs)
-    parts = all_parts(plan, waiting)
-    done = {name: run.parts(name) for name in {part.preparation for part in parts}}
-    return [part for part in parts if part.first not in done[part.preparation]]
+    """Returns the parts that are not stored, and that these packs or audits without any await."""
+    waiting = [pack.audit for pack in packs]
+    waiting += _without_packs(plan)
+    stored: dict[str, set[int]] = {}
+    remaining = []
+    for part in all_parts(plan, dict.fromkeys(waiting)):
+        if part.preparation not in stored:
+            stored[part.preparation] = run.parts(part.preparation)
+        if part.first not in stored[part.preparation]:
+            remaining.append(part)
+    return remaining
+
+
+def _without_packs(plan: Plan) -> list[int]:
+    return [index for index, audit in enumerate(plan.audits) if not audit.packs]
 
 
 def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
-    """Each preparation as plain JSON: its id, the labels of its audits, its parts, those done."""
-    return [
-        {
-            "id": awaited.id,
-            "audits": [plan.audits[index].label for index in those],
-            "parts": awaited.parts,
-            "done": len(run.parts(awaited.id).intersection(range(awaited.parts))),
+    """Returns each preparation as plain JSON.
+
+    Its keys are `id`, `audits` (labels), `parts` (a number), and `done` (how many are stored).
+    """
+    listed = []
+    for preparation, waiting in _waiting(plan, range(len(plan.audits))).items():
+        stored = run.parts(preparation.id)
+        entry = {
+            "id": preparation.id,
+            "audits": [plan.audits[index].label for index in waiting],
+            "parts": preparation.parts,
+            "done": len(stored.intersection(range(preparation.parts))),
         }
-        for awaited, those in _waiting(plan, range(len(plan.audits))).items()
-    ]
+        listed.append(entry)
+    return listed
 
 
 class Prepared:
-    """Preparations of a sweep: parts are stored, counted, handed to audits; by any thread."""
+    """Stores, counts and reads the parts of a sweep's preparations, in any thread."""
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
-        self._run, self._plan = run, plan
-        self._turn = threading.Lock()  # one thread at a time reads `_done`, or adds to it
-        ids = {audit.preparation.id for audit in plan.audits if audit.preparation is not None}
-        self._done = {name: run.parts(name) for name in ids}  # numbers of the parts
+        self._run = run
+        self._plan = plan
+        self._turn = threading.Lock()  # one thread at a time reads `_stored`, or adds to it
+        preparations = _waiting(plan, range(len(plan.audits)))
+        self._stored = {each.id: run.parts(each.id) for each in preparations}  # their numbers
 
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part, or raises StorageError; storing it again changes nothing."""
         self._run.write_part(part.preparation, part.first, arrays)
         with self._turn:
-            self._done[part.preparation].add(part.first)
+            self._stored[part.preparation].add(part.first)
 
     def parts(self, audit: int) -> tuple[Arrays, ...]:
-        """All parts that an audit waits for. Raises DamagedFileError where one is damaged."""
-        awaited = self._plan.audits[audit].preparation
-        if awaited is None:
-            return ()
-        return tuple(self._run.read_part(awaited.id, part) for part in range(awaited.parts))
+        """Reads all parts that an audit waits for. Raises DamagedFileError if one is damaged."""
+        return tuple(
+            self._run.read_part(part.preparation, part.first)
+            for part in all_parts(self._plan, [audit])
+        )
 
     def complete(self, audit: int) -> tuple[Arrays, ...]:
-        """All parts, or none while one is not done. Raises DamagedFileError."""
-        finished, parts = self.progress(audit)
-        return self.parts(audit) if finished == parts else ()
+        """Reads all parts, or none while one is not stored. Raises DamagedFileError."""
+        stored, parts = self.progress(audit)
+        return self.parts(audit) if stored == parts else ()
 
     def suffices(self, audit: int) -> bool:
-        """Whether nothing but packs is left to do: an audit without packs is its preparation."""
-        finished, parts = self.progress(audit)
-        return finished == parts or self._plan.audits[audit].trials > 0
+        """Returns whether only packs remain: an audit without packs needs its preparation."""
+        stored, parts = self.progress(audit)
+        return stored == parts or self._plan.audits[audit].trials > 0
 
     def lost(self) -> list[str]:
         """Returns the files of audits without packs that were stored, and are gone."""
-        audits = [i for i, audit in enumerate(self._plan.audits) if not audit.packs]
-        files = [part_file(part.preparation, part.first) for part in all_parts(self._plan, audits)]
+        parts = all_parts(self._plan, _without_packs(self._plan))
+        files = [part_file(part.preparation, part.first) for part in parts]
         return [file for file in files if not self._run.exists(file)]
 
     def progress(self, audit: int) -> tuple[int, int]:
-        """Parts of an audit's preparation that are done, and all of them."""
-        awaited = self._plan.audits[audit].preparation
-        if awaited is None:
+        """Returns how many parts of an audit's preparation are stored, and how many it has."""
+        preparation = self._plan.audits[audit].preparation
+        if preparation is None:
             return 0, 0
+        numbers = range(preparation.parts)
         with self._turn:
-            return len(self._done[awaited.id].intersection(range(awaited.parts))), awaited.parts
+            return len(self._stored[preparation.id].intersection(numbers)), preparation.parts

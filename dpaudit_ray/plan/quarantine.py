@@ -1,8 +1,9 @@
-"""Files that are damaged are set aside, and computed again: bits and seeds are known."""
+"""Sets damaged files aside, so that their content is computed again: bits and seeds are known."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,16 +13,29 @@ from . import preparing
 from .finished_trials import READERS
 from .model import Plan
 
-NAMED = 5  # damaged files that are named, each on a line of its own
+NAMED = 5  # damaged files that are reported, each on a line of its own
 Read = Callable[[], object]
 
 
-def set_aside(run: RunDirectory, plan: Plan, tell: Callable[[str], None]) -> int:
-    """Renames damaged scores and preparations, which `tell` names; returns how many."""
+def set_aside(
+    run: RunDirectory,
+    plan: Plan,
+    tell: Callable[[str], None],
+) -> int:
+    """Renames damaged files of scores and preparations.
+
+    Args:
+        run: the run directory.
+        plan: its plan.
+        tell: called with a line for each of the first files, and one for the others.
+
+    Returns:
+        The number of damaged files.
+    """
     files = dict(_files(run, plan))
     with ThreadPoolExecutor(READERS, thread_name_prefix="quarantine") as readers:
-        fail = readers.map(_fails, files.values())
-        damaged = [name for name, fails in zip(files, fail, strict=True) if fails]
+        flags = readers.map(_is_damaged, files.values())
+        damaged = list(itertools.compress(files, flags))
     if damaged:
         run.set_complete(False)
     for number, name in enumerate(damaged):
@@ -34,22 +48,23 @@ def set_aside(run: RunDirectory, plan: Plan, tell: Callable[[str], None]) -> int
 
 
 def _files(run: RunDirectory, plan: Plan) -> Iterator[tuple[str, Read]]:
-    """The name of each file of scores or of a preparation, and what reads it."""
+    """Yields the name of each file of scores or of a preparation, and a function that reads it."""
     for audit in plan.audits:
-        for first, last in sorted(run.score_files(audit.id)):
-            read = functools.partial(run.read_scores, audit.id, first, last, len(audit.horizons))
-            yield run.score_file(audit.id, first, last), read
+        steps = len(audit.horizons)
+        for file in sorted(run.score_files(audit.id)):
+            read = functools.partial(run.read_scores, audit.id, *file, steps)
+            yield run.score_file(audit.id, *file), read
     for part in preparing.all_parts(plan, range(len(plan.audits))):
         if part.first in run.parts(part.preparation):
-            place = part.preparation, part.first
-            yield part_file(*place), functools.partial(run.read_part, *place)
+            key = part.preparation, part.first
+            yield part_file(*key), functools.partial(run.read_part, *key)
 
 
-def _fails(read: Read) -> bool:
+def _is_damaged(read: Read) -> bool:
     try:
         read()
     except MissingFileError:
-        return False  # nothing is there to be set aside
+        return False  # no file that could be set aside
     except DamagedFileError:
         return True
     return False

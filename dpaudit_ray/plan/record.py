@@ -1,14 +1,15 @@
-"""`plan.json` and `sweep.yaml` of a run directory: written, read, and held against each other.
+"""Reads and writes `plan.json` and `sweep.yaml` of a run directory, and compares them.
 
-A run directory may come from anybody. Whatever follows from `sweep.yaml` is computed again rather
-than believed; what takes code of somebody's own to tell is known from the plan's record, until that
-code is trusted and imported, and so is what takes data that cannot be read here.
+A run directory may come from anyone. All that follows from `sweep.yaml` is computed again rather
+than believed. If it takes a user's code, or data that cannot be read here, the plan's record counts
+until that code is trusted and imported.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 FILE = "plan.json"
 SWEEP_FILE = "sweep.yaml"
 _CONTENT = TypeAdapter(Plan)
-_ADDED = 8  # bounds of a step at most, beside those that were asked for
+_ADDED = 8  # bounds of a step at most that no estimator of the sweep file computes
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """The content of plan.json, without what most audits are not."""
+    """Returns the content of plan.json, without fields that have their default."""
     content: dict[str, Any] = _CONTENT.dump_python(plan, exclude_defaults=True)
     for entry, audit in zip(content["audits"], plan.audits, strict=True):
         entry["bits_sha256"] = audit.commitment(plan.seed)
@@ -47,7 +48,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 
 def from_json(raw: Any) -> Plan:
-    """The inverse of `to_json`; ValueError when `raw` is not what a plan looks like."""
+    """Returns the plan that `to_json` has written. Raises ValueError if `raw` is not a plan."""
     try:
         plan = _CONTENT.validate_python(raw)
     except ValidationError as error:
@@ -60,33 +61,38 @@ def from_json(raw: Any) -> Plan:
 
 
 def _check_audit(audit: PlannedAudit, index: int) -> None:
+    """Raises ValueError for an audit that no planner makes."""
     name = audit.id.removeprefix(f"{index:03d}-").removesuffix(f"-{audit.fingerprint[:8]}")
-    whole_id = audit.id == f"{index:03d}-{name}-{audit.fingerprint[:8]}"
-    if not whole_id or not all(c.isalnum() or c == "-" for c in name):
+    same_id = audit.id == f"{index:03d}-{name}-{audit.fingerprint[:8]}"
+    if not same_id or not all(c.isalnum() or c == "-" for c in name):
         raise ValueError(f"{audit.id!r:.60} is not the id of audit {index}")
+    starts = [first for first, _ in audit.packs]
     ends = [last + 1 for _, last in audit.packs]
-    whole = [*(first for first, _ in audit.packs), audit.trials] == [0, *ends]
-    lengths = {len(values) for values in (*audit.claims.values(), audit.claimed or audit.horizons)}
     steps = len(audit.horizons)
-    sound = {
-        f"the packs do not make up its {audit.trials} trials": whole
-        and all(first <= last for first, last in audit.packs),
-        "the packs hold no whole trainings": not audit.canaries
-        or not any(end % audit.canaries for end in ends),
-        f"{audit.declared} were declared, which do not rise to its trials": audit.declared
-        == tuple(sorted({*audit.declared, audit.trials})),
-        f"it was to grow from {audit.declared[0]} to {audit.up_to} trials": audit.up_to is None
-        or audit.declared[0] <= audit.up_to,
-        "its steps do not rise": audit.horizons == tuple(sorted({*audit.horizons})),
-        f"its claims do not fit its {steps} steps": bool(audit.claims) and lengths == {steps},
-    }
-    for problem, holds in sound.items():
-        if not holds:
-            raise ValueError(f"{audit.id}: {problem}")
+    lengths = {len(values) for values in (*audit.claims.values(), audit.claimed or audit.horizons)}
+    problem = None
+    if [*starts, audit.trials] != [0, *ends] or any(map(operator.ge, starts, ends)):
+        problem = f"the packs do not make up its {audit.trials} trials"
+    elif audit.canaries and any(end % audit.canaries for end in ends):
+        problem = "the packs hold no whole trainings"
+    elif audit.declared != _rising(*audit.declared, audit.trials):
+        problem = f"{audit.declared} were declared, which do not rise to its trials"
+    elif audit.up_to is not None and audit.declared[0] > audit.up_to:
+        problem = f"it was to grow from {audit.declared[0]} to {audit.up_to} trials"
+    elif audit.horizons != _rising(*audit.horizons):
+        problem = "its steps do not rise"
+    elif not audit.claims or lengths != {steps}:
+        problem = f"its claims do not fit its {steps} steps"
+    if problem is not None:
+        raise ValueError(f"{audit.id}: {problem}")
+
+
+def _rising(*numbers: int) -> tuple[int, ...]:
+    return tuple(sorted(set(numbers)))
 
 
 def load(run: RunDirectory) -> Plan | None:
-    """The plan in a run directory, None when there is none."""
+    """Reads the plan in a run directory; None if there is none."""
     text = run.read_text(FILE)
     try:
         return None if text is None else _parsed(text)
@@ -95,7 +101,7 @@ def load(run: RunDirectory) -> Plan | None:
 
 
 def _damaged(run: RunDirectory, name: str, problem: str) -> RunDirectoryError:
-    """Returns the error of a file that is damaged, or has the format of a newer version."""
+    """Makes the error of a file that is damaged, or has the format of a newer version."""
     newer = newer_version(run)
     state = "cannot be read" if newer else "is damaged"
     return RunDirectoryError(f"{run.location}/{name} {state} ({problem}); {newer or RESTORE}")
@@ -108,7 +114,7 @@ _VERSION = re.compile(r"""^[{ ]{0,2}"?version"?: *["']?([^"',\s]+)""", re.MULTIL
 def newer_version(run: RunDirectory) -> str | None:
     """Returns a line about files that a newer version of this package wrote, else None."""
     for name in (FILE, SWEEP_FILE):
-        # What is damaged has no version; whoever needs it reports the damage.
+        # A damaged file has no version; the damage is reported where the file is needed.
         with contextlib.suppress(InvalidVersion, RunDirectoryError):
             found = _VERSION.search(run.read_text(name) or "")
             if found and Version(found[1]) > Version(__version__):
@@ -125,15 +131,17 @@ def _parsed(text: str) -> Plan:
 
 
 def require(run: RunDirectory) -> Plan:
-    """The plan in a run directory; RunDirectoryError when it holds none."""
-    if (plan := load(run)) is None:
+    """Reads the plan in a run directory. Raises RunDirectoryError if there is none."""
+    plan = load(run)
+    if plan is None:
         raise _incomplete(run, FILE)
     return plan
 
 
 def read(run: RunDirectory) -> tuple[Sweep, Plan]:
-    """Sweep and plan of an existing run. Raises RunDirectoryError where they do not fit."""
-    plan, sweep = require(run), recorded(run)
+    """Reads sweep and plan of an existing run. Raises RunDirectoryError if they do not fit."""
+    plan = require(run)
+    sweep = recorded(run)
     if sweep is None:
         raise _incomplete(run, SWEEP_FILE)
     sweep = filled(sweep, plan, run)
@@ -142,14 +150,16 @@ def read(run: RunDirectory) -> tuple[Sweep, Plan]:
 
 
 def recorded(run: RunDirectory) -> Sweep | None:
-    """The sweep as it was run, None before that. Raises RunDirectoryError where it is damaged."""
-    text, source = run.read_text(SWEEP_FILE), f"{run.location}/{SWEEP_FILE}"
+    """Reads the sweep as it was run; None before that. Raises RunDirectoryError for damage."""
+    text = run.read_text(SWEEP_FILE)
+    if text is None:
+        return None
     try:
-        return None if text is None else spec.from_raw(yamlfile.parse_yaml(text, source))
+        return spec.from_raw(yamlfile.parse_yaml(text, f"{run.location}/{SWEEP_FILE}"))
     except SpecError as error:
-        # Its remedy is for a file of the user's own.
-        what = str(error.problems[0]).partition(";")[0]
-        raise _damaged(run, SWEEP_FILE, what) from error
+        # Its remedy, after the semicolon, is for a file that the user wrote.
+        problem = str(error.problems[0]).partition(";")[0]
+        raise _damaged(run, SWEEP_FILE, problem) from error
 
 
 def _incomplete(run: RunDirectory, missing: str) -> RunDirectoryError:
@@ -178,8 +188,8 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
 
 
 def _check_numbers(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-    here = (sweep.fingerprint, sweep.seed, len(sweep.cells))
-    if here != (plan.fingerprint, plan.seed, len(plan.audits)):
+    of_sweep = (sweep.fingerprint, sweep.seed, len(sweep.cells))
+    if of_sweep != (plan.fingerprint, plan.seed, len(plan.audits)):
         raise _other(run)
 
 
@@ -189,23 +199,25 @@ def _other(run: RunDirectory) -> RunDirectoryError:
 
 
 def filled(sweep: Sweep, plan: Plan, run: RunDirectory) -> Sweep:
-    """The sweep with what its plan recorded of classes and data that cannot be read here."""
+    """Returns the sweep with records of the plan for classes and data that cannot be read here."""
     _check_numbers(sweep, plan, run)
-    cells = tuple(
-        cell if _tells_claim(cell, audit) else cell.model_copy(update={"mechanism": Recorded(
-            name=cell.mechanism.name,
-            options=cell.mechanism.identity(),
-            steps=audit.horizons,
-            trials=audit.trials,
-            releases=audit.claimed,
-        )})
-        for cell, audit in zip(sweep.cells, plan.audits, strict=True)
-    )  # fmt: skip
-    return sweep.model_copy(update={"cells": cells})
+    cells = []
+    for cell, audit in zip(sweep.cells, plan.audits, strict=True):
+        if not _has_claim(cell, audit):
+            mechanism = Recorded(
+                name=cell.mechanism.name,
+                options=cell.mechanism.identity(),
+                steps=audit.horizons,
+                trials=audit.trials,
+                releases=audit.claimed,
+            )
+            cell = cell.model_copy(update={"mechanism": mechanism})
+        cells.append(cell)
+    return sweep.model_copy(update={"cells": tuple(cells)})
 
 
-def _tells_claim(cell: Cell, audit: PlannedAudit) -> bool:
-    """Whether the code and the data that its claim takes are here."""
+def _has_claim(cell: Cell, audit: PlannedAudit) -> bool:
+    """Returns whether the code and the data that compute the claim can be read here."""
     if any(isinstance(part, Unread) for part in (cell.mechanism, *cell.mechanism.claim_parts)):
         return False
     if audit.claimed is None:
@@ -219,7 +231,7 @@ def _tells_claim(cell: Cell, audit: PlannedAudit) -> bool:
 
 
 def most_estimates(sweep: Sweep, plan: Plan) -> int:
-    """Rows that `estimates.parquet` may have: of each step and claim, by each estimator."""
+    """Returns how many rows `estimates.parquet` may have: by step, claim and estimator."""
     return sum(
         len(audit.horizons) * len(audit.claims) * (len(cell.audit.estimators) + _ADDED)
         for audit, cell in zip(plan.audits, sweep.cells, strict=True)
@@ -229,24 +241,34 @@ def most_estimates(sweep: Sweep, plan: Plan) -> int:
 def check_estimates(
     estimates: pd.DataFrame, plan: Plan, run: RunDirectory, more_names: Collection[str] = ()
 ) -> None:
-    """Raises RunDirectoryError for a row of no audit, step, accountant, claim or estimator."""
-    planned = {
-        (audit.id, step, name, claim)
-        for audit in plan.audits
-        for name, values in audit.claims.items()
-        for step, claim in zip(audit.horizons, values, strict=True)
-    }
-    names = {*stats.estimators(), *more_names}
-    possible: dict[tuple[str, ...], set[tuple[Any, ...]]] = {
+    """Checks that every row has an audit, step, accountant, claim and estimator of the plan.
+
+    Args:
+        estimates: the content of `estimates.parquet`.
+        plan: the plan.
+        run: the run directory.
+        more_names: names of estimators, besides those of this package.
+
+    Raises:
+        RunDirectoryError: a row has not.
+    """
+    planned = set[tuple[Any, ...]]()
+    for audit in plan.audits:
+        for accountant, epsilons in audit.claims.items():
+            for step, epsilon in zip(audit.horizons, epsilons, strict=True):
+                planned.add((audit.id, step, accountant, epsilon))
+    names = {(name,) for name in (*stats.estimators(), *more_names)}
+    possible: dict[tuple[str, ...], set[Any]] = {
         ("audit", "step", "accountant", "epsilon_upper"): planned,
         ("status",): {(str(status),) for status in Status},
-        ("estimator",): {(name,) for name in names},
-        ("free_estimator",): {("",), *((name,) for name in names)},
+        ("estimator",): names,
+        ("free_estimator",): {("",), *names},
     }
     for columns, values in possible.items():
         rows = zip(*(estimates[column] for column in columns), strict=True)
-        if others := set(rows) - values:
-            named = ", ".join(f"{value!r:.60}" for value in min(others, key=str))
+        unplanned = set(rows) - values
+        if unplanned:
+            named = ", ".join(f"{value!r:.60}" for value in min(unplanned, key=str))
             raise RunDirectoryError(
                 f"{run.location}/estimates.parquet is not of this plan: it has {named} as "
                 f"{', '.join(columns)}; delete it and run the sweep again: it is rebuilt from the "

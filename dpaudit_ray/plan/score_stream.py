@@ -30,11 +30,12 @@ class MissedPack:
 
     @property
     def lost(self) -> npt.NDArray[np.bool_]:
-        """Which trials were missed, bool [n]: all."""
+        """Trials that were missed, bool [n]: all."""
         return np.ones(len(self.members), dtype=np.bool_)
 
     def part(self, first: int, last: int) -> MissedPack:
-        return MissedPack(first, self.members[first - self.first : last - self.first + 1])
+        start = first - self.first
+        return MissedPack(first, self.members[start : last - self.first + 1])
 
 
 ConsumedPack = PackScores | MissedPack
@@ -53,7 +54,8 @@ def up_to_looks(
     """
     first = packs.first
     while first <= packs.last:
-        end = audit.packs[audit.pack_number(max(due() - 1, first))][1]
+        number = audit.pack_number(max(due() - 1, first))
+        _, end = audit.packs[number]
         yield packs.part(first, min(end, packs.last))
         first = end + 1
 
@@ -63,7 +65,13 @@ def feed(
     pack: ConsumedPack,
     column: int = -1,
 ) -> None:
-    """Folds a pack into `state`, in the order of its trials, by scores at step number `column`."""
+    """Folds a pack into an estimator or test, in the order of its trials.
+
+    Args:
+        state: the estimator or test.
+        pack: one pack, or several that follow each other.
+        column: number of the recorded step whose scores are folded.
+    """
     if isinstance(pack, MissedPack):
         state.miss(pack.members)
     elif not pack.missed:
@@ -78,38 +86,49 @@ def feed(
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """A whole prefix: `members` bool [n], `scores` float64 [n, steps], `missed` bool [n]."""
+    """All trials of a prefix.
+
+    Attributes:
+        steps: the recorded steps.
+        members: secret bits, bool [n].
+        scores: float64 [n, steps].
+        missed: trials that failed, bool [n]; their scores are NaN at every step.
+        utility: other measurements by their names, each like `scores`.
+    """
 
     steps: tuple[int, ...]
     members: npt.NDArray[np.bool_]
     scores: npt.NDArray[np.float64]
-    missed: npt.NDArray[np.bool_]  # these have NaN at every step
-    utility: Mapping[str, npt.NDArray[np.float64]]  # what was measured beside, like `scores`
+    missed: npt.NDArray[np.bool_]
+    utility: Mapping[str, npt.NDArray[np.float64]]
 
     @classmethod
     def joined(cls, audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> Trials:
         """Puts the packs of a prefix together."""
         n = audit.packs[-1][1] + 1 if audit.packs else 0
-        k, reached = len(audit.horizons), 0
+        shape = n, len(audit.horizons)
         members, missed = np.zeros((2, n), dtype=np.bool_)
-        scores = np.full((n, k), math.nan)
+        scores = np.full(shape, math.nan)
         utility: dict[str, npt.NDArray[np.float64]] = {}
+        end = 0
         for pack in packs:
-            here = slice(pack.first, pack.last + 1)
-            members[here], missed[here] = pack.members, pack.lost
+            end = pack.last + 1
+            rows = slice(pack.first, end)
+            members[rows] = pack.members
+            missed[rows] = pack.lost
             if isinstance(pack, PackScores):
-                scores[here] = pack.scores
+                scores[rows] = pack.scores
                 for name, values in pack.utility.items():
-                    utility.setdefault(name, np.full((n, k), math.nan))[here] = values
-            reached = pack.last + 1
-        return cls(audit.horizons, members, scores, missed, utility)._of(slice(reached))
+                    utility.setdefault(name, np.full(shape, math.nan))[rows] = values
+        return cls(audit.horizons, members, scores, missed, utility).first(end)
 
     @property
     def shown(self) -> Trials:
-        """Without those that were missed."""
+        """The trials that were not missed."""
         return self._of(~self.missed) if self.missed.any() else self
 
     def first(self, number: int) -> Trials:
+        """Returns the first trials."""
         return self._of(slice(number))
 
     def _of(self, rows: slice | npt.NDArray[np.bool_]) -> Trials:
@@ -118,11 +137,18 @@ class Trials:
         return Trials(self.steps, members, scores, self.missed[rows], utility)
 
     def with_errors(self) -> npt.NDArray[np.float64]:
-        """Scores at the last step, float64 [n]; missed trials err: "out" highest, "in" lowest."""
-        last = self.scores[:, -1].copy()
+        """Returns scores at the last step by which every missed trial is guessed wrong.
+
+        Returns:
+            float64 [n]: missed trials with the canary are below all others, those without above.
+        """
+        scores = self.scores[:, -1].copy()
         if self.missed.any():
-            finite = last[np.isfinite(last)]
-            low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
-            errors = np.nextafter(low, -np.inf), np.nextafter(high, np.inf)
-            last[self.missed] = np.where(self.members[self.missed], *errors)
-        return last
+            finite = scores[np.isfinite(scores)]
+            if not len(finite):
+                finite = np.zeros(1)
+            below = np.nextafter(finite.min(), -np.inf)
+            above = np.nextafter(finite.max(), np.inf)
+            errors = np.where(self.members, below, above)
+            scores[self.missed] = errors[self.missed]
+        return scores

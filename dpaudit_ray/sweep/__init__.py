@@ -1,1 +1,1 @@
-"""Sweep files and their grids: what is asked."""
+"""Sweep files and their grids: the settings of all audits."""

@@ -33,27 +33,39 @@ class EstimatorSpec(Strict):
 
     @classmethod
     def parse(cls, raw: Any, key: str) -> EstimatorSpec:
-        """Parses a name, or a mapping with `name` and options; SpecError under `key`."""
+        """Parses a name, or a mapping with `name` and options. Raises SpecError under `key`."""
         if isinstance(raw, str):
             raw = {"name": raw}
         if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
             raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
-        name, given = raw["name"], {part: raw[part] for part in raw if part != "name"}
+        options = dict(raw)
+        name = options.pop("name")
         if _is_data(name):
-            return cls(name=name, options=given)
+            return cls(name=name, options=options)
         model = options_model(_estimator_class(name, f"{key}.name"))
-        try:  # by the rules of JSON: lists may become tuples, text no number
-            options = model.model_validate_json(json.dumps(given))
+        try:  # by the rules of JSON: lists may become tuples, but text is not a number
+            valid = model.model_validate_json(json.dumps(options))
         except ValidationError as error:
-            raise spec_error(error, key, given, model) from error
-        return cls(name=name, options=options.model_dump(exclude_unset=True))
+            raise spec_error(error, key, options, model) from error
+        return cls(name=name, options=valid.model_dump(exclude_unset=True))
 
     def make(
         self, planned: int, canaries: int = 1, family: stats.Family | None = None
     ) -> stats.Estimator:
-        """A fresh streaming state for `planned` trials. Raises ValueError for a bad option."""
+        """Makes the estimator, without any trials.
+
+        Args:
+            planned: number of trials.
+            canaries: so many consecutive trials depend on each other.
+            family: the curves that the claim has by noise multiplier.
+
+        Raises:
+            ValueError: an option is wrong.
+        """
         method = self.method if ":" in self.name else self.name
-        options = self.options | ({} if family is None else {"family": family})
+        options = dict(self.options)
+        if family is not None:
+            options["family"] = family
         return stats.make(
             method, planned=planned, independent=canaries == 1, canaries=canaries, **options
         )
@@ -64,17 +76,17 @@ class EstimatorSpec(Strict):
 
     @property
     def unimported(self) -> bool:
-        """Whether its class, somebody's own, was not imported, since a run is only read."""
+        """Whether it is a user-defined class that was not imported, since a run is only read."""
         return _is_data(self.name)
 
     @property
     def through_claim(self) -> bool:
-        """Whether it reads what it certifies through the claim's own curves."""
+        """Whether it converts its bounds through the curves of the claim."""
         return self.options.get("curve") == "claimed" and stats.takes_family(self.method)
 
 
 class StopWhen(Strict):
-    """An audit ends at the first of these, by time-uniform bounds, as each pack is looked at."""
+    """Rules that end an audit, by time-uniform bounds after each pack; the first one counts."""
 
     verdict: bool = False  # once the trials refute the claim, at the level of `dpaudit verify`
     within: float | None = Field(default=None, gt=0, lt=1)  # once ε ≥ (1 - within) claim
@@ -93,16 +105,16 @@ class AuditSpec(Strict):
     delta: float = Field(gt=0, lt=1)  # δ of claims and bounds; below 1 / N
     confidence: float = Field(default=0.95, gt=0, lt=1)  # of each lower bound
     record_every: int | None = Field(default=None, ge=1)  # judge as if training ended after each
-    # what computes lower bounds
+    # of lower bounds
     estimators: list[EstimatorSpec] = Field(
         default_factory=lambda: [EstimatorSpec(name="accuracy")], min_length=1
     )
     accountants: list[str] = Field(default_factory=lambda: ["gaussian"], min_length=1)  # for claims
-    stop_when: StopWhen | None = None  # what may end an audit early
+    stop_when: StopWhen | None = None  # rules that may end an audit early
     up_to: int | None = Field(default=None, ge=1, le=100_000_000)  # trials it may grow to
-    canaries_drawn: int = Field(default=1, ge=1, le=1000)  # as many audits, a canary drawn for each
-    canary: int = Field(default=1, ge=1, le=1000)  # which canary of those that may be drawn
-    paired: bool = False  # two trainings in a row share their noise; one has the canary
+    canaries_drawn: int = Field(default=1, ge=1, le=1000)  # so many audits, each with a new canary
+    canary: int = Field(default=1, ge=1, le=1000)  # number of the canary among these
+    paired: bool = False  # two training runs in a row share their noise; one has the canary
 
     @field_validator("estimators", mode="before")
     @classmethod
@@ -130,8 +142,8 @@ class AuditSpec(Strict):
 
     @property
     def named_modules(self) -> set[str]:
-        """Modules of the user's that its estimators and accountants are taken from."""
-        names = (*(estimator.name for estimator in self.estimators), *self.accountants)
+        """User modules that its estimators and accountants come from."""
+        names = [*self.accountants, *(estimator.name for estimator in self.estimators)]
         return {name.partition(":")[0] for name in names if ":" in name}
 
 
@@ -149,46 +161,56 @@ def _estimator_class(name: str, key: str) -> type[stats.Estimator]:
         return registered[name]
     cls = imports.subclass(stats.Estimator, name, key)
     if not (hasattr(cls, "name") and isinstance(getattr(cls, "status", None), stats.Status)):
-        raise SpecError(key, f"{name!r} does not say its name and status")
+        raise SpecError(key, f"{name!r} lacks a name or a status; set both in the class")
     return cls
 
 
 class _Options(Strict, arbitrary_types_allowed=True):
-    """Base of models of an estimator's options, which may have types of somebody's own."""
+    """Base of models of an estimator's options, whose types may be user-defined."""
 
 
 @functools.cache
 def options_model(method: type[stats.Estimator]) -> type[BaseModel]:
-    """A model with the options of an estimator, which is a dataclass."""
+    """Makes a model with the options of an estimator, which is a dataclass."""
     hints = typing.get_type_hints(method)
     fields = {field.name: field for field in dataclasses.fields(method)}
     options: dict[str, Any] = {}
     for name in stats.option_names(method):
-        default, factory = fields[name].default, fields[name].default_factory
-        if factory is not dataclasses.MISSING:
-            default = factory()
+        field = fields[name]
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
         options[name] = (hints[name], ... if default is dataclasses.MISSING else default)
     model: type[BaseModel] = create_model(method.__name__, __base__=_Options, **options)
     return model
 
 
 def _parsed(items: list[Any], parse: Callable[[Any, str], T], key: str) -> list[T]:
-    """What `parse` makes of each item and its key; all mistakes together, repeats among them."""
-    parsed, mistakes = [], Mistakes()
+    """Parses each item of a list. Raises SpecError with all mistakes, repeats among them.
+
+    Args:
+        items: the list.
+        parse: called with each item and its key.
+        key: the key of the list.
+    """
+    parsed = []
+    mistakes = Mistakes()
     for index, item in enumerate(items):
         with mistakes.noted():
             parsed.append(parse(item, f"{key}.{index}"))
     names = [item if isinstance(item, str) else item.name for item in parsed]
-    if twice := [name for name in names if names.count(name) > 1]:
-        mistakes.errors.append(SpecError(key, f"lists {twice[0]} twice; remove one of them"))
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        mistakes.errors.append(SpecError(key, f"lists {repeated[0]} twice; remove one of them"))
     with carried():
         mistakes.settle()
     return parsed
 
 
 def _checked_accountant(name: str, key: str) -> str:
-    if ":" not in name and name not in accounting.accountants():
-        raise SpecError(key, unknown_name("accountant", name, accounting.accountants()))
+    known = accounting.accountants()
+    if ":" not in name and name not in known:
+        raise SpecError(key, unknown_name("accountant", name, known))
     if ":" in name and not imports.is_data(name):
         try:
             accounting.find(name)

@@ -1,10 +1,11 @@
-"""One audit of a sweep: a mechanism, an adversary, and how it is judged."""
+"""The audit of one point of the grid: its mechanism, its adversary, and its estimators."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from ..errors import REQUIRED, Mistakes, SpecError
 from ..mechanisms.base import Mechanism
 from ..plugins import Plugin, Strict, Unread, is_users, parse, parts, validated
 from ..stats.budget import Budget
-from .audit import AuditSpec
+from .audit import AuditSpec, EstimatorSpec
 from .grid import LABEL_SEPARATOR
 
 CANARY = "canary "  # before the number of a drawn one, in labels
@@ -24,13 +25,13 @@ MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit
 
 
 def digest(value: Any) -> str:
-    """Hex digest (128 bits) of plain data, whatever the order of its keys."""
+    """Returns a hex digest (128 bits) of plain data, whatever the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Cell(Strict):
-    """One audit of the grid. `label` says in words which cell it is."""
+    """An audit of the grid; `label` is its name in messages and tables."""
 
     mechanism: Mechanism
     adversary: Adversary
@@ -40,39 +41,41 @@ class Cell(Strict):
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
         if self.audit.paired and (self.adversary.one_run or not self.mechanism.sampled):
-            has = "one training" if self.adversary.one_run else "no trainings"
+            runs = "one training run" if self.adversary.one_run else "no training runs"
             raise SpecError(
-                "audit.paired", f"takes pairs of trainings, got {has} ({self.label}); leave it out"
+                "audit.paired",
+                f"takes pairs of training runs, got {runs} ({self.label}); leave it out",
             )
         for index, estimator in enumerate(self.audit.estimators):
             if not estimator.unimported and not self._can_judge(estimator.method):
-                names = sorted(
-                    name
-                    for name, method in stats.estimators().items()
-                    if method.status.holds and self._can_judge(method)
-                )
-                needs = (
-                    "takes pairs of trainings; set audit.paired: true, or"
-                    if estimator.method.by_pair
-                    else "takes scores of many training runs, one of each, which "
-                    f"{'pairs do' if self.audit.paired else f'{self.adversary.name} does'} not "
-                    "give;"
-                )
-                raise SpecError(
-                    f"audit.estimators.{index}",
-                    f"{estimator.name} {needs} choose another estimator: {', '.join(names)}",
-                )
-        n = self.together
+                raise self._misfit(f"audit.estimators.{index}", estimator)
+        unit = self.together
         for key, trials in (("trials", self.audit.trials), ("up_to", self.audit.up_to or 0)):
-            if rest := trials % n:
+            lower = trials // unit * unit
+            if trials != lower:
                 raise SpecError(
                     f"audit.{key}",
                     f"is {trials}, but {self.unit}; "
-                    f"use {max(trials - rest, n)} or {max(trials - rest + n, 2 * n)}",
+                    f"use {max(lower, unit)} or {max(lower + unit, 2 * unit)}",
                 )
         return self
 
+    def _misfit(self, key: str, estimator: EstimatorSpec) -> SpecError:
+        """Makes the error of an estimator that cannot judge the scores of this audit."""
+        fitting = []
+        for name, method in stats.estimators().items():
+            if method.status.holds and self._can_judge(method):
+                fitting.append(name)
+        if estimator.method.by_pair:
+            needs = "pairs of training runs; set audit.paired: true, or"
+        else:
+            source = "pairs do" if self.audit.paired else f"{self.adversary.name} does"
+            needs = f"scores of many training runs, one of each, which {source} not give;"
+        names = ", ".join(sorted(fitting))
+        return SpecError(key, f"{estimator.name} takes {needs} choose another estimator: {names}")
+
     def _can_judge(self, method: type[stats.Estimator]) -> bool:
+        """Returns whether an estimator takes scores that depend on each other as these do."""
         if self.audit.paired or method.by_pair:
             return self.audit.paired and method.by_run
         if self.independent:
@@ -85,35 +88,35 @@ class Cell(Strict):
 
     @property
     def canaries(self) -> int:
-        """Number of trials in a row that are of one training, or of one pair; 0: all of them."""
+        """Number of consecutive trials of one training run, or of one pair; 0 for all trials."""
         return 0 if self.adversary.one_run else self.together
 
     @property
     def together(self) -> int:
-        """Number of trials in a row of which a pack holds all or none."""
+        """Number of consecutive trials that have to be in the same pack."""
         return self.adversary.canaries * (2 if self.audit.paired else 1)
 
     @property
     def unit(self) -> str:
-        """What trials in a row make up, in words."""
+        """The size of a training run or pair, in the words of messages."""
         if self.audit.paired:
-            return f"each pair of trainings has {self.together} trials"
-        return f"each training has {self.together} canaries, a trial each"
+            return f"each pair of training runs has {self.together} trials"
+        return f"each training run has {self.together} canaries, a trial each"
 
     @property
     def parts(self) -> Iterator[Plugin]:
-        """Mechanism and adversary, and all that their options hold."""
+        """Mechanism and adversary, and all plug-ins in their options."""
         yield from parts(self.mechanism)
         yield from parts(self.adversary)
 
     @property
     def unimported(self) -> bool:
-        """Whether a class of it was not imported, but read as data."""
+        """Whether one of its classes was not imported, but read as data."""
         return any(isinstance(part, Unread) for part in self.parts)
 
     @property
     def foreign(self) -> bool:
-        """Whether its claim is computed by a class of the user's."""
+        """Whether a user-defined class computes its claim."""
         return any(map(is_users, self.claim_parts))
 
     @property
@@ -123,13 +126,16 @@ class Cell(Strict):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of what determines bits and scores: mechanism, adversary, canary, pairing."""
-        more: list[Any] = ["paired"] if self.audit.paired else []
-        more += [{"canary": self.audit.canary}] if self.audit.canary > 1 else []
-        return digest([self.mechanism.identity(), self.adversary.identity(), *more])
+        """Hex digest of all that determines bits and scores."""
+        identity: list[Any] = [self.mechanism.identity(), self.adversary.identity()]
+        if self.audit.paired:
+            identity.append("paired")
+        if self.audit.canary > 1:
+            identity.append({"canary": self.audit.canary})
+        return digest(identity)
 
     def canaries_apart(self) -> Iterator[Self]:
-        """This audit once for each canary that `canaries_drawn` asks for."""
+        """Yields the audit once for each canary of `canaries_drawn`."""
         if self.audit.canaries_drawn == 1:
             yield self
             return
@@ -139,7 +145,7 @@ class Cell(Strict):
             yield self.model_copy(update={"audit": audit, "label": label})
 
     def identity(self) -> dict[str, Any]:
-        """Options that change a result of this audit, as plain JSON; not the number of trials."""
+        """Returns all options that change a result, as plain JSON, but not the number of trials."""
         return {
             "mechanism": self.mechanism.identity(),
             "adversary": self.adversary.identity(),
@@ -155,12 +161,11 @@ class Cell(Strict):
 
     @functools.cached_property
     def budget(self) -> Budget:
-        """The audit's error, shared by its estimators that hold their level, at every step."""
-        deciding = (
-            estimator.name
-            for estimator in self.audit.estimators
-            if estimator.unimported or estimator.make(planned=self.audit.trials).status.holds
-        )
+        """The audit's error budget, shared by estimators that hold their level, at every step."""
+        deciding = []
+        for estimator in self.audit.estimators:
+            if estimator.unimported or estimator.make(planned=self.audit.trials).status.holds:
+                deciding.append(estimator.name)
         return Budget(self.audit.confidence, tuple(deciding), self.horizons)
 
 
@@ -206,11 +211,12 @@ def _required(sections: Mapping[str, Any], key: str) -> Any:
 
 
 def _check_recording(every: int | None, mechanism: Mechanism) -> None:
+    """Raises SpecError if too many steps are recorded, or none."""
     horizons = mechanism.horizons(None)
     steps = horizons[-1]
-    least = -(-steps // MAX_HORIZONS)
-    wrong = len(horizons) > MAX_HORIZONS if every is None else not least <= every <= steps
-    if wrong:
+    least = math.ceil(steps / MAX_HORIZONS)
+    possible = len(horizons) <= MAX_HORIZONS if every is None else least <= every <= steps
+    if not possible:
         raise SpecError(
             "audit.record_every",
             f"must be {least} to {steps}: of {steps} steps at most {MAX_HORIZONS} are recorded; "

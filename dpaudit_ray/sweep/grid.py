@@ -1,4 +1,4 @@
-"""A sweep as plain data: overrides, the grid unrolled, labels, paths; `spec` gives types."""
+"""Changes a sweep while it is plain data: overrides, unrolled grid, labels, absolute paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import Mistakes, SpecError, suggestion
 from ..plugins import got
 
-SECTIONS = ("mechanism", "adversary", "audit")  # what a cell has, and so what a grid may change
+SECTIONS = ("mechanism", "adversary", "audit")  # of a cell; a grid may change these
 MAX_AUDITS = 10_000  # of a sweep
 LABEL_SEPARATOR = ", "  # between the parts of a label
 _LOCATIONS = ("path", "root")
@@ -23,7 +23,7 @@ _PART = re.compile(r"(?s)(?:([^ =]+)=)?(.*)")  # of a label: `loss period=5` has
 
 
 def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy as YAML could have given it. Raises SpecError for what no YAML can hold."""
+    """Returns a deep copy of plain data. Raises SpecError for values that no YAML can hold."""
 
     def converted(value: Any) -> Any:
         return value.tolist() if hasattr(value, "tolist") else str(value)
@@ -36,44 +36,44 @@ def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Sets values by dotted key; refuses those that the grid would set again."""
+    """Sets values by dotted key. Raises SpecError for keys that the grid would set again."""
     for key, value in changes.items():
-        section, _, rest = key.partition(".")
-        # The keys of the grid are dotted themselves.
-        path = [section, rest] if section == "grid" and rest else key.split(".")
-        _put(tree, path, key, value)
+        most_dots = 1 if key.startswith("grid.") else -1  # keys of the grid are dotted themselves
+        _put(tree, key.split(".", most_dots), key, value)
     for key in changes:
-        for changed in checked(tree):
-            if any(f"{key}.".startswith(f"{part}.") for part in _parts(changed)):
-                raise SpecError(key, f"is set by the grid in every audit; set grid.{changed}")
+        for grid_key in checked(tree):
+            if any(f"{key}.".startswith(f"{part}.") for part in _parts(grid_key)):
+                raise SpecError(key, f"is set by the grid in every audit; set grid.{grid_key}")
 
 
 def cells(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The sections of every cell, and a label that tells it from the others.
+    """Yields the sections of every cell, and its label, which no other cell has.
 
     Keys joined by commas change together: `mechanism.steps, adversary.period: [[250, 1], ...]`.
     """
     grid = checked(tree)
-    for chosen in itertools.product(*grid.values()):
+    for values in itertools.product(*grid.values()):
         cell = copy.deepcopy({section: tree.get(section) for section in SECTIONS})
         labels: dict[str, str] = {}
-        for (key, rows), value in zip(grid.items(), chosen, strict=True):
+        for (key, rows), row in zip(grid.items(), values, strict=True):
             parts = _parts(key)
-            changes = dict(zip(parts, [value] if len(parts) == 1 else value, strict=True))
-            for part, changed in changes.items():
-                _put(cell, part.split("."), f"grid.{part}", copy.deepcopy(changed))
-            labels |= {part: _label(part, changes[part]) for part in _distinguishing(parts, rows)}
+            in_label = _distinguishing(parts, rows)
+            for part, value in zip(parts, [row] if len(parts) == 1 else row, strict=True):
+                _put(cell, part.split("."), f"grid.{part}", copy.deepcopy(value))
+                if part in in_label:
+                    labels[part] = _label(part, value)
         yield cell, LABEL_SEPARATOR.join(labels.values())
 
 
 def keys(tree: Mapping[str, Any]) -> list[str]:
-    """The dotted keys that the grid sets."""
-    return [part for key in checked(tree) for part in _parts(key)]
+    """Returns the dotted keys that the grid sets."""
+    return list(itertools.chain.from_iterable(map(_parts, checked(tree))))
 
 
 def checked(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The grid, which can be unrolled; raises SpecError with all that is wrong."""
-    grid, mistakes = tree.get("grid") or {}, Mistakes()
+    """Returns the grid, if it can be unrolled. Raises SpecError with all mistakes."""
+    grid = tree.get("grid") or {}
+    mistakes = Mistakes()
     if not isinstance(grid, dict):
         raise SpecError("grid", f"must map dotted keys to lists of values{got(grid)}")
     for key, values in grid.items():
@@ -104,43 +104,69 @@ def _check_entry(key: str, values: Any) -> None:
 
 
 def shared_parts(labels: Sequence[str]) -> tuple[str, list[str]]:
-    """The parts that all labels have, and each label without them; a lone label stays whole."""
-    parts = [label.split(LABEL_SEPARATOR) for label in labels]
-    if len(parts) < 2:
+    """Splits the parts that all labels have from the others; a single label stays as it is.
+
+    Returns:
+        The shared parts as one label, and each label without them.
+    """
+    if len(labels) < 2:
         return "", list(labels)
-    shared = [part for part in parts[0] if all(part in other for other in parts)]
-    rest = [LABEL_SEPARATOR.join(p for p in label if p not in shared) for label in parts]
-    return LABEL_SEPARATOR.join(shared), rest
+    parts = [label.split(LABEL_SEPARATOR) for label in labels]
+    shared = [part for part in parts[0] if all(part in label for label in parts)]
+    own = []
+    for label in parts:
+        own.append(LABEL_SEPARATOR.join(part for part in label if part not in shared))
+    return LABEL_SEPARATOR.join(shared), own
 
 
 def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
-    """A legend, and each label, in order, without the parts that the legend has.
+    """Moves parts that labels share to a legend.
 
-    The legend says what all labels share, "all: SHARED", and where they have the same keys in one
-    order, these, "audit: KEY, KEY". Where a label would become empty, labels stay as they are.
+    The legend has the parts of all labels, "all: SHARED", and the keys of the others if these are
+    the same in one order, "audit: KEY, KEY". If a label would become empty, all stay as they are.
+
+    Returns:
+        The legend, and each label, in order, without the parts that the legend has.
     """
-    shared, rest = shared_parts(labels)
-    if not all(rest):
+    shared, own = shared_parts(labels)
+    if not all(own):
         return "", list(labels)
     legend = [f"all: {shared}"] if shared else []
-    pairs = [[_PART.findall(part)[0] for part in label.split(LABEL_SEPARATOR)] for label in rest]
-    keys = {tuple(key for key, _ in label) for label in pairs}
-    if len(labels) > 1 and len(keys) == 1 and any(names := keys.pop()):
-        legend.insert(0, f"audit: {LABEL_SEPARATOR.join(name or 'name' for name in names)}")
-        rest = [LABEL_SEPARATOR.join(value for _, value in label) for label in pairs]
-    return "; ".join(legend), rest
+    keys = set()
+    values = []
+    for label in own:
+        pairs = [_PART.findall(part)[0] for part in label.split(LABEL_SEPARATOR)]
+        keys.add(tuple(key for key, _ in pairs))
+        values.append(LABEL_SEPARATOR.join(value for _, value in pairs))
+    if len(labels) > 1 and len(keys) == 1:
+        names = keys.pop()
+        if any(names):
+            legend.insert(0, f"audit: {LABEL_SEPARATOR.join(name or 'name' for name in names)}")
+            own = values
+    return "; ".join(legend), own
 
 
 def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
-    """`node` with relative paths made absolute in the first folder that has such a file."""
+    """Makes relative paths absolute in the first folder that has such a file.
+
+    Args:
+        node: a sweep as plain data, or a part of it.
+        folders: where files are looked up, in this order.
+        key: the key whose value is `node`.
+
+    Returns:
+        A copy of `node`.
+    """
     if isinstance(node, dict):
-        return {k: located(v, folders, k.rpartition(".")[2]) for k, v in node.items()}
+        return {name: located(node[name], folders, name.rpartition(".")[2]) for name in node}
     if isinstance(node, list):
         return [located(item, folders, key) for item in node]
     if isinstance(node, str) and node and key in _LOCATIONS:
         # Functions of os.path raise for no path: of an unknown user, too long, forbidden, with \0.
-        places = (folder / os.path.expanduser(node) for folder in folders)
-        return next((str(place.resolve()) for place in places if os.path.exists(place)), node)
+        for folder in folders:
+            path = folder / os.path.expanduser(node)
+            if os.path.exists(path):
+                return str(path.resolve())
     return node
 
 
@@ -161,25 +187,28 @@ def _parts(key: str) -> list[str]:
 
 
 def _distinguishing(parts: list[str], rows: list[Any]) -> list[str]:
-    """Keys for a label: those of `audit` only where the others do not tell the rows apart."""
-    indices = [i for i, part in enumerate(parts) if not part.startswith("audit.")]
-    if len(parts) == 1 or not indices:
+    """Returns the keys for a label: those of `audit` only if rows are equal without them."""
+    others = [part for part in parts if not part.startswith("audit.")]
+    if len(parts) == 1 or not others:
         return parts
-    values = {repr([row[i] for i in indices]) for row in rows}
-    return [parts[i] for i in indices] if len(values) == len(rows) else parts
+    values = set()
+    for row in rows:
+        by_key = dict(zip(parts, row, strict=True))
+        values.add(repr([by_key[part] for part in others]))
+    return others if len(values) == len(rows) else parts
 
 
 def _label(key: str, value: Any) -> str:
     if isinstance(value, str) and key in SECTIONS:
         return value
     if isinstance(value, dict):
-        rest = [f"{k}={v}" for k, v in value.items() if k != "name"]
-        return " ".join([str(value.get("name", "")), *rest]).strip()
+        options = [f"{name}={option}" for name, option in value.items() if name != "name"]
+        return " ".join([str(value.get("name", "")), *options]).strip()
     return f"{key.rpartition('.')[2]}={value}"
 
 
 def _put(tree: dict[str, Any], path: list[str], key: str, value: Any) -> None:
-    """Sets a value; `key` names it in errors."""
+    """Sets the value at a path; `key` is its name in errors."""
     if not all(path):
         raise SpecError(key, "has an empty part; write section.option")
     node = tree

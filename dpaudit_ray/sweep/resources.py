@@ -1,4 +1,4 @@
-"""Resources: needs of a trainer, the number of trainers, and how much may be lost."""
+"""The section `resources` of a sweep file: trainers, their needs, and limits of failures."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ AutoOrSeconds = Annotated[float, Field(gt=0)] | Literal["auto"]
 
 
 class ResourceSpec(Strict):
-    """Needs of a trainer, the share of the cluster for the sweep, and limits of what may be lost.
+    """Needs of a trainer, the share of the cluster for the sweep, and limits of failures.
 
-    `pack_deadline: auto` follows from the packs that were timed, and from what a trial may take by
-    its mechanism. A mechanism that cannot be interrupted begins again where its trainer dies,
-    whatever `checkpoint_minutes` says. On a cluster that grows with demand,
+    `pack_deadline: auto` follows from the packs that were timed, and from the longest time of a
+    trial by its mechanism. If a mechanism cannot be interrupted, its pack begins again when its
+    trainer dies, whatever `checkpoint_minutes` is. On a cluster that grows with demand,
     `max_concurrent_trainers` may wait for nodes; auto: at least 8.
     """
 

@@ -1,4 +1,4 @@
-"""Names that a sweep file can use, with their options, read off the JSON schema of each class."""
+"""Lists the names that a sweep file can use, with their options, from each class's JSON schema."""
 
 from __future__ import annotations
 
@@ -36,38 +36,39 @@ _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusi
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One option: what it takes, in words, and its default; `required` has none."""
+    """An option of a name; a required one has no default."""
 
     name: str
-    takes: str
+    takes: str  # its possible values, in words
     default: Any = None
     required: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A name, the first line of its class's docstring and the whole, and its options."""
+    """A name, and the options of its class."""
 
     name: str
-    line: str
-    text: str
+    line: str  # the first of the class's docstring
+    text: str  # all of the docstring
     options: tuple[Option, ...]
 
 
 def entries(kind: str) -> list[Entry]:
-    """All entries of a kind (in the plural), by name."""
+    """Returns all entries of a kind (in the plural), by name."""
+    listed = []
     if kind == "estimators":
-        all_entries = [_entry(n, c, [options_model(c)]) for n, c in stats.estimators().items()]
+        for name, method in stats.estimators().items():
+            listed.append(_entry(name, method, [options_model(method)]))
     elif kind == "accountants":
-        all_entries = [_entry(n, type(a), []) for n, a in accounting.accountants().items()]
+        for name, accountant in accounting.accountants().items():
+            listed.append(_entry(name, type(accountant), []))
     else:
-        classes = plugins.registry(_base(kind))
-        # The class and the subclasses that it builds for some of its options.
-        all_entries = [
-            _entry(name, cls, [cls, *(child for child in cls.__subclasses__() if child.is_variant)])
-            for name, cls in classes.items()
-        ]
-    return sorted(all_entries, key=lambda entry: entry.name)
+        for name, cls in plugins.registry(_base(kind)).items():
+            # It builds objects of these subclasses for some of its options.
+            variants = [child for child in cls.__subclasses__() if child.is_variant]
+            listed.append(_entry(name, cls, [cls, *variants]))
+    return sorted(listed, key=lambda entry: entry.name)
 
 
 def _base(kind: str) -> type[Plugin]:
@@ -76,39 +77,48 @@ def _base(kind: str) -> type[Plugin]:
 
 
 def _entry(name: str, cls: type, models: list[type[BaseModel]]) -> Entry:
+    """Describes a class by its docstring, and by the fields of `models`."""
     options: dict[str, Option] = {}
     for model in models:
         properties = model.model_json_schema().get("properties", {})
         for field_name, field in model.model_fields.items():
-            key, required = field.alias or field_name, field.is_required()
-            default = None if required else field.get_default(call_default_factory=True)
-            takes = _takes(properties[key])
-            first = options.setdefault(key, Option(key, takes, _plain(default), required))
-            if takes != first.takes:
-                options[key] = dataclasses.replace(first, takes=f"{first.takes} | {takes}")
+            key = field.alias or field_name
+            required = field.is_required()
+            default = None if required else _plain(field.get_default(call_default_factory=True))
+            option = Option(key, _takes(properties[key]), default, required)
+            first = options.setdefault(key, option)
+            if option.takes != first.takes:
+                both = f"{first.takes} | {option.takes}"
+                options[key] = dataclasses.replace(first, takes=both)
     options.pop("name", None)
     text = inspect.getdoc(cls) or ""
     return Entry(name, text.partition("\n")[0], text, tuple(options.values()))
 
 
 def _takes(schema: dict[str, Any]) -> str:
+    """Returns the values that a JSON schema allows, in words."""
     if "$ref" in schema:
-        kinds = {base.__name__: base.kind for base in map(_base, _BASES)}
-        kind = kinds.get(schema["$ref"].rpartition("/")[2])
-        return "mapping" if kind is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+        name = schema["$ref"].rpartition("/")[2]
+        for base in map(_base, _BASES):
+            if base.__name__ == name:
+                return f"{'an' if base.kind[0] in 'aeiou' else 'a'} {base.kind}"
+        return "mapping"
     if "anyOf" in schema:
         return " | ".join(map(_takes, schema["anyOf"]))
-    if values := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
-        return " | ".join(map(str, values))
-    if schema.get("type") == "array":
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    kind = schema.get("type", "")
+    if kind == "array":
         items = schema.get("prefixItems") or [schema.get("items", {})]
         return f"list of {' or '.join(dict.fromkeys(map(_takes, items)))}"
     limits = [f"{sign} {plain(schema[key])}" for key, sign in _LIMITS.items() if key in schema]
-    return " ".join([_TYPES.get(schema.get("type", ""), "anything"), ", ".join(limits)]).strip()
+    return " ".join([_TYPES.get(kind, "anything"), ", ".join(limits)]).strip()
 
 
 def _plain(default: Any) -> Any:
-    """A default as it would stand in a sweep file."""
+    """Returns a default as a sweep file would have it."""
     if isinstance(default, Plugin):
         return default.name
     return list(default) if isinstance(default, tuple) else default

@@ -1,4 +1,4 @@
-"""The sweep file: strict models, YAML in, fingerprint out; every cell is validated whole."""
+"""Reads sweep files: strict models of all sections, every audit of the grid, the fingerprint."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ Name = Annotated[str, AfterValidator(_folder_name)]
 
 
 class _Heading(Strict):
-    """The keys that say nothing of the audits."""
+    """The keys that belong to no audit."""
 
     name: Name  # of the sweep, and of its run directory's folder
     seed: int = Field(default=0, ge=0)  # of secret bits, noise and coins
 
 
 class Sweep(_Heading):
-    """A whole sweep: what `dpaudit run` takes. Build it with `load` or `from_raw`."""
+    """All settings of a sweep, for `dpaudit run`. Build it with `load` or `from_raw`."""
 
     resources: ResourceSpec = ResourceSpec()
     cells: tuple[Cell, ...]
     raw: dict[str, Any]
-    stated: str | None = None  # the fingerprint, where classes were not imported that tell it
+    stated: str | None = None  # the recorded fingerprint, if its classes were not imported
 
     @property
     def trials(self) -> int:
@@ -56,32 +56,44 @@ class Sweep(_Heading):
     @property
     def unread_modules(self) -> tuple[str, ...]:
         """Modules that compute claims and were not imported."""
-        parts = (part for cell in self.cells for part in cell.claim_parts)
-        names = (part.name.split(":") for part in parts if isinstance(part, Unread))
-        return tuple(module for module, *rest in names if rest)
+        modules = []
+        for cell in self.cells:
+            for part in cell.claim_parts:
+                module, colon, _ = part.name.partition(":")
+                if colon and isinstance(part, Unread):
+                    modules.append(module)
+        return tuple(modules)
 
     @functools.cached_property
     def budget(self) -> SweepBudget:
-        """The error of the sweep, shared by all bounds that a decision may rest on."""
+        """The error budget of the sweep, shared by all bounds that a decision may rest on."""
         return SweepBudget(tuple(cell.budget for cell in self.cells if cell.mechanism.sampled))
 
     def identity(self) -> dict[str, Any]:
-        """Options that change a result, by key; not the trials, because a run may be extended."""
+        """Returns options that change a result, but not the trials, since a run may be extended."""
         audits = {f"{i:03d}": cell.identity() for i, cell in enumerate(self.cells)}
         return {"seed": self.seed, "pack_size": self.resources.pack_size, "audits": audits}
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of all that can change a result; as recorded where a run is only read."""
+        """Hex digest of all that can change a result; the recorded one if a run is only read."""
         return self.stated or digest(self.identity())
 
     def canonical(self) -> str:
-        """The specification as run: a sweep file with its fingerprint and the version."""
+        """Returns the sweep file as run, with its fingerprint and the version."""
         return dump_yaml(self.raw | {"version": __version__, "fingerprint": self.fingerprint})
 
 
 def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
-    """Reads a sweep file, with `overrides` by dotted key. Raises SpecError with all mistakes."""
+    """Reads a sweep file.
+
+    Args:
+        path: of the file.
+        overrides: values to be set, by dotted key.
+
+    Raises:
+        SpecError: with all mistakes.
+    """
     file = Path(path)
     return from_raw(parse_yaml(read_text(file), str(path)), file.resolve().parent, overrides)
 
@@ -89,11 +101,18 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
 def from_raw(
     raw: Mapping[str, Any], base: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Sweep:
-    """Validates a sweep given as plain data. Raises SpecError with all that is wrong.
+    """Validates a sweep that is plain data.
 
-    Data paths are looked for in the working directory, then in `base`, and become absolute.
+    Args:
+        raw: the content of a sweep file.
+        base: data paths that do not exist in the working directory are looked up here.
+        overrides: values to be set, by dotted key.
+
+    Raises:
+        SpecError: with all mistakes.
     """
-    tree, mistakes = grid.plain(raw), Mistakes()
+    tree = grid.plain(raw)
+    mistakes = Mistakes()
     grid.override(tree, grid.plain(overrides or {}))
     tree = grid.located(tree, [Path(), *([base] if base else [])])
     recorded = tree.pop("fingerprint", None)
@@ -101,9 +120,9 @@ def from_raw(
     for key in sorted(tree.keys() - set(_KEYS)):
         with mistakes.noted():
             raise unknown_key(key, _KEYS)
-    top = {k: tree[k] for k in ("name", "seed") if k in tree}
+    heading = {key: tree[key] for key in ("name", "seed") if key in tree}
     with mistakes.noted():
-        validated(_Heading, top, "")
+        validated(_Heading, heading, "")
     with mistakes.noted():
         cells = _cells(tree)
     with mistakes.noted():
@@ -112,8 +131,8 @@ def from_raw(
     mistakes.settle()
     _refuse_twins(cells)
     if any(cell.unimported for cell in cells):
-        top["stated"] = recorded
-    sweep = validated(Sweep, top | {"resources": resources, "cells": cells, "raw": tree}, "")
+        heading["stated"] = recorded
+    sweep = validated(Sweep, heading | {"resources": resources, "cells": cells, "raw": tree}, "")
     if recorded not in (None, sweep.fingerprint):
         before = sweep.model_copy(update={"cells": _cells(tree, older=True)})
         sweep = before if before.fingerprint == recorded else sweep
@@ -130,31 +149,38 @@ def from_raw(
 
 
 def _placed(error: SpecError) -> SpecError:
-    """The same error, but where another section takes the unknown key, it says which one."""
+    """Returns the error, for an unknown key with the section that has such a key."""
     option = error.key.rpartition(".")[2]
     for section, model in (("audit", AuditSpec), ("resources", ResourceSpec)):
         if error.meant is not None and option in model.model_fields:
-            moved = SpecError(error.key, f"unknown key here; write it under {section}")
-            moved.meant = f"{section}.{option}"
-            return moved
+            hint = SpecError(error.key, f"unknown key here; write it under {section}")
+            hint.meant = f"{section}.{option}"
+            return hint
     return error
 
 
 def _cells(tree: Mapping[str, Any], older: bool = False) -> tuple[Cell, ...]:
     """Returns every cell of the grid; if the grid is wrong, its sections are checked without it.
 
-    With `older`, defaults are those of older versions.
+    Args:
+        tree: the sweep as plain data.
+        older: whether defaults are those of older versions.
+
+    Raises:
+        SpecError: with all mistakes.
     """
-    cells, mistakes = list[Cell](), Mistakes()
+    cells: list[Cell] = []
+    mistakes = Mistakes()
     with mistakes.noted():
         grid.checked(tree)
-    spoiled = bool(mistakes.errors)
-    for sections, label in grid.cells({**tree, "grid": None} if spoiled else tree):
+    wrong_grid = bool(mistakes.errors)
+    for sections, label in grid.cells({**tree, "grid": None} if wrong_grid else tree):
         try:
             cells += parse_cell(sections, label, older).canaries_apart()
         except SpecError as error:
-            problems = error.problems
-            mistakes.errors += [p for p in problems if not (spoiled and p.problem == REQUIRED)]
+            for problem in error.problems:
+                if not wrong_grid or problem.problem != REQUIRED:
+                    mistakes.errors.append(problem)
     mistakes.settle()
     return tuple(cells)
 
@@ -167,18 +193,18 @@ def _refuse_idle_gpus(sweep: Sweep) -> None:
         raise SpecError(
             "resources.num_gpus",
             f"is {gpus:g}, but a trainer of {idle[0]} computes on one GPU, and the others would be "
-            "idle; use 1, and Ray gives each GPU a trainer of its own",
+            "idle; use 1, and Ray starts a trainer on each GPU",
         )
 
 
 def _refuse_twins(cells: tuple[Cell, ...]) -> None:
     """Raises SpecError for equal audits: all randomness is seeded, so the second shows nothing."""
-    seen: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for cell in cells:
-        data = cell.mechanism.model_dump(mode="json")  # with its paths
-        key = digest([cell.identity(), cell.audit.trials, data])
-        if key in seen:
+        options = cell.mechanism.model_dump(mode="json")  # with paths of data
+        key = digest([cell.identity(), cell.audit.trials, options])
+        if key in labels:
             raise SpecError(
-                "grid", f"gives the same audit twice ({seen[key]}; {cell.label}); remove one"
+                "grid", f"gives the same audit twice ({labels[key]}; {cell.label}); remove one"
             )
-        seen[key] = cell.label
+        labels[key] = cell.label

@@ -1,4 +1,4 @@
-"""A sweep file to begin with: `sweep_template.yaml`, filled in for the data and model at hand."""
+"""Writes a first sweep file: `sweep_template.yaml`, filled in for the user's data and model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .yamlfile import dump_yaml
 
 _FOLDERS = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}  # as torchvision names them
 _COMMENT_COLUMN = 44
-_LARGE = 100  # a value of a feature from which on a training has trouble
-# By how batches are drawn: accountants and estimators that fit, and who can decide such a claim.
+_LARGE = 100  # values of features above this slow a training run down
+# By sampling of batches: accountants and estimators that fit, and the strongest adversary.
 SAMPLINGS = {
     "fixed": {
         "accountants": "[gaussian]",
@@ -38,11 +38,11 @@ SAMPLINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class DataEntry:
-    """A data set: `options` as a sweep file has them, the records, and what was changed in them."""
+    """A data set for a sweep file."""
 
-    options: dict[str, Any]
+    options: dict[str, Any]  # as a sweep file has them
     content: Dataset
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # lines about options that were guessed
 
     @property
     def records(self) -> int:
@@ -55,14 +55,16 @@ class DataEntry:
     @property
     def words(self) -> str:
         """Number of records, their shape, and the classes."""
-        shape, classes = self.content.x.shape[1:], self.content.classes
-        what = f"{math.prod(shape)} features"
+        shape = self.content.x.shape[1:]
+        features = f"{math.prod(shape)} features"
         if self.images:
-            what = f"{' x '.join(map(str, shape[1:]))} pixels in {shape[0]} channels"
-        learnt = f"{classes} classes" if classes else "a number each"
-        large = self.options["name"] == "csv" and float(abs(self.content.x).max()) > _LARGE
-        scale = "; scale large columns by public bounds: `ranges: {NAME: [least, most]}`" * large
-        return f"{self.records} records of {what}, {learnt}{scale}"
+            features = f"{' x '.join(map(str, shape[1:]))} pixels in {shape[0]} channels"
+        classes = self.content.classes
+        labels = f"{classes} classes" if classes else "a number each"
+        words = f"{self.records} records of {features}, {labels}"
+        if self.options["name"] == "csv" and float(abs(self.content.x).max()) > _LARGE:
+            words += "; scale large columns by public bounds: `ranges: {NAME: [least, most]}`"
+        return words
 
     @property
     def model(self) -> str:
@@ -70,28 +72,37 @@ class DataEntry:
         if not self.images:
             return "fcnn" if self.content.classes == 2 else "mlp3"
         side = min(self.content.x.shape[2:])
-        return "convnet" if side >= 32 else "cnn4" if side >= 14 else "mlp3"
+        if side < 14:
+            return "mlp3"
+        return "convnet" if side >= 32 else "cnn4"
 
 
-def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
-    """Reads the data by name, by path (a file, or the folder that holds torchvision's), or by both.
+def read_data(name: str | None, path: str | None, folder: Path) -> DataEntry:
+    """Reads the data for a sweep file.
 
-    Without a name, what lies at `path` tells it; without either, it is `breast_cancer`. A path
-    below `beside`, the folder of the sweep file, is named from there. Raises DataError where
-    nothing reads it, SpecError where the named data set lacks a path.
+    Args:
+        name: of the data set; None: by the content of `path`, or `breast_cancer` without a path.
+        path: a file, or the folder that holds torchvision's; None for data that need none.
+        folder: of the sweep file; a path below it is written relative to it.
+
+    Raises:
+        DataError: no data set reads the file.
+        SpecError: the data set needs a path.
     """
     if path is None:
         options: dict[str, Any] = {"name": name or "breast_cancer"}
         return DataEntry(options, _parse_data(options).load())
-    place = Path(os.path.expanduser(path))
-    if not os.path.exists(place):
-        raise DataError(f"--data-path: nothing is at {place.absolute()}; give a file or a folder")
-    below = place.resolve().is_relative_to(beside.resolve())
-    shown = os.path.relpath(place, beside) if below else str(place.absolute())
-    folders = [n for n, folder in _FOLDERS.items() if (place / folder).is_dir()]
-    chosen = name or ("npz" if place.suffix == ".npz" else [*folders, "csv"][0])
-    key = "root" if "root" in _data_fields(chosen) else "path"
-    options = {"name": chosen, key: str(place.absolute())}
+    source = Path(os.path.expanduser(path))
+    absolute = str(source.absolute())
+    if not os.path.exists(source):
+        raise DataError(f"--data-path: nothing is at {absolute}; give a file or a folder")
+    below = source.resolve().is_relative_to(folder.resolve())
+    written = os.path.relpath(source, folder) if below else absolute
+    if name is None:
+        names = [dataset for dataset, marker in _FOLDERS.items() if (source / marker).is_dir()]
+        name = "npz" if source.suffix == ".npz" else [*names, "csv"][0]
+    key = "root" if "root" in _data_fields(name) else "path"
+    options = {"name": name, key: absolute}
     data = _parse_data(options)
     notes: list[str] = []
     if isinstance(data, Csv):
@@ -102,7 +113,7 @@ def read_data(name: str | None, path: str | None, beside: Path) -> DataEntry:
     except DataError as error:
         error.details += tuple(notes)
         raise
-    return DataEntry(options | {key: shown}, content, notes)
+    return DataEntry(options | {key: written}, content, notes)
 
 
 def _data_fields(name: str) -> dict[str, Any]:
@@ -122,7 +133,17 @@ def _parse_data(options: dict[str, Any]) -> Data:
 
 
 def sweep_text(name: str, data: DataEntry, model: str | None, sampling: str = "fixed") -> str:
-    """A commented sweep file. `model` is a name, or the import path of a module of the user's."""
+    """Writes a sweep file with comments.
+
+    Args:
+        name: of the sweep.
+        data: the data set.
+        model: a name, or the import path of a user's module; None: one that fits the data.
+        sampling: a key of SAMPLINGS.
+
+    Raises:
+        SpecError: no such sampling exists.
+    """
     if sampling not in SAMPLINGS:
         raise SpecError("--sampling", f"is {sampling!r}; use {' or '.join(SAMPLINGS)}")
     chosen = model or data.model
@@ -157,6 +178,6 @@ def sweep_text(name: str, data: DataEntry, model: str | None, sampling: str = "f
 
 
 def folder_name(*parts: str) -> str:
-    """The parts as the name of a folder."""
+    """Joins parts to the name of a folder."""
     joined = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in parts)
     return joined.strip("-._")[:100] or "audit"

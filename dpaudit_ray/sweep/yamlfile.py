@@ -1,4 +1,4 @@
-"""YAML as users expect it: 1e-5 is a number, a repeated key is an error, nothing is executed."""
+"""Reads and writes YAML: 1e-5 is a number, a repeated key is an error, nothing is executed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _FLOAT = (
     re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
     list("-+0123456789."),
 )
-# Limits of what a file may stand for, since anybody may have written it: an alias is a few bytes
-# long, and stands for all that it repeats. Ten letters count as a value.
+# Limits of a file that anyone may have written: an alias is a few bytes long, and stands for all
+# that it repeats. Ten letters count as a value.
 MAX_VALUES = 100_000
 MAX_DEPTH = 64  # lists and mappings inside each other
 _LETTERS = 10
@@ -31,7 +31,7 @@ _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 
 
 class _Loader(yaml.SafeLoader):
-    """Bounds aliases and numbers, and refuses repeated keys, of which YAML takes the last."""
+    """Bounds aliases and numbers, and refuses repeated keys, of which YAML keeps the last."""
 
     def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}  # of nodes by their identity, in values
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """A node, counted with all that aliases in it stand for."""
+        """Composes a node, and counts it with all that aliases in it stand for."""
         before = self._values
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -97,13 +97,14 @@ _Dumper.add_implicit_resolver(*_FLOAT)
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[str] = set()
+    """Constructs a mapping; a repeated key is an error."""
+    keys = set[str]()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):
-            if key.value in seen:
+            if key.value in keys:
                 problem = f"{key.value} is given twice; remove one of them"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
+            keys.add(key.value)
     return loader.construct_mapping(node, deep=True)
 
 
@@ -130,7 +131,15 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, source: str) -> dict[str, Any]:
-    """The mapping in YAML `text` of `source`. Raises SpecError for others, or a key twice."""
+    """Reads a sweep file.
+
+    Args:
+        text: its content.
+        source: its path, for messages.
+
+    Raises:
+        SpecError: it is not YAML, or not a mapping, or has a key twice.
+    """
     if source.endswith(".py"):
         raise SpecError("", f"{source} is a script: `dpaudit audit {source}:FUNCTION` audits it")
     try:
@@ -138,8 +147,8 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
         raw = _load(text, source)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"{mark.name}:{mark.line + 1}:{mark.column + 1}" if mark else source
-        raise SpecError("", f"{place}: not valid YAML: {_problem(error)}") from error
+        where = f"{mark.name}:{mark.line + 1}:{mark.column + 1}" if mark else source
+        raise SpecError("", f"{where}: not valid YAML: {_problem(error)}") from error
     if raw is None:
         raise SpecError("", f"{source} is empty; `dpaudit init` writes a sweep file to begin with")
     if not isinstance(raw, dict):
@@ -148,7 +157,7 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
 
 
 def parse_changes(changes: Sequence[str] | None) -> dict[str, Any]:
-    """Values by dotted key, from `--set key=value` options."""
+    """Returns values by dotted key, from `--set key=value` options."""
     parsed = {}
     for change in changes or ():
         key, equals, value = change.partition("=")
@@ -159,7 +168,7 @@ def parse_changes(changes: Sequence[str] | None) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A single value as it would be read from a sweep file (for `--set key=value`)."""
+    """Reads a single value as in a sweep file (for `--set key=value`)."""
     try:
         return _load(text, "--set")
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -167,12 +176,15 @@ def parse_value(text: str) -> Any:
 
 
 def dump_yaml(value: Mapping[str, Any], in_one_line: bool = False) -> str:
-    """The inverse of `parse_yaml`; keys stay in order."""
-    width = 10**6 if in_one_line else None
+    """Writes a mapping as YAML that `parse_yaml` reads; keys stay in order."""
     return yaml.dump(
-        dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width,
+        dict(value),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=10**6 if in_one_line else None,
         default_flow_style=in_one_line,
-    )  # fmt: skip
+    )
 
 
 def _load(text: str, source: str) -> Any:

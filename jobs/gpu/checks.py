@@ -119,7 +119,7 @@ def memory(name: str) -> Row:
 
 def speed(names: Sequence[str], gpu: bool) -> Iterator[Row]:
     """The fastest pack, as a share of the matrix product; nothing is wanted of it here."""
-    found = bench.measure(names, 1, 5, gpu, () if gpu else (1, 16), beside=False)
+    found = bench.measure(names, 1, 5, gpu, () if gpu else (1, 16), opacus=False)
     for row in found.rows:
         share = row.flop_per_second / found.matmul_flop_per_second
         tried = ", ".join(f"{n}: {1e3 * seconds:.3g}" for n, seconds in row.packs.items())

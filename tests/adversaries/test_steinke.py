@@ -237,7 +237,7 @@ def test_canaries_apart_share_no_parameter(tiny):
         ({"adversary": attack("glass")}, "adversary.kind: must be"),
         ({"estimators": ["accuracy"]}, "takes scores of many training runs"),
         ({"estimators": [{"name": "one-run", "guesses": 7000}]}, "guesses must be at most"),
-        ({"trials": CANARIES + 1}, "each training has 6 canaries"),
+        ({"trials": CANARIES + 1}, "each training run has 6 canaries"),
     ],
 )
 def test_bad_input_is_one_line(changes, words, tiny, tmp_path):

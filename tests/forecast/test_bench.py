@@ -47,7 +47,7 @@ def test_the_fastest_of_several_packs_counts():
     """On a CPU here; on a GPU these are tried without being asked for. Of up to five tries, since
     beside other work a pack of 256 may be the one that has to wait."""
     for _ in range(5):
-        measured = bench.measure(["fcnn"], 1, 3, gpu=False, packs=(1, 16, 256), beside=False)
+        measured = bench.measure(["fcnn"], 1, 3, gpu=False, packs=(1, 16, 256), opacus=False)
         (row,) = measured.rows
         assert list(row.packs) == [1, 16, 256]
         assert row.packed_seconds == min(row.packs.values()) == row.packs[row.models]

@@ -524,8 +524,8 @@ def test_plan_and_report_say_it(twenty, tmp_path):
     ("changes", "told"),
     [
         ({"audit.estimators": ["accuracy"]}, "accuracy takes scores of many training runs, one of"),
-        ({"audit.trials": 4010}, "but each training has 20 canaries, a trial each; use 4000"),
-        ({"resources.pack_size": 50}, "is 50, but each training has 20 canaries.* use 60"),
+        ({"audit.trials": 4010}, "but each training run has 20 canaries, a trial each; use 4000"),
+        ({"resources.pack_size": 50}, "is 50, but each training run has 20 canaries.* use 60"),
         (
             {"adversary.name": "test_aggregation:OneTraining", "audit.estimators": ["accuracy"]},
             "accuracy takes scores of many training runs",

@@ -124,9 +124,9 @@ def test_several_canaries_in_pairs(tmp_path):
 @pytest.mark.parametrize(
     ("audit", "more", "told"),
     [
-        ({"trials": 401}, {}, "audit.trials: is 401, but each pair of trainings has 2 trials"),
+        ({"trials": 401}, {}, "audit.trials: is 401, but each pair of training runs has 2 trials"),
         ({"estimators": ["accuracy"]}, {}, "accuracy takes scores of many training runs"),
-        ({"paired": False}, {}, "paired takes pairs of trainings; set audit.paired: true"),
+        ({"paired": False}, {}, "paired takes pairs of training runs; set audit.paired: true"),
         ({}, {"resources": {"pack_size": 75}}, "resources.pack_size: is 75, but each pair"),
     ],
 )
