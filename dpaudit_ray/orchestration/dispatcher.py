@@ -12,7 +12,6 @@ from typing import Any
 from ..errors import ClusterError
 from ..plan.model import Pack
 from ..plan.outcomes import Failure
-from ..plan.provenance import Machine
 from .executors import (
     NO_MEMORY,
     TRAINER,
@@ -205,19 +204,16 @@ class Dispatcher:
                 return self._died(worker, WorkerDiedError(str(error)))
             outcome = Lost(worker.pack, str(error))
         if answer is worker.greeting:
-            self._greeted(worker, *outcome)
+            worker.node, worker.address, machine = outcome
+            self._pool.changed(worker)
+            if why := self._compatibility.admit(worker.address, machine):
+                self._pool.replace(worker)
+                remedy = "install the same on all"
+                self._capacity.leave_out(worker.node, worker.address, why, remedy)
             return None
         worker.pack = None
         self._pool.changed(worker)
         return self._answered(worker, outcome)
-
-    def _greeted(self, worker: Worker, node: str, address: str, machine: Machine) -> None:
-        worker.node = node
-        worker.address = address
-        self._pool.changed(worker)
-        if why := self._compatibility.admit(address, machine):
-            self._pool.replace(worker)
-            self._capacity.leave_out(node, address, why, "install the same on all")
 
     def _answered(self, worker: Worker, outcome: Outcome) -> Outcome | None:
         if isinstance(outcome, Failure):

@@ -259,17 +259,25 @@ def connected(address: str | None) -> Iterator[Any]:
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address:
         _require_head_address(address, origin)
-    _prepare_environment(local=address is None)
+        # With an explicit address, Ray does not look for a token.
+        ray_internals.take_token_at_hand()
+    else:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray ends a driver whose head is gone after a minute, with an exit code that means a violation.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
     if ray.is_initialized():
         yield ray
         return
     ray_internals.read_authentication_again(ray)
-    if address is None:
-        _start(ray)
-    else:
+    if address:
         _join(ray, address, origin)
+    else:
+        _start(ray)
     try:
         yield ray
     finally:
@@ -292,18 +300,6 @@ def _require_head_address(address: str, origin: str) -> None:
             f"{address}{origin} is an IPv6 address without brackets; write [HOST]:PORT, such as "
             "[fd00::1]:6379"
         )
-
-
-def _prepare_environment(local: bool) -> None:
-    if local:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    else:  # with an explicit address, Ray does not look for a token
-        ray_internals.take_token_at_hand()
-    # Ray ends a driver whose head is gone after a minute, with an exit code that means a violation.
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
 def _init(ray: Any, **options: Any) -> None:

@@ -26,12 +26,19 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from ..errors import ClusterError, Exit, NoClusterError, RunDirectoryError, SpecError
+from ..errors import (
+    ClusterError,
+    Exit,
+    NoClusterError,
+    RunDirectoryError,
+    SpecError,
+    first_line,
+)
 from ..plan import provenance
 from ..sweep.spec import Sweep
 from . import ray_internals
 from .progress import Tell, tell_nobody
-from .ray_errors import submitting_remedy
+from .ray_errors import last_line, submitting_remedy
 from .working_dir_package import WorkingDirPackage
 
 STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: estimates and the lease
@@ -332,5 +339,5 @@ def require_dashboard(address: str, tell: Tell) -> None:
 
 def _reason(error: BaseException) -> str:
     """Returns the first line of an error, or the last one after the traceback of a server."""
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    return lines[-1] if "Traceback" in lines[0] else lines[0]
+    line = first_line(error)
+    return last_line(error) if "Traceback" in line else line
