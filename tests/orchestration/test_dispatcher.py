@@ -284,7 +284,7 @@ def test_a_failure_that_follows_the_audit_ends_it_and_blames_no_trainer(run, clu
 
 def test_a_trainer_that_dies_is_replaced_and_its_packs_are_run_again(run, cluster):
     cluster.fault = only("tiny-trainer-1", "dies")
-    assert run(cluster).lost == 1
+    assert run(cluster).losses == 1
     (line,) = run.lines
     assert line.startswith("worker lost (1 of at most 100): tiny-trainer-1 on node ")
     assert line.endswith(": killed")
@@ -294,7 +294,7 @@ def test_a_hang_in_the_first_pack_is_found_by_a_guess(run, cluster):
     """Nothing is known of how long the audit's packs take: the limit is long."""
     cluster.cpus = {"a": 1}
     cluster.fault = only("tiny-trainer-0", "hangs")
-    assert run(cluster).lost == 1
+    assert run(cluster).losses == 1
     (lost,) = run.lines
     assert lost.endswith(f"tiny-trainer-0 on node address-of-a was silent for {FIRST:.0f} s")
     assert cluster.now - 1000 < FIRST + 100
@@ -306,13 +306,13 @@ def test_while_the_aggregator_is_silent_no_trainer_hangs(run, cluster):
     cluster.silent = lambda: 1010 < cluster.now < 1000 + 1.4 * FIRST
     slow = only("tiny-trainer-0", "hangs")
     cluster.fault = lambda *who: slow(*who) if cluster.now < 1000 + 1.5 * FIRST else ""
-    assert run(cluster).lost == 0
+    assert run(cluster).losses == 0
 
 
 def test_a_hang_is_found_by_the_packs_that_were_timed(run, cluster):
     hangs = only("tiny-trainer-0", "hangs")
     cluster.fault = lambda *who: hangs(*who) if len(cluster.done) > 9 else ""
-    assert run(cluster).lost == 1
+    assert run(cluster).losses == 1
     assert run.lines[-1].endswith(f"was silent for {SHORTEST:.0f} s")
 
 
@@ -325,7 +325,7 @@ def test_no_pack_waits_behind_a_slow_one(run, cluster):
 
 def test_a_node_that_is_lost_is_no_failure(run, cluster):
     cluster.at = lambda done: cluster.cpus.pop("a", None) if done > 9 else None
-    assert run(cluster).lost == 0
+    assert run(cluster).losses == 0
     assert len(run.lines) == 2, "a line for each of its trainers"
     assert all("node address-of-a has left (not a failure: what" in x for x in run.lines)
 
