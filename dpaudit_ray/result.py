@@ -88,7 +88,7 @@ class Result:
 
     @property
     def estimates(self) -> pd.DataFrame:
-        """One row per bound: audit, step and estimator, with what the grid sets.
+        """Bounds, a row each: audit, step and estimator, with the options of the grid.
 
         A column `claim_NAME` for each accountant has its claims, `epsilon_upper` the first one's.
         """
@@ -99,7 +99,7 @@ class Result:
 
     @property
     def overview(self) -> pd.DataFrame:
-        """One row per audit, at its last step: `quote`, the ε to quote, what it `assumes`, claim.
+        """Audits at their last step, a row each: `quote`, the ε to quote, what it `assumes`, claim.
 
         The other columns are those of the grid, and the keys of `dpaudit status --json`.
         """

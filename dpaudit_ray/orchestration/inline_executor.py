@@ -10,8 +10,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..plan import provenance
-from ..plan.model import Plan
-from ..sweep.spec import Sweep
 from .aggregation import KEEP_UP_SECONDS, Aggregation
 from .dispatcher import Dispatcher
 from .executors import Cluster, Handle, Node, Role, Work
@@ -38,7 +36,7 @@ class InlineExecutor:
         if role == "Aggregator":
             self._aggregator = InlineAggregator(self._work.sweep, self._work.plan, self._work.run)
             return self._aggregator
-        return InlineTrainer(self._work.sweep, self._work.plan, self._aggregator)
+        return InlineTrainer(self._work, self._aggregator)
 
     def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -79,13 +77,13 @@ class InlineAggregator(Aggregation):
 class InlineTrainer(PackTrainer):
     """A trainer that calls the aggregator in its own process."""
 
-    def __init__(self, sweep: Sweep, plan: Plan, aggregator: Aggregation) -> None:
+    def __init__(self, work: Work, aggregator: Aggregation) -> None:
         super().__init__(
-            sweep.raw,
-            Brief.from_plan(plan, sweep),
+            work.sweep.raw,
+            Brief.from_plan(work.plan, work.sweep),
             lambda method, *arguments: getattr(aggregator, method)(*arguments),
         )
-        self._gpu = sweep.resources.num_gpus > 0
+        self._gpu = work.sweep.resources.num_gpus > 0
 
     def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, provenance.Machine]:
         return _NODE.id, _NODE.host, provenance.machine(modules, gpu=self._gpu)

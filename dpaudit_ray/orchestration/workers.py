@@ -467,8 +467,7 @@ class MachineCompatibility:
         uses_torch = any(cell.mechanism.uses_torch for cell in work.sweep.cells)
         self._threads = f", {count} threads" if count > 1 and on_cpu and uses_torch else ""
         self._code = work.plan.code[-1]
-        self._run = work.run
-        self._tell = work.tell
+        self._work = work
         self._kinds = recorded_machines(work.run)
         self._has_warned = False
         self.modules = tuple(self._code.modules)
@@ -480,10 +479,10 @@ class MachineCompatibility:
         kind = machine.device + self._threads
         if address not in self._kinds.setdefault(kind, []):
             self._kinds[kind].append(address)
-            self._run.write_json(MACHINES_FILE, self._kinds)
+            self._work.run.write_json(MACHINES_FILE, self._kinds)
         if len(self._kinds) > 1 and not self._has_warned:
             self._has_warned = True
-            self._tell(
+            self._work.tell(
                 f"warning: trials run on several kinds of machine ({'; '.join(self._kinds)}): "
                 "scores are equal in distribution, and may differ in last bits"
             )
