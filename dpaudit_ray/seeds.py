@@ -20,7 +20,7 @@ def derive(*parts: str | int) -> int:
 
     A control character separates them, so that ("a", "b") and ("ab",) differ.
     """
-    digest = _digest(parts, 16)
+    digest = _digest(parts, size=16)
     return int.from_bytes(digest, "big")
 
 
@@ -40,11 +40,13 @@ def bits(seed: int, audit: str, first: int, last: int) -> npt.NDArray[np.bool_]:
     last_block = last // _BITS_PER_BLOCK
     digests = []
     for block in range(first_block, last_block + 1):
-        digests.append(_digest(("bits", seed, audit, block), 64))
+        digest = _digest(("bits", seed, audit, block), size=64)
+        digests.append(digest)
     raw = np.frombuffer(b"".join(digests), dtype=np.uint8)
     stream = np.unpackbits(raw).astype(np.bool_)
     start = first - first_block * _BITS_PER_BLOCK
-    return stream[start : start + last - first + 1]
+    count = last - first + 1
+    return stream[start : start + count]
 
 
 def noise_seed(seed: int, audit: str, first: int) -> int:
