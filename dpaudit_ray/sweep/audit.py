@@ -208,9 +208,9 @@ def _parsed(items: list[Any], parse: Callable[[Any, str], T], key: str) -> list[
 
 
 def _checked_accountant(name: str, key: str) -> str:
-    known = accounting.accountants()
-    if ":" not in name and name not in known:
-        raise SpecError(key, unknown_name("accountant", name, known))
+    accountants = accounting.accountants()
+    if ":" not in name and name not in accountants:
+        raise SpecError(key, unknown_name("accountant", name, accountants))
     if ":" in name and not imports.is_data(name):
         try:
             accounting.find(name)

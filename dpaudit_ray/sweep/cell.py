@@ -14,7 +14,7 @@ from pydantic import model_validator
 from .. import stats
 from ..adversaries.base import Adversary
 from ..errors import REQUIRED, Mistakes, SpecError
-from ..mechanisms.base import Mechanism
+from ..mechanisms.base import Claimed, Mechanism
 from ..plugins import Plugin, Strict, Unread, is_users, parse, parts, validated
 from ..stats.budget import Budget
 from .audit import AuditSpec, EstimatorSpec
@@ -133,6 +133,14 @@ class Cell(Strict):
         if self.audit.canary > 1:
             identity.append({"canary": self.audit.canary})
         return digest(identity)
+
+    def claimed(self, step: int | None = None) -> Claimed:
+        """Returns the input of accountants after a step; None stands for the last one."""
+        return self.mechanism.claimed(self.adversary, step or self.horizons[-1])
+
+    def trade_off(self, step: int | None = None) -> stats.TradeOff:
+        """Returns the known trade-off function after a step; None stands for the last one."""
+        return self.mechanism.trade_off(self.adversary, step or self.horizons[-1])
 
     def canaries_apart(self) -> Iterator[Self]:
         """Yields the audit once for each canary of `canaries_drawn`."""

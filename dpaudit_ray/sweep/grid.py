@@ -112,11 +112,13 @@ def shared_parts(labels: Sequence[str]) -> tuple[str, list[str]]:
     if len(labels) < 2:
         return "", list(labels)
     parts = [label.split(LABEL_SEPARATOR) for label in labels]
-    shared = [part for part in parts[0] if all(part in label for label in parts)]
-    own = []
+    shared = parts[0]
     for label in parts:
-        own.append(LABEL_SEPARATOR.join(part for part in label if part not in shared))
-    return LABEL_SEPARATOR.join(shared), own
+        shared = [part for part in shared if part in label]
+    shorter = []
+    for label in parts:
+        shorter.append(LABEL_SEPARATOR.join(part for part in label if part not in shared))
+    return LABEL_SEPARATOR.join(shared), shorter
 
 
 def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
@@ -128,13 +130,13 @@ def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
     Returns:
         The legend, and each label, in order, without the parts that the legend has.
     """
-    shared, own = shared_parts(labels)
-    if not all(own):
+    shared, shorter = shared_parts(labels)
+    if not all(shorter):
         return "", list(labels)
     legend = [f"all: {shared}"] if shared else []
     keys = set()
     values = []
-    for label in own:
+    for label in shorter:
         pairs = [_PART.findall(part)[0] for part in label.split(LABEL_SEPARATOR)]
         keys.add(tuple(key for key, _ in pairs))
         values.append(LABEL_SEPARATOR.join(value for _, value in pairs))
@@ -142,8 +144,8 @@ def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
         names = keys.pop()
         if any(names):
             legend.insert(0, f"audit: {LABEL_SEPARATOR.join(name or 'name' for name in names)}")
-            own = values
-    return "; ".join(legend), own
+            shorter = values
+    return "; ".join(legend), shorter
 
 
 def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
@@ -188,14 +190,14 @@ def _parts(key: str) -> list[str]:
 
 def _distinguishing(parts: list[str], rows: list[Any]) -> list[str]:
     """Returns the keys for a label: those of `audit` only if rows are equal without them."""
-    others = [part for part in parts if not part.startswith("audit.")]
-    if len(parts) == 1 or not others:
+    not_of_audit = [part for part in parts if not part.startswith("audit.")]
+    if len(parts) == 1 or not not_of_audit:
         return parts
     values = set()
     for row in rows:
         by_key = dict(zip(parts, row, strict=True))
-        values.add(repr([by_key[part] for part in others]))
-    return others if len(values) == len(rows) else parts
+        values.add(repr([by_key[part] for part in not_of_audit]))
+    return not_of_audit if len(values) == len(rows) else parts
 
 
 def _label(key: str, value: Any) -> str:
