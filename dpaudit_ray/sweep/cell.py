@@ -50,7 +50,8 @@ class Cell(Strict):
             if not estimator.unimported and not self._can_judge(estimator.method):
                 raise self._misfit(f"audit.estimators.{index}", estimator)
         unit = self.together
-        for key, trials in (("trials", self.audit.trials), ("up_to", self.audit.up_to or 0)):
+        numbers = {"trials": self.audit.trials, "up_to": self.audit.up_to or 0}
+        for key, trials in numbers.items():
             lower = trials // unit * unit
             if trials != lower:
                 raise SpecError(
@@ -177,7 +178,11 @@ class Cell(Strict):
         return Budget(self.audit.confidence, tuple(deciding), self.horizons)
 
 
-def parse_cell(sections: Mapping[str, Any], label: str, older: bool = False) -> Cell:
+def parse_cell(
+    sections: Mapping[str, Any],
+    label: str,
+    older: bool = False,
+) -> Cell:
     """Returns a cell from the file's sections at a point of the grid.
 
     Args:
@@ -199,7 +204,8 @@ def parse_cell(sections: Mapping[str, Any], label: str, older: bool = False) -> 
     default = mechanism.default_accountant
     if default != "gaussian" and "accountants" not in audit.model_fields_set and not older:
         audit = audit.model_copy(update={"accountants": [default]})
-    mechanism = mechanism.for_audit(audit.delta, audit.accountants[0]).against(adversary)
+    mechanism = mechanism.for_audit(audit.delta, audit.accountants[0])
+    mechanism = mechanism.against(adversary)
     cell = Cell(
         mechanism=mechanism, adversary=adversary, audit=audit, label=label or adversary.name
     )

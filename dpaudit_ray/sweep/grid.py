@@ -58,7 +58,8 @@ def cells(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         for (key, rows), row in zip(grid.items(), values, strict=True):
             parts = _parts(key)
             in_label = _distinguishing(parts, rows)
-            for part, value in zip(parts, [row] if len(parts) == 1 else row, strict=True):
+            row = [row] if len(parts) == 1 else row
+            for part, value in zip(parts, row, strict=True):
                 _put(cell, part.split("."), f"grid.{part}", copy.deepcopy(value))
                 if part in in_label:
                     labels[part] = _label(part, value)
@@ -148,7 +149,11 @@ def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
     return "; ".join(legend), shorter
 
 
-def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
+def located(
+    node: Any,
+    folders: Sequence[Path],
+    key: str = "",
+) -> Any:
     """Makes relative paths absolute in the first folder that has such a file.
 
     Args:
@@ -160,7 +165,10 @@ def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
         A copy of `node`.
     """
     if isinstance(node, dict):
-        return {name: located(node[name], folders, name.rpartition(".")[2]) for name in node}
+        copied = {}
+        for name, value in node.items():
+            copied[name] = located(value, folders, name.rpartition(".")[2])
+        return copied
     if isinstance(node, list):
         return [located(item, folders, key) for item in node]
     if isinstance(node, str) and node and key in _LOCATIONS:
@@ -204,12 +212,18 @@ def _label(key: str, value: Any) -> str:
     if isinstance(value, str) and key in SECTIONS:
         return value
     if isinstance(value, dict):
-        options = [f"{name}={option}" for name, option in value.items() if name != "name"]
-        return " ".join([str(value.get("name", "")), *options]).strip()
+        words = [str(value.get("name", ""))]
+        words += [f"{name}={option}" for name, option in value.items() if name != "name"]
+        return " ".join(words).strip()
     return f"{key.rpartition('.')[2]}={value}"
 
 
-def _put(tree: dict[str, Any], path: list[str], key: str, value: Any) -> None:
+def _put(
+    tree: dict[str, Any],
+    path: list[str],
+    key: str,
+    value: Any,
+) -> None:
     """Sets the value at a path; `key` is its name in errors."""
     if not all(path):
         raise SpecError(key, "has an empty part; write section.option")
