@@ -93,26 +93,30 @@ class Outlook:
     @property
     def seconds(self) -> float:
         """Time of one trainer for all that remains."""
-        return sum(a.seconds for a in self.audits) + sum(p.seconds for p in self.preparations)
+        seconds = [audit.seconds for audit in self.audits]
+        seconds += [preparation.seconds for preparation in self.preparations]
+        return sum(seconds)
 
 
 def forecast(
-    sweep: Sweep, storage_path: str, tell: Callable[[str], None] = lambda line: None
+    sweep: Sweep,
+    storage_path: str,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Outlook:
     """Plans the sweep against its run directory, and times first steps of its packs.
 
     Args:
         sweep: the sweep.
         storage_path: the folder of its run directory.
-        tell: called with lines about progress.
+        report: called with lines about progress.
 
     Raises:
         DpauditError: the sweep cannot be run.
     """
     run = RunDirectory.under(storage_path, sweep.name, OPENING)
-    sweep = planning.kept(sweep, run, tell)
-    warn_of_few_trials(sweep, tell)
-    check_inputs(sweep, tell)
+    sweep = planning.kept(sweep, run, report)
+    warn_of_few_trials(sweep, report)
+    check_inputs(sweep, report)
     plan = planning.preview(sweep, run)
     left_out = {failure.pack for failure in outcomes.failed(run, plan)}
     enough = outcomes.decided(run, sweep, plan)
@@ -127,7 +131,7 @@ def forecast(
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), call)
     awaited = preparing.left(run, plan, remaining)
     preparations, failure = _rehearsed(trainer, run, plan, awaited, made)
-    progress = _Progress(tell)
+    progress = _Progress(report)
     seconds, problem = seconds_per_trial(sweep, trainer, remaining, progress.timed)
     trials_left = collections.Counter[int]()
     for pack in remaining:
@@ -146,7 +150,8 @@ def forecast(
         if cell.mechanism.sampled:
             outlook = _with_bounds(outlook, audit, cell)
         audits.append(outlook)
-    workers = max(1, int(len(os.sched_getaffinity(0)) / sweep.resources.num_cpus))
+    cores = len(os.sched_getaffinity(0))
+    workers = max(1, int(cores / sweep.resources.num_cpus))
     limit = sweep.resources.max_concurrent_trainers
     if limit != "auto":
         workers = min(workers, limit)
@@ -156,21 +161,25 @@ def forecast(
 class _Progress:
     """Shows lines about progress, one every few seconds."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._last = time.monotonic()
 
     def show(self, line: str) -> None:
         now = time.monotonic()
         if now - self._last >= _LINE_SECONDS:
             self._last = now
-            self._tell(line)
+            self._report(line)
 
     def timed(self, timed: int, packs: int) -> None:
         self.show(f"timing the first steps: {timed:,} of {packs:,} packs")
 
 
-def _with_bounds(outlook: AuditOutlook, audit: PlannedAudit, cell: Cell) -> AuditOutlook:
+def _with_bounds(
+    outlook: AuditOutlook,
+    audit: PlannedAudit,
+    cell: Cell,
+) -> AuditOutlook:
     """Returns the forecast of an audit with the bounds that its trials can show."""
     alpha = 1 - cell.audit.confidence
     shares = growth.shares(len(audit.foreseen))
@@ -186,13 +195,14 @@ def _with_bounds(outlook: AuditOutlook, audit: PlannedAudit, cell: Cell) -> Audi
     powers = dict[int, float]()  # by number of training runs
     if 0 < audit.claim < math.inf:
         for trials, at in zip(audit.foreseen, levels, strict=True):
-            powers[trials // audit.canaries] = _power(audit.claim, trials // audit.canaries, at)
+            number = trials // audit.canaries
+            powers[number] = _power(audit.claim, number, at)
         needed = _first_with_power(powers) or 0
         if not needed:
             with contextlib.suppress(ValueError):  # a billion trials would not be enough
                 needed = _trials_needed(audit.claim, cell.audit.delta, cell.audit.confidence)
         likely = _likely_bound(audit.claim, runs, level)
-    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    curve = cell.trade_off()
     return dataclasses.replace(
         outlook,
         largest_certifiable=stats.power.largest_certifiable(runs, *level),
@@ -205,7 +215,10 @@ def _with_bounds(outlook: AuditOutlook, audit: PlannedAudit, cell: Cell) -> Audi
 
 
 def _first_with_power(powers: Mapping[int, float]) -> int | None:
-    return next((number for number, power in powers.items() if power >= USUAL_POWER), None)
+    for number, power in powers.items():
+        if power >= USUAL_POWER:
+            return number
+    return None
 
 
 # Audits with the same claim, number of trials and level share results.
@@ -219,23 +232,35 @@ def _trials_needed(claim: float, delta: float, confidence: float) -> int:
 
 
 @_shared
-def _likely_bound(claim: float, trials: int, level: tuple[float, float]) -> float:
+def _likely_bound(
+    claim: float,
+    trials: int,
+    level: tuple[float, float],
+) -> float:
     return stats.power.likely_bound(claim, trials, USUAL_POWER, *level)
 
 
 @_shared
-def _power(claim: float, trials: int, level: tuple[float, float]) -> float:
+def _power(
+    claim: float,
+    trials: int,
+    level: tuple[float, float],
+) -> float:
     return stats.power.accuracy_power(claim, CLAIM_SHARE * claim, trials, *level)
 
 
 def _with_simulated_bounds(
-    outlook: AuditOutlook, cell: Cell, spec: EstimatorSpec, level: tuple[float, float]
+    outlook: AuditOutlook,
+    cell: Cell,
+    spec: EstimatorSpec,
+    level: tuple[float, float],
 ) -> AuditOutlook:
     """Simulates the audit's estimator on canaries that do not interfere with each other."""
     trials = outlook.trials
     canaries = cell.canaries or trials
     if spec.through_claim:  # simulated scores are Gaussian, as those of independent trials
-        spec = spec.model_copy(update={"options": {**spec.options, "curve": "gaussian"}})
+        options = {**spec.options, "curve": "gaussian"}
+        spec = spec.model_copy(update={"options": options})
 
     def bounds(number: int, mu: float) -> list[float]:
         return simulated(lambda: spec.make(number, canaries), mu, level)
@@ -247,7 +272,7 @@ def _with_simulated_bounds(
     for number in (trials, 2 * trials, 4 * trials):
         epsilons = np.array(tight if number == trials else bounds(number, mu))
         powers[number] = float(np.mean(epsilons >= CLAIM_SHARE * outlook.claim))
-    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    curve = cell.trade_off()
     apart = cell.mechanism.independent_canaries(cell.adversary)
     return dataclasses.replace(
         outlook,
@@ -260,7 +285,9 @@ def _with_simulated_bounds(
 
 
 def simulated(
-    make: Callable[[], stats.Estimator], mu: float, level: tuple[float, float]
+    make: Callable[[], stats.Estimator],
+    mu: float,
+    level: tuple[float, float],
 ) -> list[float]:
     """Returns the bounds on ε of simulated audits, in rising order.
 
@@ -330,7 +357,10 @@ def _rehearsed(
 
 
 def _prepared(
-    run: RunDirectory, plan: Plan, made: dict[tuple[str, int], Arrays], audit: int
+    run: RunDirectory,
+    plan: Plan,
+    made: dict[tuple[str, int], Arrays],
+    audit: int,
 ) -> tuple[Arrays, ...]:
     """Returns all parts that an audit waits for. Raises UnpreparedError if one does not exist."""
     arrays = []
@@ -389,7 +419,10 @@ def _pack_seconds(trainer: PackTrainer, pack: Pack, cell: Cell) -> float:
     return extrapolated(lambda step: trainer.seconds(pack, (step,)), cell.horizons)
 
 
-def extrapolated(seconds: Callable[[int], float], horizons: tuple[int, ...]) -> float:
+def extrapolated(
+    seconds: Callable[[int], float],
+    horizons: tuple[int, ...],
+) -> float:
     """Extrapolates the seconds of a pack from those of shorter ones.
 
     The model is linear: every step takes the same time, and so does every recorded step.

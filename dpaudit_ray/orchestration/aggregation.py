@@ -125,10 +125,10 @@ class Aggregation:
         if parts:
             self._record.add_parts(parts)
         with self._turn:
-            known = self._record.failed.keys() - self._retried
+            recorded = self._record.failed.keys() - self._retried
             new = {}
             for pack, failure in by_pack.items():
-                if isinstance(pack, Part) or pack in known:
+                if isinstance(pack, Part) or pack in recorded:
                     continue
                 if not self._audits[pack.audit].holds(pack):
                     new[pack] = failure
@@ -271,7 +271,7 @@ class AuditState:
         if self._rule is not None and self._rule.verdict:
             self._test = claims.first_test(audit, cell)
         # The level of `dpaudit verify`: the run's error budget, shared by its audits.
-        confidences = [each.audit.confidence for each in opened.sweep.cells]
+        confidences = [entry.audit.confidence for entry in opened.sweep.cells]
         self._alpha = (1 - min(confidences)) / len(confidences)
         self._each_audit = opened.budget.each_audit
         parts = functools.partial(opened.prepared.complete, index)
@@ -368,8 +368,7 @@ class AuditState:
         """Returns the bound that is shown, with the status that the mechanism's curve gives it."""
         cell = self._cell
         bound = self._comparable(cell.audit.delta, self._each_audit)
-        curve = cell.mechanism.trade_off(cell.adversary, self._audit.horizons[-1])
-        return bound.given(curve)
+        return bound.given(cell.trade_off())
 
     def _comparable(self, delta: float, confidence: float) -> Estimate:
         """Returns the live bound; if it exceeds the claim, one that may be compared with that."""
@@ -415,8 +414,8 @@ class AuditState:
         for trial, reason in pack.missed.items():
             kind = reason.partition(": ")[0]
             first = MissedTrials(self._audit.id, kind, 0, trial, reason)
-            known = self._missed.get(kind, first)
-            self._missed[kind] = dataclasses.replace(known, trials=known.trials + 1)
+            entry = self._missed.get(kind, first)
+            self._missed[kind] = dataclasses.replace(entry, trials=entry.trials + 1)
 
 
 def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
@@ -469,13 +468,13 @@ class Estimates:
 
     def rows(self) -> list[EstimateRow]:
         """Returns one row per step, bound and accountant."""
-        mechanism, adversary = self._cell.mechanism, self._cell.adversary
-        level = (self._cell.audit.delta, self._cell.audit.confidence)
-        apart = mechanism.independent_canaries(adversary)
+        cell = self._cell
+        level = (cell.audit.delta, cell.audit.confidence)
+        apart = cell.mechanism.independent_canaries(cell.adversary)
         exact = self._exact()
         rows: list[EstimateRow] = []
         for index, step in enumerate(self._audit.horizons):
-            curve = mechanism.trade_off(adversary, step)
+            curve = cell.trade_off(step)
             bounds = [bound.given(curve) for bound in exact.get(step, ())]
             shown = [(bound, bound.epsilon_lower) for bound in bounds]  # ε at the split level
             for spec, state in zip(self._specs, self._states[index], strict=True):
@@ -537,7 +536,7 @@ class Estimates:
 
     @property
     def _looked(self) -> bool:
-        """Whether bounds are looked at before all trials are run."""
+        """Whether bounds may be computed before all trials are run."""
         return self._audit.extended or self._cell.audit.stop_when is not None
 
     def _estimators(self) -> list[EstimatorSpec]:
@@ -572,8 +571,7 @@ class Estimates:
         uniform = method.time_uniform()
         family = None
         if spec.through_claim:
-            claimed = self._cell.mechanism.claimed(self._cell.adversary, step)
-            family = Family(claimed.training)
+            family = Family(self._cell.claimed(step).training)
         planned = audit.declared[0] if uniform else audit.trials
         state = spec.make(planned, audit.together, family)
         grows = len(audit.foreseen) > 1 and not audit.extended

@@ -1,4 +1,4 @@
-"""Which trials a sweep has, which of them remain, and what was promised of them."""
+"""Plans of sweeps: their trials, those that remain, and their claims."""
 
 from .finished_trials import remaining as remaining
 from .open_run import finished as finished

@@ -40,7 +40,7 @@ def claimed_epsilons(cell: Cell) -> dict[str, tuple[float, ...]]:
 
 def asked(cell: Cell) -> tuple[Claimed, ...]:
     """Returns the input of accountants at each recorded step."""
-    return tuple(cell.mechanism.claimed(cell.adversary, step) for step in cell.horizons)
+    return tuple(map(cell.claimed, cell.horizons))
 
 
 def difference(claims: Claims, cell: Cell) -> str | None:
@@ -144,7 +144,7 @@ def is_gaussian(cell: Cell, accountant: str) -> bool:
     """
     if ":" in accountant or not cell.mechanism.adds_gaussian_noise:
         return False
-    return cell.mechanism.claimed(cell.adversary, cell.horizons[-1]).gaussian
+    return cell.claimed().gaussian
 
 
 def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
@@ -163,7 +163,7 @@ def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
 
 def first_test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
     """Returns the test of what the first accountant claims at the last step."""
-    claimed = cell.mechanism.claimed(cell.adversary, audit.horizons[-1])
+    claimed = cell.claimed()
     family = curves(claimed, next(iter(audit.claims)), cell.audit.delta)
     return test(audit, family(claimed.noise_multiplier))
 

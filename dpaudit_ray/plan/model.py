@@ -74,7 +74,7 @@ class PlannedPreparation:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedAudit:
-    """One audit with fixed pack bounds.
+    """An audit with fixed pack bounds.
 
     Attributes:
         id: name of its folder.
@@ -110,7 +110,7 @@ class PlannedAudit:
 
     @property
     def extended(self) -> bool:
-        """Whether more trials than growth was planned to were declared after a look at results."""
+        """Whether more trials than growth was planned to were declared after results were known."""
         return len(self.declared) > 1 and self.trials > self.foreseen[-1]
 
     @property

@@ -15,20 +15,20 @@ from .finished_trials import remaining
 from .model import Plan
 from .planner import make
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def kept(sweep: Sweep, run: RunDirectory, tell: Tell) -> Sweep:
+def kept(sweep: Sweep, run: RunDirectory, report: Report) -> Sweep:
     """Returns the sweep with as many trials as a complete run of it was extended to.
 
     Args:
         sweep: the sweep as configured.
         run: its run directory, which need not exist.
-        tell: called with a line where trials stay, or a newer version wrote the directory.
+        report: called with a line where trials stay, or a newer version wrote the directory.
     """
     plan = _complete_plan(sweep, run)
     if newer := record.newer_version(run):
-        tell(f"warning: {run.location}: {newer}")
+        report(f"warning: {run.location}: {newer}")
     grid = sweep.raw.get("grid") or ()
     by_grid = any(key.startswith("audit") for key in grid)
     declared = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
@@ -39,7 +39,7 @@ def kept(sweep: Sweep, run: RunDirectory, tell: Tell) -> Sweep:
     fewer = declared.pop()
     if trials <= fewer:
         return sweep
-    tell(
+    report(
         f"{run.location} holds {trials} trials of each audit, more than audit.trials = {fewer}: "
         "they stay"
     )
@@ -70,14 +70,14 @@ def _raised(sweep: Sweep, plan: Plan) -> bool:
 def preview(
     sweep: Sweep,
     run: RunDirectory,
-    tell: Tell = lambda line: None,
+    report: Report = lambda line: None,
 ) -> Plan:
     """Returns the plan that `open_run` would follow; changes nothing.
 
     Args:
         sweep: the sweep as configured.
         run: its run directory, which need not exist.
-        tell: called with a line where the run goes on under other conditions.
+        report: called with a line if the run continues under other conditions.
 
     Raises:
         RunDirectoryError: the directory belongs to another sweep (the message shows the
@@ -98,31 +98,31 @@ def preview(
     for audit, cell in zip(previous.audits, sweep.cells, strict=True):
         if cell.audit.trials < audit.trials:  # stored trials are never thrown away
             raise RunDirectoryError(
-                f"{run.location} was planned with audit.trials = {audit.trials}, this sweep says "
-                f"{cell.audit.trials}; trials can be raised, not lowered: go on with "
+                f"{run.location} was planned with audit.trials = {audit.trials}, this sweep has "
+                f"{cell.audit.trials}; trials can be raised, not lowered: continue with "
                 f"{audit.trials}, or use a new name and a new seed"
             )
     begun = _has_trials(previous, run)
     extends = begun and _raised(sweep, previous)
     plan = make(sweep, previous, extends)
     if extends and any(audit.extended for audit in plan.audits):
-        tell("trials raised after a look: ε allows for it, and may fall; `up_to` plans growth")
+        report("trials raised after a look: ε allows for it, and may fall; `up_to` plans growth")
     if difference := provenance.other_files(previous.data, plan.data):
         raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
     plan = dataclasses.replace(plan, data=previous.data)
     preparations = {audit.preparation.id for audit in plan.audits if audit.preparation}
     if begun or any(map(run.parts, preparations)):
-        return _followed(plan, previous, run, tell)
+        return _followed(plan, previous, run, report)
     return plan
 
 
 def open_run(
     sweep: Sweep,
     run: RunDirectory,
-    tell: Tell = lambda line: None,
+    report: Report = lambda line: None,
 ) -> Plan:
     """Starts, resumes or extends a run; returns its plan. Raises what `preview` does."""
-    plan = preview(sweep, run, tell)
+    plan = preview(sweep, run, report)
     run.require_writable()
     if any(remaining(run, plan, outcomes.decided(run, sweep, plan))):
         run.set_complete(False)
@@ -157,7 +157,7 @@ def differences(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yields the dotted keys at which two trees of plain data differ, and both values.
 
-    A value that one of them lacks is None.
+    None stands for a value that one of them lacks.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for part in sorted({*old, *new}):
@@ -179,13 +179,13 @@ def _listed(changes: list[str]) -> str:
     return "; ".join(changes[:4] + more)
 
 
-def _followed(plan: Plan, previous: Plan, run: RunDirectory, tell: Tell) -> Plan:
+def _followed(plan: Plan, previous: Plan, run: RunDirectory, report: Report) -> Plan:
     """Returns `plan` with the code of `previous`. Raises RunDirectoryError if its code differs."""
     code = previous.code[-1]
     remains = any(remaining(run, plan))
     grave, harmless = provenance.changes(code, plan.code[-1])
     if harmless and remains:
-        tell(f"{run.location} goes on elsewhere ({_listed(harmless)}): last bits may differ")
+        report(f"{run.location} continues elsewhere ({_listed(harmless)}): last bits may differ")
     other_modules = code.modules != plan.code[-1].modules
     if grave and (remains or other_modules):
         comments = ", in which comments count too" if other_modules else ""

@@ -24,8 +24,7 @@ def make(
     Args:
         sweep: the sweep.
         previous: an earlier plan of it, whose pack bounds stay; new trials follow them.
-        extends: whether results of `previous` may have been looked at, so that more trials are a
-            new declaration.
+        extends: whether results of `previous` may be known, so that more trials are declared anew.
 
     Raises:
         SpecError: the trials do not fit into packs, or an accountant has no answer.
@@ -105,13 +104,13 @@ def pack_size(cell: Cell, sweep: Sweep) -> int:
         SpecError: the declared number is not a multiple of these.
     """
     size = sweep.resources.pack_size
-    together = cell.together
+    unit = cell.together
     if size == "auto":
         # Further canaries that are private records cost no further training step.
-        step_trials = 1 if cell.adversary.private_records else together
-        return max(cell.mechanism.auto_pack_size // step_trials, 1) * together
-    if size % together and cell.mechanism.sampled:
+        step_trials = 1 if cell.adversary.private_records else unit
+        return max(cell.mechanism.auto_pack_size // step_trials, 1) * unit
+    if size % unit and cell.mechanism.sampled:
         problem = f"is {size}, but {cell.unit}, and a pack holds whole ones"
-        remedy = f"use {-(-size // together) * together}"
+        remedy = f"use {-(-size // unit) * unit}"
         raise SpecError("resources.pack_size", f"{problem}; {remedy}")
     return size

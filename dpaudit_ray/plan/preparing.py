@@ -20,7 +20,7 @@ def planned(
     seed: int,
     files: tuple[InputFile, ...],
 ) -> PlannedPreparation | None:
-    """Plans the preparation that packs of an audit wait for, None if there is none.
+    """Plans the preparation that packs of an audit wait for; None without one.
 
     Args:
         cell: the audit.
@@ -107,7 +107,7 @@ class Prepared:
         self._plan = plan
         self._turn = threading.Lock()  # one thread at a time reads `_stored`, or adds to it
         preparations = _waiting(plan, range(len(plan.audits)))
-        self._stored = {each.id: run.parts(each.id) for each in preparations}  # their numbers
+        self._stored = {one.id: run.parts(one.id) for one in preparations}  # their numbers
 
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part, or raises StorageError; storing it again changes nothing."""

@@ -1,4 +1,4 @@
-"""What trials were computed of, by content: two versions of code or data are two trainings."""
+"""Digests of the code and data that compute trials: another version may give other scores."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 
 _PACKAGES = ("torch", "numba", "numpy", "opacus", "ray")
-_MOVES_NO_SCORE = ("ray", "python")  # whose versions are recorded, and may differ
+_MOVES_NO_SCORE = ("ray", "python")  # their versions are recorded, and may differ
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """What computed trials: SHA-256 of the user's modules, versions of packages, the machine."""
+    """Code that computes trials, and the machine that it runs on."""
 
-    modules: Mapping[str, Sha256]
+    modules: Mapping[str, Sha256]  # of user modules
     versions: Mapping[str, str]
     device: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Code and device of a process; None for a module that it does not find."""
+    """Code and device of a process; None stands for a module that does not exist there."""
 
     device: str
     versions: Mapping[str, str]
@@ -47,30 +47,39 @@ class Machine:
 
 
 def machine(modules: Iterable[str], gpu: bool = False) -> Machine:
-    """This machine, with the user's modules of these names as it has them."""
-    files = {name: module_file(name) for name in modules}
-    digests = {name: None if file is None else _digest(file) for name, file in files.items()}
+    """Returns the device and code of this process, with the user modules of these names."""
+    digests = {}
+    for name in modules:
+        file = module_file(name)
+        digests[name] = None if file is None else _digest(file)
     return Machine(device(gpu), here(), digests)
 
 
 def unlike(code: Code, machine: Machine) -> str | None:
-    """How a machine first differs from the code, in words; None for none, or a lacking module."""
+    """Returns the first difference of a machine from the driver's code, in words.
+
+    None stands for no difference; a module that the machine lacks does not count.
+    """
     for name in ("dpaudit", "torch", "numba"):
-        here, there = code.versions.get(name), machine.versions.get(name)
-        if here is not None and here != there:
-            return f"it has {name} {there}, the driver {here}"
+        expected = code.versions.get(name)
+        version = machine.versions.get(name)
+        if expected is not None and version != expected:
+            return f"it has {name} {version}, the driver {expected}"
     for name, digest in machine.modules.items():
-        if digest not in (None, ours := code.modules.get(name)):
-            return f"{name} has {_short(digest)} there, {_short(ours)} where the driver runs"
+        expected = code.modules.get(name)
+        if digest is not None and digest != expected:
+            return f"{name} has {_short(digest)} there, {_short(expected)} where the driver runs"
     return None
 
 
 def sweep_code(sweep: Sweep) -> Code:
-    """The code that would compute the trials of a sweep here and now."""
+    """Returns the code that would compute the trials of a sweep here and now."""
     modules = _named_modules(sweep)
-    digests = {name: _digest(file) for name, file in sorted(source_closure(modules).items())}
+    sources = sorted(source_closure(modules).items())
+    digests = {name: _digest(file) for name, file in sources}
     versions = here()
-    for package in sorted({module.partition(".")[0] for module in modules} - {"dpaudit_ray"}):
+    packages = {module.partition(".")[0] for module in modules}
+    for package in sorted(packages - {"dpaudit_ray"}):
         file = module_file(package)
         if file is not None and not is_users(file):
             versions[package] = _version(package)  # stands for its content
@@ -78,7 +87,7 @@ def sweep_code(sweep: Sweep) -> Code:
 
 
 def named_paths(sweep: Sweep) -> set[Path]:
-    """Returns what a sweep names: files and folders of data, and its modules with their imports."""
+    """Returns the files and folders of a sweep's data, and its modules with their imports."""
     located = map(Path, grid.locations(sweep.raw))
     sources = source_closure(_named_modules(sweep)).values()
     paths = (*located, *_files(sweep.cells), *sources)
@@ -96,33 +105,44 @@ def _named_modules(sweep: Sweep) -> set[str]:
 
 
 def here() -> dict[str, str]:
-    """Versions of this package, of what it computes with, and of Python."""
+    """Returns the versions of this package, of the packages it computes with, and of Python."""
     versions = {package: _version(package) for package in _PACKAGES}
     return {"dpaudit": __version__, **versions, "python": platform.python_version()}
 
 
-def changes(there: Code, here: Code) -> tuple[list[str], list[str]]:
-    """Differences in words: those that may change a score, and those that do not."""
-    grave, harmless = list[str](), list[str]()
-    for name in sorted({*there.modules, *here.modules}):
-        old, new = (code.modules.get(name) for code in (there, here))
+def changes(
+    recorded: Code,
+    code: Code,
+) -> tuple[list[str], list[str]]:
+    """Returns differences in words: those that may change a score, and those that do not.
+
+    Args:
+        recorded: the code of a run directory.
+        code: the code here.
+    """
+    grave: list[str] = []
+    harmless: list[str] = []
+    for name in sorted({*recorded.modules, *code.modules}):
+        old = recorded.modules.get(name)
+        new = code.modules.get(name)
         if old != new:
             file = module_file(name)
-            place = os.path.relpath(file) if file else name
-            grave.append(f"{place} has {_short(old)} there, {_short(new)} here")
-    for name in sorted({*there.versions, *here.versions}):
-        before, now = (code.versions.get(name, "missing") for code in (there, here))
-        if before != now:
+            path = os.path.relpath(file) if file else name
+            grave.append(f"{path} has {_short(old)} there, {_short(new)} here")
+    for name in sorted({*recorded.versions, *code.versions}):
+        old = recorded.versions.get(name, "missing")
+        new = code.versions.get(name, "missing")
+        if old != new:
             differences = harmless if name in _MOVES_NO_SCORE else grave
-            differences.append(f"{name} {before} there, {now} here")
-    if there.device != here.device:
-        harmless.append(f"{there.device} there, {here.device} here")
+            differences.append(f"{name} {old} there, {new} here")
+    if recorded.device != code.device:
+        harmless.append(f"{recorded.device} there, {code.device} here")
     return grave, harmless
 
 
 @functools.cache
 def device(gpu: bool = False) -> str:
-    """The kind of this machine, as far as it decides over last bits: "NAME, avx2", or its GPU."""
+    """Returns the properties of this machine that change last bits: "NAME, avx2", or its GPU."""
     if gpu:
         import torch
 
@@ -132,13 +152,19 @@ def device(gpu: bool = False) -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    pairs = (line.split(":", 1) for line in reversed(lines) if ":" in line)
-    fields = {key.strip(): value.strip() for key, value in pairs}
-    name = fields.get("model name") or platform.machine()
+    fields = {}
+    for line in reversed(lines):  # the first processor counts
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    words = [fields.get("model name") or platform.machine()]
     flags = fields.get("flags", "").split()
-    sets = [word for word in ("avx512f", "avx2", "avx", "sse4_2") if word in flags][:1]
-    variables = (os.environ.get(key) for key in ("ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME"))
-    return ", ".join([name, *sets, *filter(None, variables)])
+    for instructions in ("avx512f", "avx2", "avx", "sse4_2"):
+        if instructions in flags:
+            words.append(instructions)
+            break
+    for variable in ("ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME"):
+        words.append(os.environ.get(variable, ""))
+    return ", ".join(filter(None, words))
 
 
 def _version(package: str) -> str:
@@ -162,7 +188,7 @@ def _short(digest: str | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class InputFile:
-    """A file as it was when the run began; `sha256` is in hexadecimal digits."""
+    """A file with its content when the run began; `sha256` is in hexadecimal digits."""
 
     file: str
     sha256: str
@@ -171,24 +197,39 @@ class InputFile:
 @runtime_checkable
 class _Reads(Protocol):
     def files(self) -> tuple[Path, ...]:
-        """Files whose content it reads."""
+        """Returns the files whose content it reads."""
 
 
 def input_files(sweep: Sweep) -> tuple[InputFile, ...]:
-    """Files that data and models read, once, in order. Raises DataError for an unreadable one."""
-    paths = dict.fromkeys(path for path in _files(sweep.cells) if os.path.isfile(path))
-    return tuple(InputFile(str(path), _digest(path)) for path in paths)
+    """Returns the files that data and models read, each once, in order.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    files = {}
+    for path in _files(sweep.cells):
+        if path not in files and os.path.isfile(path):
+            files[path] = InputFile(str(path), _digest(path))
+    return tuple(files.values())
 
 
 def files_of_cell(cell: Cell, files: tuple[InputFile, ...]) -> list[str]:
-    """SHA-256 of those of a sweep's `files` that one audit reads."""
+    """Returns the SHA-256 of each file of a sweep that one audit reads."""
     digests = {file.file: file.sha256 for file in files}
-    return [digests[str(path)] for path in _files([cell]) if str(path) in digests]
+    names = map(str, _files([cell]))
+    return [digests[name] for name in names if name in digests]
 
 
-def other_files(recorded: tuple[InputFile, ...], now: tuple[InputFile, ...]) -> str | None:
-    """What differs in content, in words; None where nothing does. Equal files count once."""
-    before, after = ({file.sha256: file for file in files} for files in (recorded, now))
+def other_files(
+    recorded: tuple[InputFile, ...],
+    now: tuple[InputFile, ...],
+) -> str | None:
+    """Returns the first difference in content, in words; None without one.
+
+    Files with equal content count once.
+    """
+    before = {file.sha256: file for file in recorded}
+    after = {file.sha256: file for file in now}
     for old, new in itertools.zip_longest(before.values(), after.values()):
         if old is None or new is None or old.sha256 != new.sha256:
             return f"{(new or old).file} has SHA-256 {_stated(old)} there, {_stated(new)} here"

@@ -20,14 +20,14 @@ Read = Callable[[], object]
 def set_aside(
     run: RunDirectory,
     plan: Plan,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> int:
     """Renames damaged files of scores and preparations.
 
     Args:
         run: the run directory.
         plan: its plan.
-        tell: called with a line for each of the first files, and one for the others.
+        report: called with a line for each of the first files, and one for the others.
 
     Returns:
         The number of damaged files.
@@ -41,9 +41,9 @@ def set_aside(
     for number, name in enumerate(damaged):
         aside = run.set_aside(name).rpartition("/")[2]
         if number < NAMED:
-            tell(f"{run.location}/{name} is damaged: set aside as {aside}, and made again")
+            report(f"{run.location}/{name} is damaged: set aside as {aside}, and made again")
     if len(damaged) > NAMED:
-        tell(f"{len(damaged) - NAMED} more files are damaged: set aside, and made again")
+        report(f"{len(damaged) - NAMED} more files are damaged: set aside, and made again")
     return len(damaged)
 
 

@@ -74,7 +74,7 @@ def _check_audit(audit: PlannedAudit, index: int) -> None:
     if [*starts, audit.trials] != [0, *ends] or any(map(operator.ge, starts, ends)):
         problem = f"the packs do not make up its {audit.trials} trials"
     elif audit.canaries and any(end % audit.canaries for end in ends):
-        problem = "the packs hold no whole trainings"
+        problem = "the packs do not hold complete training runs"
     elif audit.declared != _rising(*audit.declared, audit.trials):
         problem = f"{audit.declared} were declared, which do not rise to its trials"
     elif audit.up_to is not None and audit.declared[0] > audit.up_to:
@@ -92,7 +92,7 @@ def _rising(*numbers: int) -> tuple[int, ...]:
 
 
 def load(run: RunDirectory) -> Plan | None:
-    """Reads the plan in a run directory; None if there is none."""
+    """Reads the plan in a run directory; None without one."""
     text = run.read_text(FILE)
     try:
         return None if text is None else _parsed(text)
@@ -116,11 +116,11 @@ def newer_version(run: RunDirectory) -> str | None:
     for name in (FILE, SWEEP_FILE):
         # A damaged file has no version; the damage is reported where the file is needed.
         with contextlib.suppress(InvalidVersion, RunDirectoryError):
-            found = _VERSION.search(run.read_text(name) or "")
-            if found and Version(found[1]) > Version(__version__):
+            match = _VERSION.search(run.read_text(name) or "")
+            if match and Version(match[1]) > Version(__version__):
                 return (
-                    f"it was written by dpaudit {found[1]}, newer than {__version__} here, and may "
-                    f"mean something else: install dpaudit {found[1]} to use it"
+                    f"it was written by dpaudit {match[1]}, newer than {__version__} here, and may "
+                    f"mean something else: install dpaudit {match[1]} to use it"
                 )
     return None
 
@@ -131,7 +131,7 @@ def _parsed(text: str) -> Plan:
 
 
 def require(run: RunDirectory) -> Plan:
-    """Reads the plan in a run directory. Raises RunDirectoryError if there is none."""
+    """Reads the plan in a run directory. Raises RunDirectoryError without one."""
     plan = load(run)
     if plan is None:
         raise _incomplete(run, FILE)
@@ -224,7 +224,7 @@ def _has_claim(cell: Cell, audit: PlannedAudit) -> bool:
         return True
     try:
         if cell.mechanism.claim_reads_data:
-            cell.mechanism.claimed(cell.adversary, cell.horizons[-1])
+            cell.claimed()
     except DataError:
         return False
     return not isinstance(cell.adversary, Unread)

@@ -44,7 +44,7 @@ ConsumedPack = PackScores | MissedPack
 def up_to_looks(
     audit: PlannedAudit, packs: ConsumedPack, due: Callable[[], int]
 ) -> Iterator[ConsumedPack]:
-    """Divides the packs of a file where bounds are looked at.
+    """Divides the packs of a file at the looks of a test.
 
     Args:
         audit: the audit that they belong to.

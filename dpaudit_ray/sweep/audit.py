@@ -160,7 +160,8 @@ def _estimator_class(name: str, key: str) -> type[stats.Estimator]:
             raise SpecError(key, unknown_name("estimator", name, registered))
         return registered[name]
     cls = imports.subclass(stats.Estimator, name, key)
-    if not (hasattr(cls, "name") and isinstance(getattr(cls, "status", None), stats.Status)):
+    status = getattr(cls, "status", None)
+    if not hasattr(cls, "name") or not isinstance(status, stats.Status):
         raise SpecError(key, f"{name!r} lacks a name or a status; set both in the class")
     return cls
 
@@ -185,7 +186,11 @@ def options_model(method: type[stats.Estimator]) -> type[BaseModel]:
     return model
 
 
-def _parsed(items: list[Any], parse: Callable[[Any, str], T], key: str) -> list[T]:
+def _parsed(
+    items: list[Any],
+    parse: Callable[[Any, str], T],
+    key: str,
+) -> list[T]:
     """Parses each item of a list. Raises SpecError with all mistakes, repeats among them.
 
     Args:
@@ -208,9 +213,9 @@ def _parsed(items: list[Any], parse: Callable[[Any, str], T], key: str) -> list[
 
 
 def _checked_accountant(name: str, key: str) -> str:
-    known = accounting.accountants()
-    if ":" not in name and name not in known:
-        raise SpecError(key, unknown_name("accountant", name, known))
+    accountants = accounting.accountants()
+    if ":" not in name and name not in accountants:
+        raise SpecError(key, unknown_name("accountant", name, accountants))
     if ":" in name and not imports.is_data(name):
         try:
             accounting.find(name)

@@ -14,7 +14,7 @@ from pydantic import model_validator
 from .. import stats
 from ..adversaries.base import Adversary
 from ..errors import REQUIRED, Mistakes, SpecError
-from ..mechanisms.base import Mechanism
+from ..mechanisms.base import Claimed, Mechanism
 from ..plugins import Plugin, Strict, Unread, is_users, parse, parts, validated
 from ..stats.budget import Budget
 from .audit import AuditSpec, EstimatorSpec
@@ -50,7 +50,8 @@ class Cell(Strict):
             if not estimator.unimported and not self._can_judge(estimator.method):
                 raise self._misfit(f"audit.estimators.{index}", estimator)
         unit = self.together
-        for key, trials in (("trials", self.audit.trials), ("up_to", self.audit.up_to or 0)):
+        numbers = {"trials": self.audit.trials, "up_to": self.audit.up_to or 0}
+        for key, trials in numbers.items():
             lower = trials // unit * unit
             if trials != lower:
                 raise SpecError(
@@ -134,6 +135,14 @@ class Cell(Strict):
             identity.append({"canary": self.audit.canary})
         return digest(identity)
 
+    def claimed(self, step: int | None = None) -> Claimed:
+        """Returns the input of accountants after a step; None stands for the last one."""
+        return self.mechanism.claimed(self.adversary, step or self.horizons[-1])
+
+    def trade_off(self, step: int | None = None) -> stats.TradeOff:
+        """Returns the known trade-off function after a step; None stands for the last one."""
+        return self.mechanism.trade_off(self.adversary, step or self.horizons[-1])
+
     def canaries_apart(self) -> Iterator[Self]:
         """Yields the audit once for each canary of `canaries_drawn`."""
         if self.audit.canaries_drawn == 1:
@@ -169,7 +178,11 @@ class Cell(Strict):
         return Budget(self.audit.confidence, tuple(deciding), self.horizons)
 
 
-def parse_cell(sections: Mapping[str, Any], label: str, older: bool = False) -> Cell:
+def parse_cell(
+    sections: Mapping[str, Any],
+    label: str,
+    older: bool = False,
+) -> Cell:
     """Returns a cell from the file's sections at a point of the grid.
 
     Args:
@@ -191,7 +204,8 @@ def parse_cell(sections: Mapping[str, Any], label: str, older: bool = False) -> 
     default = mechanism.default_accountant
     if default != "gaussian" and "accountants" not in audit.model_fields_set and not older:
         audit = audit.model_copy(update={"accountants": [default]})
-    mechanism = mechanism.for_audit(audit.delta, audit.accountants[0]).against(adversary)
+    mechanism = mechanism.for_audit(audit.delta, audit.accountants[0])
+    mechanism = mechanism.against(adversary)
     cell = Cell(
         mechanism=mechanism, adversary=adversary, audit=audit, label=label or adversary.name
     )

@@ -58,7 +58,8 @@ def cells(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         for (key, rows), row in zip(grid.items(), values, strict=True):
             parts = _parts(key)
             in_label = _distinguishing(parts, rows)
-            for part, value in zip(parts, [row] if len(parts) == 1 else row, strict=True):
+            row = [row] if len(parts) == 1 else row
+            for part, value in zip(parts, row, strict=True):
                 _put(cell, part.split("."), f"grid.{part}", copy.deepcopy(value))
                 if part in in_label:
                     labels[part] = _label(part, value)
@@ -112,11 +113,13 @@ def shared_parts(labels: Sequence[str]) -> tuple[str, list[str]]:
     if len(labels) < 2:
         return "", list(labels)
     parts = [label.split(LABEL_SEPARATOR) for label in labels]
-    shared = [part for part in parts[0] if all(part in label for label in parts)]
-    own = []
+    shared = parts[0]
     for label in parts:
-        own.append(LABEL_SEPARATOR.join(part for part in label if part not in shared))
-    return LABEL_SEPARATOR.join(shared), own
+        shared = [part for part in shared if part in label]
+    shorter = []
+    for label in parts:
+        shorter.append(LABEL_SEPARATOR.join(part for part in label if part not in shared))
+    return LABEL_SEPARATOR.join(shared), shorter
 
 
 def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
@@ -128,13 +131,13 @@ def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
     Returns:
         The legend, and each label, in order, without the parts that the legend has.
     """
-    shared, own = shared_parts(labels)
-    if not all(own):
+    shared, shorter = shared_parts(labels)
+    if not all(shorter):
         return "", list(labels)
     legend = [f"all: {shared}"] if shared else []
     keys = set()
     values = []
-    for label in own:
+    for label in shorter:
         pairs = [_PART.findall(part)[0] for part in label.split(LABEL_SEPARATOR)]
         keys.add(tuple(key for key, _ in pairs))
         values.append(LABEL_SEPARATOR.join(value for _, value in pairs))
@@ -142,11 +145,15 @@ def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
         names = keys.pop()
         if any(names):
             legend.insert(0, f"audit: {LABEL_SEPARATOR.join(name or 'name' for name in names)}")
-            own = values
-    return "; ".join(legend), own
+            shorter = values
+    return "; ".join(legend), shorter
 
 
-def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
+def located(
+    node: Any,
+    folders: Sequence[Path],
+    key: str = "",
+) -> Any:
     """Makes relative paths absolute in the first folder that has such a file.
 
     Args:
@@ -158,7 +165,10 @@ def located(node: Any, folders: Sequence[Path], key: str = "") -> Any:
         A copy of `node`.
     """
     if isinstance(node, dict):
-        return {name: located(node[name], folders, name.rpartition(".")[2]) for name in node}
+        copied = {}
+        for name, value in node.items():
+            copied[name] = located(value, folders, name.rpartition(".")[2])
+        return copied
     if isinstance(node, list):
         return [located(item, folders, key) for item in node]
     if isinstance(node, str) and node and key in _LOCATIONS:
@@ -188,26 +198,32 @@ def _parts(key: str) -> list[str]:
 
 def _distinguishing(parts: list[str], rows: list[Any]) -> list[str]:
     """Returns the keys for a label: those of `audit` only if rows are equal without them."""
-    others = [part for part in parts if not part.startswith("audit.")]
-    if len(parts) == 1 or not others:
+    not_of_audit = [part for part in parts if not part.startswith("audit.")]
+    if len(parts) == 1 or not not_of_audit:
         return parts
     values = set()
     for row in rows:
         by_key = dict(zip(parts, row, strict=True))
-        values.add(repr([by_key[part] for part in others]))
-    return others if len(values) == len(rows) else parts
+        values.add(repr([by_key[part] for part in not_of_audit]))
+    return not_of_audit if len(values) == len(rows) else parts
 
 
 def _label(key: str, value: Any) -> str:
     if isinstance(value, str) and key in SECTIONS:
         return value
     if isinstance(value, dict):
-        options = [f"{name}={option}" for name, option in value.items() if name != "name"]
-        return " ".join([str(value.get("name", "")), *options]).strip()
+        words = [str(value.get("name", ""))]
+        words += [f"{name}={option}" for name, option in value.items() if name != "name"]
+        return " ".join(words).strip()
     return f"{key.rpartition('.')[2]}={value}"
 
 
-def _put(tree: dict[str, Any], path: list[str], key: str, value: Any) -> None:
+def _put(
+    tree: dict[str, Any],
+    path: list[str],
+    key: str,
+    value: Any,
+) -> None:
     """Sets the value at a path; `key` is its name in errors."""
     if not all(path):
         raise SpecError(key, "has an empty part; write section.option")

@@ -76,7 +76,11 @@ def _base(kind: str) -> type[Plugin]:
     return cast(type[Plugin], getattr(importlib.import_module(f"dpaudit_ray.{module}"), name))
 
 
-def _entry(name: str, cls: type, models: list[type[BaseModel]]) -> Entry:
+def _entry(
+    name: str,
+    cls: type,
+    models: list[type[BaseModel]],
+) -> Entry:
     """Describes a class by its docstring, and by the fields of `models`."""
     options: dict[str, Option] = {}
     for model in models:
@@ -92,7 +96,8 @@ def _entry(name: str, cls: type, models: list[type[BaseModel]]) -> Entry:
                 options[key] = dataclasses.replace(first, takes=both)
     options.pop("name", None)
     text = inspect.getdoc(cls) or ""
-    return Entry(name, text.partition("\n")[0], text, tuple(options.values()))
+    line = text.partition("\n")[0]
+    return Entry(name, line, text, tuple(options.values()))
 
 
 def _takes(schema: dict[str, Any]) -> str:
@@ -114,7 +119,8 @@ def _takes(schema: dict[str, Any]) -> str:
         items = schema.get("prefixItems") or [schema.get("items", {})]
         return f"list of {' or '.join(dict.fromkeys(map(_takes, items)))}"
     limits = [f"{sign} {plain(schema[key])}" for key, sign in _LIMITS.items() if key in schema]
-    return " ".join([_TYPES.get(kind, "anything"), ", ".join(limits)]).strip()
+    words = _TYPES.get(kind, "anything")
+    return f"{words} {', '.join(limits)}" if limits else words
 
 
 def _plain(default: Any) -> Any:

@@ -84,7 +84,10 @@ class Sweep(_Heading):
         return dump_yaml(self.raw | {"version": __version__, "fingerprint": self.fingerprint})
 
 
-def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
+def load(
+    path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+) -> Sweep:
     """Reads a sweep file.
 
     Args:
@@ -95,11 +98,14 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
         SpecError: with all mistakes.
     """
     file = Path(path)
-    return from_raw(parse_yaml(read_text(file), str(path)), file.resolve().parent, overrides)
+    raw = parse_yaml(read_text(file), str(path))
+    return from_raw(raw, file.resolve().parent, overrides)
 
 
 def from_raw(
-    raw: Mapping[str, Any], base: Path | None = None, overrides: Mapping[str, Any] | None = None
+    raw: Mapping[str, Any],
+    base: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Sweep:
     """Validates a sweep that is plain data.
 
@@ -114,7 +120,8 @@ def from_raw(
     tree = grid.plain(raw)
     mistakes = Mistakes()
     grid.override(tree, grid.plain(overrides or {}))
-    tree = grid.located(tree, [Path(), *([base] if base else [])])
+    folders = [Path(), base] if base else [Path()]
+    tree = grid.located(tree, folders)
     recorded = tree.pop("fingerprint", None)
     tree.pop("version", None)
     for key in sorted(tree.keys() - set(_KEYS)):
@@ -132,7 +139,8 @@ def from_raw(
     _refuse_twins(cells)
     if any(cell.unimported for cell in cells):
         heading["stated"] = recorded
-    sweep = validated(Sweep, heading | {"resources": resources, "cells": cells, "raw": tree}, "")
+    sections = {"resources": resources, "cells": cells, "raw": tree}
+    sweep = validated(Sweep, heading | sections, "")
     if recorded not in (None, sweep.fingerprint):
         before = sweep.model_copy(update={"cells": _cells(tree, older=True)})
         sweep = before if before.fingerprint == recorded else sweep
@@ -159,7 +167,10 @@ def _placed(error: SpecError) -> SpecError:
     return error
 
 
-def _cells(tree: Mapping[str, Any], older: bool = False) -> tuple[Cell, ...]:
+def _cells(
+    tree: Mapping[str, Any],
+    older: bool = False,
+) -> tuple[Cell, ...]:
     """Returns every cell of the grid; if the grid is wrong, its sections are checked without it.
 
     Args:
@@ -174,7 +185,9 @@ def _cells(tree: Mapping[str, Any], older: bool = False) -> tuple[Cell, ...]:
     with mistakes.noted():
         grid.checked(tree)
     wrong_grid = bool(mistakes.errors)
-    for sections, label in grid.cells({**tree, "grid": None} if wrong_grid else tree):
+    if wrong_grid:
+        tree = {**tree, "grid": None}
+    for sections, label in grid.cells(tree):
         try:
             cells += parse_cell(sections, label, older).canaries_apart()
         except SpecError as error:

@@ -62,8 +62,10 @@ class DataEntry:
         classes = self.content.classes
         labels = f"{classes} classes" if classes else "a number each"
         words = f"{self.records} records of {features}, {labels}"
-        if self.options["name"] == "csv" and float(abs(self.content.x).max()) > _LARGE:
-            words += "; scale large columns by public bounds: `ranges: {NAME: [least, most]}`"
+        if self.options["name"] == "csv":
+            largest = float(abs(self.content.x).max())
+            if largest > _LARGE:
+                words += "; scale large columns by public bounds: `ranges: {NAME: [least, most]}`"
         return words
 
     @property
@@ -77,7 +79,11 @@ class DataEntry:
         return "convnet" if side >= 32 else "cnn4"
 
 
-def read_data(name: str | None, path: str | None, folder: Path) -> DataEntry:
+def read_data(
+    name: str | None,
+    path: str | None,
+    folder: Path,
+) -> DataEntry:
     """Reads the data for a sweep file.
 
     Args:
@@ -132,7 +138,12 @@ def _parse_data(options: dict[str, Any]) -> Data:
         raise SpecError("--data", error.problem) from error
 
 
-def sweep_text(name: str, data: DataEntry, model: str | None, sampling: str = "fixed") -> str:
+def sweep_text(
+    name: str,
+    data: DataEntry,
+    model: str | None,
+    sampling: str = "fixed",
+) -> str:
     """Writes a sweep file with comments.
 
     Args:

@@ -197,5 +197,7 @@ def _load(text: str, source: str) -> Any:
 
 def _problem(error: Exception) -> str:
     parts = [getattr(error, part, None) for part in ("context", "problem")]
-    problem = ", ".join(part for part in parts if part) or str(error).partition("\n")[0]
+    problem = ", ".join(filter(None, parts))
+    if not problem:
+        problem = str(error).partition("\n")[0]
     return f"{problem}; check brackets, quotes and indentation"

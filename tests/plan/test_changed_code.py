@@ -141,7 +141,7 @@ def test_another_version_of_a_package_is_refused_where_trials_are_left(sweep, mo
     monkeypatch.setattr(provenance, "device", lambda gpu=False: "Abacus")
     outcome = run(sweep, *EXTENDED)
     assert outcome.code == 0
-    assert f"goes on elsewhere (ray {here['ray']} there, 8.8 here; " in outcome.err
+    assert f"continues elsewhere (ray {here['ray']} there, 8.8 here; " in outcome.err
     assert "Abacus here): last bits may differ" in outcome.err
 
 

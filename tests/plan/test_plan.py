@@ -242,8 +242,8 @@ def refusal(sweep: Sweep, run: RunDirectory) -> str:
 def test_lowered_trials_are_refused(tiny, run):
     planning.open_run(spec.from_raw(tiny), run)
     assert refusal(with_trials(tiny, 89), run) == (
-        f"{run.location} was planned with audit.trials = 90, this sweep says 89; trials can be "
-        "raised, not lowered: go on with 90, or use a new name and a new seed"
+        f"{run.location} was planned with audit.trials = 90, this sweep has 89; trials can be "
+        "raised, not lowered: continue with 90, or use a new name and a new seed"
     )
 
 
