@@ -1,1 +1,1 @@
-"""Who attacks. One file per family, crafter and scorer side by side; `base` has the interface."""
+"""Adversaries: one file per family, crafter and scorer side by side; `base` has the interface."""

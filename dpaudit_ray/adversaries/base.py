@@ -1,8 +1,8 @@
 """The interface of adversaries against DP-SGD: craft before training, score what is released.
 
-The access level is the type an adversary derives from. A `FinalModelAdversary` is handed θ_0, θ_T
-and the canary it crafted, nothing else; a `TrajectoryAdversary` watches every step. The secret bit
-is in no object that reaches either.
+The access level is the type an adversary derives from. A `FinalModelAdversary` gets θ_0, θ_T and
+the canary it crafted, nothing else; a `TrajectoryAdversary` watches every step. The secret bit is
+in no object that reaches either.
 """
 
 from __future__ import annotations
@@ -47,26 +47,30 @@ class SampleCanary:
 
 @dataclasses.dataclass(frozen=True)
 class RecordCanary(SampleCanary):
-    """Private records themselves, at `places` int64 [m]: in or out of all batches with them."""
+    """Private records, at `indices` int64 [m] of the data: in or out of all batches with them."""
 
-    places: Tensor
+    indices: Tensor
 
 
 class ChangingCanary(ABC):
     """A canary that is crafted anew at every insertion, from the models as they are then.
 
-    `memoryless`: what it inserts depends on the step and that model alone. So it can go on
-    elsewhere, and is asked only of models that the step samples, in or not.
+    A `memoryless` canary depends on the step and the model alone. So a training run with it can
+    continue in another process, and it is crafted only for models that the step samples, in or not.
     """
 
     memoryless: ClassVar[bool] = False
 
     @abstractmethod
     def at(self, step: int, theta: Tensor) -> GradientCanary | SampleCanary:
-        """Crafts what is inserted at `step` (from 1) into models `theta`, a copy, float [n, p].
+        """Crafts what is inserted at one step, whichever models are "in".
 
-        Examples, or a direction for all n models or one for each; it must not depend on which are
-        "in". Where it is not `memoryless`, it gets all models of the pack at every step.
+        Args:
+            step: number of the step, from 1.
+            theta: a copy of the models, float [n, p]; all of the pack, unless it is `memoryless`.
+
+        Returns:
+            Examples, or a direction for all n models or one for each.
         """
 
 
@@ -77,8 +81,8 @@ C = TypeVar("C", GradientCanary, SampleCanary, ChangingCanary)
 class PublicKnowledge(Protocol):
     """All that the hidden-state threat model grants before training (Cebere et al., section 4).
 
-    Batches of the others are part of it. Losses and gradients are those of any θ: one's own,
-    simulated, or seen by an observer.
+    Batches without the canary are part of it. Losses and gradients may be those of any θ: chosen by
+    the adversary, simulated, or observed.
     """
 
     clip_norm: float  # C
@@ -116,7 +120,7 @@ class PublicKnowledge(Protocol):
         """Parameters of the s models that it has trained itself, float [s, p], or None."""
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
-        """Trains `steps` steps without noise or clipping on records `outside`: θ, float [p]."""
+        """Trains `steps` steps without noise or clipping on records `outside`; θ, float [p]."""
 
     def input_gradient(
         self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
@@ -124,20 +128,32 @@ class PublicKnowledge(Protocol):
         """Gradient by x of the examples' summed loss, a mean over models or by `weights`."""
 
     def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient of each model's loss on an example of its own, x [n, ...], y [n]."""
+        """Gradient of each model's loss on a separate example, x [n, ...], y [n]: [n, p]."""
 
     def look_ahead(
         self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
     ) -> Tensor:
-        """Gradient by x of the query's loss in each model after a plain step on its (x, y)."""
+        """Gradient by x of the query's loss in each model after a plain step on its (x, y).
+
+        Args:
+            theta: models, float [n, p].
+            x: an example for each, [n, ...].
+            y: their labels, [n].
+            query: the example whose loss counts.
+            rate: learning rate of the step.
+        """
 
     def simulate(
         self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
     ) -> Iterator[Tensor]:
-        """Yields θ_0, θ_1, ..., θ_T of `runs` simulated trainings, float [runs, p].
+        """Yields θ_0, θ_1, ..., θ_T of simulated training runs, float [runs, p].
 
-        With the `canary` in all of them, every `period` steps, or in none. Noiseless
-        simulations have none, and neither clip nor add noise.
+        Args:
+            runs: how many there are.
+            noisy: whether gradients are clipped and get noise.
+            seed: of batches and noise.
+            canary: is in all of them, if they are noisy; None for none.
+            period: steps from one insertion of the canary to the next.
         """
 
 
@@ -177,7 +193,7 @@ class ShadowPlan:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the shadows depend on beside the mechanism, as plain JSON."""
+        """Settings that the shadows depend on in addition to the mechanism, as plain JSON."""
         return {"shadows": self.models, "data": self.data and self.data.identity()}
 
 
@@ -186,16 +202,16 @@ class Adversary(Plugin):
 
     kind: ClassVar[str] = "adversary"
     home: ClassVar[str] = "dpaudit_ray.adversaries"
-    attacks: ClassVar[str] = ""  # what a mechanism that it can attack is `attacked_as`
-    one_run: ClassVar[bool] = False  # True: a trial is a canary, and all are in one training
+    attacks: ClassVar[str] = ""  # the `attacked_as` of mechanisms that it can attack
+    one_run: ClassVar[bool] = False  # True: a trial is a canary, and all are in one training run
     # True: every trial of an audit inserts one and the same `GradientCanary`, whatever the model.
     fixed_gradient: ClassVar[bool] = False
     # True: its canaries are private records, a `RecordCanary`, and `period` batches are an epoch.
     private_records: ClassVar[bool] = False
-    # True: it has the training stand still, with a learning rate of zero: a `FrozenAdversary`.
+    # True: the learning rate is zero, so that no model changes: a `FrozenAdversary`.
     frozen: ClassVar[bool] = False
 
-    # True: crafting is done once, before any training, and stored: tensors of one of these classes.
+    # True: the canary is crafted once, before any training, and stored: one of these classes.
     crafted_once: ClassVar[bool] = False
     stored_canaries: ClassVar[tuple[type[GradientCanary | SampleCanary], ...]] = (
         GradientCanary,
@@ -206,12 +222,12 @@ class Adversary(Plugin):
 
     @property
     def reserves(self) -> float | None:
-        """The share of the data that it needs for itself, not trained on; None for none."""
+        """The share of the data that it reserves, which is not trained on; None for none."""
         return None
 
     @property
     def needs_classes(self) -> bool:
-        """Whether it gives records another class, so that regression is not for it."""
+        """Whether it gives records another class, so that it cannot attack regression."""
         return False
 
     @property
@@ -225,28 +241,28 @@ class Adversary(Plugin):
 
     @property
     def chooses_start(self) -> bool:
-        """Whether it has training begin elsewhere than the mechanism says; see `begin`."""
+        """Whether it chooses θ_0 in place of the mechanism; see `begin`."""
         return False
 
     def check_size(self, parameters: int) -> None:
-        """Raises SpecError where it cannot attack a model of so many parameters."""
+        """Raises SpecError if it cannot attack a model of so many parameters."""
 
     @property
     def replaces(self) -> bool:
-        """Whether one canary takes the place of another: its m are 2 m, for the bits 1 and 0."""
+        """Whether a canary replaces another one: of 2 m canaries, m are for bit 1, m for bit 0."""
         return False
 
     def check_reserve(self, records: int) -> None:
-        """Raises SpecError where so many records in reserve are too few."""
+        """Raises SpecError if so many reserved records are too few."""
 
     @property
     def canaries(self) -> int:
-        """Number of canaries in each training, every one with a bit and a score of its own."""
+        """Number of canaries in each training run, every one with a bit and a score."""
         return 1
 
     @property
     def apart(self) -> bool:
-        """Whether each canary is a gradient along parameters of its own; checked once crafted."""
+        """Whether canaries are gradients along disjoint parameters; checked once crafted."""
         return False
 
 
@@ -256,35 +272,58 @@ class CanaryAdversary(Adversary, Generic[C]):
     attacks: ClassVar[str] = "dp-sgd"
 
     def begin(self, public: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
-        """Chooses θ_0, float [p], before `craft`, whatever the bit; None for the mechanism's."""
+        """Chooses θ_0, float [p], before `craft`, whatever the bit; None for the mechanism's.
+
+        Args:
+            public: all that the adversary knows before training.
+            rng: the adversary's own randomness.
+        """
         return None
 
     @abstractmethod
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> C:
-        """Chooses the canary before training; `rng` is the adversary's own randomness."""
+        """Chooses the canary before training; arguments as of `begin`."""
 
     def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer | None:
-        """A fresh observer for a pack of `models` trainings; None: it sees final models only."""
+        """Returns a fresh observer of a pack; None if only final models are observed.
+
+        Args:
+            canary: as crafted.
+            public: all that the adversary knows before training.
+            models: number of training runs in the pack.
+        """
         return None
 
     def score(self, canary: C, observed: FinalModel) -> Tensor:
-        """Float [n], higher = more "in"; [n, m] of several canaries. Called without an observer."""
+        """Scores n final models if there is no observer: float [n], or [n, m] of m canaries.
+
+        Args:
+            canary: as crafted.
+            observed: the models. The higher a score, the more likely is the canary "in".
+        """
         raise NotImplementedError(f"{self.name} has neither an observer nor score()")
 
 
 class FinalModelAdversary(CanaryAdversary[C], Generic[C]):
-    """An adversary under `final_model` access: `score` is handed nothing but what is released."""
+    """An adversary under `final_model` access: `score` gets only what is released."""
 
     @abstractmethod
-    def score(self, canary: C, observed: FinalModel) -> Tensor:
-        """Float [n], higher = more confident that the canary was in; [n, m] of several canaries."""
+    def score(self, canary: C, observed: FinalModel) -> Tensor: ...
+
+
+class LossAdversary(FinalModelAdversary[SampleCanary]):
+    """An adversary that scores an inserted example by its loss under the final model."""
+
+    def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
+        """Minus the loss: the models with the example have learnt it."""
+        return -observed.losses(canary.x, canary.y)[:, 0]
 
 
 class Observer(Protocol):
-    """Watches the trainings of one pack: models, updates, or both."""
+    """Watches the training runs of one pack: models, updates, or both."""
 
     def scores(self) -> Tensor:
-        """Float [n] for the steps seen so far, higher = more confident that the canary was in."""
+        """Scores of the steps so far, float [n]: higher if the canary is more likely "in"."""
 
 
 @runtime_checkable
@@ -292,45 +331,65 @@ class TrajectoryObserver(Observer, Protocol):
     """Sees every model."""
 
     def see(self, step: int, before: Tensor, after: Tensor) -> None:
-        """Called after every step (from 1) with copies of θ_{t-1} and θ_t, until the next one."""
+        """Takes the models after every step.
+
+        Args:
+            step: its number, from 1.
+            before: θ_{t-1}, float [n, p]; a copy, which is valid until the next step.
+            after: θ_t, likewise.
+        """
 
 
 @runtime_checkable
 class UpdateObserver(Observer, Protocol):
-    """Sees what every step releases, whatever optimizer and learning rate make of it."""
+    """Sees the release of every step, before optimizer and learning rate."""
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        """Called in every step, before `see`, with copies of θ_{t-1} and the noisy mean, [n, p]."""
+        """Takes the release of every step, before `see` is called.
+
+        Args:
+            step: its number, from 1.
+            before: a copy of θ_{t-1}, float [n, p].
+            update: a copy of the noisy mean gradient, float [n, p].
+        """
 
 
 @runtime_checkable
 class SavedObserver(Observer, Protocol):
-    """Can be saved with a training that is to go on elsewhere; others cannot be interrupted."""
+    """Can be saved with a training run; runs with other observers cannot be interrupted."""
 
     def state(self) -> dict[str, Tensor]:
         """Returns all that it remembers: tensors of numbers, by name."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from that state, in place of what it has seen."""
+        """Replaces all that it remembers by that state."""
 
 
 class TrajectoryAdversary(CanaryAdversary[C], Generic[C]):
     """An adversary under `trajectory` access: it sees every intermediate model and update."""
 
     @abstractmethod
-    def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer:
-        """A fresh observer for a pack of `models` trainings."""
+    def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer: ...
 
 
 class FrozenAdversary(TrajectoryAdversary[GradientCanary]):
-    """An adversary that chooses all records and a learning rate of zero: no model ever moves."""
+    """An adversary that chooses all records and a learning rate of zero: no model changes."""
 
     frozen: ClassVar[bool] = True
 
     @abstractmethod
     def relabel(self, outputs: Callable[[], Tensor]) -> Tensor | None:
-        """Classes of all records, int64 [N], by the first model's outputs [N, classes]; or None."""
+        """Returns new classes of all records, int64 [N], or None to keep them.
+
+        Args:
+            outputs: computes the outputs of the first model, float [N, classes].
+        """
 
     @abstractmethod
     def step_score(self, along: Tensor, public: PublicKnowledge) -> Tensor:
-        """What a step that shows `along`, in C, adds to each model's score, float64 [n]."""
+        """Returns what a step adds to the score of each model, float64 [n].
+
+        Args:
+            along: projection of the step's noisy sum on the canary, in units of C, float64 [n].
+            public: all that the adversary knows before training.
+        """

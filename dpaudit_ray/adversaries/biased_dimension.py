@@ -1,8 +1,8 @@
 """A_GC: a gradient of norm C along one parameter (Cebere, Bellet, Papernot, Algorithms 2-4).
 
-Inserting it pushes that parameter down by ηC/|B| at every insertion, so the score is
--(θ_T - θ_0)[d]. At period 1 the two worlds are nearly Gaussian with μ = √T/σ whenever genuine
-gradients leave the dimension alone: always in large networks, by choice of d in small ones.
+Every insertion decreases that parameter by ηC/|B|, so the score is -(θ_T - θ_0)[d]. At period 1
+the two worlds are nearly Gaussian with μ = √T/σ whenever genuine gradients hardly change the
+parameter: always in large networks, by choice of d in small ones.
 
 Where θ_0 is unknown, the score is -θ_T[d], and the spread of θ_0[d] is noise on top.
 """
@@ -24,17 +24,17 @@ Strategy = Literal["noiseless-per-step", "noiseless-final", "noisy-per-step", "n
 
 
 class BiasedDimension(FinalModelAdversary[GradientCanary]):
-    """Biases a random dimension (A_GC-R) or the one that simulations move least (A_GC-S).
+    """Biases a random dimension (A_GC-R) or the one that simulations change least (A_GC-S).
 
-    `count` canaries in every training bias as many dimensions, each by a secret bit of its own.
+    `count` canaries in every training run bias as many dimensions, each by a separate secret bit.
     """
 
     fixed_gradient: ClassVar[bool] = True  # C e_d
     name: Literal["biased-dimension"] = "biased-dimension"
     choice: Literal["random", "simulated"] = "random"  # how the parameter is chosen
-    strategy: Strategy = "noiseless-per-step"  # how simulated moves are measured
-    simulations: int = Field(default=4, ge=1)  # trainings to choose by
-    count: int = Field(default=1, ge=1)  # canaries of each training
+    strategy: Strategy = "noiseless-per-step"  # how simulated changes are measured
+    simulations: int = Field(default=4, ge=1)  # simulated training runs
+    count: int = Field(default=1, ge=1)  # canaries of each training run
 
     @property
     def canaries(self) -> int:
@@ -42,42 +42,50 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         """Picks d and returns C e_d, a row for each canary. Raises SpecError for more than p."""
-        if self.count > (parameters := len(public.initial)):
+        count, parameters = self.count, len(public.initial)
+        if count > parameters:
             raise SpecError(
                 "adversary.count",
-                f"is {self.count}, but the model has {parameters} parameters, and each canary "
-                "biases one of its own; use fewer, or a larger model",
+                f"is {count}, but the model has {parameters} parameters, and each canary biases "
+                "another one; use fewer, or a larger model",
             )
         if self.choice == "simulated":
-            moved = self._movement(public, int(rng.integers(2**63)))
-            dimensions = moved.argsort()[: self.count] if self.count > 1 else moved.argmin()[None]
+            movement = self._movement(public, int(rng.integers(2**63)))
+            dimensions = movement.argsort()[:count] if count > 1 else movement.argmin()[None]
         else:
             # One dimension takes fewer draws than a permutation, and keeps the scores of old runs.
-            single = self.count == 1
-            drawn = rng.integers(parameters, size=1) if single else rng.permutation(parameters)
-            dimensions = public.initial.new_tensor(drawn[: self.count]).long()
-        directions = public.initial.new_zeros(self.count, parameters)
-        directions[range(self.count), dimensions] = public.clip_norm
-        return GradientCanary(directions if self.count > 1 else directions[0])
+            if count == 1:
+                chosen = rng.integers(parameters, size=1)
+            else:
+                chosen = rng.permutation(parameters)[:count]
+            dimensions = public.initial.new_tensor(chosen).long()
+        directions = public.initial.new_zeros(count, parameters)
+        directions[range(count), dimensions] = public.clip_norm
+        return GradientCanary(directions if count > 1 else directions[0])
 
     def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
-        """-(θ_T - θ_0)[d]: descent moves along minus the gradient."""
+        """Computes -(θ_T - θ_0)[d]: descent goes along minus the gradient."""
         dimension = canary.direction.argmax(-1)
-        return -(observed.final[:, dimension] - observed.initial[dimension])
+        change = observed.final[:, dimension] - observed.initial[dimension]
+        return -change
 
     def _movement(self, public: PublicKnowledge, seed: int) -> Tensor:
-        """How far simulated trainings move each parameter, float [p]: the least moved is chosen.
+        """Measures how much simulated training runs change each parameter, float [p].
 
-        By "per-step", all squared steps are added; by "final", all |θ_T - θ_0|. An unknown θ_0
-        counts as the first step. Cebere et al. (2024), Algorithm 3, keeps the last run alone and
-        takes a root after each; here all runs count alike, as its text says.
+        The strategy "per-step" adds all squared steps, "final" all |θ_T - θ_0|. An unknown θ_0
+        counts as the first step. Cebere et al. (2024), Algorithm 3, keeps only the last run and
+        takes a root after each; here all runs have equal weight, as in its text.
         """
-        noise, _, rank = self.strategy.partition("-")  # as in "noisy-final"
-        # Without noise, all runs from a known θ_0 are the same.
-        runs = 1 if noise == "noiseless" and bool(public.initial.any()) else self.simulations
+        noise, _, measure = self.strategy.partition("-")  # as in "noisy-final"
+        noisy = noise == "noisy"
+        runs = self.simulations
+        if not noisy and bool(public.initial.any()):
+            runs = 1  # without noise, all runs from a known θ_0 are the same
         start = previous = public.initial.expand(runs, -1)
-        moved = start.new_zeros(start.shape)
-        for current in public.simulate(runs, noisy=noise == "noisy", seed=seed):
-            moved += (current - previous) ** 2
+        squares = start.new_zeros(start.shape)
+        for current in public.simulate(runs, noisy=noisy, seed=seed):
+            squares += (current - previous) ** 2
             previous = current
-        return moved.sum(0) if rank == "per-step" else (previous - start).abs().sum(0)
+        if measure == "per-step":
+            return squares.sum(0)
+        return (previous - start).abs().sum(0)

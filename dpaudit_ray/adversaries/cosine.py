@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 
 
 class Cosine(FinalModelAdversary[GradientCanary]):
-    """Adds C times a uniformly random unit vector; a low cosine says that it was there."""
+    """Adds C times a uniformly random unit vector; a low cosine is evidence of it."""
 
     name: Literal["cosine"] = "cosine"
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
-        """A vector of p normal numbers, scaled to norm C by its norm; Alg. 8 prints another."""
-        drawn = rng.standard_normal(len(public.initial))
-        scaled = drawn * (public.clip_norm / float((drawn**2).sum()) ** 0.5)
+        """Samples p normal numbers and scales them to norm C; Alg. 8 prints another scale."""
+        vector = rng.standard_normal(len(public.initial))
+        norm = float((vector**2).sum()) ** 0.5
+        scaled = vector * (public.clip_norm / norm)
         return GradientCanary(public.initial.new_tensor(scaled))
 
     def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
-        """Minus the cosine of g* and θ_T - θ_0: descent moves along minus the gradient."""
+        """Minus the cosine of g* and θ_T - θ_0: descent goes along minus the gradient."""
         update = observed.final - observed.initial
         lengths: Tensor = update.norm(dim=1) * canary.direction.norm()
         return -(update @ canary.direction) / lengths

@@ -1,19 +1,20 @@
-"""A crafted query: the final model is scored on another example than the one that joined.
+"""A crafted query: the final model is scored on another example than the inserted one.
 
-After Yoon, Jeung, No 2024 (arXiv 2412.01756): an input is sought whose losses tell models with the
-canary from others. The paper seeks it on half of the audited models; here on models that the
-adversary trains itself, before any trial, so that every trial counts.
+After Yoon, Jeung, No 2024 (arXiv 2412.01756): the input is optimised until its losses distinguish
+models with the canary from models without. The paper uses half of the audited models for that;
+here the adversary trains models itself, before any trial, so that every trial counts.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from .api_access import RecordCanary
+from .api_access import AddedRecord
 from .base import FinalModel, PublicKnowledge, SampleCanary
 from .poison import ranges
 
@@ -24,19 +25,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class QueriedSample(SampleCanary):
-    """An example that joins, and another one to score by: `query_x` [1, ...], `query_y` [1]."""
+    """An example to insert, and another one to score by: `query_x` [1, ...], `query_y` [1]."""
 
     query_x: Tensor
     query_y: Tensor
 
 
-class CraftedQuery(RecordCanary):
+class CraftedQuery(AddedRecord):
     """Adds a record as `api-access` does, and scores by the loss of a query.
 
-    The query begins as the record, and is moved `ascent` times by `rate` of each feature's
-    range among records that are not trained on, up the gradient's signs of what tells 2
-    `rehearsals` models of its own apart: the difference of the mean losses without and with the
-    record, over their spread. Half of these models choose among the inputs on that way.
+    The query begins as the record, and is moved `ascent` times by `rate` of each feature's range
+    among records that are not trained on. It ascends the `gap` between `rehearsals` models that the
+    adversary trains with the record and as many without, by the signs of its gradient. Half of
+    these models are for the gradients, the other half chooses among the inputs on the way.
     """
 
     crafted_once: ClassVar[bool] = True
@@ -48,41 +49,58 @@ class CraftedQuery(RecordCanary):
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> QueriedSample:
         """Trains models with the record and without, with the same noise, and seeks the query."""
-        record = self.added(public, rng)
-        seed, half = int(rng.integers(2**63)), self.rehearsals // 2
+        record = super().craft(public, rng)
+        seed = int(rng.integers(2**63))
         worlds: list[Tensor] = []
         for canary in (None, record):
             path = public.simulate(self.rehearsals, True, seed, canary, self.period)
-            worlds += collections.deque(path, maxlen=1)  # where they end, [rehearsals, p]
-        seek, choose = [theta[:half] for theta in worlds], [theta[half:] for theta in worlds]
+            worlds += collections.deque(path, maxlen=1)  # the final models, [rehearsals, p]
+        half = self.rehearsals // 2
+        fitting = [theta[:half] for theta in worlds]
+        choosing = [theta[half:] for theta in worlds]
         low, high = ranges(public)
-        low, high = low.minimum(record.x), high.maximum(record.x)
-        x, best = record.x, (-float("inf"), record.x)
-        for move in range(self.ascent + 1):
-            distance = float(gap(*(public.losses(theta, x, record.y)[:, 0] for theta in choose)))
-            best = max(best, (distance, x), key=lambda query: query[0])
-            if move < self.ascent:
-                x = x + self.rate * (high - low) * _upwards(public, seek, x, record.y)
+        low = low.minimum(record.x)
+        high = high.maximum(record.x)
+        move = self.rate * (high - low)
+        x = best_x = record.x
+        best_gap = -math.inf
+        for number in range(self.ascent + 1):
+            losses = [public.losses(theta, x, record.y)[:, 0] for theta in choosing]
+            size = float(gap(*losses))
+            if size > best_gap:
+                best_gap = size
+                best_x = x
+            if number < self.ascent:
+                x = x + move * _ascent(public, fitting, x, record.y)
                 x = x.clamp(low, high)
-        return QueriedSample(record.x, record.y, best[1], record.y)
+        return QueriedSample(record.x, record.y, best_x, record.y)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
+        """Minus the loss of the query."""
         assert isinstance(canary, QueriedSample)
-        return -observed.losses(canary.query_x, canary.query_y)[:, 0]
+        query = SampleCanary(canary.query_x, canary.query_y)
+        return super().score(query, observed)
 
 
 def gap(absent: Tensor, present: Tensor) -> Tensor:
-    """How far the mean losses [k] of two worlds are apart, in units of their spread; a scalar."""
-    return (absent.mean() - present.mean()) / (absent.var() + present.var() + 1e-12) ** 0.5
+    """Returns the difference of two worlds' mean losses, in units of their spread; a scalar.
+
+    Args:
+        absent: losses of models without the record, float [k].
+        present: losses of models with it, float [k].
+    """
+    spread = (absent.var() + present.var() + 1e-12) ** 0.5
+    return (absent.mean() - present.mean()) / spread
 
 
-def _upwards(public: PublicKnowledge, seek: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """Signs of the gap's gradient by x, of its shape."""
+def _ascent(public: PublicKnowledge, worlds: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """Returns signs of the gradient of the `gap` by x, of its shape."""
     import torch
 
-    theta = torch.cat(seek)
+    theta = torch.cat(worlds)
     losses = public.losses(theta, x, y)[:, 0].detach()
     with torch.enable_grad():
         losses.requires_grad_()
-        (weights,) = torch.autograd.grad(gap(*torch.split(losses, len(seek[0]))), losses)
+        size = gap(*torch.split(losses, len(worlds[0])))
+        (weights,) = torch.autograd.grad(size, losses)
     return public.input_gradient(theta, x, y, weights).sign()

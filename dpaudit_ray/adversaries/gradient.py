@@ -1,9 +1,10 @@
 """The gradient attack (Nasr et al. 2021, section IV-E, Crafter 4 and Distinguisher 3).
 
-A watermark of norm C on the 2n parameters that training moves least, with alternating signs, and
-the sum over the steps of what each shows along it. The paper chooses the parameters while the
-audited training runs; here in a simulation, so that every trial inserts the same gradient. The
-printed score is the plain sum; with sampling the exact one is the mixture's log likelihood ratio.
+A watermark of norm C on the 2n parameters that training changes least, with alternating signs. The
+score is a sum over the steps of a function of each step's part along it. The paper chooses the
+parameters in the audited run; here a simulation does, so that every trial inserts the same
+gradient. The printed score is the plain sum; with sampling, the most powerful one is the mixture's
+log likelihood ratio.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from .likelihood import Projected, Reading, Statistic
 if TYPE_CHECKING:
     from torch import Tensor
 
-_USUAL, _OBSERVED = 64, 10  # parameters, and steps, where the sweep does not say
+_PARAMETERS, _STEPS = 64, 10  # defaults: marked parameters, and simulated steps to choose by
 
 
 class Watermarked(TrajectoryAdversary[GradientCanary]):
-    """Marks `parameters` (2n) of the model; where nothing is said, 64, or as many as it has.
+    """Marks `parameters` (2n) of the model; by default 64, or as many as it has.
 
-    `subtract` and `statistic` are as of `watched-dimension`: the likelihood ratio of all that is
+    `subtract` is as of `watched-dimension`. `statistic` is the likelihood ratio of all that is
     known, or the paper's `sum`.
     """
 
     fixed_gradient: ClassVar[bool] = True
     parameters: int | None = Field(default=None, ge=2)  # marked ones; 64 or all
-    subtract: bool = True  # take away the others' gradients first
-    statistic: Statistic = "likelihood-ratio"  # what is summed over the steps
+    subtract: bool = True  # first subtract the gradients of all other examples
+    statistic: Statistic = "likelihood-ratio"  # this is summed over the steps
 
     def check_size(self, parameters: int) -> None:
-        if self.parameters is not None and (self.parameters > parameters or self.parameters % 2):
+        if self.parameters is None:
+            return
+        if self.parameters > parameters or self.parameters % 2:
             raise SpecError(
                 "adversary.parameters",
                 f"is {self.parameters}, but the model has {parameters} and half of them go up, "
@@ -46,25 +49,25 @@ class Watermarked(TrajectoryAdversary[GradientCanary]):
 
     @property
     def reading(self) -> Reading:
-        """What is added up of the steps."""
+        """The steps that have the canary, and their scores."""
         return Reading(self.period, self.subtract, self.statistic)
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
         return Projected.along(canary, public, models, self.reading)
 
-    def watermark(self, public: PublicKnowledge, moved: Tensor) -> GradientCanary:
-        """Norm C on the parameters with the least of `moved`, float [p]; alternating signs."""
-        size = len(moved)
-        count = self.parameters or min(_USUAL, size - size % 2)
-        places = moved.sort(stable=True).indices[:count]
-        direction = moved.new_zeros(size)
-        direction[places] = public.clip_norm / count**0.5
-        direction[places[1::2]] *= -1
+    def watermark(self, public: PublicKnowledge, movement: Tensor) -> GradientCanary:
+        """Makes a gradient of norm C on the parameters of least `movement`, float [p]."""
+        size = len(movement)
+        count = self.parameters or min(_PARAMETERS, size - size % 2)
+        indices = movement.sort(stable=True).indices[:count]
+        direction = movement.new_zeros(size)
+        direction[indices] = public.clip_norm / count**0.5
+        direction[indices[1::2]] *= -1
         return GradientCanary(direction)
 
 
 class Gradient(Watermarked):
-    """Marks what moves least in the first `observe` steps of a simulation, 10 if not said."""
+    """Marks the parameters that change least in the first steps of a simulation, by default 10."""
 
     name: Literal["gradient"] = "gradient"
     observe: int | None = Field(default=None, ge=1)  # simulated steps to choose by; 10
@@ -73,6 +76,7 @@ class Gradient(Watermarked):
         import torch
 
         path = public.simulate(1, noisy=False, seed=int(rng.integers(2**63)))
-        first = list(itertools.islice(path, (self.observe or _OBSERVED) + 1))
-        moved = torch.stack([(b - a).abs()[0] for a, b in itertools.pairwise(first)]).sum(0)
-        return self.watermark(public, moved)
+        steps = self.observe or _STEPS
+        models = [theta[0] for theta in itertools.islice(path, steps + 1)]
+        movement = torch.stack(models).diff(dim=0).abs().sum(0)
+        return self.watermark(public, movement)

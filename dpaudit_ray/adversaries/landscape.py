@@ -17,10 +17,10 @@ def _threshold(value: Any) -> Any:
 
 
 class LandscapeAdversary(Adversary):
-    """`threshold` is the h that the loss pushes θ away from, in the units of θ.
+    """Shapes the loss so that it pushes θ away from a `threshold` h, in the units of θ.
 
-    `optimal` is h* = C/2 (C/2B where the first step is divided by B), halfway between the two
-    worlds after one step. `searched` tries others and takes the best for the last step (Alg. 5).
+    `optimal` is h* = C/2 (C/2B if the first step is divided by B), halfway between the two worlds
+    after one step. `searched` compares others and takes the best for the last step (Alg. 5).
     """
 
     attacks: ClassVar[str] = "landscape"

@@ -6,35 +6,38 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from .base import FinalModel, FinalModelAdversary, PublicKnowledge, SampleCanary
+from .base import FinalModel, LossAdversary, PublicKnowledge, SampleCanary
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
 
-class Loss(FinalModelAdversary[SampleCanary]):
-    """Adds a copy of an example with a wrong label; a low final loss says that it was there.
+class Loss(LossAdversary):
+    """Adds a copy of an example with a wrong label; its final loss is low if it was inserted.
 
     `statistic: gradient-norm` scores by the norm of the canary's gradient instead, before
     clipping. Recorded over the steps, it shows how much of C the canary ever used.
     """
 
     name: Literal["loss"] = "loss"
-    example: int | None = Field(default=None, ge=0)  # the one that is copied; else one by chance
-    statistic: Literal["loss", "gradient-norm"] = "loss"  # what the score is read from
+    example: int | None = Field(default=None, ge=0)  # index of the copied one; else a random one
+    statistic: Literal["loss", "gradient-norm"] = "loss"  # minus this is the score
 
     @property
     def needs_classes(self) -> bool:
         return True
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        index = int(rng.integers(public.examples)) if self.example is None else self.example
+        index = self.example
+        if index is None:
+            index = int(rng.integers(public.examples))
         x, y = public.example(index)
-        return SampleCanary(x, (y + int(rng.integers(1, public.classes))) % public.classes)
+        shift = int(rng.integers(1, public.classes))
+        return SampleCanary(x, (y + shift) % public.classes)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         if self.statistic == "loss":
-            return -observed.losses(canary.x, canary.y)[:, 0]
+            return super().score(canary, observed)
         norms: Tensor = observed.gradients(canary.x, canary.y).norm(dim=1)
         return -norms

@@ -20,26 +20,28 @@ if TYPE_CHECKING:
 
 
 class MaliciousDataset(Watermarked, FrozenAdversary):
-    """A watermark on a model that does not move; without `subtract`, hard labels blur it."""
+    """Marks a model that does not change; without `subtract`, hard labels add to its score."""
 
     name: Literal["malicious-dataset"] = "malicious-dataset"
-    labels: Literal["soft", "hard"] = "soft"  # of all other records
+    labels: Literal["soft", "hard"] = "soft"  # labels of all other records
 
     @property
     def needs_classes(self) -> bool:
-        """True for hard labels, which are classes: regression has none."""
+        """Whether labels are hard, hence classes: regression has none."""
         return self.labels == "hard"
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
-        """Marks the first parameters: none of them moves."""
+        """Marks the first parameters: none of them changes."""
         return self.watermark(public, public.initial.new_zeros(len(public.initial)))
 
     def relabel(self, outputs: Callable[[], Tensor]) -> Tensor | None:
-        """The likeliest class of each record, for hard labels that scores do not take away."""
+        """Returns the likeliest class of each record, for hard labels that are not subtracted."""
         if self.labels == "soft" or self.subtract:
             return None
         logits = outputs()
-        return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+        if logits.shape[1] == 1:
+            return (logits[:, 0] > 0).long()
+        return logits.argmax(1)
 
     def step_score(self, along: Tensor, public: PublicKnowledge) -> Tensor:
         return self.reading.score(along, public)

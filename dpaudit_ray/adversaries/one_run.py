@@ -1,9 +1,9 @@
-"""One training, many canaries (Steinke, Nasr, Jagielski 2023, Algorithm 1).
+"""Audits with many canaries in each training run (Steinke, Nasr, Jagielski 2023, Algorithm 1).
 
-Each of m canaries has a coin, a bit and a score. White box, canaries are gradients of norm C, and a
-score is the sum over the steps of the inner product of what the step releases with the canary
-(section 4; the paper's sign is that of updates). Black box, they are records, and a score is minus
-the loss of the final model. Theorem 3.1 holds for the canaries of several trainings, too.
+Each of m canaries has a random bit and a score. White box, canaries are gradients of norm C, and a
+score is the sum over the steps of the inner product of the step's release with the canary (section
+4; the paper's sign is that of updates). Black box, they are records, and a score is minus the loss
+of the final model. Theorem 3.1 also holds for the canaries of several training runs together.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-_LARGEST = 1 << 30  # numbers that random directions may take: 4 GiB
+_MOST_NUMBERS = 1 << 30  # of all random directions together: 4 GiB
 
 
 class OneRun(Adversary):
-    """`canaries` in each training, of one `kind`; what it sees follows from that.
+    """Plants `canaries` in each training run, gradients or records by their `kind`.
 
-    `dirac` biases as many parameters, `random` takes as many random directions. `natural` adds
-    records like the private ones, that are not trained on otherwise; `mislabelled` gives them
-    another label. `audit.trials` is trainings times canaries. With `adjacency: replace` a coin
-    picks one of two: a gradient or its opposite, one record or another; the claim is that of
-    replacing one, though `mechanism.epsilon` sets the noise by that of adding one.
+    `dirac` biases as many parameters, `random` adds as many random directions; scores use every
+    update. `natural` adds records like the private ones, that are not trained on otherwise;
+    `mislabelled` gives them another label; scores use the final model. `audit.trials` is training
+    runs times canaries. With `adjacency: replace` a random bit picks one of two: a gradient or its
+    opposite, one record or another; the claim is that of replacing one, though `mechanism.epsilon`
+    sets the noise by that of adding one.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     name: Literal["one-run"] = "one-run"
-    count: int = Field(alias="canaries", ge=1)  # planted in each training
+    count: int = Field(alias="canaries", ge=1)  # planted in each training run
 
-    adjacency: Literal["add-remove", "replace"] = "add-remove"  # what neighbours differ by
+    adjacency: Literal["add-remove", "replace"] = "add-remove"  # relation of neighbouring data sets
 
     @property
     def canaries(self) -> int:
@@ -60,12 +61,14 @@ class OneRun(Adversary):
 
     @classmethod
     def variant(cls, raw: Mapping[str, Any]) -> type[OneRun]:
-        """Gradients or records, by `kind`."""
-        return OneRunRecords if raw.get("kind") in ("natural", "mislabelled") else OneRunGradients
+        """Returns the class for gradients or for records, by `kind`."""
+        if raw.get("kind") in ("natural", "mislabelled"):
+            return OneRunRecords
+        return OneRunGradients
 
 
 class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
-    """Sees every update, and the others' part in it: the paper's score takes nothing away."""
+    """Observes every update; as in the paper, nothing is subtracted from it."""
 
     is_variant: ClassVar[bool] = True
     fixed_gradient: ClassVar[bool] = True
@@ -80,32 +83,33 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
             raise SpecError(
                 "adversary.canaries",
                 f"is {self.count}, but the model has {parameters} parameters, and each canary "
-                "biases one of its own; use fewer, a larger model, or kind: random",
+                "biases another one; use fewer, a larger model, or kind: random",
             )
-        if self.which == "random" and self.count * parameters > _LARGEST:
+        if self.which == "random" and self.count * parameters > _MOST_NUMBERS:
             raise SpecError(
                 "adversary.canaries",
                 f"is {self.count}: random directions in {parameters} parameters would take "
-                f"{4 * self.count * parameters / 2**30:.1f} GiB, of which {_LARGEST >> 28} are "
-                f"allowed; use at most {_LARGEST // parameters}, or kind: dirac",
+                f"{4 * self.count * parameters / 2**30:.1f} GiB, of which {_MOST_NUMBERS >> 28} "
+                f"are allowed; use at most {_MOST_NUMBERS // parameters}, or kind: dirac",
             )
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
-        """Directions of norm C, [m, p]: sparse with one entry each, or dense; a single one [p]."""
+        """Makes directions of norm C, [m, p]: sparse with one entry each, or dense; one is [p]."""
         import torch
 
-        size, like = len(public.initial), public.initial
+        initial = public.initial
+        shape = self.count, len(initial)
         if self.which == "dirac":
-            places = torch.from_numpy(rng.permutation(size)[: self.count]).to(like.device)
-            entries, shape = like.new_full((self.count,), public.clip_norm), (self.count, size)
-            at = torch.stack([torch.arange(self.count, device=like.device), places])
-            directions = torch.sparse_coo_tensor(at, entries, shape, check_invariants=True)
+            columns = torch.from_numpy(rng.permutation(len(initial))[: self.count])
+            indices = torch.stack([torch.arange(self.count), columns]).to(initial.device)
+            entries = initial.new_full((self.count,), public.clip_norm)
+            directions = torch.sparse_coo_tensor(indices, entries, shape, check_invariants=True)
         else:
-            seeded = torch.Generator().manual_seed(int(rng.integers(2**63)))
-            drawn = torch.randn(self.count, size, generator=seeded, dtype=like.dtype)
-            drawn = drawn.to(like.device)
-            lengths = torch.linalg.vector_norm(drawn, dim=1, keepdim=True, dtype=torch.float64)
-            directions = drawn.mul_(public.clip_norm / lengths)
+            generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+            directions = torch.randn(shape, generator=generator, dtype=initial.dtype)
+            directions = directions.to(initial.device)
+            norms = torch.linalg.vector_norm(directions, dim=1, keepdim=True, dtype=torch.float64)
+            directions.mul_(public.clip_norm / norms)
         if self.replaces:
             directions = torch.cat([directions, -directions])
         if len(directions) == 1:
@@ -113,7 +117,7 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
         return GradientCanary(directions.coalesce() if directions.is_sparse else directions)
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Products:
-        """An observer of what every step shows along each canary, but not along its opposite."""
+        """Returns an observer of every step's product with each canary, but not its opposite."""
         import torch
 
         directions = canary.direction
@@ -122,26 +126,27 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
             directions = directions.index_select(0, first)
         if self.count == 1:
             directions = directions.to_dense().flatten()
-        shown = public.initial.new_zeros(models, *directions.shape[:-1])
-        return Products(shown, public, directions, self.period)
+        zeros = public.initial.new_zeros(models, *directions.shape[:-1])
+        return Products(zeros, public, directions, self.period)
 
 
 @dataclasses.dataclass
 class Products(Sums):
-    """An observer: sums [n, m], or [n] of one canary, of updates' products with canaries, in C²."""
+    """An observer that adds up products of updates with canaries, [n, m], or [n] of one, in C²."""
 
     public: PublicKnowledge
     directions: Tensor  # [m, p], perhaps sparse, or [p]
-    period: int
+    period: int  # steps from one insertion to the next
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
         if step % self.period == 0:
             scale = self.public.batch_size / self.public.clip_norm**2
-            self.shown += scale * (self.directions @ update.t()).t()
+            products = (self.directions @ update.t()).t()
+            self.total += scale * products
 
 
 class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
-    """Sees the final model. Records come from those in reserve, half of the data if not said."""
+    """Observes the final model. Canaries are reserved records, half of the data by default."""
 
     is_variant: ClassVar[bool] = True
     which: Literal["natural", "mislabelled"] = Field(alias="kind")  # natural, mislabelled: records
@@ -158,28 +163,30 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
         if self._records > records:
             raise SpecError(
                 "adversary.canaries",
-                f"is {self.count}, which takes {self._records} records, but only {records} are in "
-                "reserve for them; use fewer, or raise mechanism.reserved",
+                f"is {self.count}, which takes {self._records} records, but only {records} are "
+                "reserved for them; use fewer, or raise mechanism.reserved",
             )
 
     @property
     def _records(self) -> int:
-        return self.count * (2 if self.replaces else 1)
+        return 2 * self.count if self.replaces else self.count
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         import torch
 
-        assert public.outside is not None  # those who reserve some have some
+        assert public.outside is not None  # by `reserves`
         x, y = public.outside
-        places = torch.from_numpy(rng.permutation(len(y))[: self._records]).to(y.device)
-        x, y = x[places], y[places]
+        chosen = rng.permutation(len(y))[: self._records]
+        indices = torch.from_numpy(chosen).to(y.device)
+        x, y = x[indices], y[indices]
         if self.which == "mislabelled":
-            shift = torch.from_numpy(rng.integers(1, public.classes, len(y))).to(y)
-            y = (y + shift) % public.classes
+            shifts = rng.integers(1, public.classes, len(y))
+            y = (y + torch.from_numpy(shifts).to(y)) % public.classes
         return SampleCanary(x, y)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the loss of each, or how much larger that of the other one of its pair is."""
+        """Minus the loss of each canary; of a pair, that of the second minus that of the first."""
         losses = observed.losses(canary.x, canary.y)
-        scores = (losses[:, self.count :] if self.replaces else 0.0) - losses[:, : self.count]
+        second = losses[:, self.count :] if self.replaces else 0.0
+        scores = second - losses[:, : self.count]
         return scores[:, 0] if self.count == 1 else scores

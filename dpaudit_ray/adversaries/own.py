@@ -1,4 +1,4 @@
-"""No adversary: the mechanism's own code attacks, and returns the score."""
+"""The adversary of mechanisms whose code attacks itself, and returns the score."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .base import Adversary
 
 
 class Own(Adversary):
-    """For `mechanism: function`, whose function inserts its canary and scores the result."""
+    """Leaves the canary and the score to the function of `mechanism: function`."""
 
     attacks: ClassVar[str] = "function"
     name: Literal["own"] = "own"

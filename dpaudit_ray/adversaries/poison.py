@@ -1,7 +1,7 @@
-"""Poisoned records: made, before training, so that shadow models lose most on them.
+"""Poisoned records: crafted before training, so that shadow models have a large loss on them.
 
-Static poison sees the final model, intermediate poison every one (Nasr et al. 2021, IV-B and IV-C,
-Crafter 2, Distinguishers 1 and 2).
+Static poison observes the final model, intermediate poison every model (Nasr et al. 2021, IV-B and
+IV-C, Crafter 2, Distinguishers 1 and 2).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from .api_access import draw_record
 from .base import (
     SHADOWS_PER_PART,
     Adversary,
-    FinalModel,
-    FinalModelAdversary,
+    LossAdversary,
     PublicKnowledge,
     SampleCanary,
     ShadowPlan,
@@ -34,14 +33,14 @@ if TYPE_CHECKING:
 class Poisoner(Adversary):
     """Moves a record `ascent` times by `rate` of each feature's range, up the shadows' mean loss.
 
-    By the gradient's signs, and within the range of the feature among the records that are not
-    trained on. Shadows are trained as the private models are, on `shadow_data`, none of which may
-    be private too, or on half of the data, which is then not private: once, in packs of their own,
-    for all audits whose mechanism, shadow records and number of shadows are the same.
+    Moves have the gradient's signs and stay within the feature's range among the records that are
+    not trained on. Shadow models are trained as the private ones are, on `shadow_data`, of which no
+    record may be private, or on half of the data, which is not private then. They are trained once
+    for all audits with the same mechanism, shadow records and number of shadow models.
     """
 
     shadows: int = Field(default=SHADOWS_PER_PART, ge=1, le=10_000)  # models to craft by
-    # records to train shadows on; else half of the data, in reserve
+    # records to train shadows on; else half of the data, which is reserved
     shadow_data: Annotated[Data | None, nested(Data)] = None
     ascent: int = Field(default=50, ge=0, le=10_000)  # moves of the poison
     rate: float = Field(default=0.02, gt=0, le=1)  # of a move, in a feature's range
@@ -51,33 +50,35 @@ class Poisoner(Adversary):
         return 0.5 if self.shadow_data is None else None
 
     def datasets(self) -> Mapping[str, Dataset]:
-        data = self.shadow_data
-        return {} if data is None else {data.key: data.load()}
+        if self.shadow_data is None:
+            return {}
+        return {self.shadow_data.key: self.shadow_data.load()}
 
     @property
     def shadow_plan(self) -> ShadowPlan:
         return ShadowPlan(self.shadows, self.shadow_data)
 
     def poison(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
-        """A random record of the shadows' kind, made worse for them."""
+        """Draws a record like those of the shadows, and raises their loss on it."""
         shadows = public.shadows
-        assert shadows is not None
+        assert shadows is not None  # by `shadow_plan`
         low, high = ranges(public)
+        step = self.rate * (high - low)
         x, y = draw_record(public, rng)
         for _ in range(self.ascent):
-            upwards = public.input_gradient(shadows, x, y).sign()
-            x = (x + self.rate * (high - low) * upwards).clamp(low, high)
+            signs = public.input_gradient(shadows, x, y).sign()
+            x = (x + step * signs).clamp(low, high)
         return SampleCanary(x, y)
 
 
 def ranges(public: PublicKnowledge) -> tuple[Tensor, Tensor]:
-    """Least and largest value of every feature among records that are not trained on: [1, ...]."""
-    assert public.outside is not None  # those who are shadowed have some
+    """Returns each feature's extremes among records that are not trained on, [1, ...] each."""
+    assert public.outside is not None  # from `reserves` or shadow data
     x, _ = public.outside
     return x.amin(0, keepdim=True), x.amax(0, keepdim=True)
 
 
-class StaticPoison(Poisoner, FinalModelAdversary[SampleCanary]):
+class StaticPoison(Poisoner, LossAdversary):
     """Scores by the poison's loss under the final model."""
 
     name: Literal["static-poison"] = "static-poison"
@@ -85,15 +86,12 @@ class StaticPoison(Poisoner, FinalModelAdversary[SampleCanary]):
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
         return self.poison(public, rng)
 
-    def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        return -observed.losses(canary.x, canary.y)[:, 0]
-
 
 class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
-    """Scores by the poison's mean or largest loss over all models of the training.
+    """Scores by the poison's mean or largest loss over all models of the training run.
 
-    The paper takes the better of the two afterwards: largest up to ε = 2, mean above. No level
-    allows it.
+    The paper takes the better of the two afterwards: largest up to ε = 2, mean above. A bound that
+    is chosen so does not hold at its level.
     """
 
     name: Literal["intermediate-poison"] = "intermediate-poison"
@@ -103,33 +101,40 @@ class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
         return self.poison(public, rng)
 
     def observer(self, canary: SampleCanary, public: PublicKnowledge, models: int) -> LossPath:
-        return LossPath(public, canary, self.statistic, public.initial.new_zeros(models))
+        zeros = public.initial.new_zeros(models)
+        return LossPath(public, canary, self.statistic, zeros)
 
 
 @dataclasses.dataclass
 class LossPath:
-    """An observer: mean or largest loss of a record over the models so far, from θ_1 on."""
+    """An observer of a record's mean or largest loss over the models so far, from θ_1 on."""
 
     public: PublicKnowledge
     query: SampleCanary
     statistic: Literal["mean", "max"]
-    seen: Tensor  # [n], the sum or the largest
+    total: Tensor  # float [n]: sum of the losses, or the largest one
     steps: int = 0
 
     def see(self, step: int, before: Tensor, after: Tensor) -> None:
         losses = self.public.losses(after, self.query.x, self.query.y)[:, 0]
         if self.statistic == "mean":
-            self.seen = self.seen + losses
+            self.total = self.total + losses
+        elif self.steps == 0:
+            self.total = losses
         else:
-            self.seen = self.seen.maximum(losses) if self.steps else losses
+            self.total = self.total.maximum(losses)
         self.steps += 1
 
     def scores(self) -> Tensor:
         """Minus the mean or the largest loss so far, float [n]."""
-        return -self.seen if self.statistic == "max" else -self.seen / max(self.steps, 1)
+        if self.statistic == "max":
+            return -self.total
+        return -self.total / max(self.steps, 1)
 
     def state(self) -> dict[str, Tensor]:
-        return {"seen": self.seen, "steps": self.seen.new_tensor(float(self.steps))}
+        steps = self.total.new_tensor(float(self.steps))
+        return {"seen": self.total, "steps": steps}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.seen, self.steps = state["seen"], int(state["steps"])
+        self.total = state["seen"]
+        self.steps = int(state["steps"])

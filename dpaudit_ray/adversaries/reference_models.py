@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-_AT_ONCE = 4096  # records
+_BLOCK = 4096  # records whose losses are computed together
 
 
 class ReferenceModels(FinalModelAdversary[SampleCanary]):
     """Tosses a coin for each of so many private records; reports give LiRA of the second half.
 
-    Records that are out leave their places in batches empty. `period` is the number of batches in
-    an epoch, of which a record is in one. A score is log(p / (1 - p)) of its class, or minus loss.
+    Batches are smaller by the records that are out. `period` is the number of batches in an epoch,
+    of which a record is in one. A score is log(p / (1 - p)) of its class, or minus the loss.
     """
 
     name: Literal["reference-models"] = "reference-models"
     private_records: ClassVar[bool] = True
-    records: int = Field(ge=2)  # whose coins are tossed; all others are always in
+    records: int = Field(ge=2)  # number of those with a coin; all others are always in
 
     @property
     def canaries(self) -> int:
@@ -33,18 +33,24 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> RecordCanary:
         import torch
 
-        places = torch.from_numpy(rng.permutation(public.examples)[: self.records]).sort().values
-        x, y = zip(*map(public.example, places.tolist()), strict=True)
-        return RecordCanary(torch.cat(x), torch.cat(y), places.to(y[0].device))
+        chosen = rng.permutation(public.examples)[: self.records]
+        indices = torch.from_numpy(chosen).sort().values
+        examples = [public.example(index) for index in indices.tolist()]
+        x = torch.cat([x for x, _ in examples])
+        y = torch.cat([y for _, y in examples])
+        return RecordCanary(x, y, indices.to(y.device))
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         import torch
 
         columns: list[Tensor] = []
         classes = 1 if canary.y.is_floating_point() else int(canary.y.max()) + 1
-        parts = (torch.split(tensor, _AT_ONCE) for tensor in (canary.x, canary.y))
-        for x, y in zip(*parts, strict=True):  # 1 - p is the sum of the others: never just 0
-            labels = [y, *((y + shift) % classes for shift in range(1, classes))]
-            chance, *others = (-observed.losses(x, label).double() for label in labels)
-            columns.append(chance - torch.stack(others).logsumexp(0) if others else chance)
+        blocks = (torch.split(tensor, _BLOCK) for tensor in (canary.x, canary.y))
+        for x, y in zip(*blocks, strict=True):
+            log_p = -observed.losses(x, y).double()
+            if classes > 1:  # 1 - p is the sum over the other classes: never just 0
+                wrong_labels = [(y + shift) % classes for shift in range(1, classes)]
+                wrong = [-observed.losses(x, label).double() for label in wrong_labels]
+                log_p = log_p - torch.stack(wrong).logsumexp(0)
+            columns.append(log_p)
         return torch.cat(columns, 1)

@@ -1,4 +1,4 @@
-"""A gradient canary along one parameter, watched at every step of the training."""
+"""A gradient canary along one parameter, observed at every step of the training run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ if TYPE_CHECKING:
 
 
 class WatchedDimension(TrajectoryAdversary[GradientCanary]):
-    """Biases a random dimension; `subtract: false` leaves the others' sum where it is.
+    """Biases a random dimension; with `subtract: false` scores contain the other gradients.
 
-    Subtracting takes about as long as training. It changes nothing in a dimension that the others
-    leave alone.
+    Subtracting takes about as long as training. It changes nothing if other gradients have no part
+    in the dimension.
     """
 
     fixed_gradient: ClassVar[bool] = True  # C e_d
     name: Literal["watched-dimension"] = "watched-dimension"
-    subtract: bool = True  # take away the others' gradients first
+    subtract: bool = True  # first subtract the gradients of all other examples
 
     def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
         direction = public.initial.new_zeros(len(public.initial))
-        direction[int(rng.integers(len(direction)))] = public.clip_norm
+        dimension = int(rng.integers(len(direction)))
+        direction[dimension] = public.clip_norm
         return GradientCanary(direction)
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
-        return Projected.along(canary, public, models, Reading(self.period, self.subtract))
+        reading = Reading(self.period, self.subtract)
+        return Projected.along(canary, public, models, reading)

@@ -56,7 +56,7 @@ def test_each_model_is_trained_on_its_own_records(engine, clip_norm, many):
     many["mechanism"] |= {"noise_multiplier": 1e-9 if clip_norm else 0}
     options = {"clip_norm": clip_norm, "engine": engine, "physical_batch_size": 30, "steps": 8}
     session = opened(many, ATTACK, PRECISE, **options)
-    training, places = session.training, session.canary.places
+    training, places = session.training, session.canary.indices
     bits = np.random.default_rng(0).random((2, RECORDS)) < 0.5
     scores = session.run(bits.ravel(), 5, (8,)).reshape(2, RECORDS)
     for row, inside in enumerate(bits):

@@ -336,7 +336,7 @@ class DpSgdTraining:
         weights = inside.new_empty(0)  # of records [n, N], if they are canaries themselves
         if isinstance(canary, RecordCanary):
             weights = inside.new_ones(len(inside), self.examples)
-            weights[:, canary.places] = inside
+            weights[:, canary.indices] = inside
         elif canary is not None:
             # The coins depend on the pack alone: neither on a bit nor on other packs' coins.
             rng = np.random.default_rng(derive("coins", seed))
