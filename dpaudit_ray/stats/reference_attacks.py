@@ -230,7 +230,7 @@ def _rmia(logits: Floats, sides: list[_Side], gamma: float, slope: float) -> Sco
     log_ratios = special.log_expit(logits) - np.log(average)
     threshold = log_ratios - math.log(gamma)
     below = np.searchsorted(np.sort(log_ratios), threshold, "right")
-    return below / len(log_ratios)
+    return np.asarray(below / len(log_ratios))
 
 
 _READ: dict[str, Callable[[Floats], Floats]] = {  # statistics that are calibrated, by attack
