@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ from .base import ChangingCanary, GradientCanary, PublicKnowledge, SampleCanary,
 from .poison import LossPath, Poisoner, ranges
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
 
@@ -36,7 +36,7 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
     look_ahead: float = Field(default=1.0, gt=0)  # length of that step, in learning rates
     statistic: Literal["mean", "max"] = "mean"  # over the models: mean or largest score
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> ChangingCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> ChangingCanary:
         """Crafts the query; inserted examples are crafted during training."""
         query = self.poison(public, rng)
         return AdaptiveCanary(public, query, ranges(public), self)
@@ -51,7 +51,7 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
 class AdaptiveCanary(ChangingCanary):
     """Inserts the clipped gradient of an example that is crafted for every model and step."""
 
-    memoryless: ClassVar[bool] = True
+    memoryless = True
 
     public: PublicKnowledge
     query: SampleCanary

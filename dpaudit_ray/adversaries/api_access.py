@@ -13,7 +13,7 @@ from pydantic import Field
 from .base import LossAdversary, PublicKnowledge, SampleCanary
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
 
@@ -42,13 +42,13 @@ class AddedRecord(LossAdversary):
     def chooses_start(self) -> bool:
         return self.start == "pretrained"
 
-    def begin(self, public: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
+    def begin(self, public: PublicKnowledge, rng: Generator) -> Tensor | None:
         if self.start == "drawn":
             return None
         seed = int(rng.integers(2**63))
         return public.pretrained(self.start_steps, seed)
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
         x, y = draw_record(public, rng)
         if self.canary == "record":
             return SampleCanary(x, y)
@@ -63,7 +63,7 @@ class ApiAccess(AddedRecord):
     name: Literal["api-access"] = "api-access"
 
 
-def draw_record(public: PublicKnowledge, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+def draw_record(public: PublicKnowledge, rng: Generator) -> tuple[Tensor, Tensor]:
     """Draws a record that is not trained on, x [1, ...] and y [1]."""
     assert public.outside is not None  # an adversary that draws one also `reserves` some
     x, y = public.outside

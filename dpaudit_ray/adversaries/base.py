@@ -18,7 +18,7 @@ from pydantic import Field
 from ..plugins import Plugin
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
     from ..data.base import Data, Dataset
@@ -271,7 +271,7 @@ class CanaryAdversary(Adversary, Generic[C]):
 
     attacks: ClassVar[str] = "dp-sgd"
 
-    def begin(self, public: PublicKnowledge, rng: np.random.Generator) -> Tensor | None:
+    def begin(self, public: PublicKnowledge, rng: Generator) -> Tensor | None:
         """Chooses θ_0, float [p], before `craft`, whatever the bit; None for the mechanism's.
 
         Args:
@@ -281,7 +281,7 @@ class CanaryAdversary(Adversary, Generic[C]):
         return None
 
     @abstractmethod
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> C:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> C:
         """Chooses the canary before training; arguments as of `begin`."""
 
     def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer | None:

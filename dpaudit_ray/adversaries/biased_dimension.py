@@ -9,7 +9,7 @@ Where θ_0 is unknown, the score is -θ_T[d], and the spread of θ_0[d] is noise
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from ..errors import SpecError
 from .base import FinalModel, FinalModelAdversary, GradientCanary, PublicKnowledge
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
 Strategy = Literal["noiseless-per-step", "noiseless-final", "noisy-per-step", "noisy-final"]
@@ -29,7 +29,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
     `count` canaries in every training run bias as many dimensions, each by a separate secret bit.
     """
 
-    fixed_gradient: ClassVar[bool] = True  # C e_d
+    fixed_gradient = True  # C e_d
     name: Literal["biased-dimension"] = "biased-dimension"
     choice: Literal["random", "simulated"] = "random"  # how the parameter is chosen
     strategy: Strategy = "noiseless-per-step"  # how simulated changes are measured
@@ -40,7 +40,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
     def canaries(self) -> int:
         return self.count
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
         """Picks d and returns C e_d, a row for each canary. Raises SpecError for more than p."""
         count, parameters = self.count, len(public.initial)
         if count > parameters:

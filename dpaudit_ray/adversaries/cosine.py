@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from .base import FinalModel, FinalModelAdversary, GradientCanary, PublicKnowledge
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
 
@@ -20,7 +20,7 @@ class Cosine(FinalModelAdversary[GradientCanary]):
 
     name: Literal["cosine"] = "cosine"
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
         """Samples p normal numbers and scales them to norm C; Alg. 8 prints another scale."""
         vector = rng.standard_normal(len(public.initial))
         norm = float((vector**2).sum()) ** 0.5

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ from .base import FinalModel, PublicKnowledge, SampleCanary
 from .poison import ranges
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
 
@@ -40,14 +40,14 @@ class CraftedQuery(AddedRecord):
     these models are for the gradients, the other half chooses among the inputs on the way.
     """
 
-    crafted_once: ClassVar[bool] = True
-    stored_canaries: ClassVar[tuple[type[QueriedSample], ...]] = (QueriedSample,)
+    crafted_once = True
+    stored_canaries = (QueriedSample,)
     name: Literal["crafted-query"] = "crafted-query"
     rehearsals: int = Field(default=64, ge=4, le=10_000)  # half as many models a world
     ascent: int = Field(default=50, ge=0, le=10_000)  # moves of the query
     rate: float = Field(default=0.02, gt=0, le=1)  # of a move, in a feature's range
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> QueriedSample:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> QueriedSample:
         """Trains models with the record and without, with the same noise, and seeks the query."""
         record = super().craft(public, rng)
         seed = int(rng.integers(2**63))

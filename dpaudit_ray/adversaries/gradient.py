@@ -10,9 +10,8 @@ log likelihood ratio.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import Field
 
 from ..errors import SpecError
@@ -20,6 +19,7 @@ from .base import GradientCanary, PublicKnowledge, TrajectoryAdversary
 from .likelihood import Projected, Reading, Statistic
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
     from torch import Tensor
 
 _PARAMETERS, _STEPS = 64, 10  # defaults: marked parameters, and simulated steps to choose by
@@ -32,7 +32,7 @@ class Watermarked(TrajectoryAdversary[GradientCanary]):
     known, or the paper's `sum`.
     """
 
-    fixed_gradient: ClassVar[bool] = True
+    fixed_gradient = True
     parameters: int | None = Field(default=None, ge=2)  # marked ones; 64 or all
     subtract: bool = True  # first subtract the gradients of all other examples
     statistic: Statistic = "likelihood-ratio"  # this is summed over the steps
@@ -72,7 +72,7 @@ class Gradient(Watermarked):
     name: Literal["gradient"] = "gradient"
     observe: int | None = Field(default=None, ge=1)  # simulated steps to choose by; 10
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
         import torch
 
         path = public.simulate(1, noisy=False, seed=int(rng.integers(2**63)))

@@ -10,7 +10,7 @@ If a factor is unknown, either the labels or all their opposites are right, and 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ class Label(Adversary):
     record's `coefficient` in the sum (as published), or by the entire `gradient`, which is optimal.
     """
 
-    attacks: ClassVar[str] = "label-gradient"
+    attacks = "label-gradient"
     name: Literal["label"] = "label"
     layer: Literal["last", "second-last", "input"] = "last"  # the observed one
     neuron: Annotated[int | Literal["all"], BeforeValidator(_neuron)] = 0  # of that layer

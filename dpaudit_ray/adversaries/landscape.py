@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
@@ -23,7 +23,7 @@ class LandscapeAdversary(Adversary):
     after one step. `searched` compares others and takes the best for the last step (Alg. 5).
     """
 
-    attacks: ClassVar[str] = "landscape"
+    attacks = "landscape"
     name: Literal["landscape"] = "landscape"
     # h, in the units of θ
     threshold: Annotated[

@@ -9,7 +9,7 @@ from pydantic import Field
 from .base import FinalModel, LossAdversary, PublicKnowledge, SampleCanary
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
 
@@ -28,7 +28,7 @@ class Loss(LossAdversary):
     def needs_classes(self) -> bool:
         return True
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
         index = self.example
         if index is None:
             index = int(rng.integers(public.examples))

@@ -15,7 +15,7 @@ from .gradient import Watermarked
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
 
@@ -30,7 +30,7 @@ class MaliciousDataset(Watermarked, FrozenAdversary):
         """Whether labels are hard, hence classes: regression has none."""
         return self.labels == "hard"
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
         """Marks the first parameters: none of them changes."""
         return self.watermark(public, public.initial.new_zeros(len(public.initial)))
 

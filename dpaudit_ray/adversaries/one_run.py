@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -27,7 +27,7 @@ from .base import (
 from .likelihood import Sums
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
 _MOST_NUMBERS = 1 << 30  # of all random directions together: 4 GiB
@@ -70,8 +70,8 @@ class OneRun(Adversary):
 class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
     """Observes every update; as in the paper, nothing is subtracted from it."""
 
-    is_variant: ClassVar[bool] = True
-    fixed_gradient: ClassVar[bool] = True
+    is_variant = True
+    fixed_gradient = True
     which: Literal["dirac", "random"] = Field(alias="kind")  # dirac, random: gradients
 
     @property
@@ -93,7 +93,7 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
                 f"are allowed; use at most {_MOST_NUMBERS // parameters}, or kind: dirac",
             )
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
         """Makes directions of norm C, [m, p]: sparse with one entry each, or dense; one is [p]."""
         import torch
 
@@ -148,7 +148,7 @@ class Products(Sums):
 class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
     """Observes the final model. Canaries are reserved records, half of the data by default."""
 
-    is_variant: ClassVar[bool] = True
+    is_variant = True
     which: Literal["natural", "mislabelled"] = Field(alias="kind")  # natural, mislabelled: records
 
     @property
@@ -171,7 +171,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
     def _records(self) -> int:
         return 2 * self.count if self.replaces else self.count
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
         import torch
 
         assert public.outside is not None  # by `reserves`

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from .base import Adversary
 
@@ -10,5 +10,5 @@ from .base import Adversary
 class Own(Adversary):
     """Leaves the canary and the score to the function of `mechanism: function`."""
 
-    attacks: ClassVar[str] = "function"
+    attacks = "function"
     name: Literal["own"] = "own"

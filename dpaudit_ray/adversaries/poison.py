@@ -26,7 +26,7 @@ from .base import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
 
@@ -58,7 +58,7 @@ class Poisoner(Adversary):
     def shadow_plan(self) -> ShadowPlan:
         return ShadowPlan(self.shadows, self.shadow_data)
 
-    def poison(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def poison(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
         """Draws a record like those of the shadows, and raises their loss on it."""
         shadows = public.shadows
         assert shadows is not None  # by `shadow_plan`
@@ -83,7 +83,7 @@ class StaticPoison(Poisoner, LossAdversary):
 
     name: Literal["static-poison"] = "static-poison"
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
         return self.poison(public, rng)
 
 
@@ -97,7 +97,7 @@ class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
     name: Literal["intermediate-poison"] = "intermediate-poison"
     statistic: Literal["mean", "max"] = "mean"  # over the models: mean or largest loss
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> SampleCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
         return self.poison(public, rng)
 
     def observer(self, canary: SampleCanary, public: PublicKnowledge, models: int) -> LossPath:

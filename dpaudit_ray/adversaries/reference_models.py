@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from .base import FinalModel, FinalModelAdversary, PublicKnowledge, RecordCanary, SampleCanary
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
     from torch import Tensor
 
 _BLOCK = 4096  # records whose losses are computed together
@@ -23,14 +23,14 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
     """
 
     name: Literal["reference-models"] = "reference-models"
-    private_records: ClassVar[bool] = True
+    private_records = True
     records: int = Field(ge=2)  # number of those with a coin; all others are always in
 
     @property
     def canaries(self) -> int:
         return self.records
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> RecordCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> RecordCanary:
         import torch
 
         chosen = rng.permutation(public.examples)[: self.records]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from .base import GradientCanary, PublicKnowledge, TrajectoryAdversary
 from .likelihood import Projected, Reading
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.random import Generator
 
 
 class WatchedDimension(TrajectoryAdversary[GradientCanary]):
@@ -18,11 +18,11 @@ class WatchedDimension(TrajectoryAdversary[GradientCanary]):
     in the dimension.
     """
 
-    fixed_gradient: ClassVar[bool] = True  # C e_d
+    fixed_gradient = True  # C e_d
     name: Literal["watched-dimension"] = "watched-dimension"
     subtract: bool = True  # first subtract the gradients of all other examples
 
-    def craft(self, public: PublicKnowledge, rng: np.random.Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
         direction = public.initial.new_zeros(len(public.initial))
         dimension = int(rng.integers(len(direction)))
         direction[dimension] = public.clip_norm

@@ -377,7 +377,7 @@ def _midranks(ordered: Scores, queries: Scores) -> Floats:
     """Returns how many sorted values are before each query, ties by half, float64 [queries]."""
     before = np.searchsorted(ordered, queries, "left")
     up_to = np.searchsorted(ordered, queries, "right")
-    return np.asarray((before + up_to) / 2)
+    return (before + up_to) / 2
 
 
 def _independent_levels(alpha: float) -> list[tuple[float, float]]:

@@ -1,15 +1,15 @@
-"""Several canaries per training: the unit is a training run, its outcome A lies in [0, 1].
+"""Bounds by training runs of several canaries: a run has an outcome A in [0, 1].
 
-The mean of A, the share of its canaries that were guessed, is at most the best guessing accuracy,
-Φ(μ/2) for a Gaussian trade-off curve, whatever the dependence inside the run. To pool the canaries
-of a run as if they were trials of their own is not valid: it errs in 30 to 50 % where they depend.
+The mean of A, the share of its canaries that were guessed correctly, is at most the best guessing
+accuracy, Φ(μ/2) for a Gaussian trade-off function, whatever the dependence inside the run. To pool
+the canaries of a run as if they were independent trials is not valid: it errs in 30 to 50 % of
+audits if they are dependent.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import numpy as np
 
@@ -23,10 +23,10 @@ WARMUP = 20  # scores that only set the first threshold
 
 
 class RunAccuracies:
-    """Share of each run's canaries that were guessed, as runs come in.
+    """Outcomes of training runs, in their order.
 
-    The threshold of a run is told by the runs before it, as `GuessCounter` has it; runs before
-    `WARMUP` scores of both worlds were seen are left out. A run without output guessed none.
+    The threshold of a run depends on the runs before it, as in `GuessCounter`; runs before `WARMUP`
+    scores of both worlds are skipped. A run without output has the outcome 0.
     """
 
     def __init__(self, canaries: int) -> None:
@@ -34,70 +34,85 @@ class RunAccuracies:
             raise ValueError(f"canaries must be at least 1, got {canaries}")
         self.canaries = canaries
         self.counter = GuessCounter(WARMUP)
-        self.skipped = 0  # runs before the first that is judged
+        self.skipped = 0  # runs without an outcome
         self._shares: list[Scores] = []
-        self._rest = (np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_))
+        # Scores, bits and whether they have a score, of a run that is not complete yet.
+        self._pending = (np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_))
 
     def fold(self, scores: Scores, members: Members, ran: bool = True) -> None:
-        """Adds scores in order, run after run; one that is not whole yet is kept back."""
-        came = (scores, members, np.full(len(scores), ran))
-        values, bits, lived = (
-            np.concatenate([old, new]) for old, new in zip(self._rest, came, strict=True)
+        """Adds trials in order, run after run; an incomplete run waits for its other trials.
+
+        Args:
+            scores: float64 [n].
+            members: the secret bits, bool [n].
+            ran: whether the trials gave an output.
+        """
+        new = (scores, members, np.full(len(scores), ran))
+        values, bits, has_score = (
+            np.concatenate(parts) for parts in zip(self._pending, new, strict=True)
         )
-        whole = len(values) // self.canaries * self.canaries
-        self._rest = (values[whole:], bits[whole:], lived[whole:])
-        alive = np.asarray(lived[:whole].reshape(-1, self.canaries).all(axis=1))
-        for runs, gave in alike_in_a_row(alive):
-            trials = slice(runs.start * self.canaries, runs.stop * self.canaries)
-            self._add(values[trials], bits[trials], gave)
+        end = len(values) // self.canaries * self.canaries
+        self._pending = (values[end:], bits[end:], has_score[end:])
+        by_run = has_score[:end].reshape(-1, self.canaries)
+        complete = np.asarray(by_run.all(axis=1))
+        for runs, have_output in alike_in_a_row(complete):
+            first = runs.start * self.canaries
+            end = runs.stop * self.canaries
+            self._add(values[first:end], bits[first:end], have_output)
 
     def _add(self, scores: Scores, members: Members, ran: bool) -> None:
-        """Adds whole runs, all of which gave an output, or none."""
-        starts = self.counter.trials + np.arange(0, len(scores), self.canaries)
-        judged, shares = starts >= WARMUP, np.zeros(len(starts))
+        """Adds complete runs, all of which gave an output, or none."""
+        starts = np.arange(0, len(scores), self.canaries)
+        counted = self.counter.trials + starts >= WARMUP
+        shares = np.zeros(len(starts))
         if ran:
-            guessed, right = self.counter.fold(scores, members, self.canaries)
-            judged = guessed[:: self.canaries]
-            shares = right.reshape(-1, self.canaries).mean(axis=1)
+            guessed, correct = self.counter.fold(scores, members, self.canaries)
+            counted = guessed[:: self.canaries]
+            by_run = correct.reshape(-1, self.canaries)
+            shares = by_run.mean(axis=1)
         else:
             self.counter.miss(members)
-        self.skipped += int((~judged).sum())
-        self._shares.append(shares[judged])
+        self.skipped += int((~counted).sum())
+        self._shares.append(shares[counted])
 
     @property
     def trials(self) -> int:
-        return self.counter.trials + len(self._rest[0])
+        return self.counter.trials + len(self._pending[0])
 
     def outcomes(self) -> Floats:
-        """The shares so far, float64 [runs that are judged]."""
+        """Returns the outcomes so far, float64 [runs that are not skipped]."""
         self._shares = [np.concatenate([*self._shares, np.empty(0)])]
         return self._shares[0]
 
 
 @dataclasses.dataclass
 class SeveralCanaries(ThroughCurve):
-    """Trainings of `canaries` canaries each, a coin for each: one outcome for every training."""
+    """Judges training runs of `canaries` canaries each, a random bit for each, by one outcome."""
 
     canaries: int = 1
-    name: ClassVar[str] = "several-canaries"
-    status: ClassVar[Status] = Status.IF_GAUSSIAN
-    interim_valid: ClassVar[bool] = True
-    by_run: ClassVar[bool] = True
+    name = "several-canaries"
+    status = Status.IF_GAUSSIAN
+    interim_valid = True
+    by_run = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._runs = RunAccuracies(self.canaries)
-        self._known: tuple[int, float, float] = (0, 0.0, 0.5)  # of so many trials, at alpha
+        self._computed = (0, 0.0, 0.5)  # trials, alpha, and the bound on the mean from these
 
     def _fold(self, scores: Scores, members: Members) -> None:
         self._runs.fold(scores, members)
 
     def _miss(self, members: Members) -> None:
-        self._runs.fold(np.full(len(members), math.nan), members, ran=False)
+        scores = np.full(len(members), math.nan)
+        self._runs.fold(scores, members, ran=False)
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        runs, alpha = self._runs, 1 - confidence
-        if self._known[:2] != (runs.trials, alpha):
-            self._known = (runs.trials, alpha, e_process.mean_lower(runs.outcomes(), alpha))
-        shown = self._read(self._known[2], delta)
-        return self._estimate(*shown, (delta, confidence), runs.trials, runs.counter.threshold)
+        runs = self._runs
+        alpha = 1 - confidence
+        if self._computed[:2] != (runs.trials, alpha):
+            accuracy = e_process.mean_lower(runs.outcomes(), alpha)
+            self._computed = (runs.trials, alpha, accuracy)
+        epsilon, mu = self._read(self._computed[2], delta)
+        level = delta, confidence
+        return self._estimate(epsilon, mu, level, runs.trials, runs.counter.threshold)

@@ -1,35 +1,35 @@
-"""A bound on μ from canaries of one training that do not interfere, by order statistics.
+"""A bound on μ from canaries of one training run that do not interfere, by order statistics.
 
 Xiang et al. (2025, arXiv 2509.08704) bound how few mistakes the most confident r of m guesses can
-have, where each guess is of a bit of its own. Let the bits be fair and independent, and let all
-that the observer sees, T, be a randomised function of X_1, ..., X_m, which are independent given
-the bits; X_i is drawn from N(±μ/2, 1), and bit i is the sign. Then
+have, if each guess is of another bit. Let the bits be fair and independent, and let everything
+that is observed, T, be a randomised function of X_1, ..., X_m, which are independent given
+the bits; X_i is sampled from N(±μ/2, 1), and bit i is the sign. Then
 
-1.  whoever names r canaries and guesses their bits by T is somebody who does so by the X_i and by
-    coins of his own;
+1.  an adversary that names r canaries and guesses their bits by T can do so by the X_i and by
+    independent randomness;
 2.  given these, the bits are independent, and a guess of bit i is wrong with chance at least
     1 / (1 + exp(μ |X_i|)), so the mistakes are stochastically at least those of the rule that
     guesses the r largest |X_i| by their signs: a sum of independent coins rises with each chance;
 3.  the mistakes of that rule have the law of `gaussian_p_value`.
 
-So r has to be fixed before any score is seen, and nothing else about the rule matters: ties, an
-order turned round, numbers in common to all scores.
+So r has to be fixed before any score is observed, and nothing else about the rule matters: ties, a
+reversed order, numbers in common to all scores.
 
 Where r is not fixed, all m canaries are guessed, and a mistake costs more the surer its guess: by
 `ranking.Weights`, which fall with the rank. Given the X_i, exchanging two guesses so that the one
-with the larger chance of a mistake gets the smaller weight moves the sum of costs down. So by 1 and
-2 it is stochastically at least that of guesses by the order of |X_i|, whose law `ranking` computes.
+with the larger probability of a mistake gets the smaller weight moves the sum of costs down. So by
+1 and 2 it is stochastically at least that of guesses by the order of |X_i|, whose distribution
+`ranking` computes.
 
-Without the function of the X_i the bound may
-be wrong: two canaries with the same noise err together. Where a mechanism knows that there is one
-(`Mechanism.independent_canaries`), μ is certified; elsewhere it assumes independence.
+If T is not a function of such X_i, the bound may be wrong: two canaries with the same noise err
+together. If the mechanism guarantees it (`Mechanism.independent_canaries`), μ is certified;
+otherwise it assumes independence.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
 
 from .lower_bound import Status
 from .one_run_fdp import OneRunFdp, gaussian_mu
@@ -39,16 +39,16 @@ from .trial_log import Diverged
 
 @dataclasses.dataclass
 class OrderStatistics(OneRunFdp):
-    """Bound on μ from one training whose canaries do not interfere; all of them are guessed.
+    """Bound on μ from one training run whose canaries do not interfere; all of them are guessed.
 
-    Mistakes are weighed as by `rank`, and a score that is not a number is the least sure guess. The
-    option `guesses` counts mistakes among so many of the surest ones instead.
-    Certified for gradients along parameters of their own, else *assumes independence*.
-    `independent` trainings are judged as by `one-run-fdp`.
+    Mistakes are weighted as by `rank`, and a score that is not a number is the least sure guess.
+    The option `guesses` counts mistakes among so many of the surest ones instead. Certified for
+    gradients along disjoint parameters, else *assumes independence*. `independent` training runs
+    are judged as by `one-run-fdp`.
     """
 
-    name: ClassVar[str] = "order-statistics"
-    status: ClassVar[Status] = Status.IF_INDEPENDENT
+    name = "order-statistics"
+    status = Status.IF_INDEPENDENT
 
     def _of_one_training(
         self, lower: Callable[[int, int, float], float], confidence: float

@@ -1,16 +1,16 @@
-"""The papers' own procedures, verbatim, so that their figures can be compared.
+"""Procedures of the papers, verbatim, so that their figures can be compared.
 
-They maximise over thresholds, or over numbers of guesses, on the very scores that the bound is
-computed from. The nominal 5 % error was measured at 6 to 14 % for 1000 to 5000 trials; of 1000
-one-run audits of randomised response at ε = 1 with 1000 canaries, δ = 0, 48 % exceeded the truth.
-So their status is `paper`, and supports no verdict.
+They maximise over thresholds, or over numbers of guesses, on the scores that the bound is computed
+from. The nominal 5 % error was measured at 6 to 14 % for 1000 to 5000 trials; of 1000 one-run
+audits of randomised response at ε = 1 with 1000 canaries, δ = 0, 48 % exceeded the truth. So their
+status is `paper`, and supports no verdict.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,22 @@ from .one_run import epsilon_lower, p_value
 from .threshold_rates import Gain, Worlds, best_test, epsilon_of_rates, mu_of_rates
 from .trial_log import Logged, settled
 
-_COUNTS_TRIED = 24  # numbers of guesses of each kind, beside none
+_COUNTS_TRIED = 24  # numbers of guesses of each kind, in addition to 0
 
 
 @dataclasses.dataclass
 class _BestThreshold(Logged, Estimator):
-    status: ClassVar[Status] = Status.PAPER
-    fair: ClassVar[bool] = False
+    status = Status.PAPER
+    fair = False
 
     def _best(self, alpha: float, gain: Gain) -> tuple[float, float]:
-        """No paper speaks of diverged trials: they are errors at every threshold."""
+        """Returns the largest gain and its threshold, as `best_test`.
+
+        No paper mentions diverged trials: they are errors at every threshold.
+        """
         scores, members = self._log.arrays()
-        worlds = Worlds.from_scores(settled(scores, members, len(scores)), members)
+        scores = settled(scores, members, len(scores))
+        worlds = Worlds.from_scores(scores, members)
         return best_test(worlds, alpha, gain)
 
 
@@ -41,72 +45,87 @@ class _BestThreshold(Logged, Estimator):
 class PaperGdp(_BestThreshold):
     """Cebere, Bellet, Papernot, Algorithm 4: best threshold, two-sided intervals, GDP.
 
-    Error rates get *upper* bounds; the paper's text says "lower bound", which would bound nothing.
+    Error rates get *upper* bounds; the "lower bound" of the paper's text would bound nothing.
     """
 
-    name: ClassVar[str] = "paper-gdp"
+    name = "paper-gdp"
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        level = delta, confidence
         mu, threshold = self._best(1 - confidence, mu_of_rates)
         epsilon = gdp.epsilon(max(mu, 0.0), delta)
-        return self._estimate(epsilon, mu, (delta, confidence), len(self._log), threshold)
+        return self._estimate(epsilon, mu, level, len(self._log), threshold)
 
 
 @dataclasses.dataclass
 class PaperEpsDelta(_BestThreshold):
     """Nasr et al. 2021, eq. 4-5: best threshold, two-sided intervals, no trade-off curve.
 
-    The paper prints the inequality the wrong way round; read rightly it is that of `eps-delta`.
+    The paper prints the inequality the wrong way round; the right one is that of `eps-delta`.
     """
 
-    name: ClassVar[str] = "paper-eps-delta"
+    name = "paper-eps-delta"
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        level = (delta, confidence)
-        shown, threshold = self._best(1 - confidence, lambda a, b: epsilon_of_rates(a, b, delta))
-        return self._estimate(shown, math.nan, level, len(self._log), threshold)
+        level = delta, confidence
+        gain = functools.partial(epsilon_of_rates, delta=delta)
+        epsilon, threshold = self._best(1 - confidence, gain)
+        return self._estimate(epsilon, math.nan, level, len(self._log), threshold)
 
 
 @dataclasses.dataclass
 class PaperOneRun(Logged, Estimator):
     """The best of some 600 pairs (k+, k-), each at the full confidence.
 
-    `independent` trainings of one canary each are judged as if they were one.
+    `independent` training runs of one canary each are judged as if they were one run.
     """
 
     independent: bool = False
 
-    name: ClassVar[str] = "paper-one-run"
-    status: ClassVar[Status] = Status.PAPER
-    one_run: ClassVar[bool] = True
+    name = "paper-one-run"
+    status = Status.PAPER
+    one_run = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         scores, members = self._log.arrays()
-        best = largest_of_pairs(scores, members, delta, confidence)
-        return self._estimate(best, math.nan, (delta, confidence), len(scores))
+        epsilon = largest_of_pairs(scores, members, delta, confidence)
+        level = delta, confidence
+        return self._estimate(epsilon, math.nan, level, len(scores))
 
 
 def largest_of_pairs(scores: Scores, members: Members, delta: float, confidence: float) -> float:
-    """Largest ε of Theorem 3.1 over pairs (k+, k-); those that cannot beat it are not solved."""
+    """Returns the largest ε of Theorem 3.1 over pairs (k+, k-).
+
+    Args:
+        scores: float64 [m]; those that are not finite are not guessed.
+        members: the secret bits, bool [m].
+        delta: in [0, 1].
+        confidence: of the bound for each pair, in (0, 1).
+    """
     finite = np.isfinite(scores)
     order = np.argsort(scores[finite], kind="stable")
-    rising, bits = scores[finite][order], members[finite][order]
-    total, best = len(scores), 0.0
+    rising = scores[finite][order]
+    bits = members[finite][order]
+    canaries = len(scores)
     inside = np.concatenate([[0], np.cumsum(bits[::-1])])
     outside = np.concatenate([[0], np.cumsum(~bits)])
+    best = 0.0
     for above in _counts(rising[::-1]):
         for below in _counts(rising):
-            guesses, right = int(above + below), int(inside[above] + outside[below])
-            if guesses > len(bits) or right == 0:
+            guesses = int(above + below)
+            correct = int(inside[above] + outside[below])
+            if guesses > len(bits) or correct == 0:
                 continue
-            if p_value(right, guesses, total, best, delta) < 1 - confidence:
-                best = epsilon_lower(right, guesses, total, delta, confidence)
+            # Pairs that do not refute the best ε so far are not solved.
+            if p_value(correct, guesses, canaries, best, delta) < 1 - confidence:
+                best = epsilon_lower(correct, guesses, canaries, delta, confidence)
     return best
 
 
 def _counts(scores: Scores) -> npt.NDArray[np.intp]:
-    """How many of the first to guess: none, and some numbers that part no equal scores."""
-    ends = np.flatnonzero(np.r_[np.diff(scores) != 0, len(scores) > 0]) + 1
-    wanted = np.geomspace(1, max(len(scores), 1), _COUNTS_TRIED).astype(int)
-    at = np.searchsorted(ends, wanted, side="right") - 1
-    return np.unique(np.r_[0, ends[at[at >= 0]]])
+    """Returns 0 and some numbers of first scores, such that equal scores stay together."""
+    n = len(scores)
+    ends = np.flatnonzero(np.r_[np.diff(scores) != 0, n > 0]) + 1
+    numbers = np.geomspace(1, max(n, 1), _COUNTS_TRIED).astype(int)
+    last = np.searchsorted(ends, numbers, side="right") - 1
+    return np.unique(np.r_[0, ends[last[last >= 0]]])

@@ -1,7 +1,7 @@
-"""What a design can show before it is run, and what a design must have to show it.
+"""Power of a design before it is run: the bounds it can reach, and the trials it needs.
 
 Everything is for the accuracy bound on a Gaussian mechanism, computed from exact binomial
-probabilities, unless it says otherwise. Time-uniform bounds need 1.1 (declared number of trials) to
+probabilities, unless stated otherwise. Time-uniform bounds need 1.1 (declared number of trials) to
 1.6 times (undeclared) as many trials.
 """
 
@@ -20,7 +20,7 @@ from .error_rates import first_where, in_unit, nonnegative
 from .guess_count_bound import mu_from_accuracy
 from .threshold_rates import epsilon_of_rates
 
-_MOST_TRIALS = 10**9  # more are no plan
+_MOST_TRIALS = 10**9  # no design has more
 
 
 def largest_certifiable(
@@ -29,38 +29,69 @@ def largest_certifiable(
     confidence: float,
     method: Literal["accuracy", "eps-delta"] = "accuracy",
 ) -> float:
-    """ε that `method` gives where no guess is wrong: no audit of so many trials shows more."""
+    """Returns the ε that a method gives if no guess is wrong: its bound cannot be larger.
+
+    Args:
+        trials: number of trials.
+        delta: in (0, 1).
+        confidence: in (0, 1).
+        method: of the bound.
+    """
     check_level(delta, confidence)
     nonnegative("trials", trials)
     alpha = 1 - confidence
     if method == "accuracy":
         mu = mu_from_accuracy(cp_lower(trials, trials, alpha))
         return float(gdp.epsilon(mu, delta))
-    rates = [cp_upper(0, n, alpha / 2) for n in (trials // 2, trials - trials // 2)]
-    if method == "eps-delta":
-        return float(epsilon_of_rates(rates[0], rates[1], delta))
-    raise ValueError(f"method must be accuracy or eps-delta, got {method!r}")
+    if method != "eps-delta":
+        raise ValueError(f"method must be accuracy or eps-delta, got {method!r}")
+    outside = trials // 2
+    false_positives = cp_upper(0, outside, alpha / 2)
+    false_negatives = cp_upper(0, trials - outside, alpha / 2)
+    return float(epsilon_of_rates(false_positives, false_negatives, delta))
 
 
 def accuracy_power(
     epsilon: float, target: float, trials: int, delta: float, confidence: float
 ) -> float:
-    """Chance that the accuracy bound reaches `target` when the truth is `epsilon` (Gaussian)."""
+    """Returns the probability that the accuracy bound reaches a target (Gaussian mechanism).
+
+    Args:
+        epsilon: the truth, at `delta`.
+        target: the bound to reach, likewise.
+        trials: number of trials.
+        delta: in (0, 1).
+        confidence: of the bound, in (0, 1).
+    """
     if trials == 0:
         return 0.0
-    rate, alpha = special.ndtr(gdp.mu(target, delta) / 2), 1 - confidence
-    # L(k) ≥ rate exactly when k or more hits have probability at most alpha at that rate.
-    needed = first_where(lambda hits: _at_least(hits, trials, rate) <= alpha, trials + 1)
-    return _at_least(needed, trials, float(special.ndtr(gdp.mu(epsilon, delta) / 2)))
+    alpha = 1 - confidence
+    target_rate = _accuracy(target, delta)
+
+    def reaches_target(hits: int) -> bool:
+        # L(k) ≥ rate exactly when k or more hits have probability at most alpha at that rate.
+        return _at_least(hits, trials, target_rate) <= alpha
+
+    needed = first_where(reaches_target, trials + 1)
+    return _at_least(needed, trials, _accuracy(epsilon, delta))
 
 
 def trials_needed(
     epsilon: float, within: float, power: float, delta: float, confidence: float
 ) -> int:
-    """Trials from which the accuracy bound shows (1 - within) ε with the given probability.
+    """Returns the trials from which on the accuracy bound reaches (1 - within) ε.
 
-    ε > 0 is the truth at δ; `within` and `power` are in (0, 1). Power is a saw-tooth of the
-    number of trials, so a slightly smaller number may do. ValueError for more than a billion.
+    Power is a saw-tooth of the number of trials, so a slightly smaller number may do.
+
+    Args:
+        epsilon: the truth at `delta`, above 0.
+        within: share of ε that the bound may lack, in (0, 1).
+        power: probability with which the bound reaches that, in (0, 1).
+        delta: in (0, 1).
+        confidence: of the bound, in (0, 1).
+
+    Raises:
+        ValueError: An argument is invalid, or more than a billion trials are needed.
     """
     check_level(delta, confidence)
     _check_plan(epsilon, within, power)
@@ -72,25 +103,40 @@ def trials_needed(
             raise ValueError(f"more than {_MOST_TRIALS:.0e} trials are needed; raise within")
     while high - low > max(1, high // 1000):
         middle = (low + high) // 2
-        enough = accuracy_power(epsilon, target, middle, delta, confidence) >= power
-        low, high = (low, middle) if enough else (middle, high)
+        if accuracy_power(epsilon, target, middle, delta, confidence) < power:
+            low = middle
+        else:
+            high = middle
     return high
 
 
 def likely_bound(
     epsilon: float, trials: int, power: float, delta: float, confidence: float
 ) -> float:
-    """The ε that the accuracy bound reaches with a chance of `power` if the truth is `epsilon`."""
+    """Returns the ε that the accuracy bound reaches with probability `power`.
+
+    Args:
+        epsilon: the truth at `delta`, above 0.
+        trials: number of trials.
+        power: in (0, 1).
+        delta: in (0, 1).
+        confidence: of the bound, in (0, 1).
+    """
     check_level(delta, confidence)
     _check_plan(epsilon, 0.5, power)
-    rate = float(special.ndtr(gdp.mu(epsilon, delta) / 2))
+    rate = _accuracy(epsilon, delta)
     hits = first_where(lambda count: _at_least(count + 1, trials, rate) < power, trials)
     lower = cp_lower(hits, trials, 1 - confidence) if trials else 0.0
     return float(gdp.epsilon(mu_from_accuracy(lower), delta))
 
 
+def _accuracy(epsilon: float, delta: float) -> float:
+    """Returns the probability of a correct guess about a Gaussian mechanism of this ε."""
+    return float(special.ndtr(gdp.mu(epsilon, delta) / 2))
+
+
 def _at_least(hits: int, trials: int, rate: float) -> float:
-    """P(Bin(trials, rate) ≥ hits)."""
+    """Returns P(Bin(trials, rate) ≥ hits)."""
     if hits <= 0:
         return 1.0
     if hits > trials:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -229,7 +228,7 @@ def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
     share = np.diff(np.maximum(edges, 0.0))
     rates = np.zeros(len(mistakes))
     np.divide(mistakes, share, out=rates, where=share > 0)
-    return np.asarray(np.clip(rates, 0.0, 0.5))
+    return np.clip(rates, 0.0, 0.5)
 
 
 def _largest(
@@ -256,7 +255,7 @@ def _largest(
             squared = 1 - 2 * rate * (1 - rate) * away
             logs += size / 2 * np.log(np.maximum(squared, 1e-300))
         largest = np.maximum(largest, logs)
-    return np.asarray(largest)
+    return largest
 
 
 def _drops(weights: Weights, turns: Floats) -> Complex:
@@ -420,9 +419,9 @@ class Rank(Logged, Estimator):
     are guessed, and are ranked last.
     """
 
-    name: ClassVar[str] = "rank"
-    status: ClassVar[Status] = Status.IF_GAUSSIAN
-    needs_independence: ClassVar[bool] = True
+    name = "rank"
+    status = Status.IF_GAUSSIAN
+    needs_independence = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from .error_rates import Floats, root
@@ -27,10 +26,11 @@ from .error_rates import Floats, root
 # Two thirds of the wealth go to the boldest gambler, who wins most if shares differ little, a third
 # to 16 others by the arcsine law: stakes near 0 win most if units have all hits or none.
 _ANGLES = (np.arange(16) + 0.5) * math.pi / 32
-_STAKES = np.append(np.sin(_ANGLES) ** 2, 1.0)[:, None]
-_LOG_WEALTH = np.log(np.append(np.full(16, 1 / 48), 2 / 3))
+_STAKES = np.append(np.sin(_ANGLES) ** 2, 1.0)[:, None]  # [gamblers, 1]
+_WEALTH = np.append(np.full(16, 1 / 48), 2 / 3)
+_LOG_WEALTH = np.log(_WEALTH)
 _SMALLEST = 1e-12  # rates below count as 0
-_MANY = 4096  # units, from which on equal ones are counted instead of listed
+_MANY = 4096  # if there are more units, equal ones are counted instead of listed
 
 
 def evidence(hits: Floats, sizes: Floats, rate: float) -> float:
@@ -46,10 +46,12 @@ def evidence(hits: Floats, sizes: Floats, rate: float) -> float:
     counts = np.ones(len(hits))
     if len(hits) > _MANY:
         units, numbers = np.unique(hits + 1j * sizes, return_counts=True)
-        hits, sizes, counts = units.real, units.imag, numbers.astype(np.float64)
+        hits, sizes = units.real, units.imag
+        counts = numbers.astype(np.float64)
     gains = (hits / rate - sizes) / sizes.max()
+    factors = np.maximum(1 + _STAKES * gains, 0.0)
     with np.errstate(divide="ignore"):  # the boldest may lose everything
-        growth = np.log(np.maximum(1 + _STAKES * gains, 0.0)) @ counts
+        growth = np.log(factors) @ counts
     return float(np.logaddexp.reduce(_LOG_WEALTH + growth))
 
 
@@ -63,7 +65,8 @@ def betting_lower(hits: Floats, sizes: Floats, alpha: float) -> float:
     """
 
     def excess(log_rate: float) -> float:
-        return evidence(hits, sizes, math.exp(log_rate)) + math.log(alpha)
+        log_wealth = evidence(hits, sizes, math.exp(log_rate))
+        return log_wealth + math.log(alpha)
 
     lowest = math.log(_SMALLEST)
     if excess(lowest) < 0:
@@ -89,12 +92,18 @@ def binomial_lower(total: float, units: int, alpha: float) -> float:
 
 
 def binomial_p_value(total: float, units: int, rate: float) -> float:
-    """Bounds the probability of a sum of at least `total`, if the mean share is at most `rate`."""
+    """Bounds the probability of a sum of at least `total`, if the mean share is at most `rate`.
+
+    Args:
+        total: sum of the units' shares, in [0, units].
+        units: number of independent units.
+        rate: in (0, 1).
+    """
     if total <= units * rate:
         return 1.0
     below = math.ceil(total) - 1  # any thresholds are allowed, and one of the integers is best
-    steps = np.geomspace(1, below + 1, 64).astype(np.int64) - 1
-    thresholds = (below - steps).astype(np.float64)
+    steps = np.geomspace(1, below + 1, 64).astype(np.int64)
+    thresholds = (below + 1 - steps).astype(np.float64)
     # E max(B - t, 0) = n v P(B' ≥ t) - t P(B > t), where B' is of n - 1 units.
     at_least = _tail(thresholds - 1, units - 1, rate)
     above = _tail(thresholds, units, rate)
@@ -104,6 +113,7 @@ def binomial_p_value(total: float, units: int, rate: float) -> float:
 
 def _tail(counts: Floats, units: int, rate: float) -> Floats:
     """Returns P(B > count) of a binomial number B, for counts from -1 on."""
-    inside = np.clip(counts, 0, units - 1)
-    tail: npt.NDArray[np.float64] = special.betainc(inside + 1, units - inside, rate)
-    return np.where(counts < 0, 1.0, np.where(counts >= units, 0.0, tail))
+    inner = np.clip(counts, 0, units - 1)
+    tail = special.betainc(inner + 1, units - inner, rate)
+    tail = np.where(counts >= units, 0.0, tail)
+    return np.where(counts < 0, 1.0, tail)

@@ -1,17 +1,18 @@
-"""Bounds from both error rates of one test, "guess in when the score reaches h".
+"""Bounds by both error rates of one test, "guess in if the score is at least h".
 
-Both rates get a Clopper-Pearson bound, on trials that had no part in choosing h. Without any
-assumption, (ε, δ)-DP forces α + e^ε β ≥ 1 - δ and β + e^ε α ≥ 1 - δ on every test with
+Both rates get a Clopper-Pearson bound, on trials that were not used to choose h. Without any
+assumption, (ε, δ)-DP implies α + e^ε β ≥ 1 - δ and β + e^ε α ≥ 1 - δ for every test with
 false-positive rate α and false-negative rate β (Nasr et al. 2021, eq. 4-5, with the inequality the
-right way round). A μ-GDP mechanism forces Φ⁻¹(1 - α) - Φ⁻¹(β) ≤ μ (Nasr et al. 2023, section 4).
+right way round). μ-GDP implies Φ⁻¹(1 - α) - Φ⁻¹(β) ≤ μ (Nasr et al. 2023, section 4).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,41 +23,52 @@ from .error_rates import Counts, Rates, clopper_pearson_upper
 from .lower_bound import Estimate, Status
 from .trial_log import LEARN, Logged, settled
 
-# Maps upper bounds on false-positive and false-negative rates [n] to what they show [n].
+# Maps upper bounds on false-positive and false-negative rates [n] to bounds on ε or μ [n].
 Gain = Callable[[Rates, Rates], Rates]
-SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}  # of trials that choose a threshold
-_MOST_BLOCKS, _PARTS = 1024, 8  # of thresholds, at first; of each block that stays
+SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}  # of the trials: they choose a threshold
+_MOST_BLOCKS = 1024  # blocks of thresholds in the first round of a search
+_PARTS = 8  # into which a block is divided for the next round
 
 
 @dataclasses.dataclass
 class Worlds:
-    """Scores of both worlds, sorted, ±inf where `settled`; misses as counts: errors everywhere."""
+    """Scores of both worlds, sorted.
+
+    Attributes:
+        outside: scores without the canary; ±inf if `settled`.
+        inside: scores with it, likewise.
+        failed_outside: failed trials without the canary: errors at every threshold.
+        failed_inside: failed trials with it.
+    """
 
     outside: Scores
     inside: Scores
-    missed_outside: int
-    missed_inside: int
+    failed_outside: int
+    failed_inside: int
 
     @classmethod
     def from_scores(cls, scores: Scores, members: Members) -> Worlds:
-        """Splits float64 [n] scores, NaN for misses, by their bool [n] members."""
-        counted = ~np.isnan(scores)
-        outside, inside = scores[counted & ~members], scores[counted & members]
+        """Splits scores, float64 [n], NaN for failed trials, by their members, bool [n]."""
+        failed = np.isnan(scores)
+        failed_inside = int((failed & members).sum())
+        outside = scores[~failed & ~members]
+        inside = scores[~failed & members]
         outside.sort()  # in place: there may be millions
         inside.sort()
-        missed = ~counted & ~members, ~counted & members
-        return cls(outside, inside, int(missed[0].sum()), int(missed[1].sum()))
+        return cls(outside, inside, int(failed.sum()) - failed_inside, failed_inside)
 
     @classmethod
     def observed(cls, scores: Scores, members: Members) -> Worlds:
-        """Splits a whole audit's scores, float64 [R]: what is not finite has diverged."""
+        """Splits the scores of an entire audit, float64 [R]; not finite means diverged."""
         marked = np.where(np.isfinite(scores), scores, np.inf)
-        return cls.from_scores(settled(marked, members, math.ceil(LEARN * len(marked))), members)
+        learn = math.ceil(LEARN * len(marked))
+        return cls.from_scores(settled(marked, members, learn), members)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Trials per world, (out, in), misses included."""
-        return len(self.outside) + self.missed_outside, len(self.inside) + self.missed_inside
+        """Trials per world, (out, in), with failed ones."""
+        outside = len(self.outside) + self.failed_outside
+        return outside, len(self.inside) + self.failed_inside
 
     @property
     def pooled(self) -> Scores:
@@ -66,37 +78,42 @@ class Worlds:
         return both
 
     def midpoints(self, most: int | None = None) -> Scores:
-        """Alg. 4's candidates, rising: midpoints of pooled scores; of many about `most`."""
+        """Returns the thresholds of Alg. 4, rising: midpoints of pooled scores.
+
+        If there are more than `most`, about so many of them are chosen, half of these near the
+        ends.
+        """
         pooled = self.pooled
-        if most is None or len(pooled) - 1 <= most:
-            return _between(pooled[:-1], pooled[1:])
         last = len(pooled) - 2
-        near = np.geomspace(1, last + 1, most // 4).astype(np.int64) - 1
+        if most is None or last < most:
+            return _between(pooled[:-1], pooled[1:])
+        near_end = np.geomspace(1, last + 1, most // 4).astype(np.int64) - 1
         evenly = np.linspace(0, last, most // 2).astype(np.int64)
-        places = np.unique(np.concatenate([near, evenly, last - near]))
-        return _between(pooled[places], pooled[places + 1])
+        chosen = np.unique(np.concatenate([near_end, evenly, last - near_end]))
+        return _midpoints_at(pooled, chosen)
 
     def errors(self, thresholds: npt.ArrayLike) -> tuple[Counts, Counts]:
-        """False positives and false negatives at each threshold."""
+        """Counts false positives and false negatives at each threshold, int64 [n] each."""
         h = np.atleast_1d(np.asarray(thresholds, dtype=np.float64))
-        false_positives = len(self.outside) - np.searchsorted(self.outside, h, side="left")
+        true_negatives = np.searchsorted(self.outside, h, side="left")
+        false_positives = len(self.outside) - true_negatives
         false_negatives = np.searchsorted(self.inside, h, side="left")
-        return false_positives + self.missed_outside, false_negatives + self.missed_inside
+        return false_positives + self.failed_outside, false_negatives + self.failed_inside
 
 
 @dataclasses.dataclass
 class AtOneThreshold(Logged):
-    """Mixin: a threshold fixed before the trials it is judged on, and the errors it made there.
+    """Mixin for tests at a threshold that is fixed before the trials it is judged on.
 
-    `past` and `holdout` spend the first share of the planned trials, 0.2 and 0.5, on choosing
-    the threshold, and judge it on the later ones; `fixed` judges the pre-registered `value` on
-    all. Which way diverged trials are guessed is learnt from the first of them.
+    `past` and `holdout` choose the threshold by the first share of the planned trials, 0.2 and 0.5,
+    and judge it on the later ones; `fixed` judges the pre-registered `value` on all. The first
+    diverged trials decide how later diverged ones are guessed.
     """
 
     planned: int
     threshold: Literal["past", "holdout", "fixed"] = "past"  # how it is chosen
-    value: float = math.nan  # of the threshold, where `fixed`
-    fair: ClassVar[bool] = False
+    value: float = math.nan  # of the threshold, if `fixed`
+    fair = False
 
     def __post_init__(self) -> None:
         if self.threshold not in SHARES:
@@ -108,98 +125,132 @@ class AtOneThreshold(Logged):
         super().__post_init__()
 
     def _judge(self, gain: Gain, alpha: float) -> tuple[float, float]:
-        """(what the best threshold of earlier trials shows on later ones, that threshold)."""
+        """Returns the bound of later trials at the best threshold of earlier ones, and that.
+
+        Args:
+            gain: maps bounds on both error rates to the bound; it also defines the best threshold.
+            alpha: error probability of the bound.
+        """
         scores, members = self._log.arrays()
         first, threshold = 0, self.value
+        learn = math.ceil(LEARN * self.planned)
         if self.threshold != "fixed":
-            first = math.ceil(SHARES[self.threshold] * self.planned)
-            past = Worlds.from_scores(settled(scores[:first], members[:first], 0), members[:first])
-            threshold = best_test(past, alpha, gain)[1]
-        scores = settled(scores, members, first or math.ceil(LEARN * self.planned))[first:]
+            first = learn = math.ceil(SHARES[self.threshold] * self.planned)
+            past_members = members[:first]
+            past_scores = settled(scores[:first], past_members, 0)
+            past = Worlds.from_scores(past_scores, past_members)
+            _, threshold = best_test(past, alpha, gain)
+        scores = settled(scores, members, learn)[first:]
         inside = members[first:]
         sizes = int((~inside).sum()), int(inside.sum())
         if math.isnan(threshold) or min(sizes) == 0:
             return 0.0, float(threshold)
-        # What was missed is NaN, neither below nor above: an error in either world.
-        errors = (~inside & ~(scores < threshold)).sum(), (inside & ~(scores >= threshold)).sum()
-        return float(gain(*rates_at_most(errors, sizes, alpha))[0]), float(threshold)
+        # A failed trial is NaN, neither below nor above: an error in either world.
+        false_positives = (~inside & ~(scores < threshold)).sum()
+        false_negatives = (inside & ~(scores >= threshold)).sum()
+        rates = rates_at_most((false_positives, false_negatives), sizes, alpha)
+        return float(gain(*rates)[0]), float(threshold)
 
 
 def best_test(worlds: Worlds, alpha: float, gain: Gain) -> tuple[float, float]:
-    """The largest gain over all thresholds, and that threshold; (0, NaN) when a world is empty.
+    """Returns the largest gain over all thresholds, and that threshold; or (0, NaN).
 
-    `gain` maps bounds on both error rates, at `alpha` / 2 each, to what they show, and falls in
-    either. A block of neighbouring thresholds is left out if not even its lowest rates, of
-    either kind, gain what some threshold does. Blocks that stay are divided.
+    A block of neighbouring thresholds is excluded if even its lowest rates, of either kind, gain
+    less than some threshold. The other blocks are divided.
+
+    Args:
+        worlds: scores; there is no threshold if one world has none.
+        alpha: error probability, half of which is for either error rate.
+        gain: maps bounds on both error rates to a bound on ε or μ, and falls in either.
     """
     pooled = worlds.pooled
     if min(worlds.sizes) == 0 or len(pooled) < 2:
         return 0.0, math.nan
-    count, width = len(pooled) - 1, 1
+    count = len(pooled) - 1
+    width = 1
     while count // width > _MOST_BLOCKS:
         width *= _PARTS
-    places = np.arange(0, count, width)
+    starts = np.arange(0, count, width)
 
-    def rates(places: Counts) -> tuple[Rates, Rates]:
-        errors = worlds.errors(_between(pooled[places], pooled[places + 1]))
+    def rates(indices: Counts) -> tuple[Rates, Rates]:
+        errors = worlds.errors(_midpoints_at(pooled, indices))
         return rates_at_most(errors, worlds.sizes, alpha)
 
     while width > 1:
-        fpr, fnr = rates(places)
-        ends = np.minimum(places + width, count) - 1
-        alarms, _ = worlds.errors(_between(pooled[ends], pooled[ends + 1]))
-        fpr_at_end = clopper_pearson_upper(alarms, worlds.sizes[0], alpha / 2)
-        kept = places[gain(fpr_at_end, fnr) >= gain(fpr, fnr).max()]
+        fpr, fnr = rates(starts)
+        ends = np.minimum(starts + width, count) - 1
+        lowest_fpr, _ = rates(ends)
+        possible = gain(lowest_fpr, fnr) >= gain(fpr, fnr).max()
         width //= _PARTS
-        places = (kept[:, None] + width * np.arange(_PARTS)).ravel()
-        places = places[places < count]
-    gains = gain(*rates(places))
+        parts = starts[possible, None] + width * np.arange(_PARTS)
+        starts = parts[parts < count]
+    gains = gain(*rates(starts))
     best = np.flatnonzero(gains == gains.max())
     middle = best[len(best) // 2]
-    at = places[middle]
-    return float(gains[middle]), float(_between(pooled[at], pooled[at + 1]))
+    threshold = _midpoints_at(pooled, starts[middle])
+    return float(gains[middle]), float(threshold)
+
+
+def _midpoints_at(pooled: Scores, indices: Any) -> Scores:
+    """Returns the midpoints of sorted scores at these indices and the next ones."""
+    return _between(pooled[indices], pooled[indices + 1])
 
 
 def _between(low: npt.ArrayLike, high: npt.ArrayLike) -> Scores:
-    """Midpoints of pairs of scores; between a finite and a diverged one, beside the finite one."""
+    """Returns midpoints of pairs; of a finite and a diverged score, just above the lower one."""
     above = np.where(np.isinf(low), high, np.nextafter(low, np.inf))
     with np.errstate(invalid="ignore"):
-        between = np.asarray(low) / 2 + np.asarray(high) / 2
-    return np.where(np.isfinite(low) & np.isfinite(high), between, above)
+        middle = np.asarray(low) / 2 + np.asarray(high) / 2
+    finite = np.isfinite(low) & np.isfinite(high)
+    return np.where(finite, middle, above)
 
 
 @dataclasses.dataclass
 class EpsDelta(AtOneThreshold, Estimator):
-    """Assumption-free bound at a threshold fixed before the trials it is judged on."""
+    """Assumption-free bound on ε at a threshold fixed before the trials it is judged on."""
 
-    name: ClassVar[str] = "eps-delta"
-    status: ClassVar[Status] = Status.CERTIFIED
+    name = "eps-delta"
+    status = Status.CERTIFIED
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        shown, at = self._judge(lambda a, b: epsilon_of_rates(a, b, delta), 1 - confidence)
-        return self._estimate(shown, math.nan, (delta, confidence), len(self._log), at)
+        gain = functools.partial(epsilon_of_rates, delta=delta)
+        epsilon, threshold = self._judge(gain, 1 - confidence)
+        level = delta, confidence
+        return self._estimate(epsilon, math.nan, level, len(self._log), threshold)
 
 
 def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> Any:
-    """The smallest ε ≥ 0 at which a test with these error rates is possible; no test is flipped."""
-    a, b = np.asarray(fpr, dtype=np.float64), np.asarray(fnr, dtype=np.float64)
+    """Returns the smallest ε ≥ 0 at which a test with these error rates is possible.
+
+    Args:
+        fpr: false-positive rates, float [n]; no test is inverted if they are above 1/2.
+        fnr: false-negative rates, float [n].
+        delta: in [0, 1).
+    """
+    a = np.asarray(fpr, dtype=np.float64)
+    b = np.asarray(fnr, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        up = np.log(np.maximum(1 - delta - a, 0) / b)
-        down = np.log(np.maximum(1 - delta - b, 0) / a)
-    return np.fmax(np.fmax(up, down), 0.0)
+        by_power = np.log(np.maximum(1 - delta - a, 0) / b)
+        by_size = np.log(np.maximum(1 - delta - b, 0) / a)
+    return np.fmax(np.fmax(by_power, by_size), 0.0)
 
 
 def rates_at_most(
     errors: tuple[npt.ArrayLike, npt.ArrayLike], sizes: tuple[float, float], alpha: float
 ) -> tuple[Rates, Rates]:
-    """Upper bounds on false-positive and false-negative rates, float64 [n], at `alpha` / 2 each."""
-    false_positives, false_negatives = (
-        np.asarray(clopper_pearson_upper(np.atleast_1d(counts), trials, alpha / 2))
-        for counts, trials in zip(errors, sizes, strict=True)
-    )
-    return false_positives, false_negatives
+    """Bounds false-positive and false-negative rates from above, float64 [n] each.
+
+    Args:
+        errors: false positives and false negatives, int [n] each, or one number each.
+        sizes: trials of either world, (out, in).
+        alpha: error probability, half of which is for either bound.
+    """
+    counts = [np.atleast_1d(number) for number in errors]
+    fpr = clopper_pearson_upper(counts[0], sizes[0], alpha / 2)
+    fnr = clopper_pearson_upper(counts[1], sizes[1], alpha / 2)
+    return fpr, fnr
 
 
 def mu_of_rates(fpr: Rates, fnr: Rates) -> Rates:
-    """The μ of the Gaussian trade-off curve through each pair of error rates, float64 [n]."""
+    """Returns the μ of the Gaussian trade-off function through each pair of rates, float64 [n]."""
     return np.asarray(-special.ndtri(fpr) - special.ndtri(fnr))

@@ -261,7 +261,7 @@ def test_predictions_and_wealth_are_those_of_a_loop():
     scores = np.round(1.5 * bits + rng.normal(size=150), 1)  # with ties
     odds = predicted(scores, bits)
     np.testing.assert_allclose(odds, slow_odds(scores, bits), rtol=1e-7, atol=1e-9)
-    evidence = Evidence.from_odds(odds, bits, missed=2)
+    evidence = Evidence.from_odds(odds, bits, failed=2)
     for epsilon in (0.0, 0.3, 1.0, 4.0):
         wealth, q = 1.0, special.expit(epsilon)
         for o, bit in zip(odds, bits, strict=True):
