@@ -1,7 +1,7 @@
 """Claims: upper bounds on the privacy loss of DP-SGD, by several accountants.
 
-`epsilon` is the number that is quoted; `epsilon_of` and `delta_of` say of a `Training` who answered
-as well, and why. All raise ValueError for a value outside its bounds, or an accountant that cannot
+`epsilon` is the number that is quoted; `epsilon_of` and `delta_of` also return the accountant that
+answered, and why. All raise ValueError for a value outside its bounds, or an accountant that cannot
 give a bound. Adding a module with an `Accountant` subclass makes it available by its name.
 """
 

@@ -1,8 +1,8 @@
-"""Accountants: classes that bound ε and δ of a training, found by their names.
+"""Accountants: classes that bound ε and δ of a training run, found by their names.
 
-A subclass of `Accountant` in this package is known by its `name`, one of somebody's own by its
-import path, `package.module:Class`. Verdicts rest on what it promises: where it has no proof, it
-raises ValueError. One method is enough, `epsilon`; the others follow from it.
+A subclass of `Accountant` in this package is found by its `name`, a user-defined one by its import
+path, `package.module:Class`. Verdicts depend on its bounds: without a proof it must raise
+ValueError. One method is enough, `epsilon`; the others follow from it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from .. import imports
 from ..stats.base import subclasses
 from .training import Sampling, Training
 
-_LEAST, _SLIP = 1e-300, 1e-9  # the smallest δ that is looked at; how near in log δ
+_LEAST = 1e-300  # smallest δ of a search
+_SLIP = 1e-9  # tolerance of a search in log δ
 
 
 class UnansweredError(Exception):
-    """An accountant cannot answer, but its `fallback` may; the message says why, in a few words."""
+    """An accountant cannot answer, but its `fallback` may; the message is a short reason."""
 
 
 class Accountant(ABC):
-    """Base of all accountants. `samplings` are those that it has a proof for; it may have none.
+    """Base of all accountants. `samplings` are those for which it has a proof, if any.
 
-    Trainings of other samplings reach it as `Training.unamplified`. It is not asked about
-    trainings without steps or without noise. Methods raise ValueError where there is no bound.
+    A `Training` of another sampling reaches it as `Training.unamplified`, one without steps or
+    noise not at all. Methods raise ValueError if they have no bound.
     """
 
     name: ClassVar[str]
@@ -36,50 +37,61 @@ class Accountant(ABC):
 
     @abstractmethod
     def epsilon(self, training: Training, delta: float) -> float:
-        """An upper bound on ε at δ, which does not grow with δ."""
+        """Returns an upper bound on ε at δ, which does not grow with δ."""
 
     def delta(self, training: Training, epsilon: float) -> float:
-        """An upper bound on δ at ε: about the least δ at which `epsilon` allows it."""
+        """Returns an upper bound on δ at ε: about the least δ at which `epsilon` allows it."""
         low, high = math.log(_LEAST), 0.0
         while high - low > _SLIP:
             middle = (low + high) / 2
-            enough = self.epsilon(training, math.exp(middle)) <= epsilon
-            low, high = (low, middle) if enough else (middle, high)
+            if self.epsilon(training, math.exp(middle)) <= epsilon:
+                high = middle
+            else:
+                low = middle
         return math.exp(high)
 
     def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[float]:
-        """Upper bounds on ε at δ after each of `steps`, up to `training.steps`; may share work."""
+        """Returns upper bounds on ε at δ after each of `steps`, up to `training.steps`."""
         return [self.epsilon(training.after(count), delta) for count in steps]
 
     def composed(self, events: tuple[Training, ...], delta: float) -> float:
-        """An upper bound on ε at δ of Poisson-sampled trainings that follow each other."""
-        raise ValueError(f"{self.name} composes no trainings that differ; use pld, prv or rdp")
+        """Returns an upper bound on ε at δ of Poisson-sampled events that follow each other."""
+        raise ValueError(f"{self.name} composes no events that differ; use pld, prv or rdp")
 
     def fallback(self, training: Training) -> str:
-        """Name of the accountant that answers after an UnansweredError."""
+        """Returns the name of the accountant that answers after an UnansweredError."""
         raise NotImplementedError
 
     def remark(self, training: Training) -> str:
-        """Assumption of its answer, which is `if-assumed` then; "" for none."""
+        """Returns the assumption of its answer, which is `if-assumed` then; "" for none."""
         return ""
 
 
 def accountants() -> dict[str, Accountant]:
-    """Accountants of this package, by name."""
-    home = f"{__package__}."
-    classes = (cls for cls in subclasses(Accountant) if f"{cls.__module__}.".startswith(home))
-    return {cls.name: _instance(cls) for cls in sorted(classes, key=lambda cls: cls.name)}
+    """Returns the accountants of this package, by name."""
+    inside = {}
+    for cls in subclasses(Accountant):
+        if cls.__module__.startswith(f"{__package__}."):
+            inside[cls.name] = _instance(cls)
+    return dict(sorted(inside.items()))
 
 
 def find(name: str) -> Accountant:
-    """The accountant of a name or import path; ValueError or SpecError where there is none."""
+    """Returns the accountant of a name or import path.
+
+    Raises:
+        ValueError: if no accountant has this name.
+        SpecError: if the import path leads to no accountant.
+    """
     named = accountants()
     if ":" in name:
         return _instance(imports.subclass(Accountant, name, "accountant"))
     if name not in named:
-        central = ", a central-limit approximation, not an upper bound" * (name in ("gdp", "clt"))
-        choices = f"one of {', '.join(named)}, or package.module:Class"
-        raise ValueError(f"accountant must be {choices}, got {name!r}{central}")
+        problem = f"accountant must be one of {', '.join(named)}, or package.module:Class"
+        problem += f", got {name!r}"
+        if name in ("gdp", "clt"):
+            problem += ", a central-limit approximation, not an upper bound"
+        raise ValueError(problem)
     return named[name]
 
 

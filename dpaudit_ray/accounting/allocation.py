@@ -15,12 +15,12 @@ from .accountant import Accountant, UnansweredError
 from .training import Adjacency, Sampling, Training
 
 GRID = 0.01  # width, in ε of an epoch: a finer one takes proportionally longer
-TAIL = 1e-12  # of δ, which is cut off and counted
+TAIL = 1e-12  # part of δ that is truncated and added
 LARGEST = 1_000  # batches times epochs: beyond, the library may take minutes
 
 
 class Allocation(Accountant):
-    """Amplification by random allocation, for balls and bins; other trainings go elsewhere."""
+    """Amplification by random allocation, for balls and bins only."""
 
     name = "allocation"
     samplings: ClassVar[frozenset[Sampling]] = frozenset({Sampling.BALLS_AND_BINS})
@@ -32,7 +32,7 @@ class Allocation(Accountant):
         return min(float(_losses_of(training).get_delta_for_epsilon(epsilon)), 1.0)
 
     def fallback(self, training: Training) -> str:
-        """What an adversary knows who sees all batches, by the exact formula; else the PLD."""
+        """Returns the exact formula for an adversary who knows all batches; else the PLD."""
         return "gaussian" if training.unamplified.sample_rate == 1 else "pld"
 
 
@@ -48,7 +48,7 @@ def _losses_of(training: Training) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _losses(noise_multiplier: float, batches: int, epochs: int) -> Any:
-    """The library's privacy loss distribution of whole epochs."""
+    """Returns the library's privacy loss distribution of complete epochs."""
     from PLD_accounting import AllocationSchemeConfig, PrivacyParams, gaussian_allocation_pld
 
     config = AllocationSchemeConfig(loss_discretization=GRID, tail_truncation=TAIL)

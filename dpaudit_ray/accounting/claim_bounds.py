@@ -29,26 +29,29 @@ def epsilon(
     adjacency: str = Adjacency.ADD_REMOVE,
     sampling: str = Sampling.POISSON,
 ) -> float:
-    """Upper bound on ε of DP-SGD at δ: no larger ε is needed, whatever the accountant's error.
+    """Returns an upper bound on ε of DP-SGD at δ, whatever the accountant's error.
 
-    `noise_multiplier` is the noise's standard deviation over the clipping norm, `steps` the number
-    of noisy sums, `sample_rate` the chance that a record takes part in one, 1 when batches are
-    known. `accountant` is one of `accountants()` or an import path, and may refuse a `sample_rate`
-    below 1; `adjacency` is `add-remove` or `replace`; `sampling` is `poisson`, `shuffle` or
-    `balls-and-bins`, of the last two what is proven.
+    Args:
+        noise_multiplier: standard deviation of the noise over the clipping norm.
+        steps: number of noisy sums.
+        delta: δ, in (0, 1).
+        sample_rate: probability that a record takes part in a step; 1 if batches are known.
+        accountant: one of `accountants()` or an import path; may refuse a `sample_rate` below 1.
+        adjacency: `add-remove` or `replace`.
+        sampling: `poisson`, `shuffle` or `balls-and-bins`; the last two as far as it is proven.
     """
     training = Training(noise_multiplier, steps, sample_rate, adjacency, sampling)
     return epsilon_of(training, delta, accountant).upper
 
 
 def epsilon_of(training: Training, delta: float, accountant: str = "gaussian") -> UpperBound:
-    """ε of a training at δ, with who answered and why."""
+    """Returns ε of a training at δ, with the accountant that answered and why."""
     in_unit("delta", delta)
     return _answer(training, find(accountant), "epsilon", delta)
 
 
 def delta_of(training: Training, epsilon: float, accountant: str = "gaussian") -> UpperBound:
-    """δ of a training at ε, with who answered and why; 1 without noise."""
+    """Returns δ of a training at ε, with the accountant that answered and why; 1 without noise."""
     nonnegative("epsilon", epsilon)
     return _answer(training, find(accountant), "delta", epsilon)
 
@@ -56,7 +59,7 @@ def delta_of(training: Training, epsilon: float, accountant: str = "gaussian") -
 def curve(
     training: Training, steps: Sequence[int], delta: float, accountant: str = "gaussian"
 ) -> Floats:
-    """Upper bounds on ε of a training after each of `steps`, float64 [len(steps)]."""
+    """Returns upper bounds on ε of a training after each of `steps`, float64 [len(steps)]."""
     in_unit("delta", delta)
     named = find(accountant)
     trainings = [training.after(int(count)) for count in steps]
@@ -73,7 +76,7 @@ def curve(
 
 
 def remark(training: Training, accountant: str) -> str:
-    """Note on what an accountant's answer will take for granted; mostly ""."""
+    """Returns a note on what an accountant's answer will assume; mostly ""."""
     if training.known == math.inf:
         return "without noise nothing is claimed"
     named = find(accountant)
@@ -159,7 +162,8 @@ def clt_noise_multiplier(
 
 def _bisected_noise(claim: Callable[[float], float], epsilon: float, tolerance: float) -> float:
     _check_target(epsilon, tolerance)
-    coarse, low, high = max(tolerance, 0.01), 0.0, _FIRST_NOISE
+    coarse = max(tolerance, 0.01)
+    low, high = 0.0, _FIRST_NOISE
     while (reached := claim(high)) > epsilon:
         high *= 2
         if high > _LAST_NOISE:
@@ -167,8 +171,10 @@ def _bisected_noise(claim: Callable[[float], float], epsilon: float, tolerance: 
             raise ValueError(f"no noise_multiplier up to {most} reaches epsilon {epsilon}")
     while epsilon - reached > coarse:
         middle = (low + high) / 2
-        if (value := claim(middle)) < epsilon:
-            high, reached = middle, value
+        value = claim(middle)
+        if value < epsilon:
+            high = middle
+            reached = value
         else:
             low = middle
     if epsilon - reached <= tolerance:
@@ -186,7 +192,7 @@ def _check_target(epsilon: float, tolerance: float) -> None:
 
 @functools.cache
 def _answer(training: Training, accountant: Accountant, bounded: str, at: float) -> UpperBound:
-    """The accountant's `bounded` (epsilon or delta), or its fallback's where it has no answer."""
+    """Returns the accountant's `bounded` (epsilon or delta), or its fallback's if it has none."""
     if training.known is not None:
         value = training.known if bounded == "epsilon" else min(training.known, 1.0)
         return UpperBound(value, accountant.name)
@@ -207,12 +213,12 @@ def _answer(training: Training, accountant: Accountant, bounded: str, at: float)
 
 
 def _assumption(accountant: Accountant, proven: Training) -> str:
-    """Assumption of an answer, after its status; "" for none."""
+    """Returns the assumption of an answer, after its status; "" for none."""
     remark = accountant.remark(proven)
     return remark and f"{Status.IF_ASSUMED}: {remark}"
 
 
 def _proven(accountant: Accountant, training: Training) -> tuple[Training, str]:
-    """The training that an accountant is asked about in place of `training`, and a note on it."""
+    """Returns the training for which an accountant has a proof, and a note on it."""
     proven = training if training.sampling in accountant.samplings else training.unamplified
     return proven, UNAMPLIFIED if proven != training else ""

@@ -11,7 +11,7 @@ from .training import Sampling, Training
 
 
 class Gaussian(Accountant):
-    """Dong, Roth, Su 2022, Corollary 3.3: exact, for trainings whose steps see every record."""
+    """Dong, Roth, Su 2022, Corollary 3.3: exact, for runs whose steps use every record."""
 
     name = "gaussian"
     samplings: ClassVar[frozenset[Sampling]] = frozenset()

@@ -275,12 +275,11 @@ def _log_between(z: Floats) -> Floats:
     """Computes log normal masses between neighbours, without cancellation in either tail."""
     low, high = z[:-1], z[1:]
     is_upper = low + high > 0  # mirrored into the lower tail
-    left = np.where(is_upper, -high, low)
-    right = np.where(is_upper, -low, high)
-    log_right = special.log_ndtr(right)
-    log_ratio = np.minimum(special.log_ndtr(left) - log_right, 0.0)
+    log_low = special.log_ndtr(np.where(is_upper, -high, low))
+    log_high = special.log_ndtr(np.where(is_upper, -low, high))
+    log_ratio = np.minimum(log_low - log_high, 0.0)
     with np.errstate(divide="ignore"):
-        return np.asarray(log_right + np.log(-np.expm1(log_ratio)))
+        return np.asarray(log_high + np.log(-np.expm1(log_ratio)))
 
 
 def _split(upper: Floats, lower: Floats, first: int, width: float) -> Losses:

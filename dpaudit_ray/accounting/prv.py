@@ -40,8 +40,9 @@ class Prv(Accountant):
         return _epsilons(accountant, delta, [[count] for count in steps])
 
     def delta(self, training: Training, epsilon: float) -> float:
-        """δ at ε, to an absolute error of 1e-10 beside ε's 0.01."""
-        accountant, counts = _library_accountant((training,), 1e-10), [training.steps]
+        """Returns δ at ε, with absolute errors of 1e-10 in δ and 0.01 in ε."""
+        accountant = _library_accountant((training,), 1e-10)
+        counts = [training.steps]
         with _library_failures():
             upper = accountant.compute_delta(epsilon, counts)[2]
             upper += _rounding_error(accountant, counts)
@@ -52,13 +53,13 @@ class Prv(Accountant):
         return _epsilons(accountant, delta, [[part.steps for part in events]])[0]
 
     def fallback(self, training: Training) -> str:
-        """The exact formula where there is one, else the PLD, which does not fail."""
+        """Returns the exact formula if there is one, else the PLD, which does not fail."""
         return "gaussian" if training.sample_rate == 1 else "pld"
 
 
 @contextlib.contextmanager
 def _library_failures() -> Iterator[None]:
-    """Raises what the library is known to fail with as UnansweredError; its warnings are silent."""
+    """Raises known errors of the library as UnansweredError, and hides its warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -68,26 +69,29 @@ def _library_failures() -> Iterator[None]:
 
 
 def _epsilons(accountant: Any, delta: float, counts: list[list[int]]) -> list[float]:
-    """ε at δ for each of these numbers of steps, of every event in turn."""
+    """Computes ε at δ for each item of `counts`, the numbers of steps of all events."""
+    intervals = []
     with _library_failures():
-        ends = [
-            accountant.compute_composition(steps).compute_epsilon(
-                delta, accountant.delta_error + _rounding_error(accountant, steps), EPSILON_ERROR
-            )
-            for steps in counts
-        ]
-    if not np.all(np.isfinite(ends)):
+        for steps in counts:
+            error = accountant.delta_error + _rounding_error(accountant, steps)
+            composed = accountant.compute_composition(steps)
+            intervals.append(composed.compute_epsilon(delta, error, EPSILON_ERROR))
+    if not np.all(np.isfinite(intervals)):
         raise UnansweredError("prv failed: its answer is not a number")
-    return [max(high, 0.0) for _, _, high in ends]
+    return [max(high, 0.0) for _, _, high in intervals]
 
 
 def _rounding_error(accountant: Any, counts: list[int]) -> float:
-    """Error of δ where the library's transforms round, in norm (see `pld`)."""
+    """Bounds the error of δ by rounding in the library's transforms, in norm (see `pld`)."""
     parts = accountant.composer.prvs
-    size = len(parts[0].pmf)
-    gamma = 4 * float(np.finfo(parts[0].pmf.dtype).eps) * math.log2(2 * size) * math.sqrt(size)
-    norms = [float(np.linalg.norm(part.pmf.astype(np.float64))) for part in parts]
-    return gamma * (1 + 3 * sum(n * norm for n, norm in zip(counts, norms, strict=True)))
+    masses = parts[0].pmf
+    size = len(masses)
+    unit = float(np.finfo(masses.dtype).eps)
+    gamma = 4 * unit * math.log2(2 * size) * math.sqrt(size)
+    total = 0.0
+    for count, part in zip(counts, parts, strict=True):
+        total += count * float(np.linalg.norm(part.pmf.astype(np.float64)))
+    return gamma * (1 + 3 * total)
 
 
 def _library_accountant(events: tuple[Training, ...], delta_error: float) -> Any:
@@ -99,7 +103,7 @@ def _library_accountant(events: tuple[Training, ...], delta_error: float) -> Any
 
 @functools.lru_cache(maxsize=2)
 def _built_or_failed(events: tuple[Training, ...], delta_error: float) -> Any:
-    """The library's accountant, or why there is none: failures take long and are kept as well."""
+    """Returns the library's accountant, or the error: failures take long and are cached too."""
     try:
         return _build(events, delta_error)
     except UnansweredError as reason:

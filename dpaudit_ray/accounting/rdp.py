@@ -28,9 +28,10 @@ class Rdp(Accountant):
         return to_epsilon(_training_divergences(training), ORDERS, delta)[0]
 
     def delta(self, training: Training, epsilon: float) -> float:
-        """δ at ε, from the theorem of `to_epsilon` solved for δ."""
-        alphas, rdp = np.array(ORDERS), _training_divergences(training)
-        logs = (alphas - 1) * (rdp - epsilon + np.log1p(-1 / alphas)) - np.log(alphas)
+        """Returns δ at ε, by the theorem of `to_epsilon` solved for δ."""
+        alphas = np.array(ORDERS)
+        excess = _training_divergences(training) - epsilon + np.log1p(-1 / alphas)
+        logs = (alphas - 1) * excess - np.log(alphas)
         return math.exp(min(float(logs.min()), 0.0))
 
     def composed(self, events: tuple[Training, ...], delta: float) -> float:
@@ -41,7 +42,7 @@ class Rdp(Accountant):
 def divergences(
     noise_multiplier: float, steps: int, sample_rate: float, orders: npt.ArrayLike = ORDERS
 ) -> Floats:
-    """RDP of `steps` steps at each order above 1, float64 [len(orders)]; `noise_multiplier` > 0."""
+    """Computes the RDP of `steps` steps at each order above 1, float64 [len(orders)]."""
     alphas = np.atleast_1d(np.asarray(orders, dtype=np.float64))
     if not np.all(alphas > 1):
         raise ValueError(f"orders must exceed 1, got {orders!r}")
@@ -56,34 +57,39 @@ def divergences(
 
 
 def to_epsilon(rdp: npt.ArrayLike, orders: npt.ArrayLike, delta: float) -> tuple[float, float]:
-    """(ε, best order) at δ from divergences at several orders; Balle et al. 2020, Theorem 21."""
+    """Converts divergences to (ε, best order) at δ; Balle et al. 2020, Theorem 21."""
     alphas = np.asarray(orders, dtype=np.float64)
-    bounds = np.asarray(rdp) + np.log1p(-1 / alphas) - np.log(delta * alphas) / (alphas - 1)
+    converted = np.asarray(rdp) + np.log1p(-1 / alphas)
+    bounds = converted - np.log(delta * alphas) / (alphas - 1)
     best = int(np.argmin(bounds))
     return max(float(bounds[best]), 0.0), float(alphas[best])
 
 
 def quick_epsilon(noise_multiplier: float, steps: int, sample_rate: float, delta: float) -> float:
-    """ε of `Rdp` (a single valley) by whole orders, then beside the best: ten times faster."""
+    """Computes ε of `Rdp` by integer orders, then near the best: ten times faster.
+
+    ε has a single minimum over orders.
+    """
 
     def best(orders: list[float]) -> tuple[float, float]:
         return to_epsilon(divergences(noise_multiplier, steps, sample_rate, orders), orders, delta)
 
-    _, whole = best([order for order in ORDERS if order % 1 == 0])
-    return best([order for order in ORDERS if abs(order - whole) < 1.15])[0]
+    _, integer = best([order for order in ORDERS if order % 1 == 0])
+    return best([order for order in ORDERS if abs(order - integer) < 1.15])[0]
 
 
 def _training_divergences(training: Training) -> Floats:
-    if (rate := training.sample_rate) < 1 and training.adjacency is Adjacency.REPLACE:
-        raise ValueError(f"rdp handles replacement only at sample_rate 1, got {rate}; use pld")
-    if training.sample_rate == 1:
+    rate = training.sample_rate
+    if rate == 1:
         return divergences(training.unit_noise, training.steps, 1)
-    return training.steps * _step_divergences(training.unit_noise, training.sample_rate)
+    if training.adjacency is Adjacency.REPLACE:
+        raise ValueError(f"rdp handles replacement only at sample_rate 1, got {rate}; use pld")
+    return training.steps * _step_divergences(training.unit_noise, rate)
 
 
 @functools.lru_cache
 def _step_divergences(noise_multiplier: float, sample_rate: float) -> Floats:
-    """Divergences of one step, which take half a second where it is sampled; read-only."""
+    """Returns divergences of a sampled step, which take half a second; read-only."""
     result = divergences(noise_multiplier, 1, sample_rate)
     result.setflags(write=False)
     return result

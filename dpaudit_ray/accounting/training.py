@@ -1,4 +1,4 @@
-"""The DP-SGD training that an accountant is asked about, and the bound that it answers with."""
+"""DP-SGD training as accountants bound it, and the bound that they return."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Adjacency(StrEnum):
 
 
 class Sampling(StrEnum):
-    """How the records of a step are chosen, unknown to the adversary."""
+    """Random choice of the records of a step, unknown to the adversary."""
 
     POISSON = "poisson"  # each by a coin of its own; at rate 1 also batches that are known
     SHUFFLE = "shuffle"  # an epoch's batches are cut from one random order
@@ -36,11 +36,11 @@ class Sampling(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class UpperBound:
-    """What ε or δ is at most, by the `accountant` that answered."""
+    """Upper bound on ε or δ, by the `accountant` that answered."""
 
     upper: float
     accountant: str
-    note: str = ""  # why, if not as asked; given what, where `status` is `if-assumed`
+    note: str = ""  # why another one answered; the assumption if `status` is `if-assumed`
     status: Status = Status.CERTIFIED
 
 
@@ -88,7 +88,7 @@ class Training:
 
     @property
     def unamplified(self) -> Training:
-        """This training as an adversary knows it who sees all batches: proven for any sampling.
+        """Equivalent training for an adversary who knows all batches: proven for any sampling.
 
         Given the order of an epoch, drawn apart from the data, a record moves one sum per epoch, at
         a step that is known: `epochs` adaptive Gaussian releases (Dong, Roth, Su 2022, Corollary
@@ -99,7 +99,7 @@ class Training:
         return Training(self.noise_multiplier, self.epochs, 1.0, self.adjacency)
 
     def after(self, steps: int) -> Training:
-        """This training, ended after so many steps."""
+        """Returns this training, ended after `steps` steps."""
         return dataclasses.replace(self, steps=steps)
 
     @property

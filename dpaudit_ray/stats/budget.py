@@ -1,7 +1,7 @@
-"""One error budget per audit or sweep, split over everything that a decision may rest on.
+"""Error budget of an audit or sweep, split over all bounds that may decide.
 
-Who looks at three estimators at ten recorded steps and acts on the best of them is wrong more often
-than 1 - confidence, unless the error was split first. Figures that are just shown need no share.
+The best of three estimators at ten recorded steps is wrong more often than 1 - confidence, unless
+the error was split first. Figures that decide nothing need no share.
 """
 
 from __future__ import annotations

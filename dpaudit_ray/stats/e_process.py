@@ -29,68 +29,80 @@ UNIFORM = (1.0, 1.0)  # parameters of a Beta distribution over hit rates
 
 
 def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
-    """The largest mean of outcomes in [0, 1] refuted at `alpha`, at any look; 1/2 if none."""
+    """Returns the largest mean of outcomes in [0, 1] refuted at `alpha`, at any look, or 1/2."""
     in_unit("alpha", alpha)
     values = np.asarray(outcomes, dtype=np.float64)
     if values.ndim != 1 or not np.all((values >= 0) & (values <= 1)):
         raise ValueError("outcomes must be a 1-D array of numbers in [0, 1]")
     if len(values) == 0:
         return 0.5
-    target, moments = -math.log(alpha), _moments(values)
+    target = -math.log(alpha)
+    moments = _moments(values)
 
     def excess(m: float) -> float:
         wealth = [_log_wealth(values, *gambler, m) for gambler in moments]
         most = np.maximum.reduce(wealth)
         # A mean is below the largest of its terms: no other look can have the largest mean.
         near = most >= most.max() - math.log(len(wealth))
-        return float(log_mean([path[near] for path in wealth]).max()) - target
+        mean = log_mean([path[near] for path in wealth])
+        return float(mean.max()) - target
 
     # Wealth need not fall steadily in m: the bound ends at the first mean that is not refuted.
-    grid = np.linspace(0.5, 1.0, _GRID)[:-1]
-    standing = next((i for i, m in enumerate(grid) if excess(float(m)) < 0), len(grid) - 1)
-    if standing == 0:
+    grid = np.linspace(0.5, 1.0, _GRID)[:-1].tolist()
+    end = next((i for i, m in enumerate(grid) if excess(m) < 0), None)
+    if end == 0:
         return 0.5
-    low, high = float(grid[standing - 1]), float(grid[standing])
-    if excess(high) >= 0 and excess(high := 1 - 1e-12) >= 0:
+    low, high = grid[-2], 1 - 1e-12
+    if end is not None:
+        low, high = grid[end - 1], grid[end]
+    elif excess(high) >= 0:
         return high
     return root(excess, low, high, xtol=1e-10)
 
 
 def evidence(outcomes: npt.ArrayLike, mean: float) -> Floats:
-    """Log wealth of bets against "no mean exceeds `mean`", an e-process, float64 [n]."""
+    """Computes log wealth of bets against "no mean exceeds `mean`", an e-process, float64 [n]."""
     values = np.asarray(outcomes, dtype=np.float64)
-    return log_mean([_log_wealth(values, *gambler, mean) for gambler in _moments(values)])
+    wealth = [_log_wealth(values, *gambler, mean) for gambler in _moments(values)]
+    return log_mean(wealth)
 
 
 def log_mean(logs: npt.ArrayLike) -> Floats:
-    """Log of the mean wealth of gamblers, whose logs these are, [gamblers, any]."""
+    """Computes the log of the mean wealth of gamblers from their logs, [gamblers, any]."""
     wealth = np.asarray(logs, dtype=np.float64)
     return np.asarray(np.logaddexp.reduce(wealth) - math.log(len(wealth)))  # quicker than logsumexp
 
 
 def _moments(values: Floats) -> list[tuple[float, Floats, Floats]]:
-    """Each gambler's largest share, and shrunk mean and variance before each outcome."""
+    """Computes each gambler's largest share, and shrunk mean and variance before each outcome."""
     moments = []
     for share, virtual in GAMBLERS:
         weight = virtual + np.arange(len(values))
-        sums = virtual / 2 + np.concatenate([[0.0], np.cumsum(values)[:-1]])
-        after = (sums + values) / (weight + 1)
-        squares = np.concatenate([[0.0], np.cumsum((values - after) ** 2)[:-1]])
-        moments.append((share, sums / weight, (virtual / 4 + squares) / weight))
+        sums = virtual / 2 + _before(values)
+        mean_after = (sums + values) / (weight + 1)
+        squares = _before((values - mean_after) ** 2)
+        variance = (virtual / 4 + squares) / weight
+        moments.append((share, sums / weight, variance))
     return moments
 
 
+def _before(values: Floats) -> Floats:
+    """Sums the values before each one, float64 [n]."""
+    return np.concatenate([[0.0], np.cumsum(values)[:-1]])
+
+
 def _log_wealth(values: Floats, share: float, mean: Floats, variance: Floats, m: float) -> Floats:
-    """Log wealth after each outcome of bets that maximise its expected growth, to second order."""
+    """Computes log wealth of bets that maximise its expected growth, to second order."""
     edge = mean - m
     stakes = np.clip(edge / (variance + edge**2), 0.0, share / m)
-    return np.asarray(np.cumsum(np.log1p(stakes * (values - m))))
+    growth = np.log1p(stakes * (values - m))
+    return np.asarray(np.cumsum(growth))
 
 
 def anytime_lower(
     hits: int, trials: int, alpha: float, prior: tuple[float, float] = UNIFORM
 ) -> float:
-    """Largest refuted hit rate ≥ 1/2; 0.5 when chance itself is not refuted."""
+    """Returns the largest refuted hit rate; 1/2 if chance itself is not refuted."""
     in_unit("alpha", alpha)
     if not 0 <= hits <= trials:
         raise ValueError(f"hits must lie in 0..{trials}, got {hits}")
@@ -109,7 +121,7 @@ def anytime_lower(
 
 
 def log_mixture(rate: float, hits: int, trials: int, prior: tuple[float, float] = UNIFORM) -> float:
-    """Log likelihood ratio against `rate`, averaged over rates above it, Beta(prior)."""
+    """Averages the likelihood ratio against `rate` over rates above it, Beta(prior); its log."""
     a, b = prior
     misses = trials - hits
     return float(
@@ -123,7 +135,7 @@ def log_mixture(rate: float, hits: int, trials: int, prior: tuple[float, float] 
 
 
 def _log_beta_tail(a: float, b: float, x: float) -> float:
-    """log P(Beta(a, b) > x), far beyond where the probability itself underflows."""
+    """Computes log P(Beta(a, b) > x), also if the probability underflows."""
     tail = float(special.betaincc(a, b, x))
     if tail > 1e-290:
         return math.log(tail)

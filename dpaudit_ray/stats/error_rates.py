@@ -1,4 +1,4 @@
-"""How likely an error is: bounds from counts of errors, at one threshold and at all of them.
+"""Bounds on error rates from counts of errors, at one threshold and at all of them.
 
 At one threshold the bounds are exact and one-sided (Clopper and Pearson, 1934). For all thresholds
 at once, let V_(1) ≤ ... ≤ V_(n) be uniform order statistics: the true error rates at the n observed
@@ -9,6 +9,7 @@ bound at some level, which `local_level` finds.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Callable
@@ -30,7 +31,10 @@ _BLOCK = 256  # rows of the triangular system that are solved at once
 def clopper_pearson_upper(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
 ) -> Any:
-    """Upper bound that the proportion exceeds with chance `alpha` at most; else 1. Broadcasts."""
+    """Returns an upper bound that a proportion exceeds with probability `alpha` at most.
+
+    Arguments broadcast. The bound is 1 if all trials are successes.
+    """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
         bound = special.betainccinv(k + 1.0, n - k, a)
@@ -40,7 +44,10 @@ def clopper_pearson_upper(
 def clopper_pearson_lower(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
 ) -> Any:
-    """Lower bound that the true proportion falls below with probability at most `alpha`; else 0."""
+    """Returns a lower bound that a proportion falls below with probability `alpha` at most.
+
+    Arguments broadcast. The bound is 0 if no trial is a success.
+    """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
         bound = special.betaincinv(k, n - k + 1.0, a)
@@ -76,28 +83,25 @@ def check_counts(correct: int, guesses: int, canaries: int, delta: float = 0.0) 
 def _checked(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
 ) -> tuple[Floats, Floats, Floats]:
-    k, n = nonnegative("successes", successes), np.asarray(trials, dtype=np.float64)
+    k = nonnegative("successes", successes)
+    n = np.asarray(trials, dtype=np.float64)
     if not np.all(k <= n):
         raise ValueError(f"successes must be at most trials, got {successes!r} of {trials!r}")
     return k, n, in_unit("alpha", alpha)
 
 
 def shaped(values: Floats) -> float | Floats:
-    """A float where there is one value without a dimension, else the array."""
+    """Returns a float for an array without a dimension, else the array."""
     return float(values) if values.ndim == 0 else values
 
 
 def first_where(holds: Callable[[int], bool], end: int) -> int:
-    """Smallest number in 0..end from which a condition holds, `end` when it never does."""
-    low, high = 0, end
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
+    """Returns the smallest number in 0..end from which a condition holds; `end` if none."""
+    return bisect.bisect_left(range(end), True, key=holds)
 
 
 def root(function: Callable[[float], float], low: float, high: float, **tolerances: float) -> float:
-    """Where a function changes its sign between two places, by Brent's method."""
+    """Finds the sign change of a function between `low` and `high`, by Brent's method."""
     from scipy import optimize  # as long to import as all else of this package
 
     return float(optimize.brentq(function, low, high, **tolerances))
@@ -106,7 +110,14 @@ def root(function: Callable[[float], float], low: float, high: float, **toleranc
 def last_refuted(
     excess: Callable[[float], float], high: float = 1.0, most: float = math.inf, **tolerances: float
 ) -> float:
-    """Where an excess falls below 0, by doubling `high` up to `most`; 0 or that if nowhere."""
+    """Finds where a falling excess reaches 0.
+
+    Args:
+        excess: function of a number of at least 0.
+        high: first number that is tried, and doubled while the excess is not below 0.
+        most: largest number that is doubled; returned if the excess is not below 0 there.
+        tolerances: of `root`.
+    """
     if excess(0.0) < 0:
         return 0.0
     while excess(high) >= 0:
@@ -117,24 +128,25 @@ def last_refuted(
 
 
 def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
-    """Bounds u(k) for k = 0..n errors of n trials, all valid together with 1 - `tail`, for k [m].
+    """Returns bounds u(k) for k = 0..n errors of n trials, all valid together with 1 - `tail`.
 
-    Levels fall as n grows, so those for `size` trials will do, where that is more: audits of about
+    Levels fall as n grows, so those for `size` trials are valid if that is more: audits of about
     one size share them. Beyond `EXACT_LIMIT` trials the level is that of Bonferroni.
     """
-    exact = n <= EXACT_LIMIT
-    level = local_level(max(min(size, EXACT_LIMIT), n), tail) if exact else tail / n
+    level = tail / n
+    if n <= EXACT_LIMIT:
+        level = local_level(max(min(size, EXACT_LIMIT), n), tail)
 
     def upper(counts: Counts) -> Rates:
-        distinct, places = np.unique(counts, return_inverse=True)  # each takes microseconds
-        return np.asarray(clopper_pearson_upper(distinct, n, level)[places])
+        distinct, indices = np.unique(counts, return_inverse=True)  # each takes microseconds
+        return np.asarray(clopper_pearson_upper(distinct, n, level)[indices])
 
     return upper
 
 
 @functools.cache
 def local_level(n: int, tail: float) -> float:
-    """The level η at which all n bounds hold together with probability 1 - tail, exactly."""
+    """Computes the level η at which all n bounds hold together with probability 1 - tail."""
     if not 1 <= n <= EXACT_LIMIT:
         raise ValueError(f"n must lie in 1..{EXACT_LIMIT}, got {n}")
     in_unit("tail", tail)
@@ -149,7 +161,7 @@ def local_level(n: int, tail: float) -> float:
 
 
 def miss_probability(n: int, level: float) -> float:
-    """P(V_(k+1) > u(k) for some k) when each has probability `level`.
+    """Computes P(V_(k+1) > u(k) for some k) when each has probability `level`.
 
     Let f(k) be the chance that k is the first failure. Splitting by it "k of the V lie below u(k)",
 
@@ -167,19 +179,28 @@ def miss_probability(n: int, level: float) -> float:
     first = np.empty(n)
     for start in range(0, n, _BLOCK):
         rows = slice(start, min(start + _BLOCK, n))
-        given = _transitions(k[rows, None] - k[None, : rows.stop], above, tail, logs)
-        rest = below[rows] - given[:, :start] @ first[:start]
+        lags = k[rows, None] - k[None, : rows.stop]
+        transitions = _transitions(lags, above, tail, logs)
         first[rows] = linalg.solve_triangular(
-            given[:, start:], rest, lower=True, unit_diagonal=True, check_finite=False
+            transitions[:, start:],
+            below[rows] - transitions[:, :start] @ first[:start],
+            lower=True,
+            unit_diagonal=True,
+            check_finite=False,
         )
     return float(first.sum())
 
 
 def _transitions(lags: Counts, above: Floats, tail: Floats, logs: Floats) -> Floats:
-    """P(k - i of n - i uniforms on (u(i), 1] lie below u(k)), rows k, columns i; 0 where i > k."""
+    """Computes P(k - i of n - i uniforms on (u(i), 1] lie below u(k)); 0 if i > k.
+
+    Rows are k, the last of the columns, which are i.
+    """
     stop = lags.shape[1]
-    start = stop - len(lags)
+    rows = slice(stop - len(lags), stop)
     with np.errstate(divide="ignore", invalid="ignore"):
-        powers = lags * np.log(above[None, :stop] - above[start:stop, None])
-    exponent = powers + tail[None, :stop] - tail[start:stop, None] - logs[np.abs(lags)]
-    return np.where(lags > 0, np.exp(np.where(lags > 0, exponent, 0.0)), (lags == 0) * 1.0)
+        powers = lags * np.log(above[None, :stop] - above[rows, None])
+    differences = powers + tail[None, :stop] - tail[rows, None]
+    exponent = differences - logs[np.abs(lags)]
+    later = np.exp(np.where(lags > 0, exponent, 0.0))
+    return np.where(lags > 0, later, (lags == 0) * 1.0)

@@ -53,43 +53,54 @@ class GroupSequential(Guesses):
             raise ValueError(f"spending must be obrien-fleming or pocock, got {self.spending!r}")
         shares = np.arange(1, self.looks + 1) / self.looks
         self._ends = np.unique(np.ceil(shares * self.planned).astype(np.int64))
-        self._seen: list[Look] = []
-        self._known: dict[float, float] = {}  # refuted rate at the last look, by alpha
+        self._looks: list[Look] = []
+        self._refuted: dict[float, float] = {}  # rate at the last look, by alpha
 
     def _fold(self, scores: Scores, members: Members) -> None:
-        self._look(len(scores), lambda a, b: self._counter.fold(scores[a:b], members[a:b]))
+        def add(first: int, end: int) -> None:
+            self._counter.fold(scores[first:end], members[first:end])
+
+        self._look(len(scores), add)
 
     def _miss(self, members: Members) -> None:
-        self._look(len(members), lambda a, b: self._counter.miss(members[a:b]))
+        self._look(len(members), lambda first, end: self._counter.miss(members[first:end]))
 
-    def _look(self, trials: int, add: Callable[[int, int], object]) -> None:
+    def _look(self, trials: int, add: Callable[[int, int], None]) -> None:
         """Adds trials by `add(first, end)`, stopping at every look that is due."""
-        done, start = self._counter.trials, 0
-        due = self._ends[(self._ends > done) & (self._ends <= done + trials)]
-        for end in (due - done).tolist():
+        start = 0
+        ends = self._ends - self._counter.trials
+        for end in ends[(ends > 0) & (ends <= trials)].tolist():
             add(start, end)
-            self._seen.append((self._counter.guesses, self._counter.hits))
-            self._known = {}
+            self._looks.append((self._counter.guesses, self._counter.hits))
+            self._refuted = {}
             start = end
         add(start, trials)
 
     def _rate(self, alpha: float) -> float:
-        """The largest hit rate that the looks so far refute at `alpha`; 1/2 before any."""
-        if not self._seen:
+        """Returns the largest hit rate that the looks so far refute at `alpha`; 1/2 before any."""
+        if not self._looks:
             return 0.5
-        if alpha not in self._known:  # asked for at more than one level
-            spent = spend(self._ends[: len(self._seen)] / self.planned, alpha, self.spending)
-            self._known[alpha] = refuted_rate(self._seen, spent)
-        return self._known[alpha]
+        if alpha not in self._refuted:  # bounds are read at more than one level
+            shares = self._ends[: len(self._looks)] / self.planned
+            budget = spend(shares, alpha, self.spending)
+            self._refuted[alpha] = refuted_rate(self._looks, budget)
+        return self._refuted[alpha]
 
 
 def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
-    """Error spent by each share of the trials, float64 [looks]; `alpha` at share 1."""
+    """Returns the error that may be spent by each share of the trials, float64 [looks].
+
+    Args:
+        shares: of the declared trials, in (0, 1].
+        alpha: error at share 1.
+        spending: `pocock` or `obrien-fleming`.
+    """
     in_unit("alpha", alpha)
     f = np.asarray(shares, dtype=np.float64)
     if spending == "pocock":
         return np.asarray(alpha * np.log1p(math.expm1(1) * f))
-    return np.asarray(2 * special.ndtr(special.ndtri(alpha / 2) / np.sqrt(f)))
+    quantile = special.ndtri(alpha / 2) / np.sqrt(f)
+    return np.asarray(2 * special.ndtr(quantile))
 
 
 def refuted_rate(looks: Sequence[Look], spent: Floats) -> float:

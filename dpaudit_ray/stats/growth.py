@@ -2,9 +2,9 @@
 
 A bound for a declared number of trials holds at that number alone. Where an audit may end at any of
 several, the error α is split over them: the bound after n_k trials is taken at α s_k, with shares
-s_1 + ... + s_K = 1 that were fixed before any score was seen. Each of these bounds is a function of
-the first n_k trials, so the chance that any of them exceeds the truth is at most Σ α s_k = α, at
-whichever number the audit ends and for whatever reason, for every estimator.
+s_1 + ... + s_K = 1 that were fixed before any score was observed. Each of these bounds is a
+function of the first n_k trials, so the chance that any of them exceeds the truth is at most
+Σ α s_k = α, at whichever number the audit ends and for whatever reason, for every estimator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FACTOR = 4  # between two numbers: with twice the trials, a share this small sh
 def looks(trials: int, up_to: int | None) -> tuple[int, ...]:
     """Numbers of trials after which bounds are read: `trials`, four times that, ..., `up_to`.
 
-    The last but one is at most half of `up_to`. `trials` alone where that is None, or not more.
+    The last but one is at most half of `up_to`. `trials` alone if `up_to` is None or not larger.
     """
     if up_to is None or up_to <= trials:
         return (trials,)
@@ -33,12 +33,13 @@ def looks(trials: int, up_to: int | None) -> tuple[int, ...]:
 
 
 def shares(numbers: int) -> tuple[float, ...]:
-    """Each number's share of the error: 3/4, then half of what is left, and all of it at last."""
-    split, rest = list[float](), 1.0
+    """Returns each number's share of the error: 3/4, then half of the remainder, then all of it."""
+    split = list[float]()
+    remainder = 1.0
     for _ in range(numbers - 1):
-        split.append(rest / 2 if split else _FIRST)
-        rest -= split[-1]
-    return (*split, rest)
+        split.append(remainder / 2 if split else _FIRST)
+        remainder -= split[-1]
+    return (*split, remainder)
 
 
 class Growing:

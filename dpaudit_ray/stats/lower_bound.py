@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Status(StrEnum):
-    """How far an ε can be trusted."""
+    """Degree to which an ε can be trusted."""
 
     CERTIFIED = "certified"  # exceeds the truth with probability at most 1 - confidence
     IF_GAUSSIAN = "if-gaussian"  # that holds for μ; ε is what a Gaussian mechanism of μ has
@@ -29,12 +29,12 @@ class Status(StrEnum):
 
     @property
     def conditional(self) -> bool:
-        """Whether ε is bounded given what nobody certifies."""
+        """Whether ε is bounded under an assumption that is not certified."""
         by_curve = (Status.IF_GAUSSIAN, Status.IF_CLAIMED)
         return self in (*by_curve, Status.IF_INDEPENDENT, Status.IF_ASSUMED)
 
     def assumes(self, mu: float) -> str:
-        """What is taken for granted, in words; `mu` is what ε was converted from, or NaN."""
+        """Returns the assumption in words; ε was converted from `mu`, unless that is NaN."""
         if self is Status.CERTIFIED:
             return "assumption-free" if math.isnan(mu) else "Gaussian steps"
         return _ASSUMES[self]
@@ -85,8 +85,8 @@ class Estimate:
     `epsilon_lower`, at `delta`, was converted from it as if that curve were Gaussian, or
     (`if-claimed-family`) from the same hit rate as if it were one of the claim's family; where
     `mu_lower` is NaN, it assumes no curve. Both are 0 when nothing was shown. `trials` counts the
-    trials folded; from `threshold` on a trial is guessed "in", NaN where there is none (yet). A
-    `note` says what was taken for granted although nobody stated it.
+    trials folded; from `threshold` on a trial is guessed "in", NaN without one. A `note` states an
+    assumption that the caller did not state.
     """
 
     method: str
@@ -100,7 +100,7 @@ class Estimate:
     note: str = ""
 
     def given(self, trade_off: TradeOff, independent: bool = False) -> Estimate:
-        """This bound once `trade_off` is known, and whether canaries are `independent`."""
+        """Returns this bound with its status once `trade_off` and `independent` are known."""
         status = self.status
         if independent and status is Status.IF_INDEPENDENT:
             status = Status.IF_GAUSSIAN

@@ -1,6 +1,6 @@
-"""The trials of an audit, kept in order, and diverged trainings among them as a third outcome.
+"""Trials of an audit in order, with diverged ones as a third outcome.
 
-A training that diverges in one world only gives its bit away. A guess may depend on all earlier
+A training run that diverges in one world only reveals its bit. A guess may depend on all earlier
 bits, so the first diverged trials decide how later ones are guessed.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from .base import Members, Scores
 
-LEARN = 0.2  # share of the planned trials whose diverged ones teach, where all others are judged
+LEARN = 0.2  # share of the planned trials whose diverged ones decide the guess of later ones
 _CLEAR = 2.0  # standard deviations from which diverging counts as a sure sign
 
 
@@ -20,7 +20,8 @@ class TrialLog:
     """All folded trials, for methods that need every score: diverged ones are inf, misses NaN."""
 
     def __init__(self) -> None:
-        self._scores, self._members = np.empty(0), np.empty(0, dtype=np.bool_)
+        self._scores = np.empty(0)
+        self._members = np.empty(0, dtype=np.bool_)
         self._trials = 0
 
     def append(self, scores: Scores, members: Members) -> None:
@@ -37,12 +38,15 @@ class TrialLog:
         return self._scores[: self._trials], self._members[: self._trials]
 
     def _add(self, scores: Scores, members: Members) -> None:
-        start, self._trials = self._trials, self._trials + len(scores)
+        start = self._trials
+        self._trials += len(scores)
         if self._trials > len(self._scores):
-            room = max(self._trials, 2 * start)  # what is not written to yet takes no memory
-            kept, bits = self.arrays()
-            self._scores, self._members = np.empty(room), np.empty(room, dtype=np.bool_)
-            self._scores[:start], self._members[:start] = kept[:start], bits[:start]
+            size = max(self._trials, 2 * start)  # unwritten pages take no memory
+            earlier, bits = self._scores, self._members
+            self._scores = np.empty(size)
+            self._members = np.empty(size, dtype=np.bool_)
+            self._scores[:start] = earlier[:start]
+            self._members[:start] = bits[:start]
         self._scores[start : self._trials] = scores
         self._members[start : self._trials] = members
 
@@ -61,7 +65,7 @@ class Logged:
         return type(self)._fold is Logged._fold
 
     def share_log(self, other: Logged) -> None:
-        """Keeps no trials of its own from now on: it reads those that are folded into `other`."""
+        """Reads the trials that are folded into `other` from now on, instead of storing them."""
         self._log = other._log
 
     def _fold(self, scores: Scores, members: Members) -> None:
@@ -80,13 +84,13 @@ class Diverged:
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Counts ±inf among scores float64 [n]; NaN is a miss, which teaches nothing."""
-        lost = np.isinf(scores)
-        self.outside += int((lost & ~members).sum())
-        self.inside += int((lost & members).sum())
+        diverged = np.isinf(scores)
+        self.outside += int((diverged & ~members).sum())
+        self.inside += int((diverged & members).sum())
 
     @property
     def guessed_in(self) -> bool:
-        """The guess for the next diverged trial: the world in which more were seen."""
+        """The guess for the next diverged trial: the world in which more have diverged."""
         return self.inside >= self.outside
 
     @property
@@ -97,14 +101,16 @@ class Diverged:
 
 
 def settled(scores: Scores, members: Members, learn: int) -> Scores:
-    """Scores float64 [n] with diverged trials turned into guesses: +inf "in", -inf "out".
+    """Turns diverged trials among scores float64 [n] into guesses: +inf "in", -inf "out".
 
-    Those among the first `learn` trials teach which, and become misses (NaN). With `learn` 0 all
-    teach and are guessed: for choosing a test, not for judging one.
+    Those among the first `learn` trials decide which, and become misses (NaN). With `learn` 0 all
+    decide and are guessed: for choosing a threshold, not for a bound.
     """
-    seen, taught = Diverged(), learn or len(scores)
-    seen.fold(scores[:taught], members[:taught])
-    guess = np.inf if seen.guessed_in else -np.inf
-    judged = np.where(np.isinf(scores), guess, scores)
-    judged[:learn][np.isinf(scores[:learn])] = np.nan
-    return judged
+    first = Diverged()
+    end = learn or len(scores)
+    first.fold(scores[:end], members[:end])
+    guess = np.inf if first.guessed_in else -np.inf
+    diverged = np.isinf(scores)
+    guessed = np.where(diverged, guess, scores)
+    guessed[:learn][diverged[:learn]] = np.nan
+    return guessed

@@ -116,12 +116,12 @@ def test_time_uniform_bounds_survive_looking(method):
         for first in range(0, 400, 20):
             state.fold(scores[first : first + 20], members[first : first + 20])
             # To refute the truth is the same as a bound above it.
-            if method == "group-sequential" and state._seen:
+            if method == "group-sequential" and state._looks:
                 spent = group_sequential.spend(
-                    state._ends[: len(state._seen)] / 400, 0.05, state.spending
+                    state._ends[: len(state._looks)] / 400, 0.05, state.spending
                 )
                 rate = special.ndtr(mu / 2)
-                wrong |= group_sequential._excess(rate, state._seen, spent) <= 0
+                wrong |= group_sequential._excess(rate, state._looks, spent) <= 0
             elif method == "claim":
                 wrong |= state.evidence(truth) >= TWENTY
             elif method == "eps-delta-anytime":
