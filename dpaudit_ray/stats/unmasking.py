@@ -190,6 +190,7 @@ class Groups:
             middle = first + count - count // 2 - 1
             coarse = np.multiply(middle, GROUPS, dtype=np.int64) // len(rising)
             group_of_value = np.cumsum(_is_new(coarse), dtype=np.int16) - 1
+            del middle, coarse  # arrays as long as the scores
         total = int(group_of_value[-1]) + 1 if len(group_of_value) else 0
         group = np.full(len(scores), total, dtype=np.int16)
         group[rising] = np.repeat(group_of_value, count)

@@ -68,12 +68,12 @@ def line(label: str, training: DpSgdTraining, canary: RecordCanary, models: int)
     one_by_one = dataclasses.replace(training, recipe=opacus)
     packed, alone, apart = list[float](), list[float](), math.nan
     for _ in range(ROUNDS):
-        bits = torch.from_numpy(rng.random((models, len(canary.places))) < 0.5).float()
+        bits = torch.from_numpy(rng.random((models, len(canary.indices))) < 0.5).float()
         seconds, together = taken(training.run(bits, 1, canary, 1))
         packed.append(1000 * seconds / models)
         for row in range(ALONE):
             inside = torch.ones(training.examples, dtype=torch.bool)
-            inside[canary.places] = bits[row] > 0
+            inside[canary.indices] = bits[row] > 0
             path = one_by_one.run(bits[row : row + 1], 1, canary, 1)
             seconds, model = taken(path if noisy else plainly(training, inside))
             alone.append(1000 * seconds)

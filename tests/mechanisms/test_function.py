@@ -234,12 +234,12 @@ def test_failed_packs_and_missed_trials_go_together(tmp_path):
     assert "run again" not in again.err
     assert contents(tmp_path / "own") == before
     settings, plan, run = opened(tmp_path / "own")
-    packs = outcomes.failed(run, plan)
+    packs = list(outcomes.failed(run, plan))
     alone = sum(each.trials for each in outcomes.read(run, plan).missed)
     assert len(packs) >= 3
     assert alone >= 3
-    packs = outcomes.finished_trials(run, settings, plan, 0).packs()
-    trials = score_stream.Trials.joined(plan.audits[0], packs)
+    finished = outcomes.finished_trials(run, settings, plan, 0).packs()
+    trials = score_stream.Trials.joined(plan.audits[0], finished)
     assert int(trials.missed.sum()) == alone + 2 * len(packs)
     assert len(trials.missed) == 40
 

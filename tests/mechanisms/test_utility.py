@@ -103,7 +103,7 @@ def test_scores_and_every_view_show_it(tiny, tmp_path):
     ("held_out", "said"),
     [
         (0.0, "above 0, below 1"),
-        (0.0001, "none of 569 examples"),
+        (0.0001, "0 of 569 examples"),
         (0.95, "to train on, of 569; use at most"),
         ({"name": "npz", "path": "none.npz"}, "no file"),
         ({"name": "npz", "path": "wide.npz"}, "same features"),

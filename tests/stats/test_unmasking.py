@@ -173,7 +173,7 @@ def test_bits_that_are_judged_have_no_part_in_the_choice(seed):
     def chosen(bits: np.ndarray) -> tuple[set[int], np.ndarray]:
         masks = unmasking.Masks(scores, bits, 20)
         masks.adaptive(0.05, 1, 3)
-        groups, known = masks._groups, masks._known
+        groups, known = masks._groups, masks._revealed
         looked = [groups.order[s : s + k] for s, k in zip(groups.start, known, strict=True)]
         return set(np.concatenate(looked).tolist()), masks._chance
 
@@ -198,7 +198,7 @@ def test_counts_by_the_loop_over_masked_trials():
     right = guesses = 0
     lowest = math.inf
     for group, (start, size) in enumerate(zip(groups.start, groups.size, strict=True)):
-        for trial in groups.order[start + masks._known[group] : start + size]:
+        for trial in groups.order[start + masks._revealed[group] : start + size]:
             says_in = masks._chance[group] > 0.5
             guesses += 1
             right += bool(says_in == members[trial])

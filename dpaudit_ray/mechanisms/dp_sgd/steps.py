@@ -197,8 +197,8 @@ def check_apart(canary: Canary, bits: int) -> None:
     if bits == 1:
         return
     if isinstance(canary, GradientCanary):
-        indices = canary.direction.to_sparse().coalesce().indices()
-        canaries, parameters = indices.tolist()
+        indices = canary.direction.to_sparse().coalesce().indices().cpu()
+        canaries, parameters = (row.tolist() for row in indices)
         owners = {(parameter, j % bits) for j, parameter in zip(canaries, parameters, strict=True)}
         if len(owners) == len(set(parameters)):
             return

@@ -32,6 +32,11 @@ class Noisy:
     rate: float  # η of this step
     number: int  # of the step, from 1
 
+    @property
+    def mean(self) -> Tensor:
+        """Noisy mean gradient, float [n, p]."""
+        return self.summed / self.batch_size
+
 
 class Optimizer(Plugin):
     """Base of all optimizers. θ starts without momentum, as in torch."""
