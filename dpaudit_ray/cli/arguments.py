@@ -12,7 +12,7 @@ from .. import imports
 from ..errors import Exit
 
 # Panels of the help, in its order.
-SCRIPTS, SWEEPS = "Audit a training script", "Audit many trainings: a sweep"
+SCRIPTS, SWEEPS = "Audit a training script", "Audit many training runs: a sweep"
 RESULTS, ADVANCED = "Read results", "Advanced"
 
 
@@ -35,21 +35,33 @@ def _trust(reads: bool) -> Callable[[typer.Context, str | None], str | None]:
     return enter
 
 
-_RUN = "A run directory, or its s3:// or gs:// address."
-_SET = "Changes a value: --set audit.trials=200."
-_TRUST_TO_RUN = "Modules that the sweep may import, with all below them: a,b.c; else any."
-_TRUST_TO_READ = "Modules of the run's author that may be imported: a,b.c; else none."
-_DETAILS = "All columns, in lines that may be longer than the terminal's, and what they mean."
+ANY_ERROR = "2 wrong usage or input"
 
-Sweep = Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep file.")]
+
+def epilog(example: str, exit_codes: str) -> str:
+    """Returns the end of a verb's help; Typer begins a line at each empty one."""
+    return f"Example: dpaudit {example}\n\nExit codes: {exit_codes}."
+
+
+_RUN = "Run directory, or its s3://, gs:// or az:// address."
+_SET = "Change a value of the sweep, e.g. audit.trials=200. May be repeated."
+_TRUST_TO_RUN = "Allow only these modules of the sweep, e.g. a,b.c, and those below. Default: any."
+_TRUST_TO_READ = "Import these modules of the run's author, e.g. a,b.c. Default: none."
+_DETAILS = "Show all columns and explain them. Lines may be longer than the terminal's."
+_STORAGE_PATH = "Write results to PATH/name: a folder, or an s3://, gs:// or az:// address."
+
+Sweep = Annotated[str, typer.Argument(metavar="SWEEP", help="Sweep file.")]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help=_RUN)]
-StoragePath = Annotated[str, typer.Option(help="Results go to PATH/name; a folder or an address.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
+StoragePath = Annotated[str, typer.Option(metavar="PATH", help=_STORAGE_PATH)]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_SET)]
 Trusted = Annotated[
-    str | None, typer.Option("--trust", help=_TRUST_TO_RUN, callback=_trust(reads=False))
+    str | None,
+    typer.Option("--trust", metavar="MODULES", help=_TRUST_TO_RUN, callback=_trust(reads=False)),
 ]
 TrustedToRead = Annotated[
-    str | None, typer.Option("--trust", help=_TRUST_TO_READ, callback=_trust(reads=True))
+    str | None,
+    typer.Option("--trust", metavar="MODULES", help=_TRUST_TO_READ, callback=_trust(reads=True)),
 ]
-AsJson = Annotated[bool, flag("--json", help="As JSON.")]
+AsJson = Annotated[bool, flag("--json", help="Print JSON.")]
+Address = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Join this Ray cluster.")]
 Details = Annotated[bool, flag("--details", help=_DETAILS)]

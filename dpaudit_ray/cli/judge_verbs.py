@@ -9,7 +9,17 @@ import typer
 
 from ..errors import Exit, plain
 from . import tables, terminal
-from .arguments import ADVANCED, RESULTS, AsJson, Details, RunPath, TrustedToRead, exit_code
+from .arguments import (
+    ADVANCED,
+    ANY_ERROR,
+    RESULTS,
+    AsJson,
+    Details,
+    RunPath,
+    TrustedToRead,
+    epilog,
+    exit_code,
+)
 from .read_verbs import open_run
 from .terminal import Columns, Figure, number, plural
 
@@ -21,11 +31,17 @@ app = typer.Typer()
 _MAX_LINES = 20  # of differences that are shown
 
 
-@app.command(rich_help_panel=RESULTS)
+@app.command(
+    rich_help_panel=RESULTS,
+    epilog=epilog(
+        "verify runs/quickstart --details",
+        f"0 no violation found, 1 violation, {ANY_ERROR}, 5 inconclusive",
+    ),
+)
 def verify(
     run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, details: Details = False
 ) -> None:
-    """Do a run's trials contradict the claim? Exit 1 violation, 0 none, 5 inconclusive."""
+    """Judge a run: test whether its trials contradict the claims."""
     from ..report import verdict
 
     opened = open_run(run)
@@ -37,11 +53,14 @@ def verify(
     raise typer.Exit(exit_code(of_run.verdict))
 
 
-@app.command(rich_help_panel=ADVANCED)
+@app.command(
+    rich_help_panel=ADVANCED,
+    epilog=epilog("check runs/quickstart", f"0 nothing differs, {ANY_ERROR}, or any difference"),
+)
 def check(run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None) -> None:
-    """Derives claims, bits, estimates and verdict again from sweep and scores: exit 2 if others.
+    """Recompute claims, bits, bounds and verdict from the stored scores, and report differences.
 
-    Writes nothing and runs no code of the sweep's author, so that a run can be handed over.
+    This writes nothing and runs no code of the sweep's author unless --trust names it.
     """
     from ..report import check
 
@@ -74,14 +93,16 @@ def _show_check(checked: Checked) -> None:
     terminal.explain(f"{ending}: {', '.join(counts) or 'nothing'}{verdict}")
 
 
-@app.command(rich_help_panel=ADVANCED)
+@app.command(
+    rich_help_panel=ADVANCED, epilog=epilog("compare runs/a runs/b", f"0 compared, {ANY_ERROR}")
+)
 def compare(
     run: RunPath,
-    other: Annotated[str, typer.Argument(metavar="RUN2", help="The run to compare with.")],
+    other: Annotated[str, typer.Argument(metavar="RUN2", help="Run to compare with.")],
     as_json: AsJson = False,
     trust: TrustedToRead = None,
 ) -> None:
-    """Two runs side by side: what was asked otherwise, bounds with their intervals, verdicts."""
+    """Compare two runs: settings that differ, bounds with their intervals, and verdicts."""
     from ..report.comparison import compare as compare_runs
 
     comparison = compare_runs(open_run(run), open_run(other))

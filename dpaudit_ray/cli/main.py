@@ -1,4 +1,4 @@
-"""`dpaudit VERB`: arguments in, exit code out. The verbs lie in the files beside this one."""
+"""Runs `dpaudit VERB`; turns errors into one line and an exit code. Other files have the verbs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,21 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Audits differentially private training: valid lower bounds beside the claim.",
-    epilog="--debug anywhere on the line shows the traceback behind an error.",
+    help="Audit differentially private training: compare lower bounds on ε with the claim.",
+    epilog=(
+        "Add --debug to any command to show the traceback of an error.\n\nExit codes: 0 complete, "
+        "1 violation, 2 wrong usage or input, 3 finished with failed trials, 4 stopped and "
+        "resumable, 5 inconclusive."
+    ),
 )
 for _family in (script_verb, run_verbs, read_verbs, judge_verbs, start_verbs):
     app.add_typer(_family.app)
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, flag("--version", help="Print it.")] = False) -> None:
+def _top(
+    version: Annotated[bool, flag("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         terminal.say(__version__)
         raise typer.Exit

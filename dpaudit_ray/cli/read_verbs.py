@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from . import tables, terminal
-from .arguments import RESULTS, AsJson, Details, RunPath, TrustedToRead
+from .arguments import ANY_ERROR, RESULTS, AsJson, Details, RunPath, TrustedToRead, epilog
 
 if TYPE_CHECKING:
     from ..report.tables import Run
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(rich_help_panel=RESULTS)
+@app.command(
+    rich_help_panel=RESULTS, epilog=epilog("status runs/quickstart", f"0 shown, {ANY_ERROR}")
+)
 def status(
     run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, details: Details = False
 ) -> None:
-    """Progress, estimates, verdict, failures by kind and who drives, without a cluster."""
+    """Show progress, bounds, verdict, failures and the driver of a run. Needs no cluster."""
     from ..report import verdict
 
     opened = open_run(run)
@@ -32,16 +34,20 @@ def status(
         _show_status(opened, summary, details)
 
 
-@app.command(rich_help_panel=RESULTS)
+@app.command(
+    rich_help_panel=RESULTS,
+    epilog=epilog("report runs/quickstart --format csv", f"0 written, {ANY_ERROR}"),
+)
 def report(
     run: RunPath,
     format: Annotated[
-        Literal["html", "table", "csv", "json"], typer.Option(help="What to write.")
+        Literal["html", "table", "csv", "json"],
+        typer.Option(help="Write a page with figures, or print the estimates."),
     ] = "html",
     trust: TrustedToRead = None,
     details: Details = False,
 ) -> None:
-    """Figures and tables of a run; one that is not complete is marked interim."""
+    """Write figures and tables of a run. A run that is not complete is marked interim."""
     from ..report import page, verdict
 
     opened = open_run(run)

@@ -10,26 +10,41 @@ import typer
 from ..errors import Exit
 from ..orchestration import ExecutorName
 from . import tables, terminal
-from .arguments import SWEEPS, Details, Set, StoragePath, Sweep, Trusted, flag
+from .arguments import (
+    ANY_ERROR,
+    SWEEPS,
+    Address,
+    Details,
+    Set,
+    StoragePath,
+    Sweep,
+    Trusted,
+    epilog,
+    flag,
+)
 
 app = typer.Typer()
+_CODES = f"0 complete, {ANY_ERROR}, 3 finished with failed trials, 4 stopped and resumable"
 _STOPPED = "stopped; finished packs are safe: run the same command to resume"
 
 
-@app.command(rich_help_panel=SWEEPS)
+@app.command(rich_help_panel=SWEEPS, epilog=epilog("run sweep.yaml --set audit.trials=200", _CODES))
 def run(  # noqa: PLR0913 (options of a command line)
     sweep: Sweep,
     storage_path: StoragePath = "runs",
-    address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
+    address: Address = None,
     changes: Set = None,
-    executor: Annotated[ExecutorName, typer.Option(help="Where packs run.")] = "ray",
-    retry_failed: Annotated[
-        bool, flag("--retry-failed", help="Run packs again that failed before.")
-    ] = False,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="Run packs on Ray, or inline: in this process.")
+    ] = "ray",
+    retry_failed: Annotated[bool, flag("--retry-failed", help="Run failed packs again.")] = False,
     trust: Trusted = None,
     details: Details = False,
 ) -> None:
-    """Starts a sweep, or resumes it when its run directory exists. A sweep file is code."""
+    """Run a sweep, or resume it if its run directory exists.
+
+    A sweep file is code: it may name modules that are imported and run.
+    """
     from .. import api
     from ..plan import outcomes
     from ..report import verdict
@@ -68,13 +83,13 @@ def run(  # noqa: PLR0913 (options of a command line)
     raise typer.Exit(Exit.STOPPED if result.stopped else Exit.FAILED_TRIALS)
 
 
-@app.command(rich_help_panel=SWEEPS)
+@app.command(rich_help_panel=SWEEPS, epilog=epilog("plan sweep.yaml", f"0 planned, {ANY_ERROR}"))
 def plan(
     sweep: Sweep, storage_path: StoragePath = "runs", changes: Set = None, trust: Trusted = None
 ) -> None:
-    """Shows audits, packs, time, bounds within reach, and what code the sweep runs.
+    """Forecast a sweep: its audits, packs, time, largest bounds, and the modules that it runs.
 
-    Times the first steps of packs, so it runs that code.
+    The first steps of packs are timed, so this runs the code of the sweep.
     """
     from ..forecast import forecast
     from ..plan import provenance
@@ -87,31 +102,52 @@ def plan(
     tables.show_code(provenance.sweep_code(prepared))
 
 
-@app.command(rich_help_panel=SWEEPS)
+@app.command(
+    rich_help_panel=SWEEPS,
+    epilog=epilog(
+        "submit sweep.yaml --address http://HEAD:8265 --storage-path s3://bucket/runs",
+        f"{_CODES}; 0 at once with --no-wait",
+    ),
+)
 def submit(  # noqa: PLR0913 (options of a command line)
-    sweep: Annotated[str, typer.Argument(help="A sweep file in the working directory.")],
+    sweep: Annotated[
+        str, typer.Argument(metavar="SWEEP", help="Sweep file in the working directory.")
+    ],
     address: Annotated[
-        str, typer.Option(help="The Ray head's dashboard.", envvar="RAY_API_SERVER_ADDRESS")
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Submit to the Ray head with this dashboard, e.g. http://HEAD:8265.",
+            envvar="RAY_API_SERVER_ADDRESS",
+        ),
     ],
     storage_path: Annotated[
-        str, typer.Option(help="Results go to PATH/name: a folder that all nodes mount, or s3://.")
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Write results to PATH/name: a folder that all nodes mount, or an address.",
+        ),
     ],
     changes: Set = None,
-    working_dir: Annotated[str, typer.Option(help="What is sent to the cluster.")] = ".",
+    working_dir: Annotated[str, typer.Option(metavar="FOLDER", help="Send this folder.")] = ".",
     exclude: Annotated[
-        list[str] | None, typer.Option(help="Not sent: a name or path with wildcards.")
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Do not send these files. May be repeated."),
     ] = None,
     include: Annotated[
-        list[str] | None, typer.Option(help="Sent, too: a name or path with wildcards.")
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Send these files, too. May be repeated."),
     ] = None,
-    wait: Annotated[bool, flag(help="Follow the log and exit as the sweep does.")] = True,
-    python: Annotated[str, typer.Option(help="The head's python with this package.")] = "python",
+    wait: Annotated[bool, flag(help="Follow the log, and exit with the code of the sweep.")] = True,
+    python: Annotated[
+        str, typer.Option(metavar="PYTHON", help="Use this Python of the head.")
+    ] = "python",
     install: Annotated[
-        bool, flag("--install", help="Nodes have Ray alone: uv installs what it needs.")
+        bool, flag("--install", help="Install this package with uv on nodes that have only Ray.")
     ] = False,
     trust: Trusted = None,
 ) -> None:
-    """Runs a sweep as a Ray job; again: resumes it, or follows it while it runs."""
+    """Run a sweep as a Ray job. Repeat the command to follow it, or to resume it once stopped."""
     from .. import plan as planning
     from ..orchestration.submission import JobsClient, SweepJob
     from ..orchestration.working_dir_package import WorkingDirPackage

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..errors import SpecError
 from . import terminal
-from .arguments import SCRIPTS, AsJson, exit_code, flag
+from .arguments import ANY_ERROR, SCRIPTS, Address, AsJson, epilog, exit_code, flag
 from .terminal import duration
 
 if TYPE_CHECKING:
@@ -32,27 +32,58 @@ _LINE_SECONDS = 5.0  # between two lines of a log
 _REFRESH_SECONDS = 0.25
 
 
-@app.command(rich_help_panel=SCRIPTS)
+@app.command(
+    rich_help_panel=SCRIPTS,
+    epilog=epilog(
+        "audit train.py:main --budget 10min",
+        f"0 no violation found, 1 violation, {ANY_ERROR}, 5 inconclusive",
+    ),
+)
 def audit(  # noqa: PLR0913 (options of a command line)
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT.py:FUNCTION", help="What trains: train.py:main.")
+        str,
+        typer.Argument(
+            metavar="SCRIPT.py:FUNCTION", help="Script and training function, e.g. train.py:main."
+        ),
     ],
-    budget: Annotated[str, typer.Option(help="Time it may take: 90s, 10min.")] = "10min",
-    delta: Annotated[float | None, typer.Option(help="δ, where no @audited tells.")] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Stop after this time, e.g. 90s or 10min.")
+    ] = "10min",
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DELTA",
+            help="δ of the claim. Required unless the script or @audited(delta=...) states it.",
+        ),
+    ] = None,
     layers: Annotated[
-        str, typer.Option(help="0 one run, 1 canaries in steps, 2 in runs.")
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Run these checks: 0 inspect one run, 1 test steps with canaries, 2 test whole "
+            "runs.",
+        ),
     ] = "0,1,2",
     as_json: AsJson = False,
-    address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
-    memory: Annotated[float | None, typer.Option(min=0.1, help="GiB that a run may take.")] = None,
-    seed: Annotated[int, typer.Option(help="Of all coins.")] = 0,
+    address: Address = None,
+    memory: Annotated[
+        float | None, typer.Option(min=0.1, metavar="GIB", help="Limit the memory of a run.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed the random choices of the audit.")
+    ] = 0,
     secret_size: Annotated[
-        bool, flag("--secret-size", help="The number of records is secret, too.")
+        bool, flag("--secret-size", help="Treat the number of records as secret, too.")
     ] = False,
-    junit: Annotated[Path | None, typer.Option(help="Writes a JUnit file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Default SCRIPT-FUNCTION-audit.html.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit file.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the report here. Default: SCRIPT-FUNCTION-audit.html."
+        ),
+    ] = None,
 ) -> None:
-    """Does a training script keep its promise? Exit 0 consistent, 1 violation, 5 not decided."""
+    """Audit a training script: test whether its training violates the claimed ε and δ."""
     from ..scripts import script_findings
     from ..scripts.script_audit import Options, parse_duration
     from ..scripts.script_runs import Target

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import SpecError, suggestion
 from . import terminal
-from .arguments import ADVANCED, SWEEPS, AsJson, flag
+from .arguments import ADVANCED, ANY_ERROR, SWEEPS, AsJson, epilog, flag
 from .terminal import Columns, Figure
 
 if TYPE_CHECKING:
@@ -37,19 +37,34 @@ _KEYS: dict[Kind, str] = {
 # Listed without `--all`: the most frequent in `jobs/`, except the papers', which miss their level.
 _COMMON_ESTIMATORS = ("accuracy", "eps-delta", "one-run", "one-run-adaptive", "one-run-fdp")
 _REPEATS = 5  # runs, of which every figure of `bench` is the median
-_DATA = typer.Option("--data", help="A data set by name; `dpaudit list data` has all.")
-_PATH = typer.Option("--data-path", help="Its file or folder: .npz with x and y, CSV, torchvision.")
-_MODEL = typer.Option("--model", help="By name, or your own: package.module:Class.")
+_DATA = typer.Option("--data", metavar="NAME", help="Use a data set of `dpaudit list data`.")
+_PATH = typer.Option(
+    "--data-path",
+    metavar="PATH",
+    help="Read data here: .npz with x and y, CSV, or a torchvision folder.",
+)
+_MODEL = typer.Option(
+    "--model", metavar="NAME", help="Use a model of `dpaudit list models`, or package.module:Class."
+)
 
 
-@app.command(rich_help_panel=ADVANCED)
+@app.command(
+    rich_help_panel=ADVANCED,
+    epilog=epilog("bench --models fcnn,convnet", f"0 measured, {ANY_ERROR}"),
+)
 def bench(
-    models: Annotated[str, typer.Option(help="Comma-separated; all by default.")] = "",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of both engines.")] = 1,
+    models: Annotated[
+        str, typer.Option(metavar="NAMES", help="Measure these, separated by commas. Default: all.")
+    ] = "",
+    threads: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Use this many CPU threads in both engines.")
+    ] = 1,
     gpu: Annotated[bool, flag("--gpu", help="Measure this machine's GPU.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="A file for figures.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")
+    ] = None,
 ) -> None:
-    """Trials per second of the packed engine and of Opacus on this machine, side by side."""
+    """Measure trials per second of the packed engine and of Opacus on this machine."""
     from ..forecast import bench as benchmark
 
     names = models.split(",") if models else list(benchmark.WORKLOADS)
@@ -80,18 +95,25 @@ def bench(
         terminal.say(f"written to {json_file}")
 
 
-@app.command(rich_help_panel=SWEEPS)
+@app.command(
+    rich_help_panel=SWEEPS,
+    epilog=epilog("init sweep.yaml --data-path table.csv", f"0 written, {ANY_ERROR}"),
+)
 def init(
-    file: Annotated[Path, typer.Argument(help="The sweep file to write.")] = Path("sweep.yaml"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Sweep file to write.")] = Path(
+        "sweep.yaml"
+    ),
     data: Annotated[str | None, _DATA] = None,
     data_path: Annotated[str | None, _PATH] = None,
     model: Annotated[str | None, _MODEL] = None,
-    sampling: Annotated[str, typer.Option(help="Of batches: fixed or poisson.")] = "fixed",
-    force: Annotated[bool, flag("--force", help="Overwrite the file.")] = False,
+    sampling: Annotated[
+        str, typer.Option(metavar="NAME", help="Sample batches: fixed or poisson.")
+    ] = "fixed",
+    force: Annotated[bool, flag("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Writes a commented sweep file for the data and the model at hand.
+    """Write a commented sweep file for your data and model.
 
-    Reads the data and tries the model on them, so it runs the model's code.
+    The data are read and the model is run on them, so this runs the model's code.
     """
     from .. import api
     from ..sweep import spec, template, yamlfile
@@ -122,19 +144,23 @@ def _names(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in known if name.startswith(incomplete)]
 
 
-@app.command("list", rich_help_panel=SWEEPS)
+@app.command(
+    "list",
+    rich_help_panel=SWEEPS,
+    epilog=epilog("list adversaries loss", f"0 listed, {ANY_ERROR}"),
+)
 def list_names(
     kind: Annotated[
-        Kind | None, typer.Argument(metavar="KIND", help=f"{', '.join(_KEYS)}; all by default.")
+        Kind | None, typer.Argument(metavar="KIND", help=f"Show one of {', '.join(_KEYS)}.")
     ] = None,
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, to see its options.", autocompletion=_names),
+        typer.Argument(metavar="NAME", help="Show the options of this one.", autocompletion=_names),
     ] = None,
     as_json: AsJson = False,
     show_all: Annotated[bool, flag("--all", help="List also rarely used estimators.")] = False,
 ) -> None:
-    """Names that a sweep file can use: a line for each, and the options of one."""
+    """List the names that a sweep file can use, or the options of one."""
     from ..sweep import schema
 
     if kind is None:
