@@ -11,7 +11,7 @@ from tests.readability import Measures
 PACKAGE = Path(da.__file__).parent
 ROOT = PACKAGE.parent
 # Limits at the last change that improved them.
-LIMITS = {"headless": 271, "pointer": 103, "name": 625, "str*bool": 43, "nested": 88, "walrus": 32}
+LIMITS = {"headless": 96, "pointer": 28, "name": 279, "str*bool": 18, "nested": 40, "walrus": 8}
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,14 @@ def pages() -> Measures:
     return readability.of_pages(sorted(files))
 
 
-def test_package_has_at_most_281_000_tokens(package):
+def test_package_has_at_most_279_000_tokens(package):
     """Counts tokens, not lines: a limit on lines is met by denser lines."""
-    assert sum(lines.total() for lines in package.tokens.values()) <= 281_000
+    assert sum(lines.total() for lines in package.tokens.values()) <= 279_000
 
 
 def test_lines_of_code_are_short(package):
-    assert package.density() <= 10.41
-    assert package.dense_percent() <= 11.7
+    assert package.density() <= 9.46
+    assert package.dense_percent() <= 7.2
 
 
 def test_no_file_is_much_denser_than_others(package):
@@ -51,12 +51,12 @@ def test_findings_in_code_do_not_rise(package, kind):
 
 
 def test_docstrings_and_messages_are_plain_english(package):
-    assert package.idioms_per_1000_words() <= 10
+    assert package.idioms_per_1000_words() <= 3.4
 
 
 def test_pages_are_plain_english(pages):
     assert pages.idioms_per_1000_words() <= 0.1
-    assert pages.long_sentence_percent() <= 2
+    assert pages.long_sentence_percent() <= 1.8
 
 
 def measured(tmp_path: Path, source: str) -> Measures:
