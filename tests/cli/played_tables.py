@@ -33,7 +33,7 @@ def dpaudit(*arguments: str) -> None:
 def play(sampled: str, exact: str) -> None:
     dpaudit("list")
     for kind in get_args(start_verbs.Kind):
-        dpaudit("list", kind)
+        dpaudit("list", kind, "--all")
     dpaudit("list", "mechanisms", "dp-sgd")
     dpaudit("bench")
     for run in (sampled, exact):

@@ -58,7 +58,7 @@ def test_options_are_those_of_the_class_and_of_its_variants():
     assert options["canaries"] == {"takes": "whole number ≥ 1", "default": None, "required": True}
     assert options["adjacency"]["default"] == "add-remove"
     assert options["kind"]["takes"] == "dirac | random | natural | mislabelled"
-    assert "coin" in found["text"]
+    assert "random bit" in found["text"]
     rows = dpaudit("list", "mechanisms", "dp-sgd").out.splitlines()
     by_name = {row.split("  ")[0]: row.split("  ", 1)[1].split() for row in rows if "  " in row}
     assert by_name["steps"][-1] == "required"
