@@ -419,6 +419,9 @@ def test_help_has_a_short_option_and_no_value_beside_flags(verb, monkeypatch):
     assert help_of[0] == help_of[1]
     flags = [line for line in help_of[0].splitlines() if "<bool>" in line]
     assert all(re.search("--(help|install-comp|show-comp)", line) for line in flags), flags
+    ending = help_of[0].replace("\n", " ")
+    assert "Exit codes: 0 " in ending
+    assert not verb or f"Example: dpaudit {verb} " in ending
 
 
 @pytest.mark.parametrize(
