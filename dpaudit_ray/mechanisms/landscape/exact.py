@@ -286,9 +286,10 @@ def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
 def _masses(world: Mass, intervals: Floats) -> float:
     """Returns P(θ in one of these intervals [k, 2]), from the side where nothing cancels."""
     edges = world.panels.edges
-    starts, ends = np.clip(intervals, edges[0], edges[-1]).T
-    below_start, above_start = world.split(starts)
-    below_end, above_end = world.split(ends)
+    points = np.clip(intervals, edges[0], edges[-1]).ravel()
+    below, above = world.split(points)
+    below_start, below_end = below.reshape(-1, 2).T
+    above_start, above_end = above.reshape(-1, 2).T
     by_lower_tail = below_end - below_start
     by_upper_tail = above_start - above_end
     masses = np.where(below_end < above_start, by_lower_tail, by_upper_tail)
