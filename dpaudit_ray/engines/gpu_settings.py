@@ -1,7 +1,7 @@
-"""What a process that trains on a GPU asks of torch: the same numbers twice, and its precision.
+"""Settings of torch for training on a GPU: determinism, precision, and a share of the memory.
 
-`torch.backends.*.fp32_precision` is used throughout: of the older `allow_tf32` flags, those that
-are left alone would go on to mean what other code of the process has set.
+Precision is set by `torch.backends.*.fp32_precision` only: each of the older `allow_tf32` flags
+that is not set would keep the value that other code of the process has given it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-# What a step may hold beside its pack's parameters: half of a GPU of 16 GB. Larger ones are asked
-# for no more, since more models at once would be other bits, and hardly faster.
+# Bytes of a step, in addition to its pack's parameters: half of a GPU of 16 GB. It is no more on
+# larger ones, since more models at once would change bits, and would hardly be faster.
 _BUDGET = 8 << 30
 _share = 1.0  # of a GPU that this process has
 
 
 def device(gpu: bool) -> torch.device:
-    """Where this process trains."""
+    """Returns the device that this process trains on."""
     return torch.device("cuda" if gpu else "cpu")
 
 
 def take_share(gpus: float) -> None:
-    """Tells torch what it has of a GPU by `resources.num_gpus`, 0 for none: Ray only counts."""
+    """Limits torch to its share of a GPU, `resources.num_gpus`, 0 for none: Ray only counts."""
     global _share
     _share = min(gpus, 1.0) or 1.0
     if 0 < gpus < 1 and torch.cuda.is_available():
@@ -31,12 +31,15 @@ def take_share(gpus: float) -> None:
 
 
 def budget() -> int:
-    """Bytes for a step's activations and gradients: by the sweep's options, not by what is free."""
+    """Returns the bytes of a step's activations and gradients, by the sweep's options alone."""
     return int(_share * _BUDGET)
 
 
 def settle_in(tf32: bool) -> None:
-    """Asks for determinism, before the first operation on a GPU: cuBLAS reads its variable once."""
+    """Sets determinism and precision, before the first operation on a GPU.
+
+    cuBLAS reads its environment variable only once.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic: Any = torch.utils.deterministic

@@ -15,6 +15,7 @@ from dpaudit_ray.engines.packing.memory import Groups
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.models.convnet import Cnn4
 from tests.engines.networks import slow_clipped_sum
+from tests.long import long
 
 
 def network(*layers: nn.Module, shape: tuple[int, ...]) -> nn.Module:
@@ -90,8 +91,16 @@ def padded() -> nn.Module:
     return network(*layers, shape=(1, 28, 28))
 
 
+LAYERS_AGAIN = long("other tests have layers with strides, with overlaps, and in float32")
+
+
 @pytest.mark.parametrize(
-    ("make", "way"), [(papers, "network"), (padded, "network"), (papers, "layers")]
+    ("make", "way"),
+    [
+        (papers, "network"),
+        (padded, "network"),
+        pytest.param(papers, "layers", marks=LAYERS_AGAIN),
+    ],
 )
 def test_the_network_of_the_papers_on_mnist(make, way, monkeypatch):
     """Strided convolutions, overlapping windows: all of it by the loops, in float32 as well."""

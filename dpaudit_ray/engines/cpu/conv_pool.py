@@ -1,8 +1,8 @@
 """Small convolutions with the max-pooling and ReLU behind them, in compiled loops on a CPU.
 
 Pooling sends a gradient to one position of its window, so the gradients of what comes before need
-only a part of a convolution's products. `ConvPool` is one such pair of layers in any network,
-`ConvChain` a whole network of such pairs with linear layers behind them.
+only a part of a convolution's products. `ConvPool` is a convolution and its pooling as one layer of
+any network; `ConvChain` is a whole network of such layers with linear layers behind them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..packing.memory import slices
 from ..packing.passes import Chain, Layer, Passes, Step
-from ..rules.base import Rule, SampleGradients, flattens, plain
+from ..rules.base import Rule, SampleGradients, by_model, is_flatten, is_plain
 from ..rules.convolution import Conv2dRule, Pair
 from ..rules.ghost_norm import keeps
 from ..rules.linear import LinearRule
@@ -36,21 +36,24 @@ _LARGEST_WINDOW = 3  # rows or columns: every entry of a window costs a pass
 
 
 def window_of(layer: nn.Module | None) -> tuple[Pair, Pair] | None:
-    """Size and stride of a max-pooling that the loops take; None for any other layer."""
-    if not isinstance(layer, nn.MaxPool2d) or not plain(layer, nn.MaxPool2d):
+    """Returns size and stride of a max-pooling that the loops take; None for any other layer."""
+    if not isinstance(layer, nn.MaxPool2d) or not is_plain(layer, nn.MaxPool2d):
         return None
-    size, stride, padding, dilation = (
-        (value, value) if isinstance(value, int) else (value[0], value[1])
-        for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    )
-    if (padding, dilation) != ((0, 0), (1, 1)) or layer.ceil_mode or layer.return_indices:
+    size = _pair(layer.kernel_size)
+    is_simple = _pair(layer.padding) == (0, 0) and _pair(layer.dilation) == (1, 1)
+    if not is_simple or layer.ceil_mode or layer.return_indices or max(size) > _LARGEST_WINDOW:
         return None
-    return (size, stride) if max(size) <= _LARGEST_WINDOW else None
+    return size, _pair(layer.stride)
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    """Returns an option of a layer as numbers down and across."""
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class PatchCut:
-    """How the loops on the way back cut a layer's patches up, for one dtype."""
+    """The division of a layer's patches into vectors, for the backward pass in one dtype."""
 
     lanes: int
     parts: int  # vectors of a row of a patch
@@ -58,32 +61,35 @@ class PatchCut:
 
     @classmethod
     def from_weight(cls, shape: Sequence[int], dtype: torch.dtype) -> PatchCut | None:
-        """None where a row of a patch does not fit into the registers."""
-        channels, height, width = shape[1:]
+        """Returns None if a row of a patch does not fit into the registers."""
+        _, channels, height, width = shape
         lanes = vector_code.lanes(dtype.itemsize, width * channels)
         parts = math.ceil(width * channels / lanes)
-        registers = vector_code.REGISTERS - SPARE_REGISTERS
-        if parts > registers:
-            return None
-        rows = max(r for r in range(1, height + 1) if height % r == 0 and r * parts <= registers)
-        return cls(lanes, parts, rows)
+        most_rows = (vector_code.REGISTERS - SPARE_REGISTERS) // parts
+        divisors = [rows for rows in range(1, height + 1) if height % rows == 0]
+        fitting = [rows for rows in divisors if rows <= most_rows]
+        return cls(lanes, parts, fitting[-1]) if fitting else None
 
 
 @functools.cache
 def tile(positions: Pair, registers: int) -> Pair:
-    """Rows and columns that are convolved together: as few positions as can be twice."""
+    """Returns rows and columns that are convolved together, a register for each position.
+
+    As few positions as possible are computed twice, since tiles at the edges overlap others.
+    """
 
     def cost(tile: Pair) -> tuple[int, int]:
         turns = math.prod(math.ceil(p / t) for p, t in zip(positions, tile, strict=True))
         return turns * math.prod(tile), turns
 
-    down, across = (range(1, min(registers, p) + 1) for p in positions)
-    return min(((r, c) for r in down for c in across if r * c <= registers), key=cost)
+    rows, columns = (range(1, min(registers, size) + 1) for size in positions)
+    tiles = [tile for tile in itertools.product(rows, columns) if math.prod(tile) <= registers]
+    return min(tiles, key=cost)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pooled:
-    """What the way back needs: the images, and which position won each window."""
+    """Data saved for backward: the images, and the position that won each window."""
 
     images: Tensor  # [m, B, H, row], one set for all models or one for each
     marks: Tensor  # [n, B, h, w, o]
@@ -103,22 +109,30 @@ class ConvPoolRule(Rule):
         self.size, self.stride = window
         self.rectified = rectified
         self.weight, self.bias = convolution.weight, convolution.bias
-        channels, width = self.weight.shape[1::2]
+        _, channels, _, width = self.weight.shape
         self.row = width * channels  # numbers in a row of a patch
         down, across = convolution.stride
         self.steps = loops.Steps(down, across * channels, *self.stride, *self.size)
-        cuts = {d: PatchCut.from_weight(self.weight.shape, d) for d in _DTYPES}
+        cuts = {dtype: PatchCut.from_weight(self.weight.shape, dtype) for dtype in _DTYPES}
         self.cuts = {dtype: cut for dtype, cut in cuts.items() if cut is not None}
 
     def takes(self, size: Sequence[int], dtype: torch.dtype, batch: int) -> bool:
-        """Whether loops take images of this size, with so many samples of a model kept at once."""
-        windows, inputs = math.prod(self.windows(size)), math.prod(self.weight.shape[1:])
-        kept = keeps(batch, windows, inputs, self.weight.shape[0])
-        return dtype in self.cuts and windows > 0 and kept
+        """Returns whether loops can compute this layer.
+
+        Args:
+            size: height and width of the images.
+            dtype: of images and parameters.
+            batch: number of samples of a model whose gradients are kept at once.
+        """
+        windows = math.prod(self.windows(size))
+        if dtype not in self.cuts or windows == 0:
+            return False
+        outputs, *patch = self.weight.shape
+        return keeps(batch, windows, math.prod(patch), outputs)
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Pooled]:
-        y, kept = self.forward_shared(theta, x, len(theta))
-        return y.flatten(0, 1), kept
+        y, saved = self.forward_shared(theta, x, inputs=len(theta))
+        return y.flatten(0, 1), saved
 
     def forward_shared(self, theta: Tensor, x: Tensor, inputs: int = 1) -> tuple[Tensor, Pooled]:
         images = self.images(x, inputs)
@@ -126,106 +140,160 @@ class ConvPoolRule(Rule):
         return y.movedim(-1, 2), Pooled(images, marks, x.shape[2:])
 
     def images(self, x: Tensor, inputs: int) -> Tensor:
-        """x [inputs * B, c, h, w] amid zeros: [inputs, B, H, row], room for a vector behind it."""
+        """Returns x [inputs * B, c, h, w] surrounded by zeros: [inputs, B, H, row].
+
+        Behind the last image there is memory for a vector.
+        """
         pad = self.convolution.zero_pad
-        images = (F.pad(x, pad) if any(pad) else x).permute(0, 2, 3, 1)
+        if any(pad):
+            x = F.pad(x, pad)
+        images = x.permute(0, 2, 3, 1)
         end = (images.storage_offset() + images.numel() + _BEHIND) * images.itemsize
         if not images.is_contiguous() or end > images.untyped_storage().nbytes():
             images = _with_room(images.shape, x).copy_(images)
-        return images.view(inputs, -1, images.shape[1], images.shape[2] * images.shape[3])
+        _, height, width, channels = images.shape
+        return images.view(inputs, -1, height, width * channels)
 
     def pooled(self, theta: Tensor, images: Tensor, windows: Pair) -> tuple[Tensor, Tensor]:
-        """Outputs and marks, [n, B, h, w, o], from images for all models or for each."""
+        """Returns outputs and marks, [n, B, h, w, o].
+
+        Args:
+            theta: parameters [n, p].
+            images: as of `images`, for all models or for each.
+            windows: rows and columns of windows, h and w.
+        """
+        inputs, batch = images.shape[:2]
         n, outputs = len(theta), self.weight.shape[0]
-        inputs = len(images)
-        y = _with_room((n, images.shape[1], *windows, outputs), images)
+        y = _with_room((n, batch, *windows, outputs), images)
         marks = torch.empty(y.shape, dtype=torch.uint8)
         lanes = vector_code.lanes(y.itemsize, n // inputs * outputs)
         w, bias = self._stacked(theta, inputs, lanes)
-        steps = self.steps
-        rows, columns = tile(steps.positions(windows), vector_code.REGISTERS - SPARE_REGISTERS)
-        static = static_sizes(lanes, rows, columns, steps.across), static_sizes(lanes, *self.size)
+        positions = self.steps.positions(windows)
+        rows, columns = tile(positions, vector_code.REGISTERS - SPARE_REGISTERS)
+        convolved_sizes = static_sizes(lanes, rows, columns, self.steps.across)
         floor = np.array([0.0 if self.rectified else -math.inf], dtype=y.numpy().dtype)
-        weights, out = (w.numpy(), bias.numpy()), (y.numpy(), marks.numpy())
-        room = loops.line_room(out, bias.shape[1], steps)
-        loops.convolve_and_pool(images.numpy(), weights, floor, out, room, steps, static)
+        out = (y.numpy(), marks.numpy())
+        loops.convolve_and_pool(
+            images.numpy(),
+            (w.numpy(), bias.numpy()),
+            floor,
+            out,
+            loops.line_room(out, bias.shape[1], self.steps),
+            self.steps,
+            (convolved_sizes, static_sizes(lanes, *self.size)),
+        )
         return y, marks
 
     def _stacked(self, theta: Tensor, inputs: int, lanes: int) -> tuple[Tensor, Tensor]:
-        """Weights and biases of models with the same input side by side, in whole vectors."""
-        weight = self.weight.of(theta).permute(0, 1, 3, 4, 2)  # [n, o, height, width, c]
-        wide = len(theta) // inputs * self.weight.shape[0]
-        blocks = math.ceil(wide / lanes)
-        height, width, channels = weight.shape[2:]
-        w = theta.new_zeros(inputs, blocks * lanes, height, width * channels)
-        w[:, :wide] = weight.reshape(inputs, wide, height, -1)
+        """Returns weights and biases of models with the same input side by side.
+
+        Their outputs are filled up with zeros to blocks of one vector.
+        """
+        rows = self._rows(theta)
+        _, outputs, height, row = rows.shape
+        stacked = len(theta) // inputs * outputs
+        blocks = math.ceil(stacked / lanes)
+        w = theta.new_zeros(inputs, blocks * lanes, height, row)
+        w[:, :stacked] = rows.reshape(inputs, stacked, height, row)
         bias = theta.new_zeros(inputs, blocks * lanes)
         if self.bias is not None:
-            bias[:, :wide] = self.bias.of(theta).reshape(inputs, -1)
-        w = w.view(inputs, blocks, lanes, height, -1).permute(0, 1, 3, 4, 2)
+            bias[:, :stacked] = self.bias.of(theta).reshape(inputs, -1)
+        w = w.view(inputs, blocks, lanes, height, row).permute(0, 1, 3, 4, 2)
         return w.contiguous(), bias
 
-    def input_gradient(self, theta: Tensor, kept: Pooled, g: Tensor) -> Tensor:
-        channels, gradient = self.weight.shape[1], _with_room(kept.images.shape, g)
-        weight, winners = self.padded_rows(theta).numpy(), _winners(g, kept.marks)
-        images = gradient.numpy()
-        room = (loops.scratch(images, winners, self.steps), *loops.image_room(images, weight))
-        loops.input_gradients(winners, weight, images, room, self.steps, self.static(g.dtype))
-        left, _, top, _ = self.convolution.zero_pad
-        gradient = gradient.view(-1, gradient.shape[2], gradient.shape[3] // channels, channels)
-        return gradient[:, top : top + kept.size[0], left : left + kept.size[1]].permute(0, 3, 1, 2)
+    def _rows(self, theta: Tensor) -> Tensor:
+        """Returns weights [n, o, height, row], channels last."""
+        weight = self.weight.of(theta).permute(0, 1, 3, 4, 2)
+        return weight.flatten(3)
 
-    def samples(self, theta: Tensor, kept: Pooled, g: Tensor) -> SampleGradients:
-        return self.samples_shared(theta, kept, [g.reshape(len(theta), -1, *g.shape[1:])], {})
+    def input_gradient(self, theta: Tensor, saved: Pooled, g: Tensor) -> Tensor:
+        gradient = _with_room(saved.images.shape, g)
+        images, weight = gradient.numpy(), self.padded_rows(theta).numpy()
+        winners = _winners(g, saved.marks)
+        scratch = loops.scratch(images, saved.marks.numpy(), images.dtype, self.steps)
+        room = (scratch, *loops.image_room(images, weight))
+        loops.input_gradients(winners, weight, images, room, self.steps, self.static(g.dtype))
+        channels = self.weight.shape[1]
+        n, batch, height, row = gradient.shape
+        gradient = gradient.view(n * batch, height, row // channels, channels)
+        top, first = self.edge
+        rows, columns = saved.size
+        inside = gradient[:, top : top + rows, first : first + columns]
+        return inside.permute(0, 3, 1, 2)
+
+    def samples(self, theta: Tensor, saved: Pooled, g: Tensor) -> SampleGradients:
+        return self.samples_shared(theta, saved, [by_model(g, len(theta))], {})
 
     def samples_shared(
-        self, theta: Tensor, kept: Pooled, parts: Sequence[Tensor], cache: dict[object, Tensor]
+        self, theta: Tensor, saved: Pooled, parts: Sequence[Tensor], cache: dict[object, Tensor]
     ) -> SampleGradients:
+        like = parts[0]
+        n, batch = saved.marks.shape[:2]
         outputs, _, height, _ = self.weight.shape
-        cut, (n, batch) = self.cuts[parts[0].dtype], kept.marks.shape[:2]
-        formed = parts[0].new_empty(n, batch, outputs, height, cut.parts * cut.lanes)
-        biases = parts[0].new_empty(n, batch, outputs if self.bias is not None else 0)
-        squares = parts[0].new_empty(n, batch)
-        images, steps, static = kept.images.numpy(), self.steps, self.static(squares.dtype)
-        sizes = [len(g) for g in parts]
-        by_part = (torch.split(t, sizes) for t in (kept.marks, formed, biases, squares))
-        for g, marks, *written in zip(parts, *by_part, strict=True):
-            winners, out = _winners(g, marks), tuple(tensor.numpy() for tensor in written)
-            room = loops.scratch(images, winners, steps)
-            loops.sample_gradients(images, winners, out, self.row, room, steps, static)
+        cut = self.cuts[like.dtype]
+        formed = like.new_empty(n, batch, outputs, height, cut.parts * cut.lanes)
+        biases = like.new_empty(n, batch, 0 if self.bias is None else outputs)
+        squares = like.new_empty(n, batch)
+        images, static = saved.images.numpy(), self.static(like.dtype)
+        start = 0
+        for g in parts:
+            models = slice(start, start + len(g))
+            start = models.stop
+            winners = _winners(g, saved.marks[models])
+            out = (formed[models].numpy(), biases[models].numpy(), squares[models].numpy())
+            room = loops.scratch(images, winners[1], images.dtype, self.steps)
+            loops.sample_gradients(images, winners, out, self.row, room, self.steps, static)
         return _Samples(self, formed, biases, squares)
 
     def static(self, dtype: torch.dtype) -> tuple[Static, Static]:
-        """Sizes that the loops on the way back are compiled for, of an input that fits."""
+        """Returns the sizes that loops of the backward pass are compiled for."""
         cut = self.cuts[dtype]
         lanes = vector_code.lanes(dtype.itemsize, self.weight.shape[0])
         return static_sizes(cut.lanes, cut.rows, cut.parts), static_sizes(lanes, *self.size)
 
     def padded_rows(self, theta: Tensor) -> Tensor:
-        """Weights [n, o, height, row], with zeros behind a row: whole vectors."""
-        outputs, _, height, _ = self.weight.shape
+        """Returns weights [n, o, height, padded row]: zeros fill a row up to whole vectors."""
         cut = self.cuts[theta.dtype]
-        rows = self.weight.of(theta).permute(0, 1, 3, 4, 2).reshape(-1, outputs, height, self.row)
-        return F.pad(rows, (0, cut.parts * cut.lanes - self.row))
+        return F.pad(self._rows(theta), (0, cut.parts * cut.lanes - self.row))
 
     def write(self, out: Tensor, sums: Tensor, biases: Tensor) -> None:
-        """Writes sums [n, o, height, row], padded as above, and [n, o] into `out` [n, p]."""
-        n, (outputs, channels, height, width) = len(out), self.weight.shape
-        rows = sums[..., : self.row].reshape(n, outputs, height, width, channels)
-        self.weight.of(out).copy_(rows.permute(0, 1, 4, 2, 3))
+        """Writes sums of gradients into `out` [n, p].
+
+        Args:
+            out: in the order of flat parameters.
+            sums: of weights, as `padded_rows`.
+            biases: [n, o], or [n, 0] if the layer has none.
+        """
+        weight = self.weight.of(out).permute(0, 1, 3, 4, 2)
+        weight.copy_(sums[..., : self.row].reshape(weight.shape))
         if self.bias is not None:
             self.bias.of(out).copy_(biases)
 
+    @property
+    def edge(self) -> Pair:
+        """Rows and columns of zeros before an image."""
+        across, _, down, _ = self.convolution.zero_pad
+        return down, across
+
     def windows(self, size: Sequence[int]) -> Pair:
-        """Rows and columns of what is pooled of images of this height and width."""
-        sizes = zip(self.convolution.output_size(size), self.size, self.stride, strict=True)
-        rows, columns = (max(0, (of - size) // stride + 1) for of, size, stride in sizes)
-        return rows, columns
+        """Returns rows and columns of the windows of images of this height and width."""
+        counts = []
+        for axis, positions in enumerate(self.convolution.output_size(size)):
+            further = (positions - self.size[axis]) // self.stride[axis]
+            counts.append(max(0, further + 1))
+        return counts[0], counts[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Samples(SampleGradients):
-    """Gradients [n, B, o, height, padded width] and [n, B, o], or of 0 biases; squares [n, B]."""
+    """Formed gradients of a convolution under pooling.
+
+    Attributes:
+        rule: rule of the layer.
+        formed: gradients of weights [n, B, o, height, padded row].
+        biases: gradients of biases [n, B, o], or [n, B, 0] if the layer has none.
+        squares: squared norms of both together [n, B].
+    """
 
     rule: ConvPoolRule
     formed: Tensor
@@ -236,26 +304,31 @@ class _Samples(SampleGradients):
         return self.squares
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        row = weights.unsqueeze(1)
-        summed = torch.bmm(row, self.formed.flatten(2)).view(len(out), *self.formed.shape[2:])
-        self.rule.write(out, summed, torch.bmm(row, self.biases).squeeze(1))
+        rows = weights.unsqueeze(1)
+        sums = torch.bmm(rows, self.formed.flatten(2))
+        biases = torch.bmm(rows, self.biases).squeeze(1)
+        self.rule.write(out, sums.view(len(out), *self.formed.shape[2:]), biases)
 
 
 class ConvPool(nn.Module):
-    """Convolution, pooling and, if it follows, ReLU: by loops where they can, else one by one."""
+    """A convolution, its pooling and the ReLU behind it, by loops if they can, else one by one."""
 
     def __init__(self, rule: ConvPoolRule, behind: Sequence[nn.Module], passes: Passes) -> None:
         super().__init__()
-        self.rule, self._passes = rule, passes
-        self._together = Layer(rule, passes)
-        self._apart = nn.Sequential(Layer(rule.convolution, passes), *behind)
+        self.rule = rule
+        self._passes = passes
+        self._by_loops = Layer(rule, passes)
+        self._by_layers = nn.Sequential(Layer(rule.convolution, passes), *behind)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, c, h, w], pooled."""
-        by_loops = self._passes.by_loops and x.device.type == "cpu"
-        fits = by_loops and self.rule.takes(x.shape[2:], x.dtype, len(self._passes.input))
-        result: Tensor = (self._together if fits else self._apart)(x)
-        return result
+        """Returns the pooled output of images [N, c, h, w]."""
+        passes = self._passes
+        loops_allowed = passes.by_loops and x.device.type == "cpu"
+        if loops_allowed and self.rule.takes(x.shape[2:], x.dtype, len(passes.input)):
+            y: Tensor = self._by_loops(x)
+        else:
+            y = self._by_layers(x)
+        return y
 
 
 def merge_pooling(layers: Sequence[nn.Module], passes: Passes) -> list[nn.Module]:
@@ -264,18 +337,20 @@ def merge_pooling(layers: Sequence[nn.Module], passes: Passes) -> list[nn.Module
     A ReLU is moved behind the pooling that follows it, where it has less to do: the maximum of
     positive parts is the positive part of the maximum, and so are their gradients.
     """
+    queue = list(layers)
+    for i in range(len(queue) - 1):
+        if is_plain(queue[i], nn.ReLU) and window_of(queue[i + 1]) is not None:
+            queue[i], queue[i + 1] = queue[i + 1], queue[i]
     merged: list[nn.Module] = []
-    left = list(layers)
-    for i in range(len(left) - 1):
-        if plain(left[i], nn.ReLU) and window_of(left[i + 1]) is not None:
-            left[i], left[i + 1] = left[i + 1], left[i]
-    while left:
-        layer = left.pop(0)
+    while queue:
+        layer = queue.pop(0)
         rule = layer.rule if isinstance(layer, Layer) else None
-        window = window_of(left[0] if left else None)
-        if isinstance(rule, Conv2dRule) and rule.in_runs and window is not None:
-            rectified = len(left) > 1 and plain(left[1], nn.ReLU)
-            behind = [left.pop(0) for _ in range(1 + rectified)]
+        window = window_of(queue[0] if queue else None)
+        if isinstance(rule, Conv2dRule) and rule.is_loopable and window is not None:
+            behind = [queue.pop(0)]
+            rectified = bool(queue) and is_plain(queue[0], nn.ReLU)
+            if rectified:
+                behind.append(queue.pop(0))
             layer = ConvPool(ConvPoolRule(rule, window, rectified), behind, passes)
         merged.append(layer)
     return merged
@@ -283,147 +358,178 @@ def merge_pooling(layers: Sequence[nn.Module], passes: Passes) -> list[nn.Module
 
 @dataclasses.dataclass(frozen=True)
 class ConvChain:
-    """Convolutions under pooling, then linear layers with ReLU between them; `Loops` of them."""
+    """A network of convolutions under pooling, then linear layers with ReLU between them.
+
+    It is one of `conversion.Loops`: compiled loops for a whole network.
+    """
 
     convolutions: tuple[ConvPoolRule, ...]
     linear: tuple[LinearRule, ...]
 
     @classmethod
     def from_module(cls, module: nn.Module) -> ConvChain | None:
-        """The network of a module whose layers have rules; None unless it is such a chain."""
+        """Returns the network of a converted module; None unless it is such a chain."""
         layers = list(module.merged) if isinstance(module, Chain) else []
         pooled: list[ConvPoolRule] = []
-        while layers and isinstance(first := layers[0], ConvPool):
-            pooled.append(first.rule)
-            del layers[0]
-        rules = [layer.rule if isinstance(layer, Layer) else None for layer in layers[1::2]]
-        linear, activations = [r for r in rules if isinstance(r, LinearRule)], layers[2::2]
-        if not pooled or not layers or not flattens(layers[0]):
+        for layer in layers:
+            if not isinstance(layer, ConvPool):
+                break
+            pooled.append(layer.rule)
+        head = layers[len(pooled) :]
+        if not pooled or not head or not is_flatten(head[0]):
             return None
-        if len(linear) != len(activations) + 1 or not all(plain(a, nn.ReLU) for a in activations):
+        rules = [layer.rule for layer in head[1::2] if isinstance(layer, Layer)]
+        linear = [rule for rule in rules if isinstance(rule, LinearRule)]
+        activations = head[2::2]
+        are_plain = all(is_plain(activation, nn.ReLU) for activation in activations)
+        if not are_plain or len(linear) != len(activations) + 1:
             return None
         return cls(tuple(pooled), tuple(linear))
 
     def fits(self, theta: Tensor, x: Tensor) -> bool:
-        """Whether the loops take these images; else it is the rules' turn."""
-        first = self.convolutions[0]
-        if x.dim() != 4 or x.dtype != theta.dtype or x.shape[1] != first.weight.shape[1]:
+        """Returns whether the loops can compute images x; else the rules do."""
+        channels = self.convolutions[0].weight.shape[1]
+        if x.dim() != 4 or x.dtype != theta.dtype or x.shape[1] != channels:
             return False
-        sizes = self._sizes(x)
-        features = self.convolutions[-1].weight.shape[0] * math.prod(sizes[-1])
-        # No more than a few samples' gradients are kept.
-        taken = (r.takes(s, x.dtype, 1) for r, s in zip(self.convolutions, sizes, strict=False))
-        return all(taken) and features == self.linear[0].weight.shape[1]
+        *sizes, size = self._sizes(x)
+        for rule, image_size in zip(self.convolutions, sizes, strict=True):
+            if not rule.takes(image_size, x.dtype, 1):  # gradients of few samples are kept
+                return False
+        features = self.convolutions[-1].weight.shape[0] * math.prod(size)
+        return features == self.linear[0].weight.shape[1]
 
     def bytes_of_one(self, x: Tensor) -> int:
-        """Bytes that one model leaves behind: maps, what won them, outputs of linear layers."""
-        maps = sum(
-            rule.weight.shape[0] * math.prod(size)
-            for rule, size in zip(self.convolutions, self._sizes(x)[1:], strict=True)
-        )
+        """Returns the bytes of one model's outputs and marks."""
+        pooled = 0
+        for rule, size in zip(self.convolutions, self._sizes(x)[1:], strict=True):
+            pooled += rule.weight.shape[0] * math.prod(size)
         outputs = sum(rule.weight.shape[0] for rule in self.linear)
-        return len(x) * (maps * (x.itemsize + 1) + outputs * x.itemsize)
+        return len(x) * (pooled * (x.itemsize + 1) + outputs * x.itemsize)
 
     def clipped_sums(
         self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
     ) -> None:
-        """Writes clipped sums into `out` [n, p], as `Passes.clipped_sums`."""
-        y, sizes = step.y, self._sizes(step.x)[1:]
+        """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
         images = self.convolutions[0].images(step.x, 1)
-        for rows in slices(len(theta), at_once):
-            group = theta[rows]
-            weigh = weights[rows].contiguous().numpy()
-            features, stages = self._convolved(group, images, sizes)
+        sizes = self._sizes(step.x)[1:]
+        for models in slices(len(theta), at_once):
+            group, sums = theta[models], out[models]
+            features, stages = self._convolve(group, images, sizes)
             head = _Head(self.linear, group, features)
-            head.back(y, step.loss)
-            g = head.below.flatten(2).contiguous().numpy()
-            room = loops.window_room(stages)
-            loops.descend(stages, g, head.squares.numpy(), weigh, step.clip_norm, room)
+            head.backward(step.y, step.loss)
+            loops.descend(
+                stages,
+                head.features_gradient.flatten(2).contiguous().numpy(),
+                head.squares.numpy(),
+                weights[models].contiguous().numpy(),
+                step.clip_norm,
+                loops.window_room(stages),
+            )
             for rule, stage in zip(reversed(self.convolutions), stages, strict=True):
-                rule.write(out[rows], torch.from_numpy(stage.sums), torch.from_numpy(stage.biases))
-            head.write(out[rows])
+                rule.write(sums, torch.from_numpy(stage.sums), torch.from_numpy(stage.biases))
+            head.write(sums, factors=head.squares)  # `descend` has made factors of them
 
     def _sizes(self, x: Tensor) -> list[Pair]:
-        """Height and width of the images, and of every stage's outputs."""
-        size = x.shape[2], x.shape[3]
-        below = itertools.accumulate(self.convolutions, lambda s, r: r.windows(s), initial=size)
-        return list(below)
+        """Returns height and width of the images, and of the output of every convolution."""
+        sizes = [(x.shape[2], x.shape[3])]
+        for rule in self.convolutions:
+            sizes.append(rule.windows(sizes[-1]))
+        return sizes
 
-    def _convolved(
+    def _convolve(
         self, theta: Tensor, images: Tensor, sizes: Sequence[Pair]
     ) -> tuple[Tensor, tuple[loops.Stage, ...]]:
-        """The last pooled outputs [n, B, h, w, o], and stages for the way back, the last first."""
-        stages: list[loops.Stage] = []
+        """Returns the last pooled output [n, B, h, w, o], and stages of the backward pass.
+
+        Args:
+            theta: parameters [n, p].
+            images: of the batch, for all models.
+            sizes: rows and columns of windows, by convolution.
+        """
+        stages: list[loops.Stage] = []  # the last one of the network first
         y = images
         for rule, size in zip(self.convolutions, sizes, strict=True):
             below = (0, 0)
             if stages:
-                below = y.shape[2], y.shape[3] * y.shape[4]
+                below = (y.shape[2], y.shape[3] * y.shape[4])
                 images = rule.images(y.flatten(0, 1).permute(0, 3, 1, 2), len(theta))
             y, marks = rule.pooled(theta, images, size)
-            left, _, top, _ = rule.convolution.zero_pad
-            w, (outputs, channels) = rule.padded_rows(theta).numpy(), rule.weight.shape[:2]
-            biases = 0 if rule.bias is None else outputs
-            seen = images.numpy(), marks.numpy()
-            stages.insert(0, loops.Stage(
-                *seen, w=w, sums=np.zeros_like(w), biases=np.zeros((len(w), biases), w.dtype),
-                room=loops.scratch(seen[0], (w, seen[1]), rule.steps),
-                gradients=loops.gradient_room(w, biases), image_room=loops.image_room(seen[0], w),
-                width=rule.row, edge=(top, left * channels), below=below, steps=rule.steps,
+            weight = rule.padded_rows(theta).numpy()
+            outputs, channels = rule.weight.shape[:2]
+            zero_rows, zero_columns = rule.edge
+            stage = loops.stage_of(
+                images.numpy(),
+                marks.numpy(),
+                weight,
+                biases=0 if rule.bias is None else outputs,
+                steps=rule.steps,
+                width=rule.row,
+                edge=(zero_rows, zero_columns * channels),
+                below=below,
                 static=rule.static(theta.dtype),
-            ))  # fmt: skip
+            )
+            stages.insert(0, stage)
         return y, tuple(stages)
 
 
 class _Head:
-    """The linear layers of n models on features [n, B, h, w, o], which stay in this order."""
+    """The linear layers of n models on features [n, B, h, w, o], which stay in this order.
+
+    Attributes:
+        squares: squared norms of these layers' gradients [n, B], after `backward`.
+        features_gradient: gradient of the features [n, B, h · w · o], after `backward`.
+    """
 
     def __init__(self, rules: Sequence[LinearRule], theta: Tensor, features: Tensor) -> None:
-        self._rules, self._theta = rules, theta
-        self._order = features.shape[2:4].numel(), features.shape[4]
+        self._rules = rules
+        self._theta = theta
+        self._order = (features.shape[2] * features.shape[3], features.shape[4])
         self._weights = [rule.weight.of(theta) for rule in rules]
-        self._weights[0] = _exchanged(self._weights[0], self._order[::-1])
-        self._inputs = [features.flatten(2)]
-        for rule, weight in zip(rules, self._weights, strict=True):
-            y = torch.bmm(self._inputs[-1], weight.mT)
+        self._weights[0] = _exchange(self._weights[0], self._order[::-1])
+        self._activations = [features.flatten(2)]
+        for i, rule in enumerate(rules):
+            y = torch.bmm(self._activations[i], self._weights[i].mT)
             if rule.bias is not None:
                 y += rule.bias.of(theta).unsqueeze(1)
-            self._inputs.append(y if len(self._inputs) == len(rules) else y.relu_())
+            self._activations.append(y if i == len(rules) - 1 else y.relu_())
 
-    def back(self, y: Tensor, loss: Loss) -> None:
-        """Finds all gradients for these labels, and `squares` [n, B], norms of these layers'."""
-        g = output_gradients(self._inputs.pop().mT, y, loss).mT
+    def backward(self, y: Tensor, loss: Loss) -> None:
+        """Computes all gradients for labels y [B]."""
+        outputs = self._activations.pop()
+        g = output_gradients(outputs.mT, y, loss).mT
         self.squares = g.new_zeros(g.shape[:2])
         self._samples: list[SampleGradients] = []
         for i in reversed(range(len(self._rules))):
-            x, rule = self._inputs[i], self._rules[i]
-            gradients = rule.samples(self._theta, x.flatten(0, 1), g.flatten(0, 1))
-            self.squares += gradients.squared_norms()
-            self._samples.append(gradients)
+            x = self._activations[i]
+            samples = self._rules[i].samples(self._theta, x.flatten(0, 1), g.flatten(0, 1))
+            self.squares += samples.squared_norms()
+            self._samples.append(samples)
             g = torch.bmm(g, self._weights[i])
             if i > 0:
                 g = torch.ops.aten.threshold_backward(g, x, 0)
-        self.below = g  # of the features
+        self.features_gradient = g
 
-    def write(self, out: Tensor) -> None:
-        """Writes their clipped sums into `out` [n, p]; `squares` are factors by now."""
-        for gradients in self._samples:
-            gradients.weighted_sums(out, self.squares)
+    def write(self, out: Tensor, factors: Tensor) -> None:
+        """Writes sums of gradients, times factors [n, B], into `out` [n, p]."""
+        for samples in self._samples:
+            samples.weighted_sums(out, factors)
         first = self._rules[0].weight.of(out)
-        first.copy_(_exchanged(first, self._order))
+        first.copy_(_exchange(first, self._order))
 
 
-def _exchanged(weight: Tensor, order: Pair) -> Tensor:
-    """Weights [n, o, a · b] as [n, o, b · a], a copy."""
-    return weight.view(*weight.shape[:2], *order).transpose(2, 3).flatten(2).contiguous()
+def _exchange(weight: Tensor, order: Pair) -> Tensor:
+    """Returns weights [n, o, a · b] as [n, o, b · a], a copy."""
+    n, outputs, _ = weight.shape
+    return weight.view(n, outputs, *order).transpose(2, 3).flatten(2).contiguous()
 
 
 def _with_room(shape: Sequence[int], like: Tensor) -> Tensor:
-    """An empty tensor behind which a vector may be read."""
+    """Returns an empty tensor behind which a vector may be read."""
     size = math.prod(shape)
     return like.new_empty(size + _BEHIND)[:size].view(*shape)
 
 
 def _winners(g: Tensor, marks: Tensor) -> loops.Winners:
-    """Gradients [..., o, h, w] and marks [n, B, h, w, o] for the loops, channels last."""
-    return g.movedim(-3, -1).reshape(marks.shape).contiguous().numpy(), marks.numpy()
+    """Returns gradients [..., o, h, w] and marks [n, B, h, w, o] for the loops, channels last."""
+    channels_last = g.movedim(-3, -1).reshape(marks.shape).contiguous()
+    return channels_last.numpy(), marks.numpy()

@@ -7,17 +7,15 @@ stay in cache from the first layer to the clipped sum.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 
 from ..packing.memory import slices
 from ..packing.passes import Step
-from ..rules.base import Slot, flattens, plain
+from ..rules.base import Slot, is_flatten, is_plain
 from ..rules.losses import output_gradients
 from .vector_code import compiled
 
@@ -29,61 +27,74 @@ Integers = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class MlpLoops:
-    """Linear layers with ReLU between them; `Loops` of such a network."""
+    """Linear layers with ReLU between them; one of `conversion.Loops`."""
 
     widths: Integers  # [L + 1]: of the input and of every layer's output
     starts: Integers  # [L, 2]: where weights and biases begin in the flat parameters; -1 for none
-    flattens: bool  # examples may have any shape
+    flattens: bool  # whether examples may have any shape
 
     @classmethod
     def from_module(cls, module: nn.Module, slots: dict[str, Slot]) -> MlpLoops | None:
-        """The module as loops; None unless it is a small chain of linear layers and ReLU."""
-        layers = list(module.named_children()) if plain(module, nn.Sequential) else []
-        flat = bool(layers) and flattens(layers[0][1])
-        chain = layers[flat:]
-        kinds = itertools.cycle((nn.Linear, nn.ReLU))
-        if len(chain) % 2 == 0 or not all(plain(layer, next(kinds)) for _, layer in chain):
+        """Returns loops for a small chain of linear layers and ReLU; None for other modules."""
+        layers = list(module.named_children()) if is_plain(module, nn.Sequential) else []
+        has_flatten = bool(layers) and is_flatten(layers[0][1])
+        chain = layers[1:] if has_flatten else layers
+        are_linear = all(is_plain(layer, nn.Linear) for _, layer in chain[::2])
+        are_rectifiers = all(is_plain(layer, nn.ReLU) for _, layer in chain[1::2])
+        if len(chain) % 2 == 0 or not are_linear or not are_rectifiers:
             return None
         widths: list[int] = []
         starts: list[tuple[int, int]] = []
         for name, layer in chain[::2]:
             assert isinstance(layer, nn.Linear)
-            widths += [layer.in_features] * (not widths) + [layer.out_features]
-            bias = slots.get(f"{name}.bias")
-            starts.append((slots[f"{name}.weight"].start, -1 if bias is None else bias.start))
+            if not widths:
+                widths.append(layer.in_features)
+            widths.append(layer.out_features)
+            weight, bias = slots[f"{name}.weight"], slots.get(f"{name}.bias")
+            starts.append((weight.start, -1 if bias is None else bias.start))
         if max(widths) > WIDEST:
             return None
-        return cls(np.array(widths, dtype=np.int64), np.array(starts, dtype=np.int64), flat)
+        return cls(np.array(widths, np.int64), np.array(starts, np.int64), has_flatten)
 
     def fits(self, theta: Tensor, x: Tensor) -> bool:
-        """Whether the first layer takes these examples; else it is the rules' turn."""
+        """Returns whether the first layer takes these examples; else the rules compute them."""
         features = x[0].numel() if len(x) else 0
         vectors = x.dim() == 2 or (self.flattens and x.dim() > 2)
         return vectors and features == int(self.widths[0]) and x.dtype == theta.dtype
 
     def bytes_of_one(self, x: Tensor) -> int:
-        """Bytes of one model's activations."""
+        """Returns the bytes of one model's activations."""
         return int(self.widths[1:].sum()) * len(x) * x.itemsize
 
     def clipped_sums(
         self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
     ) -> None:
-        """Writes clipped sums into `out` [n, p], as `Passes.clipped_sums`."""
+        """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
         columns = np.ascontiguousarray(step.x.flatten(1).numpy().T)
         layers = (self.widths, self.starts)
-        for rows in slices(len(theta), at_once):
-            group = theta[rows].contiguous().numpy()
-            acts = theta.new_empty(len(group), int(self.widths[1:].sum()), len(step.y)).numpy()
+        units, classes = int(self.widths[1:].sum()), int(self.widths[-1])
+        for models in slices(len(theta), at_once):
+            group = theta[models].contiguous().numpy()
+            activations = theta.new_empty(len(group), units, len(step.y))
+            acts = activations.numpy()
             _forward(group, columns, *layers, acts)
-            outputs = torch.from_numpy(acts[:, -int(self.widths[-1]) :])
+            outputs = activations[:, -classes:]
             top = output_gradients(outputs, step.y, step.loss).numpy()
-            values = (columns, top, weights[rows].contiguous().numpy())
-            _backward(group, acts, layers, values, step.clip_norm, out[rows].numpy())
+            batch = (columns, top, weights[models].contiguous().numpy())
+            _backward(group, acts, layers, batch, step.clip_norm, out[models].numpy())
 
 
 @compiled
 def _forward(theta: Floats, x: Floats, widths: Integers, starts: Integers, acts: Floats) -> None:
-    """Activations of every layer behind another, acts [n, Σ widths[1:], B]; x [d, B]."""
+    """Writes the activations of every layer behind another.
+
+    Args:
+        theta: parameters [n, p].
+        x: examples [d, B].
+        widths: of the input and of every layer's output [L + 1].
+        starts: where weights and biases begin [L, 2]; -1 for none.
+        acts: [n, Σ widths[1:], B], to be written.
+    """
     layers, batch = len(widths) - 1, x.shape[1]
     zero = theta.dtype.type(0)
     for m in range(theta.shape[0]):
@@ -115,9 +126,15 @@ def _backward(
     clip: float,
     out: Floats,
 ) -> None:
-    """Clipped, weighted sums into out [n, p].
+    """Writes clipped, weighted sums.
 
-    `layers`: widths and starts; `batch`: x [d, B], outputs' gradients [n, c, B], weights [n, B].
+    Args:
+        theta: parameters [n, p].
+        acts: activations by `_forward`.
+        layers: widths and starts.
+        batch: x [d, B], gradients of the outputs [n, c, B], weights [n, B].
+        clip: C.
+        out: [n, p], to be written.
     """
     widths, starts = layers
     x, top, weights = batch
@@ -149,23 +166,23 @@ def _backward(
 
 @compiled
 def _add_squares(below: Floats, above: Floats, bias: bool, squares: Floats) -> None:
-    """Adds |g|² (|x|² + 1) of every sample."""
-    of_g, of_x = np.zeros_like(squares), np.zeros_like(squares)
+    """Adds |g|² (|x|² + 1) of every sample, without the 1 if there is no bias."""
+    g_squares, x_squares = np.zeros_like(squares), np.zeros_like(squares)
     if bias:
-        of_x[:] = 1
+        x_squares[:] = 1
     for o in range(len(above)):
         for s in range(len(squares)):
-            of_g[s] += above[o, s] * above[o, s]
+            g_squares[s] += above[o, s] * above[o, s]
     for i in range(len(below)):
         for s in range(len(squares)):
-            of_x[s] += below[i, s] * below[i, s]
+            x_squares[s] += below[i, s] * below[i, s]
     for s in range(len(squares)):
-        squares[s] += of_g[s] * of_x[s]
+        squares[s] += g_squares[s] * x_squares[s]
 
 
 @compiled
 def _push_down(weight: Floats, below: Floats, above: Floats, down: Floats) -> None:
-    """Gradients of a layer's inputs, through the ReLU that made them."""
+    """Writes the gradients of a layer's inputs, through the ReLU that made them, into `down`."""
     inputs, batch = below.shape
     for i in range(inputs):
         row, source = down[i], below[i]
@@ -182,7 +199,7 @@ def _push_down(weight: Floats, below: Floats, above: Floats, down: Floats) -> No
 def _write_sums(
     below: Floats, above: Floats, factors: Floats, start: Integers, out: Floats
 ) -> None:  # fmt: skip
-    """Σ_s factor · g xᵀ and Σ_s factor · g of one layer into out [p]; scales `above`."""
+    """Writes Σ_s factor · g xᵀ and Σ_s factor · g of one layer into out [p]; scales `above`."""
     zero = out.dtype.type(0)
     for o in range(len(above)):
         g, summed = above[o], zero

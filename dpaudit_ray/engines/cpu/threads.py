@@ -1,4 +1,4 @@
-"""Models on several threads. They are independent, and torch and compiled loops free the lock."""
+"""Computation of models on several threads: torch and compiled loops free Python's lock."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _lent = threading.local()  # `count`: what torch had before `ours`
 
 
 def count() -> int:
-    """How many threads models are computed on: torch's, or those that it had before `ours`."""
+    """Returns the number of threads for models: torch's, or its number before `ours`."""
     threads: int = getattr(_lent, "count", 0) or torch.get_num_threads()
     return threads
 
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """Inside, torch has one thread: others spin for milliseconds where models wait for cores."""
-    before, _lent.count = getattr(_lent, "count", 0), count()
+    """Limits torch to one thread: others would spin while models wait for cores."""
+    before = getattr(_lent, "count", 0)
+    _lent.count = count()
     try:
         with torchs(1):
             yield
@@ -35,7 +36,7 @@ def ours() -> Iterator[None]:
 
 @contextlib.contextmanager
 def torchs(threads: int = 0) -> Iterator[None]:
-    """Inside, torch has so many threads; by default all again, for what is not spread."""
+    """Sets the number of torch's threads; by default to all, for work that is not spread."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or count())
     try:
@@ -45,18 +46,23 @@ def torchs(threads: int = 0) -> Iterator[None]:
 
 
 def spread(task: Callable[[int, slice], None], models: int) -> None:
-    """Calls `task` with each thread's number and part of range(models); inside, torch has one."""
-    if (threads := min(count(), models)) < 2:
+    """Calls `task` on several threads, each with its number and its part of range(models).
+
+    If there are several, torch has one thread inside each of them.
+    """
+    threads = min(count(), models)
+    if threads < 2:
         with torchs():
             task(0, slice(0, models))
         return
-    parts = enumerate(slices(models, math.ceil(models / threads)))
-    for done in [_pool(threads).submit(task, i, part) for i, part in parts]:
-        done.result()
+    parts = slices(models, math.ceil(models / threads))
+    futures = [_pool(threads).submit(task, i, part) for i, part in enumerate(parts)]
+    for future in futures:
+        future.result()
 
 
 def beside(task: Callable[[], object], worth: bool) -> Callable[[], object]:
-    """Runs `task` on one of several threads if it is `worth` it, else now; the result waits."""
+    """Starts `task` on another thread if it is `worth` it, else runs it; returns how to wait."""
     if not worth or count() < 2:
         task()
         return lambda: None

@@ -1,10 +1,12 @@
-"""How loops are compiled: by numba, and the innermost ones in vector instructions for LLVM.
+"""Compilation of loops: by numba, and of the innermost ones to vector instructions for LLVM.
 
-LLVM does not keep arrays of vectors in registers on its own, so the innermost loops of
-`conv_pool_loops` are spelled out as LLVM instructions here. Each of these intrinsics takes three
-tuples. `arrays` are what it reads and writes. `numbers` are places in these arrays and distances
-between them, in entries. `static` are sizes that unroll its code: each is the length of a tuple
-(see `static_sizes`), so that numba knows them when it compiles; the first is that of a vector.
+LLVM does not keep arrays of vectors in registers, so the innermost loops of `conv_pool_loops` are
+written as LLVM instructions here. Each of these intrinsics takes three tuples:
+
+* `arrays`: the arrays that it reads and writes.
+* `numbers`: indices into these arrays (starts) and distances between entries.
+* `static`: sizes that unroll its code. Each is the length of a tuple (`static_sizes`), so that
+  numba knows it when it compiles; the first is the length of a vector.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ Static = tuple[tuple[int, ...], ...]
 
 
 def compiled(loops: F) -> F:
-    """Compiles loops that free Python's lock; sums may be reordered, NaN and inf mean the same."""
+    """Compiles loops that free Python's lock; sums may be reordered, NaN and inf stay correct."""
     options: dict[str, Any] = {"nopython": True, "nogil": True, "fastmath": {"reassoc", "contract"}}
     try:
         made: F = numba.jit(cache=True, **options)(loops)
-    except RuntimeError:  # numba finds no folder for its cache: each process compiles anew
+    except RuntimeError:  # no folder is writable for numba's cache: each process compiles
         made = numba.jit(**options)(loops)
     return made
 
 
 def inlined(loops: F) -> F:
-    """Marks a function that is compiled as part of those that call it, and never alone."""
+    """Marks a function that is compiled only as a part of its callers."""
     made: Any = numba.jit(nopython=True, inline="always")(loops)
     return cast(F, made)
 
@@ -44,7 +46,7 @@ def static_sizes(*sizes: int) -> Static:
     return tuple((1,) * size for size in sizes)
 
 
-# How many bytes a vector register of this machine has, and how many there are.
+# Bytes of a vector register of this machine, and the number of registers.
 _features = llvmlite.binding.get_host_cpu_features()
 REGISTER_BYTES, REGISTERS = (
     (64, 32) if _features.get("avx512f") else (32, 16) if _features.get("avx") else (16, 32)
@@ -52,9 +54,12 @@ REGISTER_BYTES, REGISTERS = (
 
 
 def lanes(itemsize: int, row: int) -> int:
-    """Length of vectors for rows of `row` numbers: half a register where fewer lanes stay empty."""
-    whole = REGISTER_BYTES // itemsize
-    return min((whole, whole // 2), key=lambda size: -row % size)
+    """Returns the length of vectors for rows of `row` numbers of `itemsize` bytes.
+
+    It is half a register if fewer lanes stay empty then.
+    """
+    register = REGISTER_BYTES // itemsize
+    return min((register, register // 2), key=lambda size: -row % size)
 
 
 _I64, _I32, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
@@ -63,7 +68,7 @@ _allocated: Any = cgutils.alloca_once
 
 
 class _Emitter:
-    """Emits an intrinsic's instructions; `sizes` are its static ones but for the first, `lanes`."""
+    """Emits an intrinsic's instructions; `sizes` are the static ones except the first, `lanes`."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
         self.builder = builder
@@ -83,21 +88,21 @@ class _Emitter:
         return ir.Constant(kind, [value] * self.lanes)
 
     def at(self, base: Any, *offsets: Any) -> Any:
-        """A pointer into an array, by its number, or from another pointer on."""
+        """Returns a pointer into an array, by its number, or beyond another pointer."""
         pointer = self.pointers[base] if isinstance(base, int) else base
         for offset in offsets:
             pointer = self.builder.gep(pointer, [offset])
         return pointer
 
     def load(self, pointer: Any) -> Any:
-        """A vector from any address, aligned or not."""
+        """Returns a vector from any address, aligned or not."""
         return self.builder.load(self._cast(pointer, self.type), align=1)
 
     def store(self, value: Any, pointer: Any) -> None:
         self.builder.store(value, self._cast(pointer, value.type), align=1)
 
     def splat(self, scalar: Any) -> Any:
-        """A vector with the number in every lane."""
+        """Returns a vector with the number in every lane."""
         kind = ir.VectorType(scalar.type, self.lanes)
         undefined = ir.Constant(kind, ir.Undefined)
         single = self.builder.insert_element(undefined, scalar, _I32(0))
@@ -105,20 +110,20 @@ class _Emitter:
         return self.builder.shuffle_vector(single, undefined, order)
 
     def below(self, first: int, count: Any) -> Any:
-        """A mask of the lanes, numbered from `first`, whose numbers are less than `count`."""
+        """Returns a mask of the lanes whose numbers, from `first` on, are less than `count`."""
         numbers = [first + lane for lane in range(self.lanes)]
         lane = ir.Constant(ir.VectorType(_I64, self.lanes), numbers)
         return self.builder.icmp_signed("<", lane, self.splat(count))
 
     def sums(self, *counts: int) -> list[Any]:
-        """Vectors of zeros, to be kept in registers; the last count runs fastest."""
+        """Returns vectors of zeros, to be kept in registers; the last count runs fastest."""
         slots = [_allocated(self.builder, self.type) for _ in range(int(np.prod(counts)))]
         for slot in slots:
             self.builder.store(self.zero, slot)
         return slots
 
     def add(self, slot: Any, a: Any, b: Any) -> None:
-        """slot += a · b."""
+        """Adds a · b to a slot."""
         product = self.builder.fmul(a, b, flags=_FUSED)
         self.builder.store(self.builder.fadd(product, self.builder.load(slot), _FUSED), slot)
 
@@ -127,7 +132,7 @@ class _Emitter:
 
 
 def _vectorised(emit_code: Callable[[_Emitter], None]) -> Any:
-    """Makes an intrinsic (arrays, numbers, static) -> None whose instructions a function emits."""
+    """Returns an intrinsic (arrays, numbers, static) -> None from a function that emits it."""
 
     def make(_typing: Any, arrays: Any, numbers: Any, static: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -142,11 +147,11 @@ def _vectorised(emit_code: Callable[[_Emitter], None]) -> Any:
 
 @_vectorised
 def convolve(emit: _Emitter) -> None:
-    """One vector of output channels at neighbouring positions, some rows by some columns.
+    """Convolves one vector of output channels at adjacent positions, some rows by some columns.
 
-    `arrays`: x, w, bias, out; `numbers`: where they start, the distance of two positions' rows in
-    x, an image row, the rows and the row length of a patch, and the distances of two positions'
-    rows and columns in out. `static`: lanes, rows, columns, and the distance of columns in x.
+    `arrays`: x, w, bias, out; `numbers`: their starts, the distance of two positions' rows in x,
+    the length of an image row, the rows and the row length of a patch, and the distances of two
+    positions' rows and columns in out. `static`: lanes, rows, columns, distance of columns in x.
     """
     builder = emit.builder
     x_at, w_at, bias_at, out_at, down, row, height, width, below, beside = emit.numbers
@@ -166,8 +171,8 @@ def convolve(emit: _Emitter) -> None:
                 value = builder.load(emit.at(line, _I64(c * step)))
                 emit.add(sums[n], weight, emit.splat(value))
     for n, (r, c) in enumerate(np.ndindex(rows, columns)):
-        place = emit.at(3, out_at, builder.mul(below, _I64(r)), builder.mul(beside, _I64(c)))
-        emit.store(builder.load(sums[n]), place)
+        target = emit.at(3, out_at, builder.mul(below, _I64(r)), builder.mul(beside, _I64(c)))
+        emit.store(builder.load(sums[n]), target)
 
 
 DEAD = 255  # in place of the winner's number: ReLU let nothing through
@@ -175,10 +180,10 @@ DEAD = 255  # in place of the winner's number: ReLU let nothing through
 
 @_vectorised
 def pool(emit: _Emitter) -> None:
-    """The largest entries of one window, a vector of channels, and their numbers or DEAD.
+    """Writes the largest entries of one window, a vector of channels, and their numbers or DEAD.
 
-    `arrays`: x, floor, out, marks; `numbers`: where x, out and marks start, and the distances of
-    two rows and columns in x. `static`: lanes, rows and columns of a window.
+    `arrays`: x, floor, out, marks; `numbers`: the start in x, the start in out and marks, and the
+    distances of two rows and columns in x. `static`: lanes, rows and columns of a window.
     """
     builder = emit.builder
     x_at, out_at, below, beside = emit.numbers
@@ -203,9 +208,9 @@ def pool(emit: _Emitter) -> None:
 def unpool(emit: _Emitter) -> None:
     """Adds the gradients of one window, a vector of channels, to those of the positions that won.
 
-    `arrays`: g, marks, and gradients by position; `numbers`: where g and marks start, where the
-    window does, the distances of two positions' rows and columns, and how many channels there are.
-    `static` is that of `pool`.
+    `arrays`: g, marks, and gradients by position; `numbers`: the start in g and marks, that of the
+    window, the distances of two positions' rows and columns, and the number of channels. `static`
+    is that of `pool`.
     """
     builder = emit.builder
     g_at, grid_at, below, beside, channels = emit.numbers
@@ -213,19 +218,20 @@ def unpool(emit: _Emitter) -> None:
     g, mark = emit.load(emit.at(0, g_at)), builder.load(marks, align=1)
     inside = emit.below(0, channels)
     for k, (i, j) in enumerate(np.ndindex(*emit.sizes)):
-        place = emit.at(2, grid_at, builder.mul(below, _I64(i)), builder.mul(beside, _I64(j)))
+        target = emit.at(2, grid_at, builder.mul(below, _I64(i)), builder.mul(beside, _I64(j)))
         wins = builder.icmp_unsigned("==", mark, emit.full(emit.bytes, k))
         gradient = builder.select(builder.and_(wins, inside), g, emit.zero)
-        emit.store(builder.fadd(emit.load(place), gradient), place)
+        emit.store(builder.fadd(emit.load(target), gradient), target)
 
 
 @_vectorised
 def gather(emit: _Emitter) -> None:
-    """Σ over listed places of g times some rows of the patch that begins there.
+    """Writes the sum, over listed starts, of g times some rows of the patch that begins there.
 
-    `arrays`: x, the places, their g, out, and a vector that squares are added to; `numbers`: where
-    the first four start, how many are listed, an image row, and the length of a patch's row, behind
-    which zeros are written. `static`: lanes, rows, and vectors of a row.
+    `arrays`: x, the listed starts, their g, out, and a vector that squares are added to; `numbers`:
+    the starts in x, in both lists and in out, the number of listed starts, the length of an image
+    row, and that of a patch's row, behind which zeros are written. `static`: lanes, rows, and
+    vectors of a row.
     """
     builder = emit.builder
     x_at, list_at, out_at, count, row, width = emit.numbers
@@ -236,8 +242,8 @@ def gather(emit: _Emitter) -> None:
         source = emit.at(0, x_at, listed)
         g = emit.splat(builder.load(emit.at(2, list_at, e.index)))
         for n, (r, v) in enumerate(np.ndindex(rows, parts)):
-            place = emit.at(source, builder.mul(row, _I64(r)))
-            emit.add(sums[n], g, emit.load(emit.at(place, _I64(v * emit.lanes))))
+            patch_row = emit.at(source, builder.mul(row, _I64(r)))
+            emit.add(sums[n], g, emit.load(emit.at(patch_row, _I64(v * emit.lanes))))
     builder.store(emit.load(emit.at(4)), squares)
     for n, (_r, v) in enumerate(np.ndindex(rows, parts)):
         inside = emit.below(v * emit.lanes, width)
@@ -251,8 +257,8 @@ def gather(emit: _Emitter) -> None:
 def scatter(emit: _Emitter) -> None:
     """Adds Σ g · weights of the listed outputs to some rows of one patch of the image.
 
-    `arrays`: image, g, w, the list; `numbers`: where the first three start, the length of the list,
-    an image row, and the length of an output's weights. `static` is that of `gather`.
+    `arrays`: image, g, w, the list; `numbers`: the starts in the first three, the lengths of the
+    list, of an image row, and of an output's weights. `static` is that of `gather`.
     """
     builder = emit.builder
     image_at, g_at, w_at, count, row, patch = emit.numbers
@@ -265,6 +271,6 @@ def scatter(emit: _Emitter) -> None:
         for n, slot in enumerate(sums):
             emit.add(slot, g, emit.load(emit.at(weights, _I64(n * emit.lanes))))
     for n, (r, v) in enumerate(np.ndindex(rows, parts)):
-        place = emit.at(0, image_at, builder.mul(row, _I64(r)), _I64(v * emit.lanes))
-        total = builder.fadd(emit.load(place), builder.load(sums[n]))
-        emit.store(total, place)
+        target = emit.at(0, image_at, builder.mul(row, _I64(r)), _I64(v * emit.lanes))
+        total = builder.fadd(emit.load(target), builder.load(sums[n]))
+        emit.store(total, target)

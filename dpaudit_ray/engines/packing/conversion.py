@@ -1,4 +1,4 @@
-"""What a user's module is made of for packing: rules for its layers, and loops for some networks.
+"""Conversion of a user's module for packing: rules for its layers, and loops for some networks.
 
 | network or layer | computed by |
 | --- | --- |
@@ -6,7 +6,7 @@
 | Conv2d, MaxPool2d, ReLU; then Flatten, Linear, ReLU (cnn4, convnet) | `cpu/conv_pool`, whole |
 | Conv2d with a small MaxPool2d behind it, in a Sequential | `cpu/conv_pool`, as one layer |
 | Linear, Conv1d, Conv2d, GroupNorm, LayerNorm, Embedding | a rule: `RULES` |
-| a module that has an `Obstacle`, or fails its self-check | `samplewise`, examples alone |
+| a module that has an obstacle, or fails its self-check | `samplewise`, examples alone |
 
 Loops run on a CPU, in the dtype of the parameters. What runs on every sample alone stays the
 module's own code; what mixes samples, or draws from a generator that no pack owns, is refused.
@@ -14,7 +14,6 @@ module's own code; what mixes samples, or draws from a generator that no pack ow
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ...errors import SpecError
 from ..rules import convolution
-from ..rules.base import Rule, Slot, altered, plain
+from ..rules.base import Rule, Slot, alteration, is_plain
 from ..rules.convolution import Conv2dRule
 from ..rules.linear import AffineRule, EmbeddingRule, LinearRule
 from .passes import Chain, Layer, Passes
@@ -49,46 +48,39 @@ RULES: dict[type[nn.Module], type[Rule]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Obstacle:
-    """A layer that no rule fits, and why."""
-
-    path: str
-    kind: str  # its class
-    why: str
-
-    @classmethod
-    def at(cls, path: str, layer: nn.Module, why: str) -> Obstacle:
-        return cls(path or "the model itself", type(layer).__name__, why)
+def obstacle_at(path: str, layer: nn.Module, problem: str) -> str:
+    """Returns why no rule fits a layer: its path and class, and a verb phrase."""
+    return f"{path or 'the model itself'} ({type(layer).__name__}) {problem}"
 
 
 @functools.cache
-def warn_of_slow_way(obstacle: Obstacle) -> None:
-    """Says, once in a process for each layer, that its model is computed slowly."""
-    _LOG.warning(
-        "%s (%s) %s: the model's per-sample gradients go through autograd, slowly",
-        obstacle.path, obstacle.kind, obstacle.why,
-    )  # fmt: skip
+def warn_of_slow_way(obstacle: str) -> None:
+    """Warns, once in a process for each layer, that its model is computed slowly."""
+    _LOG.warning("%s: the model's per-sample gradients go through autograd, slowly", obstacle)
 
 
-def find_obstacle(module: nn.Module) -> Obstacle | None:
-    """Returns the first layer that has no rule, or is something else than its rule takes it for.
+def find_obstacle(module: nn.Module) -> str | None:
+    """Returns why the first layer without a fitting rule has none; None if all have one.
 
-    Hooks, parametrisations and parameters that two layers share: a shared one's per-sample
-    gradient is a sum over uses, so that its norm is not that of either.
+    A parameter that two layers share is such a reason: its per-sample gradient is a sum over uses,
+    so that its norm is not that of either.
     """
-    paths: dict[int, str] = {}
+    paths: dict[int, str] = {}  # by parameter
     for path, layer in module.named_modules(remove_duplicate=False):
-        if (why := altered(layer)) is not None:
-            return Obstacle.at(path, layer, why)
-        named = dict(layer.named_parameters(recurse=False))
-        learnt = {name: p for name, p in named.items() if p.requires_grad}
-        for name, parameter in learnt.items():
-            full = f"{path}.{name}".lstrip(".")
-            if (other := paths.setdefault(id(parameter), full)) != full:
-                return Obstacle.at(path, layer, f"shares a parameter ({full} is {other})")
-        if learnt and (type(layer) not in RULES or len(learnt) < len(named)):
-            return Obstacle.at(path, layer, "has no rule of its own")
+        problem = alteration(layer)
+        if problem is not None:
+            return obstacle_at(path, layer, problem)
+        parameters = dict(layer.named_parameters(recurse=False))
+        trainable = {name: p for name, p in parameters.items() if p.requires_grad}
+        for name, parameter in trainable.items():
+            full_name = f"{path}.{name}".lstrip(".")
+            first_name = paths.setdefault(id(parameter), full_name)
+            if first_name != full_name:
+                problem = f"shares a parameter ({full_name} is {first_name})"
+                return obstacle_at(path, layer, problem)
+        has_rule = type(layer) in RULES and len(trainable) == len(parameters)
+        if trainable and not has_rule:
+            return obstacle_at(path, layer, "has no rule of its own")
     return None
 
 
@@ -97,33 +89,41 @@ def converted(
 ) -> nn.Module:  # fmt: skip
     """Returns `module`, changed in place, with a `Layer` of the `passes` where parameters are.
 
-    What has no parameters stays torch's own, before the rule: padding that a convolution's rule
-    does not know, and the division by norms.
+    Operations without parameters remain torch's, before the rule: padding that a convolution's
+    rule does not support, and the division by norms.
+
+    Args:
+        module: a copy of the user's, without obstacles.
+        slots: of all parameters of the user's module.
+        passes: what the layers are applied in.
+        path: of `module` in the user's, with a dot behind.
     """
-    if learnt := [name for name, p in module.named_parameters(recurse=False) if p.requires_grad]:
-        of_layer = {name: slots[f"{path}{name}"] for name in learnt}
-        if isinstance(module, nn.Conv1d):
-            flat, of_layer = convolution.as_2d(module, of_layer)
-            return nn.Sequential(
-                nn.Unflatten(1, (-1, 1)), _with_rule(flat, of_layer, passes), nn.Flatten(1, 2)
-            )
-        return _with_rule(module, of_layer, passes)
+    parameters = module.named_parameters(recurse=False)
+    layer_slots = {name: slots[f"{path}{name}"] for name, p in parameters if p.requires_grad}
+    if layer_slots and isinstance(module, nn.Conv1d):
+        flat, layer_slots = convolution.as_2d(module, layer_slots)
+        layer = _with_rule(flat, layer_slots, passes)
+        return nn.Sequential(nn.Unflatten(1, (-1, 1)), layer, nn.Flatten(1, 2))
+    if layer_slots:
+        return _with_rule(module, layer_slots, passes)
     for name, child in module.named_children():
         setattr(module, name, converted(child, slots, passes, f"{path}{name}."))
     if type(module).__module__ == nn.ReLU.__module__ and getattr(module, "inplace", False):
         vars(module)["inplace"] = False  # a rule's output may be a view of all models' outputs
-    if plain(module, nn.Sequential):
+    if is_plain(module, nn.Sequential):
         from ..cpu import conv_pool  # numba takes half a second to import
 
         assert isinstance(module, nn.Sequential)
-        return Chain(module, conv_pool.merge_pooling(list(module), passes))
+        return Chain(module._modules, conv_pool.merge_pooling(list(module), passes))
     return module
 
 
 def _with_rule(module: nn.Module, slots: dict[str, Slot], passes: Passes) -> nn.Module:
+    """Returns a layer of the rule of a module's class, with what torch computes before it."""
     layer = Layer(RULES[type(module)](module, slots), passes)
-    if isinstance(module, nn.Conv2d) and (padding := convolution.padding(module)) is not None:
-        return nn.Sequential(padding, layer)
+    if isinstance(module, nn.Conv2d):
+        padding = convolution.padding(module)
+        return layer if padding is None else nn.Sequential(padding, layer)
     if isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
         for name in slots:
             module.register_parameter(name, None)
@@ -134,35 +134,49 @@ def _with_rule(module: nn.Module, slots: dict[str, Slot], passes: Passes) -> nn.
 def find_loops(
     module: nn.Module, packed: nn.Module, slots: dict[str, Slot]
 ) -> tuple[Loops | None, int]:
-    """Loops for all of a module that is `packed` by now; how many convolutions loops pool."""
+    """Returns loops for a whole network, and the number of convolutions that loops pool.
+
+    Args:
+        module: the user's.
+        packed: the same, converted.
+        slots: of all parameters.
+    """
     from ..cpu.conv_pool import ConvChain, ConvPool
     from ..cpu.mlp_loops import MlpLoops
 
-    chains = [part.merged for part in packed.modules() if isinstance(part, Chain)]
-    convolutions = sum(isinstance(part, ConvPool) for chain in chains for part in chain)
-    return MlpLoops.from_module(module, slots) or ConvChain.from_module(packed), convolutions
+    convolutions = 0
+    for part in packed.modules():
+        if isinstance(part, Chain):
+            convolutions += sum(isinstance(layer, ConvPool) for layer in part.merged)
+    loops = MlpLoops.from_module(module, slots) or ConvChain.from_module(packed)
+    return loops, convolutions
 
 
 def refuse_layers(module: nn.Module) -> None:
-    """Raises SpecError for a layer, anywhere, that no per-sample gradient can be had of."""
+    """Raises SpecError for a layer, anywhere, whose per-sample gradients do not exist."""
     for path, layer in module.named_modules():
-        if (why := _reason_to_refuse(layer)) is not None:
-            where = f"{path or 'the model itself'} is a {type(layer).__name__}"
-            raise SpecError("mechanism.model", f"{where}{why}")
+        reason = _reason_to_refuse(layer)
+        if reason is not None:
+            name = path or "the model itself"
+            problem = f"{name} is a {type(layer).__name__}{reason}"
+            raise SpecError("mechanism.model", problem)
 
 
 def _reason_to_refuse(layer: nn.Module) -> str | None:
+    """Returns the end of a sentence that begins with the layer's class; None if it is fine."""
     if isinstance(layer, torch.jit.ScriptModule):
         return (
             ", whose layers cannot be watched; give the module that it was scripted or traced from"
         )
     tracks = getattr(layer, "track_running_stats", False)
     if (isinstance(layer, _BatchNorm) or tracks) and (layer.training or not tracks):
-        remedy = ", or call eval() on it when the module is made: its own then stay" * tracks
-        return (
+        reason = (
             " that takes statistics of a batch: DP-SGD cannot bound what one example changes; "
-            f"use GroupNorm{remedy}"
+            "use GroupNorm"
         )
+        if tracks:
+            reason += ", or call eval() on it when the module is made: its own then stay"
+        return reason
     if isinstance(layer, _DropoutNd) and layer.p > 0 and layer.training:
         return (
             f" with p = {layer.p:g}, whose randomness no pack's seed covers; set p to 0, or call "

@@ -1,8 +1,8 @@
 """Gradients of n models at once: one forward and one backward pass over stacked parameters.
 
 A `PackedModel` takes the way that `selfcheck` found right: compiled loops for the whole network,
-rules layer by layer (`passes`), or every example alone (`samplewise`); `conversion` says which
-networks take which. Here is decided how many models go together, and on which threads.
+rules layer by layer (`passes`), or every example alone (`samplewise`); `conversion` lists
+which networks take which. This file decides how many models go together, and on which threads.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..rules.base import slots_of, trained
 from ..rules.losses import Loss
 from ..rules.losses import losses as losses_of_classes
 from .conversion import (
-    Obstacle,
     converted,
     find_loops,
     find_obstacle,
+    obstacle_at,
     refuse_layers,
     warn_of_slow_way,
 )
@@ -68,7 +68,7 @@ class PackedModel:
                 packed = converted(copy.deepcopy(module), slots, self._passes)
             except Exception as error:  # noqa: BLE001 (a user's module may not let itself be copied)
                 why = f"cannot be packed ({first_line(error):.80})"
-                self._obstacle = Obstacle.at("", module, why)
+                self._obstacle = obstacle_at("", module, why)
                 return
             self._passes.module = packed
             self._loops, self._convolutions_in_loops = find_loops(module, packed, slots)
@@ -84,7 +84,8 @@ class PackedModel:
             return
         has_loops = x.device.type == "cpu" and bool(self._loops or self._convolutions_in_loops)
         key = _key(self._source, x, y, (self.loss, has_loops)) if remembered else None
-        if (way := _WAYS.get(key)) is None:
+        way = _WAYS.get(key)
+        if way is None:
             candidate = Candidate(self._source, self._obstacle or self._copy, x, y, self.loss)
             way = fastest_right_way(candidate, has_loops)
             if key is not None:
@@ -111,12 +112,18 @@ class PackedModel:
         return made
 
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Loss of every model on every example, float [n, m]; theta [n, p], x [m, ...], y [m]."""
+        """Returns the loss of every model on every example, float [n, m].
+
+        Args:
+            theta: parameters [n, p].
+            x: examples [m, ...].
+            y: classes, or numbers, [m].
+        """
         outputs = self.outputs(theta, x)
         return self.loss(outputs.flatten(0, 1), y.repeat(len(theta))).view(len(theta), -1)
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Output of every model on every example, float [n, m, c]; theta [n, p], x [m, ...]."""
+        """Returns the output of models theta [n, p] on examples x [m, ...]: float [n, m, c]."""
         self.settle(x, torch.zeros(len(x), dtype=torch.long, device=x.device))
         if self._alone is not None:
             return self._alone.outputs(theta, x)
@@ -133,7 +140,7 @@ class PackedModel:
     def clipped_sums(
         self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, weights: Tensor | None = None
     ) -> Tensor:
-        """Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) for every model i: float [n, p].
+        """Returns Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) for every model i: float [n, p].
 
         `theta` is float [n, p]; all models have the same examples `x` [B, ...], with classes, or
         numbers, `y` [B]. A C of infinity leaves gradients as they are; `weights` [n, B] are 1 when
@@ -165,7 +172,7 @@ class PackedModel:
         return out
 
     def viewed_sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
-        """`clipped_sums` of examples x [B, K, ...] of K views, each by the mean of its losses."""
+        """Returns `clipped_sums` of examples x [B, K, ...] with K views, by their mean loss."""
         self.settle(x[:, 0], y)
         if self._viewed is None:
             slow = Samplewise(self._source, self.loss, views=True)
@@ -203,7 +210,7 @@ class PackedModel:
             start = models.stop
 
     def together(self, x: Tensor, y: Tensor) -> int:
-        """How many models go through the module's own code at once, on a batch like this."""
+        """Returns the number of models that the module's code gets at once, on such a batch."""
         if self._groups is None:
             self._groups = self._fitted(None, self.initial[None], Step(x, y, 1.0, self.loss))
         return self._groups.inner
@@ -212,21 +219,21 @@ class PackedModel:
         if loops is not None:
             return self._fast().fitted(loops.bytes_of_one(step.x) * self._threads)
         try:
-            held = self._passes.bytes_of_one(theta[:1], step)
+            pass_bytes = self._passes.bytes_of_one(theta[:1], step)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
             raise one_model_too_large() from error
         if theta.device.type != "cpu":
-            return Groups.for_gpu(held)
-        return self._fast().fitted(held * self._threads)
+            return Groups.for_gpu(pass_bytes)
+        return self._fast().fitted(pass_bytes * self._threads)
 
     def _fast(self) -> Groups:
         return Groups.for_cpu(self._source, self._convolutions_in_loops)
 
 
-def _key(module: nn.Module, x: Tensor, y: Tensor, learnt: Hashable) -> Hashable:
-    """The same for equal modules of the same code; None for code that is an instance's own."""
+def _key(module: nn.Module, x: Tensor, y: Tensor, options: Hashable) -> Hashable:
+    """Returns a key that equal modules of the same code share; None if an instance has own code."""
     parts = list(module.modules())
     if any(
         "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks for part in parts
@@ -237,4 +244,4 @@ def _key(module: nn.Module, x: Tensor, y: Tensor, learnt: Hashable) -> Hashable:
     for t in (*module.parameters(), *module.buffers(), x, y):
         numbers.update(repr((t.shape, t.dtype, t.device, t.requires_grad)).encode())
         numbers.update(t.detach().cpu().flatten().view(torch.uint8).numpy().data)
-    return code, numbers.digest(), learnt
+    return code, numbers.digest(), options

@@ -1,10 +1,10 @@
-"""A set of models on its way forth and back through a network, and on to its clipped sums.
+"""Forward and backward pass of a set of models through a network, and its clipped sums.
 
-Every layer with parameters is a `Layer`, applied by its rule; on the way back it notes what its
-rule has seen. When the pass is over, rules give per-sample norms and then clipped sums from that.
-All else in the network runs as its own code, through autograd.
+Every layer with parameters is a `Layer`, applied by its rule; in the backward pass it records the
+rule's saved data and the gradient of its output. After the pass, rules compute per-sample norms and
+then clipped sums from these records. All other code of the network runs as it is, through autograd.
 
-Models go through in groups: a layer that sees the batch itself is applied for all groups at once.
+Models go through in groups: a layer on the batch itself is applied once, for all groups.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import contextlib
 import dataclasses
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..rules.base import Rule, SampleGradients
+from ..rules.base import Rule, SampleGradients, repeated
 from ..rules.losses import Loss, losses
 from .memory import slices
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A batch, its loss, how gradients are clipped, and what rules keep about its examples."""
+    """A batch, its loss, the clip norm, and values of rules that depend on the examples alone."""
 
     x: Tensor
     y: Tensor
@@ -37,32 +37,39 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a rule kept on the way forth, and its output's gradient."""
+    """Data that a rule saved for backward, and the gradient of its output."""
 
     rule: Rule
-    kept: Any
+    saved: Any
     g: Tensor  # [n*B, ...]
     shared: bool  # whether all models of all groups have one input [B, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this holds for its models."""
-        return int(self.g.nbytes + self.kept.nbytes * (not self.shared))
+        """Bytes in memory for the models of the group."""
+        saved_bytes = 0 if self.shared else self.saved.nbytes
+        return int(self.g.nbytes + saved_bytes)
 
 
 class Passes:
-    """Takes models through `module`, whose layers were made for these passes; one at a time."""
+    """Takes models through `module`, whose layers belong to these passes; one pass at a time."""
 
     module: nn.Module
     by_loops = True  # whether layers that have compiled loops may take them
 
     def __init__(self) -> None:
-        self.records: list[Record] = []  # what layers give on the way back
+        self.records: list[Record] = []  # in the order of the backward pass
         self._applied: set[Rule] = set()
         self._shared: dict[Rule, tuple[Tensor, Any]] = {}
 
     def outputs(self, theta: Tensor, x: Tensor, at_once: int) -> list[Tensor]:
-        """[n, B, c] of theta [n, p] and x [B, ...], in groups of so many models."""
+        """Returns outputs [models, B, c] of each group.
+
+        Args:
+            theta: parameters [n, p].
+            x: examples [B, ...].
+            at_once: number of models of a group.
+        """
         outputs = []
         with torch.no_grad(), self._pass(theta, x):
             for models in slices(len(theta), at_once):
@@ -73,7 +80,15 @@ class Passes:
     def clipped_sums(
         self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
     ) -> None:  # fmt: skip
-        """Σ_j weights[:, j] · clip(gradient of sample j, C) into out [n, p]."""
+        """Writes Σ_j weights[:, j] · clip(gradient of sample j, C).
+
+        Args:
+            out: [n, p], to be written.
+            theta: parameters [n, p].
+            step: examples, labels, clip norm C and loss.
+            weights: [n, B].
+            at_once: number of models of a group.
+        """
         gradients = self._gradients(theta, step, at_once)
         if math.isfinite(step.clip_norm):
             squares = torch.zeros_like(weights)
@@ -84,32 +99,36 @@ class Passes:
             samples.weighted_sums(out[models], weights[models])
 
     def bytes_of_one(self, theta: Tensor, step: Step) -> int:
-        """Bytes that a pass of one model, theta [1, p], leaves behind."""
+        """Returns the bytes that a pass of one model, theta [1, p], keeps until its sums."""
         with self._pass(theta, step.x):
-            return sum(record.nbytes for record in self._forth_and_back(slice(0, 1), step))
+            return sum(record.nbytes for record in self._forward_and_backward(slice(0, 1), step))
 
     def _gradients(
         self, theta: Tensor, step: Step, at_once: int
     ) -> list[tuple[slice, SampleGradients]]:
-        """Per-sample gradients of every layer and group, each with the models that it is of."""
+        """Returns per-sample gradients of every layer and group, each with its models."""
         gradients: list[tuple[slice, SampleGradients]] = []
         shared: list[list[Record]] = []  # by group
         with self._pass(theta, step.x):
             for models in slices(len(theta), at_once):
-                records = self._forth_and_back(models, step)
+                records = self._forward_and_backward(models, step)
                 gradients += [
-                    (models, record.rule.samples(theta[models], record.kept, record.g))
+                    (models, record.rule.samples(theta[models], record.saved, record.g))
                     for record in records
                     if not record.shared
                 ]
                 shared.append([record for record in records if record.shared])
-        for groups in zip(*shared, strict=True):  # of one layer
-            first, parts = groups[0], [r.g.reshape(-1, len(step.x), *r.g.shape[1:]) for r in groups]
-            samples = first.rule.samples_shared(theta, first.kept, parts, step.cache)
+        batch = len(step.x)
+        for layer_records in zip(*shared, strict=True):  # of one layer, by group
+            rule, saved = layer_records[0].rule, layer_records[0].saved
+            gs = [record.g for record in layer_records]
+            parts = [g.reshape(-1, batch, *g.shape[1:]) for g in gs]
+            samples = rule.samples_shared(theta, saved, parts, step.cache)
             gradients.append((slice(0, len(theta)), samples))
         return gradients
 
-    def _forth_and_back(self, models: slice, step: Step) -> list[Record]:
+    def _forward_and_backward(self, models: slice, step: Step) -> list[Record]:
+        """Returns the records of a group's layers. ValueError: outputs of another shape."""
         self._enter(models)
         with torch.enable_grad():
             outputs = self.module(step.x)
@@ -122,7 +141,7 @@ class Passes:
 
     @contextlib.contextmanager
     def _pass(self, theta: Tensor, x: Tensor) -> Iterator[None]:
-        """Of these models on a batch; at its end all is forgotten but the last group's θ."""
+        """Begins a pass of these models on a batch; at its end, drops all but the last θ."""
         self._all, self.input = theta, x
         self._shared.clear()
         yield
@@ -130,6 +149,7 @@ class Passes:
         self._shared.clear()
 
     def _enter(self, models: slice) -> None:
+        """Begins the pass of one group."""
         self._models = models
         self.theta = self._all[models]
         # A leaf that needs a gradient, so that autograd visits the first layer too.
@@ -138,35 +158,37 @@ class Passes:
         self.records.clear()
 
     def layer_input(self, rule: Rule, x: Tensor) -> tuple[Tensor, bool]:
-        """The layer's input as a rule wants it, and whether all groups share it.
+        """Returns a layer's input as its rule needs it, and whether all groups share it.
 
-        Raises ValueError where the layer is applied twice, or to something that is no batch.
+        Raises:
+            ValueError: the layer is applied twice, or to other rows than those of the batch.
         """
-        if (rule.owner or rule) in self._applied:
+        owner = rule.owner or rule
+        if owner in self._applied:
             raise ValueError("a layer is applied twice")
-        self._applied.add(rule.owner or rule)
+        self._applied.add(owner)
         batch, models = self.input, len(self.theta)
         rows = x.shape[0] if x.dim() else 0
-        # The batch itself, or a reshaping of each example that is no copy.
-        whole = rows == len(batch) and 0 < x.numel() == batch.numel()
-        if whole and x.data_ptr() == batch.data_ptr():
+        # The batch itself, or a reshaping of each example without a copy.
+        same_size = rows == len(batch) and 0 < x.numel() == batch.numel()
+        if same_size and x.data_ptr() == batch.data_ptr():
             if rows == 1 or x.stride(0) == batch.stride(0):
                 return x, True
             raise ValueError("a layer is given the batch the other way round")
         if rows == len(batch) and models > 1:  # the same for all models, but a new tensor
-            return x.repeat(models, *[1] * (x.dim() - 1)), False
+            return repeated(x, models), False
         if rows != models * len(batch):
             raise ValueError(f"a layer is given {rows} rows of {models * len(batch)}")
         return x, False
 
     def layer_output(self, rule: Rule, x: Tensor, shared: bool) -> tuple[Tensor, Any]:
-        """Outputs [n*B, ...] of these models, and what is kept; a `shared` x goes through once."""
+        """Returns the group's output [n*B, ...] and what is saved; applied once if `shared`."""
         if not shared:
             return rule.forward(self.theta, x)
         if rule not in self._shared:
             self._shared[rule] = rule.forward_shared(self._all, x)
-        of_all, kept = self._shared[rule]
-        return of_all[self._models].flatten(0, 1), kept
+        y, saved = self._shared[rule]
+        return y[self._models].flatten(0, 1), saved
 
 
 class Layer(nn.Module):
@@ -178,26 +200,23 @@ class Layer(nn.Module):
         self.passes = passes
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n*B, ...], or [B, ...] where the input is still the same for all models."""
+        """Returns the output [n*B, ...] of x [n*B, ...], or of the batch [B, ...] itself."""
         x, shared = self.passes.layer_input(self.rule, x)
         result: Tensor = _Apply.apply(x, self.passes.anchor, self, shared)
         return result
 
 
 class Chain(nn.Sequential):
-    """A Sequential whose call goes through `merged` layers; indexing and iteration see its own."""
+    """A Sequential whose call goes through `merged` layers; items are the layers themselves."""
 
-    def __init__(self, layers: nn.Sequential, merged: Sequence[nn.Module]) -> None:
-        super().__init__(OrderedDict(layers._modules))
-        self.merged = tuple(merged)
-
-    def __getitem__(self, idx: slice | int) -> Any:
-        if isinstance(idx, slice):
-            return nn.Sequential(OrderedDict(list(self._modules.items())[idx]))
-        return super().__getitem__(idx)
+    def __init__(
+        self, layers: Mapping[str, nn.Module], merged: Sequence[nn.Module] | None = None
+    ) -> None:
+        super().__init__(OrderedDict(layers))
+        self.merged = tuple(self if merged is None else merged)  # None for a slice of a chain
 
     def forward(self, input: Any) -> Any:
-        """The output of the last of `merged`."""
+        """Returns the output of the last of `merged`."""
         for layer in self.merged:
             input = layer(input)
         return input
@@ -209,13 +228,13 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, _anchor: Tensor, layer: Layer, shared: bool) -> Tensor:
         ctx.layer, ctx.shared = layer, shared
-        y, ctx.kept = layer.passes.layer_output(layer.rule, x.detach(), shared)
+        y, ctx.saved = layer.passes.layer_output(layer.rule, x.detach(), shared)
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
         rule, passes = ctx.layer.rule, ctx.layer.passes
-        passes.records.append(Record(rule, ctx.kept, g, ctx.shared))
+        passes.records.append(Record(rule, ctx.saved, g, ctx.shared))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
-        return rule.input_gradient(passes.theta, ctx.kept, g), None, None, None
+        return rule.input_gradient(passes.theta, ctx.saved, g), None, None, None

@@ -1,6 +1,6 @@
-"""Every example alone, by autograd on the user's own module: right for any network, and slow.
+"""Gradients of every example alone, by autograd on the user's module: right for any network, slow.
 
-The module itself, never a copy: what its code reaches through closures and lists stays behind.
+The module is never copied: a copy would lack what its code reaches through closures and lists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Samplewise:
     views: bool = False  # an example is inputs [K, ...] of one class; its loss is their mean
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Output of every model on every example, float [n, m, c]."""
+        """Returns the output of every model on every example, float [n, m, c]."""
         outputs = []
         for row in theta:
             with placed(self.module, row), torch.no_grad():
@@ -44,12 +44,15 @@ class Samplewise:
     def clipped_sums(
         self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, weights: Tensor | None
     ) -> Tensor:
-        """Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) of every model i, float [n, p]."""
+        """Returns Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) of every model i, float [n, p].
+
+        Arguments are those of `PackedModel.clipped_sums`.
+        """
         out = torch.zeros_like(theta)
         most = _NUMBERS if theta.device.type == "cpu" else _ON_GPU
-        # By sizes alone, so that bits are the same in every try of a pack.
-        together = most // (theta.shape[1] * max(1, len(y)))
-        for models in slices(len(theta), max(1, min(together, self.mapped))):
+        # By sizes alone, so that bits are the same in every attempt at a pack.
+        most_models = most // (theta.shape[1] * max(1, len(y)))
+        for models in slices(len(theta), max(1, min(most_models, self.mapped))):
             for part in slices(len(y), max(1, most // theta.shape[1])):
                 gradients = self._of_models(theta[models], x[part], y[part])
                 norms = torch.linalg.vector_norm(gradients, dim=2)
@@ -62,11 +65,11 @@ class Samplewise:
         return out
 
     def gradients(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient of every example's loss, float [B, p], under the parameters `row` [p]."""
+        """Returns the gradient of every example's loss, float [B, p], at parameters `row` [p]."""
         return self._of_models(row[None], x, y)[0]
 
     def _of_models(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """`gradients` of every model, float [n, B, p]."""
+        """Returns `gradients` of every model, float [n, B, p]."""
         if self.mapped:
             with _mappable(self.module):
                 if len(theta) == 1:
@@ -81,7 +84,7 @@ class Samplewise:
         return gradients
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> Samplewise:
-        """The same by `vmap` where that gives what backward passes give, on these examples."""
+        """Returns the same by `vmap` if that agrees on these examples; else self."""
         fast, few = dataclasses.replace(self, mapped=1), (row, x, y)
         try:
             agree = torch.allclose(fast.gradients(*few), self.gradients(*few), rtol=1e-3, atol=1e-5)
@@ -120,7 +123,7 @@ class Samplewise:
 
 @contextlib.contextmanager
 def placed(module: nn.Module, row: Tensor) -> Iterator[list[nn.Parameter]]:
-    """The module with the flat parameters `row` [p] in place; as it was afterwards."""
+    """Puts the flat parameters `row` [p] into the module; restores its own afterwards."""
     parameters = list(trained(module).values())
     before = [(p.data, p.grad) for p in parameters]
     parts = torch.split(row.clone(), [p.numel() for p in parameters])
@@ -138,9 +141,9 @@ def placed(module: nn.Module, row: Tensor) -> Iterator[list[nn.Parameter]]:
 
 @contextlib.contextmanager
 def _mappable(module: nn.Module) -> Iterator[None]:
-    """Recurrent layers so that `vmap` takes them.
+    """Lets `vmap` take recurrent layers.
 
-    Torch adds to the first hidden state in place, so it needs the examples' dimension, which
+    Torch adds to the first hidden state in place, so that needs the examples' dimension, which
     zeros made by the layer lack; and oneDNN's LSTM has no batching rule.
     """
     recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
@@ -158,9 +161,10 @@ def _mappable(module: nn.Module) -> Iterator[None]:
 def _with_state(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """The arguments of a recurrent layer, with zeros for a state that is left out."""
-    if len(args) != 1 or kwargs or not isinstance(x := args[0], Tensor):
+    """Returns the arguments of a recurrent layer, with zeros for a missing state."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
         return args, kwargs
+    x = args[0]
     if isinstance(layer, nn.RNNBase):
         first = layer.num_layers * (2 if layer.bidirectional else 1)
         batch = (x.shape[not layer.batch_first],) if x.dim() == 3 else ()
@@ -174,12 +178,15 @@ def _with_state(
 
 @contextlib.contextmanager
 def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """The module in `dtype`, on copies of all it has; what it keeps meanwhile is forgotten."""
+    """Casts copies of the module's tensors to `dtype`; restores all its attributes afterwards."""
     parameters = [(p, p.data) for p in module.parameters()]
-    kept = [
-        (held, dict(held), [(v, copy.copy(v)) for v in held.values() if type(v) in (dict, list)])
-        for held in map(vars, module.modules())
-    ]
+    attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []  # of each layer, and a copy
+    containers: list[tuple[Any, Any]] = []  # dictionaries and lists of layers, and a copy
+    for layer in module.modules():
+        attributes.append((vars(layer), dict(vars(layer))))
+        for value in vars(layer).values():
+            if type(value) in (dict, list):
+                containers.append((value, copy.copy(value)))
     try:
         for parameter, data in parameters:
             parameter.data = cast(data.clone(), dtype)
@@ -191,17 +198,17 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for parameter, data in parameters:
             parameter.grad = None
             parameter.data = data
-        for held, before, within in kept:
-            held.clear()
-            held.update(before)
-            for container, content in within:
-                container.clear()
-                if isinstance(container, dict):
-                    container.update(content)
-                else:
-                    container.extend(content)
+        for present, before in attributes:
+            present.clear()
+            present.update(before)
+        for container, content in containers:
+            container.clear()
+            if isinstance(container, dict):
+                container.update(content)
+            else:
+                container.extend(content)
 
 
 def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Floating numbers in `dtype`; whole ones as they are."""
+    """Returns floating-point numbers in `dtype`, integers as they are."""
     return values.to(dtype) if values.is_floating_point() else values

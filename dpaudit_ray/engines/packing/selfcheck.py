@@ -1,11 +1,11 @@
-"""Which way of packing computes a module's clipped sums rightly: tried, not assumed.
+"""Search for the fastest way of packing that computes a module's clipped sums correctly.
 
 Before anything is trained, a few models take a few examples through each way of packing, in
 float64 (float32 where a module allows nothing else), with the groups that a CPU and a GPU use.
-They are held against every example alone, by autograd on the user's own module. Then, at the
-training's own sizes, a way is held against itself: a batch against its parts, a group of models
-against two of them alone. A large module is checked on less, and in float32; float64 decides where
-that differs, since rounding may move a maximum or a ReLU.
+They are compared with every example alone, by autograd on the user's own module. Then, at the sizes
+of the training, a way is compared with itself: a batch with its parts, a group of models with two
+of them alone. A large module is checked on less, and in float32; if that differs, float64 decides,
+since rounding may change which entry is the maximum, or the sign before a ReLU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...errors import SpecError, first_line
 from ..rules.base import trained
 from ..rules.losses import Loss
-from .conversion import Obstacle
+from .conversion import obstacle_at
 from .memory import GPU_MOST, ONE_BY_ONE, Groups
 from .samplewise import MODELS, Samplewise, cast, in_dtype
 from .vetting import halves, relative_error, vet
@@ -33,7 +33,7 @@ _SPREAD = 0.05  # of the models' parameters around the module's own
 _LARGE = 1_000_000  # parameters from which on the least that shows a difference is computed
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest entry
 _SURE = 1e-4  # float32 above this, but below its bound, has float64 decide where that is allowed
-_DRAWN = 1 << 22  # parameters of all models: to draw more would take as long as all the rest
+_SAMPLED = 1 << 22  # parameters of all models: to sample more would take as long as the check
 _MOST = 1 << 27  # numbers of a group's θ, as in a pack of `pack_size: auto`
 _CANCELLED = 1e-3  # of C: sums that cancel to less are rounding, and as good as none
 _OTHER_SUMS = "gives other sums or outputs when it is packed"
@@ -41,13 +41,13 @@ _OTHER_SUMS = "gives other sums or outputs when it is packed"
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How to compute a module's clipped sums; by default the fastest way."""
+    """A way to compute a module's clipped sums; by default the fastest one."""
 
-    groups: Groups | None = None  # None: as many models as is fast
-    rows: int | None = None  # the most that go through together, where more would be wrong
-    loops: bool = False  # whether compiled ones are right
-    alone: int | None = None  # every example alone; so many models through `vmap` together
-    obstacle: Obstacle | None = None  # why it is no faster
+    groups: Groups | None = None  # None for as many models as is fast
+    rows: int | None = None  # the most that go through together, if more would be wrong
+    loops: bool = False  # whether compiled loops are right
+    alone: int | None = None  # None unless examples go alone; models that `vmap` takes together
+    obstacle: str | None = None  # why it is not faster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Candidate:
     """A user's module, what packs it, and a first batch of its training."""
 
     module: nn.Module
-    packed: Make | Obstacle  # or why nothing packs it
+    packed: Make | str  # a string is the obstacle to packing it
     x: Tensor  # [B, ...]
     y: Tensor  # [B]
     loss: Loss
 
     @property
     def initial(self) -> Tensor:
-        """The module's own parameters, float [p], in its dtype by now."""
+        """The module's own parameters, float [p], in its present dtype."""
         return torch.cat([p.detach().flatten() for p in trained(self.module).values()])
 
     @property
@@ -71,25 +71,30 @@ class Candidate:
         return sum(p.numel() for p in trained(self.module).values()) > _LARGE
 
     def few(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The first examples, and again from the first where there are fewer."""
+        """Returns the first 2 or 5 examples and labels, repeated if the batch is smaller."""
         rows = torch.arange(2 if self.large else 5, device=self.x.device) % max(1, len(self.x))
         return cast(self.x[rows], dtype), self.y[rows]
 
     def models(self, count: int) -> Tensor:
-        """Parameters around the module's own, float [count, p]."""
+        """Returns parameters close to the module's own, float [count, p]."""
         initial = self.initial
-        if self.large or count * len(initial) > _DRAWN:
+        if self.large or count * len(initial) > _SAMPLED:
             signs = torch.linspace(1, -1, count).to(initial).unsqueeze(1)
             return torch.addcmul(0.01 * signs, 1 + 0.1 * signs, initial)
-        drawn = torch.randn(count, len(initial), generator=torch.Generator().manual_seed(1))
-        return initial + _SPREAD * drawn.to(initial)
+        generator = torch.Generator().manual_seed(1)
+        deviations = torch.randn(count, len(initial), generator=generator)
+        return initial + _SPREAD * deviations.to(initial)
 
 
 def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
-    """Returns the fastest way that agrees with autograd on the first examples of a batch.
+    """Returns the fastest way that agrees with autograd on a few examples, and with itself on all.
 
-    And with itself on all of them. `has_loops`: whether there are compiled ones for this module.
-    Raises SpecError where the module may not be audited, or no gradient of one example can be had.
+    Args:
+        candidate: the module, and a first batch.
+        has_loops: whether there are compiled loops for this module.
+
+    Raises:
+        SpecError: the module may not be audited, or one example's gradient cannot be computed.
     """
     for dtype in (torch.float32,) if candidate.large else (torch.float64, torch.float32):
         with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
@@ -110,7 +115,7 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
         # In the dtype that loops will have: they are compiled for it, in seconds, and for no other.
         dtype = candidate.initial.dtype
         with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
-            assert not isinstance(candidate.packed, Obstacle)
+            assert not isinstance(candidate.packed, str)
             make = functools.partial(candidate.packed, None, True)
             return Way(loops=_difference(candidate, make, _expected(candidate, dtype)) is None)
     raise AssertionError("the second dtype returns or raises")
@@ -118,7 +123,7 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
 
 def _first_right(candidate: Candidate, expected: _Expected) -> Way:
     packed, module = candidate.packed, candidate.module
-    if isinstance(packed, Obstacle):
+    if isinstance(packed, str):
         obstacle = packed
     else:
 
@@ -135,7 +140,7 @@ def _first_right(candidate: Candidate, expected: _Expected) -> Way:
             rows = len(candidate.y)
         if difference(ONE_BY_ONE) is None and among_many(ONE_BY_ONE) is None:
             return Way(ONE_BY_ONE, rows)
-        obstacle = Obstacle.at("", module, why)
+        obstacle = obstacle_at("", module, why)
     for mapped in (MODELS, 1, 0):  # PReLU goes through `vmap` with one model only
         alone = functools.partial(Samplewise, module, candidate.loss, mapped)
         if _difference(candidate, alone, expected) is None:
@@ -181,7 +186,7 @@ def _expected(candidate: Candidate, dtype: torch.dtype) -> _Expected:
 
 
 def _difference(candidate: Candidate, make: Callable[[], Any], expected: _Expected) -> str | None:
-    """What is wrong with a way, by autograd; None for nothing."""
+    """Returns why a way is wrong, compared with autograd; None if it is right."""
     theta, x, clip_norm = expected.theta, expected.x.clone(), expected.clip_norm
     try:
         way = make()
@@ -212,7 +217,7 @@ def _difference(candidate: Candidate, make: Callable[[], Any], expected: _Expect
 def _difference_among_many(
     candidate: Candidate, make: Make, expected: _Expected, groups: Groups | None
 ) -> str | None:
-    """What is wrong where many rows go through `groups` together: sums that are not of parts."""
+    """Returns why many rows cannot go through `groups` together; None if they can."""
     dtype = expected.theta.dtype
     try:
         count = make(groups, False).together(cast(candidate.x, dtype), candidate.y)
@@ -231,28 +236,32 @@ def _difference_among_many(
 
 
 def _error_among_many(candidate: Candidate, make: Make, count: int, clip_norm: float) -> float:
-    """The largest relative error of sums that are computed together, against these apart.
+    """Returns the largest relative error of sums that are computed together, not separately.
 
-    Groups see copies of one example, as many as would crowd whatever has room for some only.
+    Groups get copies of one example: if a layer has capacity for some rows only, these exceed it.
     """
     theta = candidate.models(max(1, min(count, _MOST // len(candidate.initial))))
     x, y = cast(candidate.x, theta.dtype), candidate.y
-    alone, least = make(ONE_BY_ONE, False), _CANCELLED * clip_norm
+    alone = make(ONE_BY_ONE, False)
+    least = _CANCELLED * clip_norm
 
     def sums(x: Tensor, rows: Tensor) -> Tensor:
-        total: Tensor = alone.clipped_sums(theta[:1], x[rows], y[rows], clip_norm)
-        return total
+        sum_of_rows: Tensor = alone.clipped_sums(theta[:1], x[rows], y[rows], clip_norm)
+        return sum_of_rows
 
     rows = torch.arange(len(y), device=y.device)
-    errors, whole = [0.0], sums(x, rows)
+    errors = [0.0]
+    total = sums(x, rows)
     for first, second in halves(y, len(candidate.few(theta.dtype)[1])):
-        of_first = sums(x, rows[first])
-        errors.append(relative_error(of_first + sums(x, rows[second]), whole, least))
-        rows, whole = rows[first], of_first
+        first_sum = sums(x, rows[first])
+        second_sum = sums(x, rows[second])
+        errors.append(relative_error(first_sum + second_sum, total, least))
+        rows, total = rows[first], first_sum
     if len(theta) > 1:
-        group, copies = Groups(len(theta), len(theta)), x[:1].expand_as(x)
-        together = make(group, False).clipped_sums(theta, copies, y, clip_norm)
+        group = Groups(len(theta), len(theta))
+        copies = x[:1].expand_as(x)
+        grouped = make(group, False).clipped_sums(theta, copies, y, clip_norm)
         for models in (slice(0, 1), slice(len(theta) - 1, None)):
-            by_itself = alone.clipped_sums(theta[models], copies, y, clip_norm)
-            errors.append(relative_error(together[models], by_itself, least))
+            expected = alone.clipped_sums(theta[models], copies, y, clip_norm)
+            errors.append(relative_error(grouped[models], expected, least))
     return max(errors)

@@ -1,7 +1,7 @@
-"""May this network be audited? What a module's forward pass may not do, found out by calling it.
+"""Checks whether a module's forward pass may be audited, by calling it.
 
-DP-SGD bounds what one example changes, so an example's output may depend on nothing but itself
-and the parameters; and a pack must give the same scores again, so on no generator and no state.
+DP-SGD bounds the change by one example, so an example's output may depend only on itself and the
+parameters; and a pack must give the same scores again, so on no generator and no state.
 """
 
 from __future__ import annotations
@@ -40,10 +40,16 @@ _READS = (
 
 
 def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> None:
-    """Calls the module on `x` [B, ...], B of 2 or more, and on `many`, a batch of the training.
+    """Calls the module on batches that differ in other examples, and compares its outputs.
 
-    Where it is not to be `thorough`, each thing is asked once. The module is in the dtype of `x`.
-    Raises SpecError where it mixes examples, draws random numbers, or keeps state.
+    Args:
+        module: in the dtype of `x`.
+        x: a few examples [B, ...], two or more.
+        many: a batch of the training.
+        thorough: whether to try every replacement, and every example alone; else one of each.
+
+    Raises:
+        SpecError: the module mixes examples, samples random numbers, or keeps state.
     """
     bound = _IN_FLOAT64 if x.dtype == torch.float64 else _BOUND
 
@@ -51,18 +57,19 @@ def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> No
         if relative_error(outputs[: len(expected)], expected) > bound:
             raise _refusal(_MIXES)
 
-    def part(rows: slice | Tensor, batch: Tensor, whole: Tensor) -> Tensor:
+    def part(rows: slice | Tensor, batch: Tensor, expected: Tensor) -> Tensor:
         outputs = _called(module, batch[rows])
-        check(outputs, whole[rows])
+        check(outputs, expected[rows])
         return outputs
 
-    before, generators = _state(module), _generator_states()
+    before = _state(module)
+    generators = _generator_states()
     with _Reads(x) as reads:
-        whole = _called(module, x)
+        expected = _called(module, x)
     if generators != _generator_states():
         raise _refusal(_DRAWS)
-    state = _check_state(module, before)  # some is made by the first call
-    if relative_error(_called(module, x), whole) > 0:
+    state = _check_state(module, before)  # with attributes that the first call has made
+    if relative_error(_called(module, x), expected) > 0:
         raise _refusal(_UNSTEADY)
     _check_state(module, state)
     for example in _other_examples(x, thorough):
@@ -70,25 +77,25 @@ def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> No
             outputs = _called(module, torch.cat([x[:-1], example]))
         except Exception:  # noqa: BLE001 (a user's code may not take such values: no tokens)
             continue
-        check(outputs, whole[:-1])
+        check(outputs, expected[:-1])
     if reads.happened:
         raise _refusal(_READS)
     for j in range(len(x) if thorough else 1):
-        part(slice(j, j + 1), x, whole)
+        part(slice(j, j + 1), x, expected)
     if len(many) > len(x):
-        # One example as often as there are rows crowds what has room for some of them only.
+        # If a layer has capacity for some rows only, copies of one example exceed it.
         copied = _called(module, many[:1].expand_as(many))
         check(copied, _called(module, many[:1]).expand_as(copied))
-        whole = _called(module, many)
-        for rows, others in halves(many, len(x)):
-            part(others, many, whole)
-            many, whole = many[rows], part(rows, many, whole)
+        expected = _called(module, many)
+        for first, second in halves(many, len(x)):
+            part(second, many, expected)
+            many, expected = many[first], part(first, many, expected)
 
 
 def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -> float:
     """Returns the largest difference over the largest finite entry of `expected`, or `least_scale`.
 
-    Infinite where shapes differ, or where something else than the same is not finite.
+    It is infinite if shapes differ, or if entries that are not finite differ.
     """
     if values.shape != expected.shape:
         return math.inf
@@ -109,7 +116,8 @@ def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -
 def halves(batch: Tensor, few: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields indices of a batch [B, ...] in two parts, of the first part in two, down to so `few`.
 
-    Drawn, so that no neighbours stay together. What begins at a size parts some pair.
+    Parts are sampled, so that adjacent examples do not stay together. If a module begins to mix
+    examples at some batch size, a pair of parts lies on both sides of it.
     """
     generator, examples = torch.Generator().manual_seed(1), len(batch)
     while examples > few:
@@ -123,15 +131,21 @@ def _refusal(problem: str) -> SpecError:
 
 
 def _other_examples(x: Tensor, thorough: bool) -> list[Tensor]:
-    """What the last example may be: the outputs of those before it stay."""
-    last, real = x[-1:], x.is_floating_point()
-    others = [torch.full_like(last, math.nan)] if real else []
-    others += [x[:1]] if thorough else []
-    return others + ([last + _FAR, last - _FAR] if thorough and real else [])
+    """Returns replacements of the last example, which may not change the outputs before it."""
+    last = x[-1:]
+    is_real = x.is_floating_point()
+    replacements = []
+    if is_real:
+        replacements.append(torch.full_like(last, math.nan))
+    if thorough:
+        replacements.append(x[:1])
+    if thorough and is_real:
+        replacements += [last + _FAR, last - _FAR]
+    return replacements
 
 
 def _called(module: nn.Module, x: Tensor) -> Tensor:
-    """Outputs of a copy of `x`. Raises SpecError where they are no row of scores for each."""
+    """Returns outputs of a copy of `x`. Raises SpecError unless they are one row an example."""
     with torch.no_grad():
         outputs = module(x.clone())
     if not isinstance(outputs, Tensor):
@@ -154,13 +168,13 @@ _READING = {torch.equal, torch.allclose, torch.is_nonzero} | {
 
 
 class _Reads(TorchFunctionMode):
-    """Whether a number was taken out of what depends on the batch, by `if` or `.item()`."""
+    """Detects whether Python reads a number that depends on the batch, by `if` or `.item()`."""
 
     happened = False
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
-        self._dependent = {id(x): x}  # kept, so that no other tensor takes an id
+        self._dependent = {id(x): x}  # by id; holding them keeps ids from being reused
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
@@ -176,7 +190,7 @@ class _Reads(TorchFunctionMode):
 
 
 def _generator_states() -> tuple[object, ...]:
-    """The states of all generators that anybody can use without owning one."""
+    """Returns the states of all global generators."""
     numpy_state = np.random.get_state(legacy=False)
     assert isinstance(numpy_state, dict)
     key = numpy_state["state"]
@@ -185,19 +199,19 @@ def _generator_states() -> tuple[object, ...]:
 
 
 def _state(module: nn.Module) -> dict[str, object]:
-    """Parameters, buffers, and plain numbers and strings that layers have, by their path."""
-    plain = {
-        f"{path}.{name}".lstrip("."): value
-        for path, layer in module.named_modules()
-        for name, value in vars(layer).items()
-        if isinstance(value, int | float | str)
-    }
-    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
-    return plain | {name: tensor.detach().clone() for name, tensor in tensors}
+    """Returns parameters, buffers, and numbers and strings that are attributes, by their path."""
+    state: dict[str, object] = {}
+    for path, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if isinstance(value, int | float | str):
+                state[f"{path}.{name}".lstrip(".")] = value
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        state[name] = tensor.detach().clone()
+    return state
 
 
 def _check_state(module: nn.Module, before: Mapping[str, object]) -> dict[str, object]:
-    """What the module keeps by now. Raises SpecError where something of `before` has changed."""
+    """Returns the module's present state. Raises SpecError if an entry of `before` has changed."""
     now = _state(module)
     for name, value in before.items():
         if name not in now or _differ(now[name], value):

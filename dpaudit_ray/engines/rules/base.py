@@ -1,8 +1,9 @@
-"""Layer rules: how one kind of layer is applied to, and clipped for, n models at once.
+"""The interface of layer rules: how one kind of layer is computed and clipped for n models at once.
 
-Activations keep the shape that the module's own code expects, [n*B, ...], model by model. Where
-all models see the same input (the first layer), a rule gets it once, [B, ...]. To support another
-layer, subclass `Rule` and name its class in `conversion.RULES`.
+A rule has the forward pass of a layer, its backward pass, and its per-sample gradients in a compact
+form. Activations keep the shape that the user's module expects, [n*B, ...], model by model. The
+first layer sees the same batch for all models, so its rule gets that once, [B, ...]. To support
+another layer, subclass `Rule` and name the layer's class in `conversion.RULES`.
 """
 
 from __future__ import annotations
@@ -21,28 +22,32 @@ from ...errors import SpecError
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Where one parameter lies in the flat parameter vector."""
+    """The range of one parameter in the flat parameter vector."""
 
     start: int
     shape: tuple[int, ...]
 
     @property
     def stop(self) -> int:
-        """One past its last entry."""
+        """The index after the last entry."""
         return self.start + int(torch.Size(self.shape).numel())
 
     def of(self, flat: Tensor) -> Tensor:
-        """The view [n, *shape] of flat parameters [n, p]."""
+        """Returns the view [n, *shape] of flat parameters [n, p]."""
         return flat[:, self.start : self.stop].view(len(flat), *self.shape)
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that need a gradient, by name, in the order of the flat vector."""
+    """Returns the parameters that need a gradient, by name, in the order of the flat vector."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def slots_of(module: nn.Module) -> dict[str, Slot]:
-    """Slots of all parameters that are `trained`. Raises SpecError for none, or no real numbers."""
+    """Returns the slots of all `trained` parameters by name.
+
+    Raises:
+        SpecError: no parameter is trained, or one has integer or complex numbers.
+    """
     slots: dict[str, Slot] = {}
     start = 0
     for name, parameter in trained(module).items():
@@ -51,31 +56,33 @@ def slots_of(module: nn.Module) -> dict[str, Slot]:
                 "mechanism.model",
                 f"{name} is of {parameter.dtype}, which no noise is defined for; use real numbers",
             )
-        slots[name] = Slot(start, tuple(parameter.shape))
-        start += parameter.numel()
+        slot = Slot(start, tuple(parameter.shape))
+        slots[name] = slot
+        start = slot.stop
     if not slots:
-        frozen = "all of its parameters are frozen; leave some with requires_grad"
-        why = frozen if list(module.parameters()) else "has no parameters to train"
-        raise SpecError("mechanism.model", why)
+        problem = "has no parameters to train"
+        if list(module.parameters()):
+            problem = "all of its parameters are frozen; leave some with requires_grad"
+        raise SpecError("mechanism.model", problem)
     return slots
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether `layer` does what `kind` does: it is of this class itself, and nothing is altered."""
-    return type(layer) is kind and altered(layer) is None
+def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Returns whether the layer does what `kind` does: of this very class, and not altered."""
+    return type(layer) is kind and alteration(layer) is None
 
 
-def flattens(layer: nn.Module) -> bool:
-    """Whether the layer makes vectors of examples of any shape."""
-    ends = getattr(layer, "start_dim", None), getattr(layer, "end_dim", None)
-    return plain(layer, nn.Flatten) and ends == (1, -1)
+def is_flatten(layer: nn.Module) -> bool:
+    """Returns whether the layer makes vectors of examples of any shape."""
+    dimensions = (getattr(layer, "start_dim", None), getattr(layer, "end_dim", None))
+    return is_plain(layer, nn.Flatten) and dimensions == (1, -1)
 
 
-def altered(layer: nn.Module) -> str | None:
-    """What makes this layer do something else than its class says; None for nothing."""
+def alteration(layer: nn.Module) -> str | None:
+    """Returns why the layer may differ from its class, as a verb phrase; None if it does not."""
     if any(getattr(layer, hooks) for hooks in _HOOKS):
         return "has hooks"
     if "forward" in vars(layer):
@@ -88,72 +95,89 @@ def altered(layer: nn.Module) -> str | None:
 
 
 class SampleGradients(ABC):
-    """Every sample's gradient of one layer's parameters for n models, in some compact form."""
+    """Gradients of one layer's parameters for n models and B samples, in some compact form."""
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """Squared norms, float [n, B]."""
+        """Returns the squared norm of each sample's gradient, float [n, B]."""
 
     @abstractmethod
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        """Writes Σ_j weights[:, j] · (gradient of j) into this layer's part of `out` [n, p]."""
+        """Writes Σ_j weights[:, j] · (gradient of j) into this layer's slots of `out` [n, p]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Formed(SampleGradients):
-    """Per-sample gradients as they are, if few: slots with [n, B, size of the parameter]."""
+    """Per-sample gradients as they are, for small parameters.
+
+    Attributes:
+        parts: slot of each parameter, and its gradients [n, B, size of the parameter].
+    """
 
     parts: tuple[tuple[Slot, Tensor], ...]
 
     def squared_norms(self) -> Tensor:
-        return torch.stack([torch.linalg.vector_norm(g, dim=2) ** 2 for _, g in self.parts]).sum(0)
+        norms = [torch.linalg.vector_norm(gradients, dim=2) for _, gradients in self.parts]
+        return torch.stack([norm**2 for norm in norms]).sum(0)
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        for slot, part in self.parts:
-            slot.of(out).copy_(torch.bmm(weights.unsqueeze(1), part).view(len(out), *slot.shape))
+        rows = weights.unsqueeze(1)
+        for slot, gradients in self.parts:
+            target = slot.of(out)
+            target.copy_(torch.bmm(rows, gradients).view_as(target))
 
 
 def by_model(x: Tensor, n: int) -> Tensor:
-    """[n*B, ...] as [n, B, ...]."""
+    """Returns [n*B, ...] as [n, B, ...]."""
     return x.reshape(n, -1, *x.shape[1:])
 
 
-class Rule(ABC):
-    """One kind of layer, forth and back. `theta` is float [n, p].
+def repeated(x: Tensor, n: int) -> Tensor:
+    """Returns [B, ...] as [n*B, ...], a copy for each model."""
+    return x.repeat(n, *[1] * (x.dim() - 1))
 
-    `kept` is what a rule wants to see again on the way back, for most its input; its `nbytes` are
-    those that it holds in memory.
+
+class Rule(ABC):
+    """The forward pass, backward pass and per-sample gradients of one kind of layer.
+
+    In all methods, `theta` is float [n, p], the flat parameters of n models. `saved` is the value
+    that a forward pass saves for backward, mostly the input; its `nbytes` are those in memory.
     """
 
     owner: Rule | None = None  # another rule of the same parameters: a pass applies one
 
-    @abstractmethod
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
-        """Keeps the layer's settings; its parameters are found through `slots` by name."""
+        """Takes settings from the layer, and the slots of its parameters by their names in it."""
+        self.weight = slots["weight"]
+        self.bias = slots.get("bias")
 
     @abstractmethod
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Any]:
-        """Output [n*B, ...] from input [n*B, ...], and what is kept."""
+        """Returns the output [n*B, ...] of input x [n*B, ...], and what is saved."""
 
-    @abstractmethod
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Any]:
-        """Output [n, B, ...] from the input [B, ...] that all models see, and what is kept."""
+        """Returns the output [n, B, ...] of input x [B, ...] of all models, and what is saved."""
+        y, _ = self.forward(theta, repeated(x, len(theta)))
+        return by_model(y, len(theta)), x
 
     @abstractmethod
-    def input_gradient(self, theta: Tensor, kept: Any, g: Tensor) -> Tensor:
-        """Gradient of the input [n*B, ...] from that of the output, `g`."""
+    def input_gradient(self, theta: Tensor, saved: Any, g: Tensor) -> Tensor:
+        """Returns the gradient of the input [n*B, ...] from that of the output, `g`."""
 
     @abstractmethod
-    def samples(self, theta: Tensor, kept: Any, g: Tensor) -> SampleGradients:
-        """Per-sample gradients from what `forward` kept and the output's gradient [n*B, ...]."""
+    def samples(self, theta: Tensor, saved: Any, g: Tensor) -> SampleGradients:
+        """Returns per-sample gradients from the output's gradient g [n*B, ...]."""
 
     def samples_shared(
-        self, theta: Tensor, kept: Any, parts: Sequence[Tensor], cache: dict[object, Tensor]
+        self, theta: Tensor, saved: Any, parts: Sequence[Tensor], cache: dict[object, Tensor]
     ) -> SampleGradients:
-        """The same of `forward_shared`, by default with a copy of the input for each model.
+        """Returns per-sample gradients after `forward_shared`.
 
-        `parts` are the output's gradients, [models, B, ...] each, n models in all. What depends on
-        the input alone may be kept in `cache`, as long as the batch.
+        Args:
+            theta: parameters [n, p].
+            saved: what `forward_shared` saved; here the input [B, ...], copied for each model.
+            parts: gradients of the output by group of models, [models of the group, B, ...].
+            cache: what depends on the input alone, for all passes of the batch.
         """
-        repeated = kept.repeat(len(theta), *[1] * (kept.dim() - 1))
-        return self.samples(theta, repeated, torch.cat(list(parts)).flatten(0, 1))
+        g = torch.cat(list(parts)).flatten(0, 1)
+        return self.samples(theta, repeated(saved, len(theta)), g)

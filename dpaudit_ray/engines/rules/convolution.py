@@ -1,4 +1,4 @@
-"""Convolutions: per-sample gradients on unfolded patches, formed where they are small."""
+"""The rule for convolutions: per-sample gradients on unfolded patches, formed if they are small."""
 
 from __future__ import annotations
 
@@ -15,175 +15,221 @@ from .ghost_norm import keeps, squared_norms
 
 Pair = tuple[int, int]  # down and across
 
-# Unfolded patches that exist at once, in numbers: 64 MiB of float32.
+# Numbers of unfolded patches that exist at once: 64 MiB of float32.
 _PATCHES = 1 << 24
 
 
 class Conv2dRule(Rule):
-    """A convolution, groups as samples of smaller ones; uneven padding comes before (`padding`)."""
+    """A convolution of images [N, c, h, w]; its groups are samples of smaller convolutions.
+
+    If its padding is not the same zeros on both sides, a layer before it pads (`padding`).
+    """
 
     def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
         assert isinstance(layer, nn.Conv2d)
-        self.weight = slots["weight"]
-        self.bias = slots.get("bias")
+        super().__init__(layer, slots)
         self._groups = layer.groups
-        self._kernel, self.stride, self._dilation = (
-            (int(p[0]), int(p[1])) for p in (layer.kernel_size, layer.stride, layer.dilation)
-        )
-        left, top = (int(p) for p in layer._reversed_padding_repeated_twice[::2])
-        self._padding = (top, left) if padding(layer) is None else (0, 0)
-        # What F.pad needs: left, right, top, bottom.
-        self.zero_pad = (self._padding[1],) * 2 + (self._padding[0],) * 2
-        self._inputs = math.prod(self.weight.shape[1:])
+        settings = (layer.kernel_size, layer.stride, layer.dilation)
+        self._kernel, self.stride, self._dilation = ((int(p[0]), int(p[1])) for p in settings)
+        across, down = (int(p) for p in layer._reversed_padding_repeated_twice[::2])
+        if padding(layer) is not None:
+            across = down = 0
+        self._padding = (down, across)
+        self.zero_pad = (across, across, down, down)  # left, right, top, bottom, as for F.pad
+        self._inputs = math.prod(self.weight.shape[1:])  # numbers of a patch
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         n = len(theta)
-        return _in_turn(self._convolved(_side_by_side(x, n), theta, n * self._groups), n), x
+        y = self._convolve(_side_by_side(x, n), theta, n * self._groups)
+        return _in_turn(y, n), x
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         if self._groups > 1:
-            y, _ = self.forward(theta, x.repeat(len(theta), 1, 1, 1))
-            return y.reshape(len(theta), len(x), *y.shape[1:]), x
-        y = self._convolved(x, theta, groups=1)
-        return y.view(len(x), len(theta), self.weight.shape[0], *y.shape[2:]).transpose(0, 1), x
+            return super().forward_shared(theta, x)
+        y = self._convolve(x, theta, groups=1)
+        by_sample = y.view(len(x), len(theta), self.weight.shape[0], *y.shape[2:])
+        return by_sample.transpose(0, 1), x
 
-    def _convolved(self, x: Tensor, theta: Tensor, groups: int) -> Tensor:
-        """Outputs of all models side by side."""
+    def _convolve(self, x: Tensor, theta: Tensor, groups: int) -> Tensor:
+        """Returns outputs [B, n*o, h, w] of all models side by side."""
         weight = self.weight.of(theta).flatten(0, 1)
-        bias = None if self.bias is None else self.bias.of(theta).flatten()
+        bias = None
+        if self.bias is not None:
+            bias = self.bias.of(theta).flatten()
         return F.conv2d(x, weight, bias, self.stride, self._padding, self._dilation, groups)
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        weight, n = self.weight.of(theta).flatten(0, 1), len(theta)
-        of_x, of_g = _side_by_side(x, n), _side_by_side(g, n)
-        return _in_turn(self._backward(weight, of_x, of_g, (True, False), n * self._groups)[0], n)
+        n = len(theta)
+        weight = self.weight.of(theta).flatten(0, 1)
+        x, g = _side_by_side(x, n), _side_by_side(g, n)
+        gradient = self._backward(weight, x, g, of_x=True, groups=n * self._groups)
+        return _in_turn(gradient, n)
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
-        n, outputs, groups = len(theta), g.shape[1], self._groups
-        g = g.flatten(2)  # [n*B, o, T]
-        if groups == 1 and not keeps(len(g) // n, g.shape[2], self._inputs, outputs):
-            return _Passing(self, x, g.view(n, -1, *g.shape[1:]), None)
-        g = g.reshape(len(g) * groups, -1, g.shape[2])
-        formed = g.new_empty(*g.shape[:2], self._inputs + 1)
-        for rows, patches in self._patches(x.reshape(len(x) * groups, -1, *x.shape[2:])):
-            torch.bmm(g[rows], patches.transpose(1, 2), out=formed[rows])
-        return _WithBias(self.weight, self.bias, formed.view(n, -1, outputs, self._inputs + 1))
+        """Implements `Rule.samples`; forms and keeps gradients only where that is cheaper.
+
+        Args:
+            theta: parameters [models, p].
+            x: input [models * batch, channels, height, width].
+            g: gradient of the output [models * batch, outputs, out_height, out_width].
+        """
+        models, outputs, groups = len(theta), g.shape[1], self._groups
+        batch = len(g) // models
+        g = g.flatten(2)
+        positions = g.shape[2]
+        if groups == 1 and not keeps(batch, positions, self._inputs, outputs):
+            return _Unformed(self, x, g.view(models, batch, outputs, positions), shared=False)
+        # Each group is treated as a sample of a smaller convolution.
+        g = g.reshape(len(g) * groups, -1, positions)
+        x = x.reshape(len(x) * groups, -1, *x.shape[2:])
+        columns = self._inputs + 1  # the last one is the bias
+        gradients = g.new_empty(*g.shape[:2], columns)
+        for rows, patches in self._patches(x):
+            torch.bmm(g[rows], patches.transpose(1, 2), out=gradients[rows])
+        gradients = gradients.view(models, batch, outputs, columns)
+        return _WithBias(self.weight, self.bias, gradients)
 
     def samples_shared(
         self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
     ) -> SampleGradients:
+        """Implements `Rule.samples_shared`; patches of the batch are unfolded once, in `cache`."""
         if self._groups > 1:
             return super().samples_shared(theta, x, parts, cache)
-        n, batch, outputs = len(theta), len(x), self.weight.shape[0]
-        by_sample = torch.cat([g.transpose(0, 1).flatten(3) for g in parts], 1)  # [B, n, o, T]
-        if not keeps(batch, by_sample.shape[3], self._inputs, outputs):
-            return _Passing(self, x, by_sample.transpose(0, 1), cache)
-        by_sample = by_sample.flatten(1, 2)
+        models, batch, outputs = len(theta), len(x), self.weight.shape[0]
+        by_sample = [part.transpose(0, 1).flatten(3) for part in parts]
+        g = torch.cat(by_sample, 1)  # [batch, models, outputs, positions]
+        if not keeps(batch, g.shape[3], self._inputs, outputs):
+            return _Unformed(self, x, g.transpose(0, 1), shared=True)
         if self not in cache:
-            cache[self] = self.unfolded(x)
-        formed = torch.bmm(by_sample, cache[self].transpose(1, 2)).view(batch, n, outputs, -1)
-        return _WithBias(self.weight, self.bias, formed.transpose(0, 1))
+            cache[self] = self.unfold(x)
+        gradients = torch.bmm(g.flatten(1, 2), cache[self].transpose(1, 2))
+        gradients = gradients.view(batch, models, outputs, -1).transpose(0, 1)
+        return _WithBias(self.weight, self.bias, gradients)
 
-    def unfolded(self, x: Tensor) -> Tensor:
-        """Patches of x [N, c, h, w], and a row of ones for the bias: [N, c*kh*kw + 1, T]."""
+    def unfold(self, x: Tensor) -> Tensor:
+        """Returns patches of x [N, c, h, w], and a row of ones for the bias: [N, inputs + 1, T]."""
         rows, columns = self.output_size(x.shape[2:])
-        x = F.pad(x, self.zero_pad).contiguous() if any(self.zero_pad) else x.contiguous()
+        if any(self.zero_pad):
+            x = F.pad(x, self.zero_pad)
+        x = x.contiguous()
         count, channels, height, width = x.shape
-        kernel, stride, dilation = self._kernel, self.stride, self._dilation
-        view = x.as_strided(  # F.unfold takes more than twice as long on CPU
-            (count, channels, *kernel, rows, columns),
-            (channels * height * width, height * width, dilation[0] * width, dilation[1],
-             stride[0] * width, stride[1]),
-        )  # fmt: skip
-        out = x.new_empty(count, self._inputs + 1, rows * columns)
-        out[:, :-1].view(count, channels, *kernel, rows, columns).copy_(view)
-        out[:, -1].fill_(1)
-        return out
+        shape = (count, channels, *self._kernel, rows, columns)
+        down, across = self._dilation
+        stride_down, stride_across = self.stride
+        image = height * width
+        strides = (
+            channels * image,
+            image,
+            down * width,
+            across,
+            stride_down * width,
+            stride_across,
+        )
+        view = x.as_strided(shape, strides)  # F.unfold takes more than twice as long on a CPU
+        patches = x.new_empty(count, self._inputs + 1, rows * columns)
+        patches[:, :-1].view(shape).copy_(view)
+        patches[:, -1].fill_(1)
+        return patches
 
     @property
-    def in_runs(self) -> bool:
+    def is_loopable(self) -> bool:
         """Whether compiled loops may take it: a row of a patch is one piece, of all channels."""
         return self._dilation == (1, 1) and self._groups == 1
 
     def _patches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Unfolded patches of as many samples at a time as `_PATCHES` allows."""
-        size = max(1, _PATCHES // (self._inputs * x[0, 0].numel()))  # as at stride 1
+        """Yields unfolded patches of as many samples at a time as `_PATCHES` allows."""
+        numbers = self._inputs * x[0, 0].numel()  # of a sample, at stride 1
+        size = max(1, _PATCHES // numbers)
         for start in range(0, len(x), size):
             rows = slice(start, start + size)
-            yield rows, self.unfolded(x[rows])
+            yield rows, self.unfold(x[rows])
 
     def _backward(
-        self, weight: Tensor, x: Tensor, g: Tensor, wanted: tuple[bool, bool], groups: int = 1
-    ) -> list[Tensor]:
-        """Gradients of the input and of the weight, those that are `wanted`."""
-        gradients: list[Tensor] = torch.ops.aten.convolution_backward(
-            g, x, weight, None, self.stride, self._padding, self._dilation,
-            False, (0, 0), groups, (*wanted, False),
+        self, weight: Tensor, x: Tensor, g: Tensor, of_x: bool, groups: int = 1
+    ) -> Tensor:
+        """Returns the gradient of the input if `of_x`, else that of the weight."""
+        no_bias, transposed, output_padding = None, False, (0, 0)
+        gradients = torch.ops.aten.convolution_backward(
+            g, x, weight, no_bias, self.stride, self._padding, self._dilation,
+            transposed, output_padding, groups, (of_x, not of_x, False),
         )  # fmt: skip
-        return gradients
+        gradient: Tensor = gradients[0 if of_x else 1]
+        return gradient
 
     def squared_norms(self, x: Tensor, g: Tensor) -> Tensor:
-        """Squared norms [N] from the input [N, c, h, w] and g [N, o, T]; keeps no gradient."""
-        rows = slice(None) if self.bias is not None else slice(-1)  # the row of ones
-        parts = [
-            squared_norms(patches[:, rows].transpose(1, 2), g[chunk].transpose(1, 2), bias=False)
-            for chunk, patches in self._patches(x)
-        ]
+        """Returns squared norms [N] from inputs [N, c, h, w] and g [N, o, T]; keeps no gradient."""
+        rows = slice(None) if self.bias is not None else slice(-1)  # the last row is the bias's
+        parts = []
+        for samples, patches in self._patches(x):
+            inputs = patches[:, rows].transpose(1, 2)
+            parts.append(squared_norms(inputs, g[samples].transpose(1, 2), bias=False))
         return torch.cat(parts)
 
     def write_sum(self, out: Tensor, x: Tensor, g: Tensor) -> None:
-        """Writes Σ_j of the gradients of one model into its row `out` [1, p]; g is weighted."""
+        """Writes the sum of one model's gradients into its row `out` [1, p]; g is weighted."""
         weight = self.weight.of(out)[0]
-        of_y = g.reshape(*g.shape[:2], *self.output_size(x.shape[2:]))
-        weight.copy_(self._backward(weight, x, of_y, (False, True))[1])
+        y_gradient = g.reshape(*g.shape[:2], *self.output_size(x.shape[2:]))
+        weight.copy_(self._backward(weight, x, y_gradient, of_x=False))
         if self.bias is not None:
             self.bias.of(out)[0].copy_(g.sum((0, 2)))
 
     def output_size(self, size: Sequence[int]) -> Pair:
-        """Height and width of the output, from those of the input."""
-        sizes = [
-            (size[i] + 2 * self._padding[i] - self._dilation[i] * (self._kernel[i] - 1) - 1)
-            // self.stride[i] + 1
-            for i in (0, 1)
-        ]  # fmt: skip
+        """Returns height and width of the output, from those of the input."""
+        sizes = []
+        for axis in (0, 1):
+            kernel = self._dilation[axis] * (self._kernel[axis] - 1) + 1
+            free = size[axis] + 2 * self._padding[axis] - kernel
+            sizes.append(free // self.stride[axis] + 1)
         return sizes[0], sizes[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class _WithBias(SampleGradients):
-    """Formed gradients [n, B, o, d + 1], the last column being the bias's."""
+    """Formed gradients of weights and biases.
+
+    Attributes:
+        weight: slot of the weights.
+        bias: slot of the biases; None if the layer has none.
+        gradients: [n, B, outputs, inputs + 1], the last column being the bias's.
+    """
 
     weight: Slot
     bias: Slot | None
-    formed: Tensor
+    gradients: Tensor
 
     def squared_norms(self) -> Tensor:
-        used = self.formed if self.bias is not None else self.formed[..., :-1]
-        norms: Tensor = torch.linalg.vector_norm(used.flatten(2), dim=2)
+        columns = slice(None) if self.bias is not None else slice(-1)
+        norms: Tensor = torch.linalg.vector_norm(self.gradients[..., columns].flatten(2), dim=2)
         return norms**2
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        summed = torch.bmm(weights.unsqueeze(1), self.formed.flatten(2)).view(
-            len(out), *self.formed.shape[2:]
-        )
-        self.weight.of(out).copy_(summed[..., :-1].reshape(len(out), *self.weight.shape))
+        sums = torch.bmm(weights.unsqueeze(1), self.gradients.flatten(2))
+        sums = sums.view(len(out), *self.gradients.shape[2:])
+        weight = self.weight.of(out)
+        weight.copy_(sums[..., :-1].reshape(weight.shape))
         if self.bias is not None:
-            self.bias.of(out).copy_(summed[..., -1])
+            self.bias.of(out).copy_(sums[..., -1])
 
 
 @dataclasses.dataclass(frozen=True)
-class _Passing(SampleGradients):
-    """Norms without kept gradients, sums as one convolution gradient per model; g [n, B, o, T]."""
+class _Unformed(SampleGradients):
+    """Gradients that are not kept: sums are one convolution gradient for each model.
+
+    Attributes:
+        rule: rule of the layer.
+        x: inputs, [B, ...] if `shared` by all models, else [n*B, ...].
+        g: gradients of the outputs [n, B, o, T].
+        shared: whether all models have the same inputs.
+    """
 
     rule: Conv2dRule
     x: Tensor
     g: Tensor
-    cache: dict[object, Tensor] | None  # given when x [B, ...] is shared by all models
+    shared: bool
 
     def squared_norms(self) -> Tensor:
-        return torch.stack(
-            [self.rule.squared_norms(x, g) for x, g in zip(self._inputs(), self.g, strict=True)]
-        )
+        pairs = zip(self._inputs(), self.g, strict=True)
+        return torch.stack([self.rule.squared_norms(x, g) for x, g in pairs])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         scaled = self.g * weights[:, :, None, None]
@@ -191,29 +237,38 @@ class _Passing(SampleGradients):
             self.rule.write_sum(row, x, g)
 
     def _inputs(self) -> tuple[Tensor, ...]:
+        """Returns the inputs of each model."""
         n = len(self.g)
-        return self.x.chunk(n) if self.cache is None else (self.x,) * n
+        return (self.x,) * n if self.shared else self.x.chunk(n)
 
 
 def _side_by_side(x: Tensor, n: int) -> Tensor:
-    """[n*B, c, h, w] as [B, n*c, h, w]: models as groups of channels."""
+    """Returns [n*B, c, h, w] as [B, n*c, h, w]: models as groups of channels."""
     return x if n == 1 else by_model(x, n).transpose(0, 1).flatten(1, 2)
 
 
 def _in_turn(x: Tensor, n: int) -> Tensor:
-    """The way back: [B, n*c, h, w] as [n*B, c, h, w]."""
+    """Returns [B, n*c, h, w] as [n*B, c, h, w]: model by model."""
     return x if n == 1 else x.view(len(x), n, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
 def as_2d(layer: nn.Conv1d, slots: Mapping[str, Slot]) -> tuple[nn.Conv2d, dict[str, Slot]]:
-    """The convolution, and its parameters' places, on images of height 1."""
+    """Returns the same convolution of images of height 1, and the slots of its parameters."""
     padding = layer.padding if isinstance(layer.padding, str) else (0, int(layer.padding[0]))
     flat = nn.Conv2d(
-        layer.in_channels, layer.out_channels, (1, layer.kernel_size[0]), (1, layer.stride[0]),
-        padding, (1, layer.dilation[0]), layer.groups, layer.bias is not None,
-        layer.padding_mode, device="meta",
-    )  # fmt: skip
-    return flat, {**slots, "weight": Slot(slots["weight"].start, tuple(flat.weight.shape))}
+        layer.in_channels,
+        layer.out_channels,
+        kernel_size=(1, layer.kernel_size[0]),
+        stride=(1, layer.stride[0]),
+        padding=padding,
+        dilation=(1, layer.dilation[0]),
+        groups=layer.groups,
+        bias=layer.bias is not None,
+        padding_mode=layer.padding_mode,
+        device="meta",
+    )
+    weight = Slot(slots["weight"].start, tuple(flat.weight.shape))
+    return flat, {**slots, "weight": weight}
 
 
 _PADDINGS = {
@@ -223,8 +278,9 @@ _PADDINGS = {
 
 
 def padding(layer: nn.Conv2d) -> nn.Module | None:
-    """The padding as a layer of its own; None for the same number of zeros on both sides."""
-    left, right, top, bottom = (int(p) for p in layer._reversed_padding_repeated_twice)
-    if (left, top) == (right, bottom) and (layer.padding_mode == "zeros" or not any((left, top))):
+    """Returns the padding as a layer; None if it is the same number of zeros on both sides."""
+    before, after, top, bottom = (int(p) for p in layer._reversed_padding_repeated_twice)
+    is_symmetric = (before, top) == (after, bottom)
+    if is_symmetric and (layer.padding_mode == "zeros" or not any((before, top))):
         return None
-    return _PADDINGS[layer.padding_mode]((left, right, top, bottom))
+    return _PADDINGS[layer.padding_mode]((before, after, top, bottom))

@@ -1,8 +1,8 @@
 """Gradients that are sums of outer products over positions: Σ_t g_t x_tᵀ.
 
-That is a linear layer on a sequence and, on unfolded patches, a convolution. With T positions,
-D inputs and O outputs, forming a sample's gradient takes T·D·O multiplications and D·O numbers;
-its norm alone takes T²(D + O), by
+These are the gradients of a linear layer on a sequence and, on unfolded patches, of a convolution.
+With T positions, D inputs and O outputs, forming a sample's gradient takes T·D·O multiplications
+and D·O numbers; its norm alone takes T²(D + O), by
 
     |Σ_t g_t x_tᵀ|² = Σ_{t,s} (g_t · g_s)(x_t · x_s),
 
@@ -22,25 +22,41 @@ _KEPT = 1 << 23  # numbers of one layer and model until clip factors are known: 
 
 
 def keeps(samples: int, positions: int, inputs: int, outputs: int) -> bool:
-    """Whether to form and keep a layer's gradients: the clipped sum is then a mere reduction."""
+    """Returns whether to form gradients, and to keep them until the clip factors are known.
+
+    If they are kept, the clipped sum is a mere reduction.
+    """
     size = inputs * outputs
     return size <= positions**2 * (inputs + outputs) and samples * size <= _KEPT
 
 
 def outer_products(weight: Slot, bias: Slot | None, x: Tensor, g: Tensor) -> SampleGradients:
-    """Gradients of W [o, d] and b [o] from x [n, B, T, d] and g [n, B, T, o]."""
-    batch, positions, inputs = x.shape[1:]
+    """Returns gradients of weights [o, d] and biases [o], formed only where that is cheaper.
+
+    Args:
+        weight: slot of the weights.
+        bias: slot of the biases; None if the layer has none.
+        x: inputs [n, B, T, d].
+        g: gradients of the outputs [n, B, T, o].
+    """
+    n, batch, positions, inputs = x.shape
     if not keeps(batch, positions, inputs, g.shape[3]):
         return _Ghost(weight, bias, x, g)
     formed = torch.bmm(g.flatten(0, 1).transpose(1, 2), x.flatten(0, 1))
-    parts = [(weight, formed.view(*x.shape[:2], -1))]
+    parts = [(weight, formed.view(n, batch, -1))]
     if bias is not None:
         parts.append((bias, g.sum(2)))
     return Formed(tuple(parts))
 
 
 def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
-    """Squared norms [N] from x [N, T, d] and g [N, T, o], by formed gradients or ghost norms."""
+    """Returns squared norms [N] of gradients that are not kept, by the cheaper of both ways.
+
+    Args:
+        x: inputs [N, T, d].
+        g: gradients of the outputs [N, T, o].
+        bias: whether the layer has one.
+    """
     positions, inputs, outputs = x.shape[1], x.shape[2], g.shape[2]
     if inputs * outputs <= positions * (inputs + outputs):
         formed = torch.bmm(g.transpose(1, 2), x).flatten(1)
@@ -48,16 +64,17 @@ def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
         if bias:
             squares += (g.sum(1) ** 2).sum(1)
         return squares
-    of_x = torch.bmm(x, x.transpose(1, 2))
+    x_products = torch.bmm(x, x.transpose(1, 2))
     if bias:
-        of_x += 1
-    of_g = torch.bmm(g, g.transpose(1, 2))
-    return (of_x * of_g).sum((1, 2)).clamp_(min=0)  # a sum of squares, but for rounding
+        x_products += 1
+    g_products = torch.bmm(g, g.transpose(1, 2))
+    squares = (x_products * g_products).sum((1, 2))
+    return squares.clamp_(min=0)  # rounding may make it negative
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ghost(SampleGradients):
-    """Gradients that are never formed: x [n, B, T, d] and g [n, B, T, o]."""
+    """Gradients that are never formed, of inputs x [n, B, T, d] and output gradients g."""
 
     weight: Slot
     bias: Slot | None
@@ -65,12 +82,12 @@ class _Ghost(SampleGradients):
     g: Tensor
 
     def squared_norms(self) -> Tensor:
-        flat = squared_norms(self.x.flatten(0, 1), self.g.flatten(0, 1), self.bias is not None)
-        return flat.view(self.x.shape[:2])
+        x, g = self.x.flatten(0, 1), self.g.flatten(0, 1)
+        return squared_norms(x, g, bias=self.bias is not None).view(self.x.shape[:2])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         scaled = self.g * weights[:, :, None, None]
-        product = torch.bmm(scaled.flatten(1, 2).transpose(1, 2), self.x.flatten(1, 2))
-        self.weight.of(out).copy_(product.view(len(out), *self.weight.shape))
+        x, g = self.x.flatten(1, 2), scaled.flatten(1, 2)
+        self.weight.of(out).copy_(torch.bmm(g.transpose(1, 2), x))
         if self.bias is not None:
             self.bias.of(out).copy_(scaled.sum((1, 2)))
