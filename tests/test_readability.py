@@ -11,7 +11,7 @@ from tests.readability import Measures
 PACKAGE = Path(da.__file__).parent
 ROOT = PACKAGE.parent
 # Limits at the last change that improved them.
-LIMITS = {"headless": 96, "pointer": 28, "name": 279, "str*bool": 18, "nested": 40, "walrus": 8}
+LIMITS = {"headless": 66, "pointer": 21, "name": 224, "str*bool": 17, "nested": 36, "walrus": 5}
 
 
 @pytest.fixture(scope="module")
@@ -25,21 +25,21 @@ def pages() -> Measures:
     return readability.of_pages(sorted(files))
 
 
-def test_package_has_at_most_279_000_tokens(package):
+def test_package_has_at_most_278_700_tokens(package):
     """Counts tokens, not lines: a limit on lines is met by denser lines."""
-    assert sum(lines.total() for lines in package.tokens.values()) <= 279_000
+    assert sum(lines.total() for lines in package.tokens.values()) <= 278_700
 
 
 def test_lines_of_code_are_short(package):
-    assert package.density() <= 9.46
-    assert package.dense_percent() <= 7.2
+    assert package.density() <= 9.39
+    assert package.dense_percent() <= 6.9
 
 
 def test_no_file_is_much_denser_than_others(package):
     dense = {
         str(file.relative_to(PACKAGE)): round(package.density(file), 1)
         for file, lines in package.tokens.items()
-        if len(lines) >= 40 and package.density(file) > 15.2
+        if len(lines) >= 40 and package.density(file) > 14.6
     }
     assert not dense
 
@@ -51,7 +51,7 @@ def test_findings_in_code_do_not_rise(package, kind):
 
 
 def test_docstrings_and_messages_are_plain_english(package):
-    assert package.idioms_per_1000_words() <= 3.4
+    assert package.idioms_per_1000_words() <= 3.2
 
 
 def test_pages_are_plain_english(pages):
