@@ -59,7 +59,8 @@ class Brief:
 
 
 # If a failed pack is run again and succeeds, at least so many trials are repeated, to see whether
-# they give the same. Of runs of randomised response at ε = 2, one in 3.6 million repeats all 64.
+# they give the same. Randomised response at ε = 2 repeats one in 3.6 million packs of 64 trials,
+# and one in 3,800 packs of one trial: of these the first run may be the likely answer.
 RETRIED = 64
 _UNLIKE = "; run again, it did not give the same twice"
 

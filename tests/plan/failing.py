@@ -28,9 +28,9 @@ def telling(member: bool, seed: int) -> float:
 
 
 def restless(member: bool, seed: int) -> float:
-    """Randomised response at ε = 2, seeded by the clock; half of its misses raise."""
+    """Randomised response at ε = 1, seeded by the clock; half of its misses raise."""
     rng = np.random.default_rng()
-    truthful = rng.random() < special.expit(2.0)
+    truthful = rng.random() < special.expit(1.0)
     if not truthful and rng.random() < 0.5:
         raise ValueError("boom")
     return float(member == truthful)
