@@ -1,7 +1,5 @@
 """Runs a sweep from its specification to its result, in one call: `dpaudit_ray.run`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

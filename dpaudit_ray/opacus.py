@@ -11,8 +11,6 @@ The script itself behaves as before. `dpaudit audit script.py:main` audits it, a
 `testing.assert_private(main, ...)` does so in a test.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -5,8 +5,6 @@ retries or the number of trials. Noise depends on (sweep seed, audit, first tria
 The two never share a key, so no scorer can learn a bit from a noise seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -25,13 +25,13 @@ def pages() -> Measures:
     return readability.of_pages(sorted(files))
 
 
-def test_package_has_at_most_278_700_tokens(package):
+def test_package_has_at_most_277_800_tokens(package):
     """Counts tokens, not lines: a limit on lines is met by denser lines."""
-    assert sum(lines.total() for lines in package.tokens.values()) <= 278_700
+    assert sum(lines.total() for lines in package.tokens.values()) <= 277_800
 
 
 def test_lines_of_code_are_short(package):
-    assert package.density() <= 9.39
+    assert package.density() <= 9.4
     assert package.dense_percent() <= 6.9
 
 

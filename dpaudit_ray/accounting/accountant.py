@@ -5,8 +5,6 @@ path, `package.module:Class`. Verdicts depend on its bounds: without a proof it 
 ValueError. One method is enough, `epsilon`; the others follow from it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from abc import ABC, abstractmethod

@@ -5,11 +5,9 @@ and Shenfeld 2026, "Efficient Privacy Loss Accounting for Subsampling and Random
 epochs compose. Losses are rounded up to a grid, so what comes out is an upper bound.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
-from typing import Any, ClassVar
+from typing import Any
 
 from .accountant import Accountant, UnansweredError
 from .training import Adjacency, Sampling, Training
@@ -23,7 +21,7 @@ class Allocation(Accountant):
     """Amplification by random allocation, for balls and bins only."""
 
     name = "allocation"
-    samplings: ClassVar[frozenset[Sampling]] = frozenset({Sampling.BALLS_AND_BINS})
+    samplings = frozenset({Sampling.BALLS_AND_BINS})
 
     def epsilon(self, training: Training, delta: float) -> float:
         return max(float(_losses_of(training).get_epsilon_for_delta(delta)), 0.0)

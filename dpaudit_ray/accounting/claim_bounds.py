@@ -1,7 +1,5 @@
 """Claims of DP-SGD by any accountant, noise for a target ε, and Opacus' approximation."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

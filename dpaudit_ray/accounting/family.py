@@ -7,8 +7,6 @@ refutes σ and all noise beyond it; what is left has an ε of at least that of t
 δ(0) is taken from above and ε from below: the accountants' errors count against what is shown.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from scipy import special

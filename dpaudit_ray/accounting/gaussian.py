@@ -1,20 +1,17 @@
 """Exact accounting when every step sees every record: the training is √steps / σ -GDP."""
 
-from __future__ import annotations
-
 import math
-from typing import ClassVar
 
 from ..stats import gdp
 from .accountant import Accountant
-from .training import Sampling, Training
+from .training import Training
 
 
 class Gaussian(Accountant):
     """Dong, Roth, Su 2022, Corollary 3.3: exact, for runs whose steps use every record."""
 
     name = "gaussian"
-    samplings: ClassVar[frozenset[Sampling]] = frozenset()
+    samplings = frozenset()
 
     def epsilon(self, training: Training, delta: float) -> float:
         return float(gdp.epsilon(mu(training), delta))

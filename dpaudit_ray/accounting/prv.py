@@ -6,8 +6,6 @@ that grid takes minutes, and its construction is known to fail ("Discrete mean d
 accountant answers does not depend on the machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -3,8 +3,6 @@
 Mironov 2017; Mironov, Talwar, Zhang 2019 for sampling. ε follows from the best of many orders.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

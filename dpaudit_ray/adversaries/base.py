@@ -200,8 +200,8 @@ class ShadowPlan:
 class Adversary(Plugin):
     """Base of all adversaries. The canary enters at steps t with t mod `period` = 0."""
 
-    kind: ClassVar[str] = "adversary"
-    home: ClassVar[str] = "dpaudit_ray.adversaries"
+    kind = "adversary"
+    home = "dpaudit_ray.adversaries"
     attacks: ClassVar[str] = ""  # the `attacked_as` of mechanisms that it can attack
     one_run: ClassVar[bool] = False  # True: a trial is a canary, and all are in one training run
     # True: every trial of an audit inserts one and the same `GradientCanary`, whatever the model.
@@ -269,7 +269,7 @@ class Adversary(Plugin):
 class CanaryAdversary(Adversary, Generic[C]):
     """Base of adversaries against DP-SGD, for the canary type they craft."""
 
-    attacks: ClassVar[str] = "dp-sgd"
+    attacks = "dp-sgd"
 
     def begin(self, public: PublicKnowledge, rng: Generator) -> Tensor | None:
         """Chooses θ_0, float [p], before `craft`, whatever the bit; None for the mechanism's.
@@ -375,7 +375,7 @@ class TrajectoryAdversary(CanaryAdversary[C], Generic[C]):
 class FrozenAdversary(TrajectoryAdversary[GradientCanary]):
     """An adversary that chooses all records and a learning rate of zero: no model changes."""
 
-    frozen: ClassVar[bool] = True
+    frozen = True
 
     @abstractmethod
     def relabel(self, outputs: Callable[[], Tensor]) -> Tensor | None:

@@ -8,8 +8,6 @@
 If a factor is unknown, either the labels or all their opposites are right, and the prior decides.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A_S^h: shapes the loss so that later steps amplify the first (Cebere et al., section 6)."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal
 

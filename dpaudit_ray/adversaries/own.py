@@ -1,7 +1,5 @@
 """The adversary of mechanisms whose code attacks itself, and returns the score."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from .base import Adversary

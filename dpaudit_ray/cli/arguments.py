@@ -1,7 +1,5 @@
 """Arguments and options that several verbs take; `--help` waits for what is imported here."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Runs `dpaudit VERB`; turns errors into one line and an exit code. Other files have the verbs."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

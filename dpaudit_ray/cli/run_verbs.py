@@ -1,7 +1,5 @@
 """The verbs that start work: `dpaudit plan`, `run` and `submit`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

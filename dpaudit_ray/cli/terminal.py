@@ -4,8 +4,6 @@ Labels, names and messages are text of others: nothing in them reaches the termi
 Whoever reads the output may go away, with the pipe or the terminal: that is no error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

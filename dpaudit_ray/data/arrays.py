@@ -1,7 +1,5 @@
 """A user's own arrays from an .npz file."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from typing import Any, Literal

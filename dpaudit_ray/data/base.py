@@ -1,14 +1,11 @@
 """The interface of data sets: arrays in memory, float32 features and classes, or numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +33,9 @@ class Dataset:
 class Data(Plugin):
     """Base of all data sets. `path` and `root` locate files and are no part of a run's identity."""
 
-    kind: ClassVar[str] = "data set"
-    home: ClassVar[str] = "dpaudit_ray.data"
-    locations: ClassVar[frozenset[str]] = frozenset({"path", "root"})
+    kind = "data set"
+    home = "dpaudit_ray.data"
+    locations = frozenset({"path", "root"})
 
     records: int | None = Field(default=None, ge=2)  # so many of the first only; null: all
 

@@ -1,7 +1,5 @@
 """A user's own table from a CSV file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

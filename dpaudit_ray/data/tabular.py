@@ -4,8 +4,6 @@ Breast cancer is bundled with scikit-learn, California Housing downloaded by it;
 cervical cancer are as in Yuan et al. 2021.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import lzma

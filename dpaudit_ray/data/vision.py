@@ -1,7 +1,5 @@
 """CIFAR-10 and MNIST through torchvision."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,7 +25,7 @@ class _Images(Data):
     it mean 0 and deviation 1 over the whole training set. `split: test` is for `held_out`.
     """
 
-    locations: ClassVar[frozenset[str]] = frozenset({"root", "download"})
+    locations = frozenset({"root", "download"})
     folder: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
     test_parts: ClassVar[tuple[str, ...]]
@@ -79,11 +77,11 @@ class _Images(Data):
 class Cifar10(_Images):
     """50,000 images of 32 x 32 pixels, 10,000 for tests (Krizhevsky 2009): [N, 3, 32, 32]."""
 
-    folder: ClassVar[str] = "cifar-10-batches-py"
-    parts: ClassVar[tuple[str, ...]] = tuple(f"data_batch_{i}" for i in range(1, 6))
-    test_parts: ClassVar[tuple[str, ...]] = ("test_batch",)
+    folder = "cifar-10-batches-py"
+    parts = tuple(f"data_batch_{i}" for i in range(1, 6))
+    test_parts = ("test_batch",)
 
-    source: ClassVar[str] = "CIFAR10"
+    source = "CIFAR10"
 
     name: Literal["cifar10"] = "cifar10"
 
@@ -94,11 +92,11 @@ class Mnist(_Images):
     The test set has 10,000. `download: true` also unpacks archives that lie in `MNIST/raw` already.
     """
 
-    folder: ClassVar[str] = "MNIST/raw"
-    parts: ClassVar[tuple[str, ...]] = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
-    test_parts: ClassVar[tuple[str, ...]] = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    folder = "MNIST/raw"
+    parts = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+    test_parts = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
-    source: ClassVar[str] = "MNIST"
+    source = "MNIST"
 
     name: Literal["mnist"] = "mnist"
 

@@ -4,8 +4,6 @@ Precision is set by `torch.backends.*.fp32_precision` only: each of the older `a
 that is not set would keep the value that other code of the process has given it.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

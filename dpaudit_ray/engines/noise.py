@@ -6,8 +6,6 @@ own generator does not: Philox gives random words, and piecewise polynomials of 
 turn words into normals.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

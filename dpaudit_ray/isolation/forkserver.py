@@ -12,8 +12,6 @@ Three processes are named here: the asker (which has the `Sandbox`), the guardia
 server (`_serve`), of which each call is a child.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import gc

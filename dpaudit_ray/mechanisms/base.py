@@ -202,8 +202,8 @@ def recorded_steps(steps: int, every: int) -> Horizons:
 class Mechanism(Plugin):
     """Base of all mechanisms."""
 
-    kind: ClassVar[str] = "mechanism"
-    home: ClassVar[str] = "dpaudit_ray.mechanisms"
+    kind = "mechanism"
+    home = "dpaudit_ray.mechanisms"
     # Whether it computes in torch: its threads are set first, and trainers start more slowly.
     uses_torch: ClassVar[bool] = True
     # Whether this package, not the user's own code, needs a trainer's GPU to be visible.

@@ -16,13 +16,11 @@ that reveals the bit, and counts against the adversary. NaN and inf are scores: 
 diverged.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -69,11 +67,11 @@ class Function(Mechanism):
     milliseconds.
     """
 
-    locations: ClassVar[frozenset[str]] = frozenset({"isolated", "trial_seconds", "trial_gib"})
-    for_free: ClassVar[frozenset[str]] = frozenset({"trial_seconds", "trial_gib"})
+    locations = frozenset({"isolated", "trial_seconds", "trial_gib"})
+    for_free = frozenset({"trial_seconds", "trial_gib"})
 
-    uses_gpu: ClassVar[bool] = False
-    attacked_as: ClassVar[str] = "function"
+    uses_gpu = False
+    attacked_as = "function"
 
     name: Literal["function"] = "function"
     path: str = Field(pattern=r"^[\w.]+:[\w.]+$")  # package.module:name of the function

@@ -4,8 +4,6 @@ It is forked from a process that has done the slow imports. The user's module is
 trials share none of its threads and state.
 """
 
-from __future__ import annotations
-
 import importlib
 import operator
 import os

@@ -83,8 +83,8 @@ class LabelGradient(Mechanism):
         "complement": "",
         "extrapolated": "",
     }
-    attacked_as: ClassVar[str] = "label-gradient"
-    adds_gaussian_noise: ClassVar[bool] = True
+    attacked_as = "label-gradient"
+    adds_gaussian_noise = True
 
     name: Literal["label-gradient"] = "label-gradient"
     training: Annotated[Mechanism, nested(Mechanism)]  # the target, `dp-sgd`

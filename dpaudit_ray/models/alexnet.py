@@ -6,7 +6,7 @@ import os
 import pickle
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
@@ -30,7 +30,7 @@ class AlexNet(Model):
     `path`; `none` are random weights.
     """
 
-    locations: ClassVar[frozenset[str]] = frozenset({"path"})
+    locations = frozenset({"path"})
 
     name: Literal["alexnet"] = "alexnet"
     weights: Literal["default", "file", "none"] = "default"  # of the frozen body

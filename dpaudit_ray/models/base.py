@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import SpecError
 from ..plugins import Plugin
@@ -29,8 +29,8 @@ class Model(Plugin):
     does it, `kaiming` and `xavier` from those normal distributions, with biases 0.
     """
 
-    kind: ClassVar[str] = "model"
-    home: ClassVar[str] = "dpaudit_ray.models"
+    kind = "model"
+    home = "dpaudit_ray.models"
 
     initialization: Literal["fixed", "random"] = "fixed"  # `random`: θ_0 anew in each trial
     scheme: Literal["default", "kaiming", "xavier"] = "default"  # how θ_0 is drawn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from .base import Model, Shape, image, outputs
 
@@ -17,7 +17,7 @@ class ConvNet(Model):
     gives only the count, which is that of LeNet-5 with full connections and three colours.
     """
 
-    revision: ClassVar[int] = 3  # convolutions under pooling sum in another order
+    revision = 3  # convolutions under pooling sum in another order
 
     name: Literal["convnet"] = "convnet"
 
@@ -51,7 +51,7 @@ class Cnn4(Model):
     32, linear. Nasr et al. 2021, appendix A, state no more than "four layers".
     """
 
-    revision: ClassVar[int] = 3  # convolutions under pooling sum in another order
+    revision = 3  # convolutions under pooling sum in another order
 
     name: Literal["cnn4"] = "cnn4"
 

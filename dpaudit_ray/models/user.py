@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -24,7 +24,7 @@ class UserModule(Model):
     logits [B, classes]; [B, 1] for two classes means a logistic loss.
     """
 
-    revision: ClassVar[int] = 3  # convolutions under pooling sum in another order
+    revision = 3  # convolutions under pooling sum in another order
 
     name: Literal["module"] = "module"
     path: str  # package.module:name of the class or function

@@ -1,7 +1,5 @@
 """Defines the Ray actors: long-lived trainers, which send scores straight to one aggregator."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading

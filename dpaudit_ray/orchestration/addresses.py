@@ -1,7 +1,5 @@
 """Addresses of servers as HOST:PORT, where an IPv6 host has brackets: [fd00::1]:6379."""
 
-from __future__ import annotations
-
 
 def host_port(host: str, port: int) -> str:
     """Returns the address of a server; the host may be a name, IPv4 or IPv6."""

@@ -4,8 +4,6 @@ They travel as messages, as scores do: trainers touch no storage, and a driver t
 lease is refused at one place.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Hands packs to trainers, and turns their answers into outcomes: done, failed, or lost."""
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import math

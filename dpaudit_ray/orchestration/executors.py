@@ -3,8 +3,6 @@
 Each is a file `<name>_executor` with a function `dispatcher(work)`, its name in `ExecutorName`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future

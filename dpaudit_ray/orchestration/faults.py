@@ -1,7 +1,5 @@
 """Finds out who is at fault if a pack fails, and how long a pack may take."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Mapping
 from typing import Literal

@@ -1,7 +1,5 @@
 """Runs packs in this process, one at a time: for debuggers, tests and tiny sweeps."""
 
-from __future__ import annotations
-
 import math
 import socket
 import time

@@ -4,8 +4,6 @@ A head may hang without being dead: the kernel of a stopped process still accept
 call of Ray's waits for it without a limit. So the head gets health checks, with a limit.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import logging

@@ -5,8 +5,6 @@ depends on the audits and not on how often trainers were replaced. Ray serves me
 reaches the port, with or without a token: labels hold the names of the sweep and its audits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

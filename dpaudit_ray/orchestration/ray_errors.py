@@ -4,8 +4,6 @@ Ray raises errors without codes, so they are recognised by their text. If a late
 differently, its last line is shown with more general advice.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs workers as actors of a Ray cluster, which is joined, or started on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

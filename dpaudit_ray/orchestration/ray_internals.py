@@ -4,8 +4,6 @@ Ray may rename any of these names in a minor version. A sweep runs all the same:
 head, a leaving node or an autoscaler later, or not at all.
 """
 
-from __future__ import annotations
-
 import atexit
 import collections
 import importlib

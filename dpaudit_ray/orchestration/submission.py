@@ -4,8 +4,6 @@ A job runs `dpaudit run`. Ray runs it once and forgets it with the cluster, so a
 survive lies in the run directory, and the metadata of a job names the run it was an attempt at.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Claims of accountants for each audit: computed with its plan, and checked when that is read."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

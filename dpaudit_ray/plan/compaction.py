@@ -6,8 +6,6 @@ time: written once under a new name, `<first>-<last>.parquet` as before, read ba
 are the old files deleted. A crash in between leaves a pack in two files, with the same content.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Collection, Iterator, Sequence
 

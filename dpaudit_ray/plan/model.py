@@ -1,7 +1,5 @@
 """The plan of a sweep: its audits, and the packs of trials that make them up."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Opens the run directory of a sweep: for a new run, to resume it, or to extend it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Makes the plan of a sweep: the claims of its audits, and the bounds of their packs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

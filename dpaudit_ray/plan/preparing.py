@@ -1,7 +1,5 @@
 """Preparations, which the packs of an audit wait for, and the parts of them that are stored."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Digests of the code and data that compute trials: another version may give other scores."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Sets damaged files aside, so that their content is computed again: bits and seeds are known."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterator

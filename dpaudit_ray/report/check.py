@@ -5,8 +5,6 @@ plan, estimates, records and the verdict from the scores. Each result is compare
 one. Nothing is computed from a file that differs itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

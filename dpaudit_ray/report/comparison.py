@@ -4,8 +4,6 @@ A larger lower bound alone means little. Audits differ if the intervals of their
 guesses do not overlap, or if an exact ε is another number.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

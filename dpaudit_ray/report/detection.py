@@ -6,8 +6,6 @@ for a new run: with another name and seed, since observed trials may not be chos
 given only if the sweep file that it makes is valid, and is forecast to do what the hint states.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -4,8 +4,6 @@ A figure for each of 500 audits would take minutes to draw and megabytes to stor
 than FEW audits begins with a map of all of them, and draws the figures of one when it is chosen.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

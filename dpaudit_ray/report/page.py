@@ -1,7 +1,5 @@
 """The HTML report, one self-contained file, and a notebook's card; both escape foreign text."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib

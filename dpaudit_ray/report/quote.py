@@ -5,8 +5,6 @@ bounds of the run hold simultaneously. The sweep decides which bound it is, with
 number that assumes something unproved is not quoted above a claim that nothing refutes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

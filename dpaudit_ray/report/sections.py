@@ -3,8 +3,6 @@
 Each returns a mapping for the template `report.html.j2`, which has the words around it.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import inspect

@@ -9,8 +9,6 @@ so it is stored in the run directory, and read again if it has this user's seal 
 the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

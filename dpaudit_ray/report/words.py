@@ -1,7 +1,5 @@
 """Explanations of bounds and their assumptions, printed below tables and in the report."""
 
-from __future__ import annotations
-
 import collections
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -7,8 +7,6 @@ before, a release with the accounted noise multiplier σ is μ-Gaussian differen
 canary in the whole run or not at all, drawn into each step at the accounted rate.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -5,8 +5,6 @@ One run is looked into (L0). Then come runs with a canary in every other step, e
 measure ε from below. Each layer has its share of the error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

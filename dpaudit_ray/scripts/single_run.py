@@ -4,8 +4,6 @@ What can be counted exactly costs no error. Tests share that of the layer: each 
 part of it, divided among all steps and tensors it is asked of.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -4,8 +4,6 @@ An estimator is one dataclass in one file of this package. Its fields are its op
 what a sweep file calls it, and subclassing `Estimator` is all the registration it needs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

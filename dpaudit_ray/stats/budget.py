@@ -4,8 +4,6 @@ The best of three estimators at ten recorded steps is wrong more often than 1 - 
 the error was split first. Figures that decide nothing need no share.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -25,13 +25,10 @@ mixed over all stakes, constant stakes at many points of the curve, the same on 
 alone, and the mixture that past trials recommend. Reaching 1/alpha refutes the claim, at any look.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -302,9 +299,9 @@ class Wagered:
 class EpsDeltaAnytime(Wagered, Estimator):
     """Time-uniform bound on ε that assumes no curve."""
 
-    name: ClassVar[str] = "eps-delta-anytime"
-    status: ClassVar[Status] = Status.CERTIFIED
-    interim_valid: ClassVar[bool] = True
+    name = "eps-delta-anytime"
+    status = Status.CERTIFIED
+    interim_valid = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         wagers = self._wagers
@@ -323,9 +320,9 @@ class EpsDeltaAnytime(Wagered, Estimator):
 class Claim(Wagered, Estimator):
     """Evidence against claims; as an estimator, the largest refuted μ of the Gaussian family."""
 
-    name: ClassVar[str] = "claim"
-    status: ClassVar[Status] = Status.IF_GAUSSIAN
-    interim_valid: ClassVar[bool] = True
+    name = "claim"
+    status = Status.IF_GAUSSIAN
+    interim_valid = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

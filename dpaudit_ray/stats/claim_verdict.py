@@ -18,8 +18,6 @@ these shares are an e-process, which is valid after every run. Such an audit has
 the e-process has all of the error.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -332,7 +330,7 @@ class RunTest(_Test):
 
     canaries: int
     in_pairs: bool = False
-    evidence_share: ClassVar[float] = 1.0
+    evidence_share = 1.0
 
     def __post_init__(self) -> None:
         self._runs = (PairOutcomes if self.in_pairs else RunAccuracies)(self.canaries)

@@ -9,8 +9,6 @@ round, ranks replace it: the threshold of fewest mistakes near the midpoint of t
 scores. Only earlier trials are used, as a bound by guesses requires.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

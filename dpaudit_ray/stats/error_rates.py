@@ -7,8 +7,6 @@ V_(k+1) ≤ u(k) for every k < n. Each V_(k+1) is Beta(k + 1, n - k), so u(k) is
 bound at some level, which `local_level` finds.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import math

@@ -8,8 +8,6 @@ N(0, 1) from N(μ, 1). Dong, Roth, Su (2022), Corollary 2.13:
 All functions broadcast; scalars in, a float out. All is computed in logarithms: no e^ε overflows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,14 +5,12 @@ boundary at each look is the smallest count that keeps the probability of ever c
 exactly over binomial increments, within what may be spent by then. A crossing refutes p.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +38,10 @@ class GroupSequential(Guesses):
 
     looks: int = 50  # at equal shares of the trials
     spending: Literal["obrien-fleming", "pocock"] = "obrien-fleming"  # of α over looks
-    name: ClassVar[str] = "group-sequential"
-    status: ClassVar[Status] = Status.IF_GAUSSIAN
-    interim_valid: ClassVar[bool] = True
-    within_planned: ClassVar[bool] = True
+    name = "group-sequential"
+    status = Status.IF_GAUSSIAN
+    interim_valid = True
+    within_planned = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,8 +7,6 @@ function of the first n_k trials, so the chance that any of them exceeds the tru
 Σ α s_k = α, at whichever number the audit ends and for whatever reason, for every estimator.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -5,13 +5,11 @@ Because the bit is a fair coin independent of the past, P(hit | past) ≤ Φ(μ/
 any such rule, so the number of hits is dominated by a binomial, at any stopping time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -198,8 +196,8 @@ class Guesses(ThroughCurve):
 class Accuracy(Guesses):
     """Fixed-R bound: μ ≥ 2 Φ⁻¹(lower Clopper-Pearson bound of the hit rate, one-sided)."""
 
-    name: ClassVar[str] = "accuracy"
-    status: ClassVar[Status] = Status.IF_GAUSSIAN
+    name = "accuracy"
+    status = Status.IF_GAUSSIAN
 
     def _rate(self, alpha: float) -> float:
         return float(clopper_pearson_lower(self._counter.hits, self._counter.guesses, alpha))
@@ -213,9 +211,9 @@ class Anytime(Guesses):
     so far holds for good.
     """
 
-    name: ClassVar[str] = "anytime"
-    status: ClassVar[Status] = Status.IF_GAUSSIAN
-    interim_valid: ClassVar[bool] = True
+    name = "anytime"
+    status = Status.IF_GAUSSIAN
+    interim_valid = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

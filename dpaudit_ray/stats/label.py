@@ -11,8 +11,6 @@ that of replacement adjacency, μ ≤ 2 / σ per step. As printed, the norm that
 the attacked layer's gradient; DP-SGD clips that of all parameters (`whole`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

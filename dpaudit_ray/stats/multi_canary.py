@@ -6,8 +6,6 @@ the canaries of a run as if they were independent trials is not valid: it errs i
 audits if they are dependent.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

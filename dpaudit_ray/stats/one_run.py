@@ -23,8 +23,6 @@ Canaries of one run may fail together, which is why Theorem 3.1 needs 2 m δ in 
 average over K would be tighter, and wrong if the number of guesses depends on outputs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -11,8 +11,6 @@ et al. 2025), if r is fixed before any output is observed. Canaries of one run m
 `order_statistics` has the assumption under which the same holds for them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -26,8 +26,6 @@ together. If the mechanism guarantees it (`Mechanism.independent_canaries`), μ 
 otherwise it assumes independence.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ audits of randomised response at ε = 1 with 1000 canaries, δ = 0, 48 % exceede
 status is `paper`, and supports no verdict.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

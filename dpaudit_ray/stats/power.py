@@ -5,8 +5,6 @@ probabilities, unless stated otherwise. Time-uniform bounds need 1.1 (declared n
 1.6 times (undeclared) as many trials.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -5,8 +5,6 @@ simultaneously, and none assumes a trade-off function. If it is Gaussian, μ is 
 point of the ROC.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

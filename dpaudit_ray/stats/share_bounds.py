@@ -14,8 +14,6 @@ order (Hoeffding 1956), so P(sum ≥ x) ≤ E max(B - t, 0) / (x - t) for every 
 holds for means of such sums, too: for U-statistics, which average over pairings (Hoeffding 1963).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ A row is an array, or a piece of one: `name`, `dtype` (NumPy's, with its byte or
 the whole array) and `content`, its bytes in C order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ new is created where there is none, and one that is replaced is still the one th
 the writer asked whether it may write, for however long it was paused (`place` says why).
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import re

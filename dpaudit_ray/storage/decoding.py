@@ -4,8 +4,6 @@ A file of some kilobytes may stand for gigabytes. Each file may decode to `FREE`
 `RATIO` bytes more for each byte that is stored.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

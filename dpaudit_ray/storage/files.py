@@ -4,8 +4,6 @@ They are written beside their place, synced and then renamed, or linked where th
 Everything here raises OSError, and whatever a `Passage` raises.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -11,8 +11,6 @@ driver waits there for longer than a write takes, and looks; of two that slip th
 was paused meanwhile, `Place` stops one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -9,8 +9,6 @@ place is an older record that the new driver has not written yet, and then does.
 says how far that holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

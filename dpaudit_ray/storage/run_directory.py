@@ -16,8 +16,6 @@
 Every file is absent or whole, and damage to one that is there is found by checksums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pandas as pd

@@ -6,8 +6,6 @@ has no end, brackets of JSON take fifty times their bytes, and a row of Parquet 
 a file, but no seal, for which it takes the key in the user's home.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

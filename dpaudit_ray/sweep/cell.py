@@ -1,7 +1,5 @@
 """The audit of one point of the grid: its mechanism, its adversary, and its estimators."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

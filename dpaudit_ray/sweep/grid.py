@@ -1,7 +1,5 @@
 """Changes a sweep while it is plain data: overrides, unrolled grid, labels, absolute paths."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

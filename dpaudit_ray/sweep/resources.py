@@ -1,7 +1,5 @@
 """The section `resources` of a sweep file: trainers, their needs, and limits of failures."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

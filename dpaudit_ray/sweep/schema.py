@@ -1,7 +1,5 @@
 """Lists the names that a sweep file can use, with their options, from each class's JSON schema."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Reads sweep files: strict models of all sections, every audit of the grid, the fingerprint."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Writes a first sweep file: `sweep_template.yaml`, filled in for the user's data and model."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.resources
 import math

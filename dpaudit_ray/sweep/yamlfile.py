@@ -1,7 +1,5 @@
 """Reads and writes YAML: 1e-5 is a number, a repeated key is an error, nothing is executed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

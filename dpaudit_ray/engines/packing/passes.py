@@ -7,8 +7,6 @@ then clipped sums from these records. All other code of the network runs as it i
 Models go through in groups: a layer on the batch itself is applied once, for all groups.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

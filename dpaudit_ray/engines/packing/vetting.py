@@ -4,8 +4,6 @@ DP-SGD bounds the change by one example, so an example's output may depend only 
 parameters; and a pack must give the same scores again, so on no generator and no state.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """The rule for convolutions: per-sample gradients on unfolded patches, formed if they are small."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -9,8 +9,6 @@ and D·O numbers; its norm alone takes T²(D + O), by
 the ghost norm (Li et al. 2022, "Large language models can be strong DP learners", section 4).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -4,8 +4,6 @@ Inside the rule for vectors, the memory of an activation runs feature by feature
 so that elementwise work and sums over features run along contiguous memory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 

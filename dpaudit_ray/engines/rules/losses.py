@@ -1,7 +1,5 @@
 """The loss of each example, and its gradient by the network's outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ Saved are θ, the scores of recorded steps, the state of the engine (of the gene
 and the optimizer's moments), and the state of an observer. All else follows from the seed.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 

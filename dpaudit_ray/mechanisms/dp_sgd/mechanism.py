@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from ...accounting import Adjacency, Sampling
 from ...adversaries.base import Adversary
@@ -48,11 +48,11 @@ class DpSgd(Recipe, Mechanism):
     Revision 2: the canary joins the sum before θ is rounded; θ_0 is keyed by all bits of a seed.
     """
 
-    revision: ClassVar[int] = 2
-    several_gpus: ClassVar[bool] = False
-    attacked_as: ClassVar[str] = "dp-sgd"
-    adds_gaussian_noise: ClassVar[bool] = True
-    for_free: ClassVar[frozenset[str]] = frozenset(
+    revision = 2
+    several_gpus = False
+    attacked_as = "dp-sgd"
+    adds_gaussian_noise = True
+    for_free = frozenset(
         {"learning_rate", "clip_norm", "noise_multiplier", "epsilon", "delta", "accountant", "seed"}
     )
 

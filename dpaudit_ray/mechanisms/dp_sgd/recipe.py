@@ -7,8 +7,6 @@ another optimizer makes of that sum. The canary joins it at steps t with t mod p
 it is sampled; |B| is the expected size, so that it does not reveal the canary.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Annotated, Any, Literal, Self

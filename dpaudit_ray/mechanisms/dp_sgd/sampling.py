@@ -6,8 +6,6 @@ trials are independent, and the claim for a canary that is sampled holds. Coins 
 would refute true claims in a fifth of sweeps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from abc import abstractmethod
@@ -45,8 +43,8 @@ class Sizes:
 class Sampler(Plugin):
     """Base of all schemes."""
 
-    kind: ClassVar[str] = "sampling scheme"
-    home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.sampling"
+    kind = "sampling scheme"
+    home = "dpaudit_ray.mechanisms.dp_sgd.sampling"
 
     claim: ClassVar[Sampling]  # the scheme's name among accountants
     in_known_steps: ClassVar[bool] = False  # True: a record is in steps that the adversary knows
@@ -106,8 +104,8 @@ class _Shuffled(Sampler):
 class Fixed(_Shuffled):
     """Fixed batches: epochs of shuffled data, cut into full ones. The canary is in every step."""
 
-    claim: ClassVar[Sampling] = Sampling.POISSON  # at rate 1
-    in_known_steps: ClassVar[bool] = True
+    claim = Sampling.POISSON  # at rate 1
+    in_known_steps = True
 
     name: Literal["fixed"] = "fixed"
 
@@ -126,7 +124,7 @@ class Fixed(_Shuffled):
 class Poisson(Sampler):
     """Poisson sampling (Abadi et al. 2016): every record joins every step at rate q = |B| / N."""
 
-    claim: ClassVar[Sampling] = Sampling.POISSON
+    claim = Sampling.POISSON
 
     name: Literal["poisson"] = "poisson"
 
@@ -154,7 +152,7 @@ class Poisson(Sampler):
 class Shuffle(_Shuffled):
     """Shuffling: the batches of an epoch are cut from one random order."""
 
-    claim: ClassVar[Sampling] = Sampling.SHUFFLE
+    claim = Sampling.SHUFFLE
 
     name: Literal["shuffle"] = "shuffle"
 
@@ -162,7 +160,7 @@ class Shuffle(_Shuffled):
 class BallsAndBins(Sampler):
     """Balls and bins (Chua et al. 2024): each record joins one batch of an epoch, by itself."""
 
-    claim: ClassVar[Sampling] = Sampling.BALLS_AND_BINS
+    claim = Sampling.BALLS_AND_BINS
 
     name: Literal["balls-and-bins"] = "balls-and-bins"
 

@@ -6,8 +6,6 @@ A batch may be empty; |B| is the expected size, whatever the batch holds. Both e
 rows of one matrix.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -41,8 +41,8 @@ class Noisy:
 class Optimizer(Plugin):
     """Base of all optimizers. θ starts without momentum, as in torch."""
 
-    kind: ClassVar[str] = "optimizer"
-    home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.updates"
+    kind = "optimizer"
+    home = "dpaudit_ray.mechanisms.dp_sgd.updates"
 
     @abstractmethod
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
@@ -141,8 +141,8 @@ class Adam(Optimizer):
 class Schedule(Plugin):
     """Base of all schedules. The rate rises over `warmup` steps; later steps count from 0."""
 
-    kind: ClassVar[str] = "schedule"
-    home: ClassVar[str] = "dpaudit_ray.mechanisms.dp_sgd.updates"
+    kind = "schedule"
+    home = "dpaudit_ray.mechanisms.dp_sgd.updates"
 
     warmup: int = Field(default=0, ge=0)  # steps in which the rate rises from 0
 

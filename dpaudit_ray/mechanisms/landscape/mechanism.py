@@ -38,11 +38,11 @@ class Landscape(Mechanism):
     repetitions.
     """
 
-    uses_torch: ClassVar[bool] = False
-    uses_gpu: ClassVar[bool] = False
-    several_gpus: ClassVar[bool] = False
-    attacked_as: ClassVar[str] = "landscape"
-    adds_gaussian_noise: ClassVar[bool] = True
+    uses_torch = False
+    uses_gpu = False
+    several_gpus = False
+    attacked_as = "landscape"
+    adds_gaussian_noise = True
     exact_estimators: ClassVar[Mapping[str, str]] = {
         "exact": "",
         "exact-gdp": "with μ read as Gaussian",

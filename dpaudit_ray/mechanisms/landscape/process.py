@@ -8,8 +8,6 @@ for the first step to leave a trace, so g is negative above h; the sign that sec
 pulls both worlds back to h and forgets the canary.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Literal
 

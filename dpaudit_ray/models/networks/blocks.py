@@ -4,8 +4,6 @@ GroupNorm treats each example separately, as DP-SGD needs. No layer works in pla
 gradient can be taken at every layer.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

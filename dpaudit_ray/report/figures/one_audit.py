@@ -1,7 +1,5 @@
 """The figure of one audit: its bounds over steps, its scores, and their trade-off curve."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Shapes of all figures: lines from a tidy table, and the canvas under them."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping

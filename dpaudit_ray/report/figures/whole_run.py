@@ -1,7 +1,5 @@
 """Figures of a whole run: its audits side by side, over steps, and over a key of the grid."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import json

@@ -7,8 +7,6 @@ other noise, tells what noise moves as well. Data are exchanged in memory, never
 Of a loop without Opacus they are arrays of its code that the first step's records are rows of.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sys

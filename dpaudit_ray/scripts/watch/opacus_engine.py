@@ -1,7 +1,5 @@
 """What a script asks of Opacus' engines, what their accountants count, and the private networks."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import gc

@@ -11,8 +11,6 @@ to the clipped sum is there the difference of two backward passes: with its loss
 the bound is adaptive, too, the backward pass publishes a new one, by a noisy count of records.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """One run of a script: request, draws, steps, and a record that a run which is killed leaves."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

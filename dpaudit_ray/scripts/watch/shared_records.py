@@ -1,7 +1,5 @@
 """What else the private records go into: training without noise, and statistics."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 from typing import Any

@@ -5,8 +5,6 @@ A release is one flat float64 vector per tensor. Only numbers of releases are re
 only the ratio of movement to noise counts. What is the same for every framework is `StepWatch`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -3,8 +3,6 @@
 A run that carries no canary ends with the same parameters, to the bit, as one nobody watches.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import hashlib
