@@ -513,7 +513,7 @@ def _reason(
         if not run.sweep.cells[index].mechanism.adds_gaussian_noise and not audit.quote.above:
             refuted = f"the claimed curve, though not its ε at δ = {plain(audit.quote.delta)},"
         reason = f"{refuted} is refuted after {audit.refuted_after:,} of {audit.planned:,} trials"
-        if audit.effective_noise is None:
+        if audit.effective_noise is None or audit.effective_noise > audit.noise_multiplier:
             return reason
         return (
             f"{reason}: no more private than with noise multiplier {audit.effective_noise:.3g} "

@@ -42,7 +42,7 @@ from .trial_log import Diverged, TrialLog
 
 EVIDENCE_SHARE = 0.3  # of the error, for the e-process of `ClaimTest`
 _RATIO, _STEPS = 1.02, 170  # of noise multipliers that are tried: up to 29 times more or less
-_TESTS = 9  # of a search by halves: at its end, and 8 among 170 noise multipliers
+_HALVINGS = 8  # tests of a search by halves among 170 noise multipliers
 _LOOK = 1.02  # ratio of trials between looks at the evidence
 _LOPSIDED = 1e-3  # p-value from which diverging depends on the bit
 LOOKS = 16  # more would find little earlier, and each costs a distribution
@@ -226,28 +226,31 @@ class _Test(ABC):
         The claimed noise is tested first. If it is refuted, less noise is searched by halves, else
         more. Claims are nested: if one holds, so do all of less noise. If `gaussian`, a trial that
         refutes one also refutes all of more noise, so the search errs only if the largest true
-        claim is refuted. Otherwise each of its tests gets an equal share of `alpha`. Which true
-        claims it may test is fixed beforehand: the path down to the first is the one on which all
-        false claims are refuted, so these shares add up (Bonferroni).
+        claim is refuted. Otherwise the tests of true claims share `alpha` (Bonferroni); a search
+        meets them on one path, that on which all false claims are refuted. If the claimed noise is
+        too much, they are tests of less noise. If it is not, half of `alpha` is for its own test
+        and half for those of more noise.
 
         Args:
             family: claimed curve by noise multiplier.
             claimed: noise multiplier of the claim.
-            alpha: largest probability that the answer is below the true noise multiplier, for
-                answers up to `claimed` and for larger ones.
+            alpha: largest probability that the answer is below the true noise multiplier.
             gaussian: whether all curves of the family are Gaussian.
         """
-        refutes_claimed = self._refutes(alpha)
-        refutes = refutes_claimed if gaussian else self._refutes(alpha / _TESTS)
+        level = alpha if gaussian else alpha / 2
+        refutes = self._refutes(level)
 
         def is_refuted(step: int) -> bool:
             return refutes(family(claimed * _RATIO**step))
 
-        if refutes_claimed(family(claimed)):
+        if is_refuted(0):
             first = -_STEPS
-        elif is_refuted(_STEPS):
-            first = 1
+            level = alpha if gaussian else alpha / _HALVINGS
         else:
+            first = 1
+            level = alpha if gaussian else alpha / 2 / (1 + _HALVINGS)
+        refutes = self._refutes(level)
+        if first == 1 and not is_refuted(_STEPS):
             return None
         least = first + first_where(lambda step: is_refuted(first + step), _STEPS)
         return float(claimed * _RATIO ** min(least, _STEPS))

@@ -40,6 +40,8 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[st
     )
     assert screen.end() == 0, "\n".join(screen.shown)
     by_width: dict[str, list[tuple[str, list[str]]]] = {}
+    tables: list[tuple[str, list[str]]] = []
+    inside = False
     for line in screen.lines:
         if line.startswith("WIDTH "):
             tables = by_width.setdefault(line.split()[1], [])

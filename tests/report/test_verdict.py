@@ -1,6 +1,7 @@
 """The verdict: right about real training, silent when the claim is true, honest about power."""
 
 import copy
+import dataclasses
 import os
 from pathlib import Path
 
@@ -69,12 +70,17 @@ def test_a_true_claim_is_consistent_and_ends_in_exit_0(healthy):
 def test_too_little_noise_is_a_violation_and_ends_in_exit_1(strong, tmp_path):
     strong["mechanism"]["name"] = f"{__name__}:Quiet"
     strong["audit"]["trials"] = 700
-    (audit,) = judged(strong, tmp_path).audits
+    run = da.run(strong, str(tmp_path), "inline").run
+    (audit,) = verdict.judge(run).audits
     assert audit.verdict is Verdict.VIOLATION
     assert audit.refuted_after is not None
     assert 0 < audit.refuted_after <= audit.trials
     assert audit.effective_noise is not None
     assert 4.0 < audit.effective_noise < audit.noise_multiplier == pytest.approx(4.0 / 0.7)
+    assert "no more private than" in verdict._reason(run, 0, audit, [])
+    # the search has another level than the verdict where the claim is not Gaussian
+    above = dataclasses.replace(audit, effective_noise=9.9)
+    assert "no more private than" not in verdict._reason(run, 0, above, [])
     assert dpaudit("verify", tmp_path / "tiny").code == 1
 
 
