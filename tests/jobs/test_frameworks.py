@@ -12,7 +12,7 @@ from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts.script_audit import Audit, Options
 from dpaudit_ray.scripts.script_findings import Weight
 from dpaudit_ray.scripts.script_runs import LocalRunner, Target
-from tests.long import LONG
+from tests.long import LONG, long
 
 FOLDER = Path(__file__).parents[2] / "jobs/frameworks"
 # Script, function, packages that it needs, and what the audit warns of.
@@ -58,6 +58,7 @@ def test_a_healthy_script_is_consistent(script, function, needs, warned):
     assert sorted(warnings) == sorted(warned)
 
 
+@long("the zoo has shuffled batches, and Lightning trains twenty seconds")
 def test_batches_that_lightning_shuffles_are_not_poisson():
     """The loader of `make_private` rests, and the plain one is drawn from."""
     pytest.importorskip("pytorch_lightning")
