@@ -1,4 +1,4 @@
-"""`dpaudit audit`: a training script is audited; what goes on, and what it says in the end."""
+"""`dpaudit audit`: audits a training script, shows progress, and prints the verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 _LINE_SECONDS = 5.0  # between two lines of a log
-_REFRESH_SECONDS = 0.25
+_REFRESH_SECONDS = 0.25  # between two states of the line on a terminal
 
 
 @app.command(
@@ -93,88 +93,99 @@ def audit(  # noqa: PLR0913 (options of a command line)
     target = Target.from_text(script, delta)
     if target is None:
         remedy = f"write path/to/script.py:function; `dpaudit verify {script}` judges a run"
-        raise SpecError("", f"{script} is no script; {remedy}")
+        raise SpecError("", f"{script} is not a script; {remedy}")
     names = {name.strip() for name in layers.split(",")}
     if not names <= {"0", "1", "2"}:
         raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
     chosen = tuple(sorted(map(int, names)))
     options = Options(parse_duration(budget), chosen, memory, seed, secret_size)
-    judged = _audit(target, options, address)
+    verdict = _audit(target, options, address)
     page = html or Path(f"{target.script.stem}-{target.function}-audit.html")
-    script_findings.write(page, script_findings.html(judged))
+    script_findings.write(page, script_findings.html(verdict))
     if junit is not None:
-        script_findings.write(junit, script_findings.junit(judged))
+        script_findings.write(junit, script_findings.junit(verdict))
     if as_json:
-        terminal.show_json({"headline": judged.headline} | dataclasses.asdict(judged))
+        terminal.show_json({"headline": verdict.headline} | dataclasses.asdict(verdict))
     else:
-        _show(judged)
+        _show(verdict)
         terminal.say(f"report: {page}")
-    raise typer.Exit(exit_code(judged.verdict))
+    raise typer.Exit(exit_code(verdict.verdict))
 
 
 def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdict:
+    """Runs an audit on this machine, or on a Ray cluster if an address is configured."""
     from ..scripts.script_audit import Audit
     from ..scripts.script_runs import LocalRunner, RayRunner
 
-    with _progress(options.budget) as progress:
+    with _progress(options.budget) as report:
         if not (address or os.environ.get("RAY_ADDRESS")):
-            return Audit(target, LocalRunner(target), options, progress).verdict()
+            return Audit(target, LocalRunner(target), options, report).verdict()
         from ..orchestration import ray_executor
 
         with ray_executor.connected(address) as ray:
-            return Audit(target, RayRunner(ray, target), options, progress).verdict()
+            return Audit(target, RayRunner(ray, target), options, report).verdict()
 
 
 @contextlib.contextmanager
 def _progress(budget: float) -> Iterator[Callable[[str], None]]:
-    """Takes what goes on: on a terminal a line moves with it, a log has one every few seconds."""
-    began, ended, phase = time.monotonic(), threading.Event(), "the script is loaded"
+    """Shows the phase of an audit and its time on standard error; yields what sets the phase.
 
-    def take(text: str) -> None:
+    A terminal has one line that changes, a log has a new line every few seconds.
+    """
+    started = time.monotonic()
+    phase = "loading the script"
+    ended = threading.Event()
+
+    def set_phase(text: str) -> None:
         nonlocal phase
         phase = text
 
     def line() -> str:
-        return f"{phase}; {duration(time.monotonic() - began)} of {duration(budget)}"
+        return f"{phase}; {duration(time.monotonic() - started)} of {duration(budget)}"
 
     def write() -> None:
         console = Console(stderr=True)
-        if console.is_terminal:
-            with console.status(Text(line())) as status:
-                while not ended.wait(_REFRESH_SECONDS):
-                    status.update(Text(line()))
-        else:
+        if not console.is_terminal:
             while not ended.wait(_LINE_SECONDS):
                 terminal.add(line())
+            return
+        with console.status(Text(line())) as status:
+            while not ended.wait(_REFRESH_SECONDS):
+                status.update(Text(line()))
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
     try:
-        yield take
+        yield set_phase
     finally:
         ended.set()
         writer.join(1.0)
 
 
-def _show(judged: ScriptVerdict) -> None:
+def _show(verdict: ScriptVerdict) -> None:
+    """Prints the headline, all findings, a line per layer, and what was not checked."""
     from ..scripts.script_findings import BLIND_SPOTS, LAYERS, Weight
 
-    terminal.explain(f"{judged.verdict}: {judged.headline}")
-    for finding in judged.findings:
-        remedy = f"; {finding.remedy}" if finding.remedy else ""
-        text = f"{finding.seen}{remedy}" if finding.weight is Weight.NOTE else str(finding)
+    terminal.explain(f"{verdict.verdict}: {verdict.headline}")
+    for finding in verdict.findings:
+        text = str(finding)
+        if finding.weight is Weight.NOTE:
+            text = "; ".join(filter(None, (finding.seen, finding.remedy)))
         terminal.explain(f"{finding.weight} L{finding.layer} {finding.look}: {text}")
     for layer, name in LAYERS.items():
-        if done := [look for look in judged.looks if look.layer == layer and look.done]:
-            others = ", ".join(look.name for look in done[1:])
-            parts = [str(measured) for measured in judged.measured if measured.layer == layer]
-            parts += [done[0].said, *[f"looked at too: {others}"] * bool(others)]
-            terminal.explain(f"L{layer} {name}: {'; '.join(parts)}")
-    for look in judged.looks:
-        if not (look.done or any(look.said in line for line in judged.help)):
-            terminal.explain(f"L{look.layer} {look.name}: {look.line}")
-    for line in judged.help:
-        terminal.explain(f"it would help: {line}")
-    if not judged.violations:
-        terminal.explain(f"no audit of this kind sees: {BLIND_SPOTS}")
-    terminal.explain(f"{judged.effort}; {judged.error}")
+        checks = [check for check in verdict.looks if check.layer == layer and check.done]
+        if not checks:
+            continue
+        parts = [str(measured) for measured in verdict.measured if measured.layer == layer]
+        parts.append(checks[0].said)
+        if len(checks) > 1:
+            parts.append(f"also checked: {', '.join(check.name for check in checks[1:])}")
+        terminal.explain(f"L{layer} {name}: {'; '.join(parts)}")
+    for check in verdict.looks:
+        if not (check.done or any(check.said in line for line in verdict.help)):
+            terminal.explain(f"L{check.layer} {check.name}: {check.line}")
+    for line in verdict.help:
+        terminal.explain(f"missing: {line}")
+    if not verdict.violations:
+        terminal.explain(f"no audit of this kind detects: {BLIND_SPOTS}")
+    terminal.explain(f"{verdict.effort}; {verdict.error}")

@@ -15,11 +15,17 @@ from ..errors import DataError, DpauditError, SpecError, first_line
 from ..plugins import Plugin
 
 Stamps = tuple[tuple[int, ...], ...]
+_MOST_CLASSES = 5  # in a message
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """`x` float32 [N, ...] (images in channel order); `y` [N]: int64 classes or float32."""
+    """Records in memory.
+
+    Attributes:
+        x: features, float32 [N, ...]; images have their channels first.
+        y: labels [N], int64 classes or float32 numbers.
+    """
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[np.int64 | np.float32]
@@ -31,54 +37,56 @@ class Dataset:
 
 
 class Data(Plugin):
-    """Base of all data sets. `path` and `root` locate files and are no part of a run's identity."""
+    """Base of all data sets; `path` and `root` locate files, and do not identify a run."""
 
     kind = "data set"
     home = "dpaudit_ray.data"
     locations = frozenset({"path", "root"})
 
-    records: int | None = Field(default=None, ge=2)  # so many of the first only; null: all
+    records: int | None = Field(default=None, ge=2)  # use the first so many records; null: all
 
     @abstractmethod
     def read(self) -> Dataset:
-        """Reads the data. Raises DataError in one line when it cannot be had."""
+        """Reads the data. Raises DataError in one line if that fails."""
 
     @property
     def has_classes(self) -> bool:
-        """Whether labels are classes, and not numbers for its option `regression`."""
+        """Whether labels are classes, and not numbers for the option `regression`."""
         return not getattr(self, "regression", False)
 
     def files(self) -> tuple[Path, ...]:
-        """The files that `read` reads, which may not exist yet; none for bundled data."""
+        """Returns the files that `read` reads, which may not exist yet; none for bundled data."""
         path = getattr(self, "path", None)
         return () if path is None else (Path(os.path.expanduser(path)).absolute(),)
 
     @property
     def key(self) -> str:
-        """Names the data set in this run: its options, and where its files lie."""
+        """Identifies the data set in this run: its options, and the paths of its files."""
         return f"{self.address} {self!r}"
 
     def load(self) -> Dataset:
-        """The data, read once in a process as long as its files stay as they are.
+        """Returns the data, which a process reads once as long as its files do not change.
 
-        The arrays are shared, also between processes where they came by `provide`: nobody may write
-        to them. Raises as `read`.
+        The arrays are shared, also between processes if they came by `provide`: do not write to
+        them. Raises as `read`.
         """
-        if (provided := _PROVIDED.get(self.key)) is not None:
+        provided = _PROVIDED.get(self.key)
+        if provided is not None:
             return provided
-        if (stamps := _stamps(self.files())) is None:
+        stamps = _stamps(self.files())
+        if stamps is None:
             return self._read_records()
-        if (source := (self.key, stamps)) not in _READ:
+        source = (self.key, stamps)
+        if source not in _CACHE:
             dataset = self._read_records()
-            if len(_READ) == _KEPT:
-                del _READ[next(iter(_READ))]
-            _READ[source] = dataset
-        return _READ[source]
+            if len(_CACHE) == _MOST_CACHED:
+                del _CACHE[next(iter(_CACHE))]
+            _CACHE[source] = dataset
+        return _CACHE[source]
 
     def _read_records(self) -> Dataset:
-        count = self.records
         try:
-            whole = self.read()
+            dataset = self.read()
         except (DpauditError, MemoryError):
             raise
         except Exception as error:  # libraries and plug-ins raise anything for a foreign file
@@ -86,41 +94,51 @@ class Data(Plugin):
                 f"{self.name}: cannot be read ({type(error).__name__}: {first_line(error)}); "
                 "repair the data, or see --debug"
             ) from error
+        count = self.records
         if count is None:
-            return whole
-        if count > len(whole.y):
-            problem = f"is {count}, but {self.name} has {len(whole.y)}; use at most that"
+            return dataset
+        if count > len(dataset.y):
+            problem = f"is {count}, but {self.name} has {len(dataset.y)}; use at most that"
             raise SpecError("mechanism.data.records", problem)
-        return checked(whole.x[:count], whole.y[:count], f"the first {count} of {self.name}")
+        return checked(dataset.x[:count], dataset.y[:count], f"the first {count} of {self.name}")
 
 
-_KEPT = 2  # a data set of images takes hundreds of MB
-_READ: dict[tuple[str, Stamps], Dataset] = {}  # by what was read, and the state of its files
+_MOST_CACHED = 2  # a data set of images takes hundreds of MB
+_CACHE: dict[tuple[str, Stamps], Dataset] = {}  # by key, and the state of the files
 _PROVIDED: dict[str, Dataset] = {}
 
 
 def provide(datasets: Mapping[str, Dataset]) -> None:
-    """Lets `load` answer with these instead of reading; by `Data.key`."""
+    """Lets `load` return these data sets, by `Data.key`, instead of reading files."""
     _PROVIDED.update(datasets)
 
 
-# A file can change twice within the resolution of its time stamp, so a young one is read anew.
+# A file can change twice within the resolution of its time stamp, so a new one is read again.
 _SETTLED_NS = 2 * 10**9
 
 
 def _stamps(files: tuple[Path, ...]) -> Stamps | None:
-    """Stamps that change with `files`; None where they must be read anew."""
+    """Returns stamps that change with `files`; None if they must be read again."""
     try:
         stats = [file.stat() for file in files]
     except (OSError, ValueError):
-        return None  # reading reports what is wrong
+        return None  # reading reports the problem
     if not stats or time.time_ns() - max(stat.st_mtime_ns for stat in stats) < _SETTLED_NS:
         return None
     return tuple((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
 def existing_file(path: str, what: str, remedy: str) -> Path:
-    """The file at `path`, or a DataError that says where it was looked for and how to get it."""
+    """Returns the file at `path`.
+
+    Args:
+        path: may begin with ~.
+        what: name of the data set, for errors.
+        remedy: how to get the file, for errors.
+
+    Raises:
+        DataError: there is no such file.
+    """
     file = Path(os.path.expanduser(path))  # pathlib raises for an unknown user, or no home
     if not os.path.isfile(file):
         note = "" if file.is_absolute() else ", nor beside the sweep file"
@@ -131,52 +149,69 @@ def existing_file(path: str, what: str, remedy: str) -> Path:
 
 
 def standardized(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-    """Features [N, ...] with mean 0 and standard deviation 1; constant ones become 0."""
-    if not len(wide := x.astype(np.float64)):
+    """Gives features [N, ...] mean 0 and standard deviation 1; constant ones become 0."""
+    wide = x.astype(np.float64)
+    if len(wide) == 0:
         return wide.astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # `checked` refuses what came of it
-        spread = wide.std(axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # `checked` refuses the result
+        deviation = wide.std(axis=0)
         wide -= wide.mean(axis=0)
-        wide /= np.where(spread > 0, spread, 1.0)
+        wide /= np.where(deviation > 0, deviation, 1.0)
         return wide.astype(np.float32)
 
 
 def scaled_images(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Pixels [N, H, W, channels] in 0..255 as float32 [N, channels, H, W] in 0..1."""
+    """Converts pixels [N, H, W, channels] in 0..255 to float32 [N, channels, H, W] in 0..1."""
     scaled = x.transpose(0, 3, 1, 2).astype(np.float32, order="C")
     scaled /= 255
     return scaled
 
 
 def require_finite(x: npt.NDArray[np.generic], source: str, name: str = "x") -> None:
-    """Raises DataError when x [N, ...] has a NaN or infinite value."""
-    if len(strange := np.argwhere(~np.isfinite(x))):
-        problem = f"{name} has a NaN or infinite value in row {strange[0][0]}"
-        raise DataError(f"{source}: {problem}; clean the data")
+    """Raises DataError if x [N, ...] has a NaN or infinite value."""
+    rows = np.argwhere(~np.isfinite(x))[:, 0]
+    if len(rows):
+        raise DataError(
+            f"{source}: {name} has a NaN or infinite value in row {rows[0]}; clean the data"
+        )
 
 
 def checked(
     x: npt.NDArray[np.generic], y: npt.NDArray[np.int64 | np.float32], source: str
 ) -> Dataset:
-    """The arrays as a data set, or a DataError naming what is wrong with them."""
+    """Returns arrays as a data set.
+
+    Args:
+        x: features [N, ...].
+        y: labels [N].
+        source: file or data set, for errors.
+
+    Raises:
+        DataError: they are empty, differ in length, have a value that is not finite in float32, or
+            labels are not classes 0, 1, ... or numbers.
+    """
     if len(x) != len(y):
         raise DataError(f"{source}: x has {len(x)} rows and y has {len(y)}; both need the same")
     if x.size == 0:
         raise DataError(
             f"{source}: holds no data, x is {x.shape}; give two examples with a feature, or more"
         )
-    with np.errstate(over="ignore"):  # what does not fit becomes inf, and is refused
+    with np.errstate(over="ignore"):  # a value above float32's largest becomes inf, and is refused
         narrow = np.ascontiguousarray(x, dtype=np.float32)
-    outgrown = x.dtype.kind == "f" and np.isfinite(x).all()
-    require_finite(narrow, source, "x, in float32," if outgrown else "x")
+    was_finite = x.dtype.kind == "f" and np.isfinite(x).all()
+    require_finite(narrow, source, "x, in float32," if was_finite else "x")
+    dataset = Dataset(narrow, np.ascontiguousarray(y))
     if y.dtype.kind == "f":
         require_finite(y, source, "y")
-        return Dataset(narrow, np.ascontiguousarray(y))
+        return dataset
     classes = np.unique(y)
     if len(classes) < 2 or classes[0] != 0 or classes[-1] != len(classes) - 1:
-        shown = ", ".join(map(str, classes[:5])) + (", ..." if len(classes) > 5 else "")
+        first = [str(value) for value in classes[:_MOST_CLASSES]]
+        if len(classes) > _MOST_CLASSES:
+            first.append("...")
         raise DataError(
-            f"{source}: y holds the classes {shown}; number two or more of them 0, 1, ... without "
-            "a gap, list them in `label_order`, or learn them as numbers: `regression: true`"
+            f"{source}: y holds the classes {', '.join(first)}; number two or more of them 0, 1, "
+            "... without a gap, list them in `label_order`, or learn them as numbers: "
+            "`regression: true`"
         )
-    return Dataset(narrow, np.ascontiguousarray(y))
+    return dataset

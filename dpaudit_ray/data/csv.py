@@ -14,7 +14,7 @@ from .base import Data, Dataset, checked, existing_file
 from .tabular import read_csv
 
 _REMEDY = "give a table with the names of its columns in the first line"
-_MANY = 50  # values: a column of more text is no category, and a label of more numbers no class
+_MANY = 50  # values: text of more is not a category, and a label of more is not a class
 _MOST_CELLS = 2**28  # of features: 2 GiB while they are formed
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _DAY_FORMATS = ("ISO8601", "%d.%m.%Y")  # of pandas.to_datetime
@@ -34,9 +34,9 @@ _PUBLIC = "give a constant that is known without the records: no claim covers a 
 class Csv(Data):
     """A table with a header and a record in each row; all columns but `label` are features.
 
-    `label` is the last column where it is left out: classes 0, 1, ..., or values that `label_order`
-    lists in that order, or any numbers for `regression`. A column of `categories` becomes one of 0
-    and 1 for each of its values, which count as public; those of `drop` are left out. `ranges:
+    `label` is by default the last column: classes 0, 1, ..., or values that `label_order` lists in
+    that order, or any numbers for `regression`. A column of `categories` becomes one of 0 and 1 for
+    each of its values, which count as public; those of `drop` are left out. `ranges:
     {age: [0, 100]}` takes 0 to 0 and 100 to 1. `fill: {age: 40}` is the value of empty cells. Such
     bounds and values must be public: a mean or a largest value of private records gives something
     away that no accountant counts. `dates` (2026-11-28 or 28.11.2026) become days since 1970.
@@ -65,20 +65,19 @@ class Csv(Data):
             table[name] = table[name].fillna(str(value) if name in self.categories else value)
         problems = [*self._missing(table, label), *self._not_numbers(table.drop(columns=label))]
         y: np.ndarray = np.empty(0, np.int64)
-        try:
-            if not table[label].isna().any():
-                values = table[label].to_numpy()
-                y = labels(values, label, self.label_order, self.regression)
-        except DataError as error:
-            problems.append(str(error))
-        problems += [
-            f"`ranges` of {name!r} falls from {low} to {high}; give [least, most]"
-            for name, (low, high) in self.ranges.items()
-            if low >= high
-        ]
+        if not table[label].isna().any():
+            try:
+                y = labels(table[label].to_numpy(), label, self.label_order, self.regression)
+            except DataError as error:
+                problems.append(str(error))
+        for name, (low, high) in self.ranges.items():
+            if low >= high:
+                problems.append(
+                    f"`ranges` of {name!r} falls from {low} to {high}; give [least, most]"
+                )
         if problems:
-            first, *others = [f"{source}: {problem}" for problem in problems]
-            raise DataError(first, details=tuple(others))
+            first, *details = [f"{source}: {problem}" for problem in problems]
+            raise DataError(first, details=tuple(details))
         columns = [np.empty((len(table), 0))]
         for name in table.columns.drop(label):
             cells = table[name].to_numpy()[:, None]
@@ -90,52 +89,59 @@ class Csv(Data):
         return checked(np.concatenate(columns, axis=1), y, source)
 
     def guess(self) -> tuple[dict[str, Any], list[str]]:
-        """Returns options by what the columns hold, and what they leave out or change, and why.
+        """Guesses options from the columns.
 
-        Text of many values and numbers of rows are left out; empty cells become 0.
+        Columns of row numbers, and text of many values, are left out; empty cells become 0.
+
+        Returns:
+            Options that differ from their defaults, and notes on columns that they leave out or
+            change.
         """
         try:
             _, label, table = self._table(nameless=True)
         except DataError as error:
             if not isinstance(error.__cause__, UnicodeError) or self.encoding != "utf-8":
                 raise
-            return self._guess_with("encoding", _guessed_encoding(self.path))
+            return self._guess_with("encoding", self._other_encoding())
         kinds = {name: _kind(table[name]) for name in _text(table)}
-        if self.decimal == "." and "decimal" in [option for _, option in kinds.values()]:
+        if self.decimal == "." and any(option == "decimal" for _, option in kinds.values()):
             return self._guess_with("decimal", ",")
         values = sorted(table[label].dropna().unique().tolist())
-        continuous = label not in kinds and (
+        is_continuous = label not in kinds and (
             len(values) > _MANY or any(value % 1 for value in values)
         )
         kinds.pop(label, None)
-        reads = {name: option for name, (_, option) in kinds.items()}
-        numbered = [n for n in table if n != label and _numbers_rows(n, table[n])]
-        reasons = dict.fromkeys(numbered, "it only numbers the rows")
-        for name, (what, option) in kinds.items():
+        reasons = {}
+        for name in table.columns.drop(label):
+            if _numbers_rows(name, table[name]):
+                reasons[name] = "it only numbers the rows"
+        for name, (content, option) in kinds.items():
             if not option and name not in reasons:
-                reasons[name] = f"it is {what}, such as {_example(table[name])}"
-                if not what.startswith("text"):
+                reasons[name] = f"it is {content}, such as {_example(table[name])}"
+                if not content.startswith("text"):
                     reasons[name] += f"; to keep it, {_PLAIN}"
         notes = [f"column {name!r} is left out: {reason}" for name, reason in reasons.items()]
-        kept = table.drop(columns=[label, *reasons])
-        categories = [name for name in kept if reads.get(name) == "categories"]
-        dates = [name for name in kept if reads.get(name) == "dates"]
-        notes += [f"column {name!r} becomes days since 1970" for name in dates]
-        empty = {name: count for name, count in kept.isna().sum().items() if count}
-        notes += [
-            f"{count:,} empty cells of {name!r} become 0: {_PUBLIC}"
-            for name, count in empty.items()
-        ]
-        options = {
+        features = table.drop(columns=[label, *reasons])
+        options = {name: option for name, (_, option) in kinds.items()}
+        categories = [name for name in features if options.get(name) == "categories"]
+        dates = [name for name in features if options.get(name) == "dates"]
+        for name in dates:
+            notes.append(f"column {name!r} becomes days since 1970")
+        fill = {}
+        for name, count in features.isna().sum().items():
+            if count:
+                fill[name] = 0
+                notes.append(f"{count:,} empty cells of {name!r} become 0: {_PUBLIC}")
+        guessed = {
             "label": label,
-            "label_order": [] if continuous or values == [*range(len(values))] else values,
+            "label_order": [] if is_continuous or values == [*range(len(values))] else values,
             "categories": categories,
             "dates": dates,
             "drop": [*reasons],
-            "fill": dict.fromkeys(empty, 0),
-            "regression": continuous,
+            "fill": fill,
+            "regression": is_continuous,
         }
-        return {key: value for key, value in options.items() if value}, notes
+        return {key: value for key, value in guessed.items() if value}, notes
 
     def _guess_with(self, option: str, value: str) -> tuple[dict[str, Any], list[str]]:
         options, notes = self.model_copy(update={option: value}).guess()
@@ -157,9 +163,9 @@ class Csv(Data):
                 )
 
     def _not_numbers(self, features: Any) -> Iterator[str]:
-        """Yields a line for each column that is text and no category, or has too many values."""
+        """Yields a line for each column of text without an option, or with too many categories."""
         kinds = {n: _kind(features[n]) for n in _text(features) if n not in self.categories}
-        for name, (what, option) in kinds.items():
+        for name, (content, option) in kinds.items():
             names = listed([n for n, (_, other) in kinds.items() if other == option])
             remedy = f"list it in `{option}: {names}`"
             if option == "categories":
@@ -169,7 +175,7 @@ class Csv(Data):
             elif not option:
                 remedy = _PLAIN
             yield (
-                f"column {name!r} is {what}, such as {_example(features[name])}: {remedy}, or "
+                f"column {name!r} is {content}, such as {_example(features[name])}: {remedy}, or "
                 f"leave it out: `drop: {names}`"
             )
         counts = {name: features[name].nunique() for name in self.categories if name in features}
@@ -181,26 +187,40 @@ class Csv(Data):
             )
 
     def _table(self, nameless: bool = False) -> tuple[str, str, Any]:
-        """The file's name, that of the label's column, and the cells; categories are text."""
+        """Reads the table, and checks that options name its columns.
+
+        Args:
+            nameless: columns without a name are allowed.
+
+        Returns:
+            The file's name, the label's column, and the cells; categories and dates are text.
+
+        Raises:
+            DataError: it is not such a table.
+        """
         import pandas as pd
 
         file = existing_file(self.path, self.name, _REMEDY)
-        first = [*self._parsed(file, header=None, nrows=1, dtype=str).iloc[0].dropna()]
-        separator = next((s for s in ";\t|" if len(first) == 1 and s in first[0]), ",")
+        header = [*self._parsed(file, header=None, nrows=1, dtype=str).iloc[0].dropna()]
+        separator = ","
+        if len(header) == 1:
+            separator = next((character for character in ";\t|" if character in header[0]), ",")
         if separator != ",":
-            first = first[0].split(separator)
-        stripped = [name.strip() for name in first]
-        if repeated := [name for name in stripped if name and stripped.count(name) > 1]:
-            raise DataError(f"{file}: two columns are called {repeated[0]!r}; rename one")
+            header = header[0].split(separator)
+        header = [name.strip() for name in header]
+        for name in header:
+            if name and header.count(name) > 1:
+                raise DataError(f"{file}: two columns are called {name!r}; rename one")
         text = dict.fromkeys((*self.categories, *self.dates), str)
         table = self._parsed(
             file, sep=separator, dtype=text, skipinitialspace=True, low_memory=False
         ).rename(columns=str.strip)
         empty = [name for name in table if _is_nameless(name) and table[name].isna().all()]
-        table = table.drop(columns=empty)  # of separators at the ends of lines
+        table = table.drop(columns=empty)  # from separators at the ends of lines
         names = [*table.columns]
         label = self.label or next((n for n in reversed(names) if n not in self.drop), names[-1])
-        if not table.index.equals(pd.RangeIndex(len(table))):  # pandas takes the first cells for it
+        # Pandas makes an index of the first cells if rows have more cells than the header.
+        if not table.index.equals(pd.RangeIndex(len(table))):
             raise DataError(
                 f"{file}: rows have more cells than the {len(names)} names of the header; name all "
                 "columns, or remove separators at the ends of lines"
@@ -210,54 +230,55 @@ class Csv(Data):
                 f"{file}: holds {len(table)} rows of {len(names)} columns, the first of which are "
                 f"called {', '.join(names[:3]):.40}; {_REMEDY}, and features and a label in others"
             )
-        if not nameless and (lost := [n for n in names if _is_nameless(n) and n not in self.drop]):
+        unnamed = [name for name in names if _is_nameless(name) and name not in self.drop]
+        if unnamed and not nameless:
             raise DataError(
-                f"{file}: a column has no name, as numbers of rows; `drop: {listed(lost)}`"
+                f"{file}: a column has no name, as numbers of rows; `drop: {listed(unnamed)}`"
             )
-        stated = {"label": [label]}
+        columns_of = {"label": [label]}
         for option in ("categories", "dates", "drop", "fill", "ranges"):
-            stated[option] = [*getattr(self, option)]
-        for option, columns in stated.items():
-            if unknown := [name for name in columns if name not in names]:
-                raise DataError(
-                    f"{file}: `{option}` names {unknown[0]!r}, which is no column"
-                    f"{suggestion(unknown[0], names)}columns: {listed(names)}"
-                )
+            columns_of[option] = getattr(self, option)
+        for option, columns in columns_of.items():
+            for name in columns:
+                if name not in names:
+                    raise DataError(
+                        f"{file}: `{option}` names {name!r}, which is not a column"
+                        f"{suggestion(name, names)}columns: {listed(names)}"
+                    )
         other_uses = {label, *self.dates, *self.ranges}
         for option, used in (("drop", {label}), ("categories", other_uses)):
-            if twice := used.intersection(getattr(self, option)):
+            conflicts = used.intersection(getattr(self, option))
+            if conflicts:
                 raise DataError(
-                    f"{file}: `{option}` names {min(twice)!r}, which has another use, too: as the "
-                    "label, or in `dates` or `ranges`; take it out of one"
+                    f"{file}: `{option}` names {min(conflicts)!r}, which has another use, too: as "
+                    "the label, or in `dates` or `ranges`; remove it from one"
                 )
         for name in _text(table):
             table[name] = table[name].map(_stripped)
         return str(file), label, table
 
     def _parsed(self, file: Path, **options: Any) -> Any:
-        """Reads the file by `encoding` and `decimal`. Raises DataError if it is no such table."""
+        """Reads the file by `encoding` and `decimal`. Raises DataError if that fails."""
         try:
             return read_csv(file, _REMEDY, encoding=self.encoding, decimal=self.decimal, **options)
         except DataError as error:
-            if isinstance(error.__cause__, UnicodeError):
-                other = "utf-8"
-                if self.encoding == "utf-8":
-                    other = _guessed_encoding(self.path)
-                raise DataError(
-                    f"{file}: is not text in {self.encoding}; it may be in another: "
-                    f"`encoding: {other}`"
-                ) from error.__cause__
-            raise
+            if not isinstance(error.__cause__, UnicodeError):
+                raise
+            raise DataError(
+                f"{file}: is not text in {self.encoding}; it may be in another: "
+                f"`encoding: {self._other_encoding()}`"
+            ) from error.__cause__
 
-
-def _guessed_encoding(path: str) -> str:
-    """Returns an encoding other than UTF-8 for the file at `path`, by its first bytes."""
-    with existing_file(path, Csv.kind, _REMEDY).open("rb") as file:
-        return "utf-16" if file.read(2) in _UTF16_MARKS else "latin-1"
+    def _other_encoding(self) -> str:
+        """Returns the encoding to try next: UTF-8, or one that the first bytes suggest."""
+        if self.encoding != "utf-8":
+            return "utf-8"
+        with existing_file(self.path, self.kind, _REMEDY).open("rb") as file:
+            return "utf-16" if file.read(2) in _UTF16_MARKS else "latin-1"
 
 
 def _days(cells: Any) -> Any:
-    """Returns days since 1970 of a column of dates; text as it is if a cell is none."""
+    """Converts a column of dates to days since 1970; returns it unchanged if a cell is not one."""
     import pandas as pd
 
     for day_format in _DAY_FORMATS:
@@ -268,21 +289,21 @@ def _days(cells: Any) -> Any:
 
 
 def _kind(cells: Any) -> tuple[str, str]:
-    """Returns what a column of text holds, and the option that reads it, or an empty text."""
+    """Returns a description of a column of text, and the option that reads it, or an empty text."""
     values = cells.dropna().astype(str).drop_duplicates()
-    strange = values[~values.map(_is_number).astype(bool)]
-    for pattern, what, option in _KINDS:
-        if strange.str.fullmatch(pattern).all():
-            return what, option
-    if len(strange) <= len(values) / 2:
-        count = cells.astype(str).isin(strange).sum()
+    not_numbers = values[~values.map(_is_number).astype(bool)]
+    for pattern, content, option in _KINDS:
+        if not_numbers.str.fullmatch(pattern).all():
+            return content, option
+    if len(not_numbers) <= len(values) / 2:
+        count = cells.astype(str).isin(not_numbers).sum()
         return f"numbers but for {count:,} of {len(cells):,} cells", ""
     option = "categories" if len(values) <= _MANY else ""
     return f"text of {len(values):,} values", option
 
 
 def _example(cells: Any) -> str:
-    """Returns the first cell that is no number, and its row."""
+    """Returns the first cell that is not a number, and its row, as text."""
     import pandas as pd
 
     row = int(cells.map(lambda cell: pd.notna(cell) and not _is_number(str(cell))).argmax())
@@ -298,11 +319,11 @@ def _stripped(cell: Any) -> Any:
 
 
 def _is_nameless(name: str) -> bool:
-    return name.startswith("Unnamed: ")  # as pandas calls it
+    return name.startswith("Unnamed: ")  # the name that pandas gives
 
 
 def _numbers_rows(name: str, cells: Any) -> bool:
-    """Whether a column only says which row it is: nameless, or one whole number after another."""
+    """Returns whether a column only numbers the rows: nameless, or consecutive integers."""
     if _is_nameless(name):
         return True
     numbers = cells.dtype.kind in "iu" and cells.is_unique and len(cells) > _MANY

@@ -53,7 +53,7 @@ class BreastCancer(Data):
         return checked(standardized(x), y.astype(np.int64), self.name)
 
 
-@functools.cache  # sweeps ask for them hundreds of times
+@functools.cache  # sweeps load them hundreds of times
 def _patients() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_breast_cancer
 
@@ -64,7 +64,7 @@ def _patients() -> tuple[np.ndarray, np.ndarray]:
 class CaliforniaHousing(Data):
     """20,640 districts, 8 standardised features; class 1 = price above the median.
 
-    Pace and Barry (1997). The label is this project's choice: the paper does not say what it is.
+    Pace and Barry (1997). The label is this project's choice: the paper does not define one.
     """
 
     name: Literal["california_housing"] = "california_housing"
@@ -76,7 +76,7 @@ class CaliforniaHousing(Data):
             from sklearn.datasets import fetch_california_housing
 
             try:
-                with warnings.catch_warnings():  # about each retry; the error below says it once
+                with warnings.catch_warnings():  # about each retry; the error below reports it once
                     warnings.simplefilter("ignore")
                     x, target = fetch_california_housing(return_X_y=True)
             except OSError as error:
@@ -101,7 +101,7 @@ class Bank(Data):
 
     Numbers are standardised, then come the categories, one column of 0 and 1 for each value in
     the file, in alphabetical order, `unknown` included: 50 features. `duration`, which is known
-    only after the call and gives the answer away, is none of them.
+    only after the call and gives the answer away, is not a feature.
     """
 
     name: Literal["bank"] = "bank"
@@ -120,9 +120,11 @@ class Bank(Data):
             raise DataError(f"{file}: column y must hold yes and no; {remedy}")
         numbers = table[list(_BANK_NUMBERS)].to_numpy()
         require_finite(numbers, str(file))
-        words = (table[column].to_numpy(np.str_) for column in _BANK_WORDS)
-        hot = [np.equal(w[:, None], np.unique(w)) for w in words]
-        x = np.concatenate([standardized(numbers), *hot], axis=1, dtype=np.float32)
+        features: list[np.ndarray] = [standardized(numbers)]
+        for column in _BANK_WORDS:
+            cells = table[column].to_numpy(np.str_)[:, None]
+            features.append(np.equal(cells, np.unique(cells)))
+        x = np.concatenate(features, axis=1, dtype=np.float32)
         return checked(x, table["y"].eq("yes").to_numpy(np.int64), str(file))
 
 
@@ -130,7 +132,7 @@ class CervicalCancer(Data):
     """858 patients, 32 standardised risk factors; class 1 = a biopsy found cancer, in 55.
 
     Fernandes et al. 2017. A missing value (`?`) becomes the median of its column. Hinselmann,
-    Schiller and cytology are other tests for the same disease and no features.
+    Schiller and cytology are other tests for the same disease and not features.
     """
 
     name: Literal["cervical_cancer"] = "cervical_cancer"
@@ -145,9 +147,9 @@ class CervicalCancer(Data):
         if not y.isin([0, 1]).all():
             raise DataError(f"{file}: column Biopsy must hold 0 and 1; {remedy}")
         missing = np.isnan(features)
-        if missing.all(axis=0).any():
-            column = _CERVICAL_FEATURES[int(missing.all(axis=0).argmax())]
-            raise DataError(f"{file}: column {column} has no value at all; {remedy}")
+        for column, is_empty in zip(_CERVICAL_FEATURES, missing.all(axis=0), strict=True):
+            if is_empty:
+                raise DataError(f"{file}: column {column} has no value at all; {remedy}")
         filled = np.where(missing, np.nanmedian(features, axis=0), features)
         require_finite(filled, str(file))
         return checked(standardized(filled), y.to_numpy(np.int64), str(file))
@@ -159,7 +161,7 @@ class _Records(Data):
     path: str  # an .npz with x and y, or the published text
 
     def read(self) -> Dataset:
-        """Features are 0.0 and 1.0; published classes, which start at 1, start at 0 here."""
+        """Reads features of 0.0 and 1.0; published classes, which start at 1, start at 0 here."""
         if self.path.endswith(".npz"):
             x, y, source = read_npz(self.path, self.name)
             y = labels(y, f"{source}: y")
@@ -169,15 +171,17 @@ class _Records(Data):
                 "a class and zeros and ones, separated by commas"
             )
             file = existing_file(self.path, self.name, remedy)
-            cells, source = read_csv(file, remedy, header=None).to_numpy(), str(file)
+            source = str(file)
+            cells = read_csv(file, remedy, header=None).to_numpy()
             if cells.dtype.kind not in "iu" or cells.shape[1] < 2:
                 raise DataError(f"{file}: not such text; {remedy}")
-            x, y = cells[:, 1:], cells[:, 0].astype(np.int64)
-            y = y - 1 if y.min() == 1 else y
+            x = cells[:, 1:]
+            y = cells[:, 0].astype(np.int64)
+            if y.min() == 1:
+                y -= 1
         if x.ndim != 2 or x.dtype.kind not in "fiub":
             raise DataError(f"{source}: x must be records [N, features], got {x.dtype} {x.shape}")
-        if len(wrong := np.argwhere((x != 0) & (x != 1))):
-            row, column = wrong[0]
+        for row, column in np.argwhere((x != 0) & (x != 1)):
             raise DataError(
                 f"{source}: feature {column + 1} of record {row + 1} is {x[row, column]}; must be "
                 "0 or 1, or read the file as npz"
@@ -186,30 +190,31 @@ class _Records(Data):
 
 
 class Purchase(_Records):
-    """What customers bought: 197,324 records, 600 products, 100 classes (Shokri et al. 2017).
+    """Products bought by customers: 197,324 records, 600 products, 100 classes.
 
-    Nasr et al. 2021 train on 18,000 of such records in 10 classes.
+    Shokri et al. 2017. Nasr et al. 2021 train on 18,000 of such records in 10 classes.
     """
 
     name: Literal["purchase"] = "purchase"
 
 
 class Location(_Records):
-    """Where people in Bangkok went: 5,010 records, 446 places, 30 classes (Shokri et al. 2017)."""
+    """Places visited in Bangkok: 5,010 records, 446 places, 30 classes (Shokri et al. 2017)."""
 
     name: Literal["location"] = "location"
 
 
 def _read_table(file: Path, remedy: str, types: Mapping[str, type], **options: Any) -> Any:
-    """The columns of `types`, in order, as a data frame; `options` alone say which cells miss."""
+    """Reads the columns of `types`, in this order; only `options` name missing values."""
     options |= {"usecols": list(types), "dtype": types, "keep_default_na": False}
-    if (table := read_csv(file, remedy, **options)).empty:
+    table = read_csv(file, remedy, **options)
+    if table.empty:
         raise DataError(f"{file}: holds no rows; {remedy}")
     return table[list(types)]
 
 
 def read_csv(file: Path, remedy: str, **options: Any) -> Any:
-    """The file as a data frame. Raises DataError in one line when pandas cannot read it."""
+    """Reads a file as a data frame. Raises DataError in one line if pandas cannot read it."""
     import pandas as pd
 
     try:

@@ -19,10 +19,10 @@ _FAILURES = (
 
 
 class _Images(Data):
-    """Images below `root` in torchvision's layout; `download: true` fetches what is not there.
+    """Images below `root` in torchvision's layout; `download: true` fetches missing files.
 
     Pixels are in 0..1. With `normalize`, every channel then gets the shift and the scale that give
-    it mean 0 and deviation 1 over the whole training set. `split: test` is for `held_out`.
+    it mean 0 and deviation 1 over the entire training set. `split: test` is for `held_out`.
     """
 
     locations = frozenset({"root", "download"})
@@ -33,20 +33,23 @@ class _Images(Data):
 
     root: str  # the folder, in torchvision's layout
     split: Literal["train", "test"] = "train"  # `test`: for `held_out`
-    download: bool = False  # fetch, or unpack, what is not there
+    download: bool = False  # fetch, or unpack, missing files
     normalize: bool = False  # give every channel mean 0, deviation 1
 
     def files(self) -> tuple[Path, ...]:
-        trained = self.parts if self.split == "train" or self.normalize else ()
-        tested = self.test_parts if self.split == "test" else ()
-        return tuple(self._root / self.folder / part for part in (*trained, *tested))
+        names: list[str] = []
+        if self.split == "train" or self.normalize:
+            names += self.parts
+        if self.split == "test":
+            names += self.test_parts
+        return tuple(self._root / self.folder / name for name in names)
 
     def read(self) -> Dataset:
         x, y = self._read(self.split == "train")
         if self.normalize:
-            trained = x if self.split == "train" else self._read(train=True)[0]
+            training_x = x if self.split == "train" else self._read(train=True)[0]
             for channel in range(x.shape[1]):
-                pixels = trained[:, channel].copy()
+                pixels = training_x[:, channel].copy()
                 shift = pixels.mean(dtype=np.float64)
                 pixels -= shift
                 x[:, channel] -= shift
@@ -60,14 +63,17 @@ class _Images(Data):
             for file in filter(os.path.isfile, self.files()):
                 strangers.require(file.stat().st_size, decoding.FREE)
             source: Any = getattr(datasets, self.source)(self._root, train, download=self.download)
-            pixels, y = np.asarray(source.data), np.asarray(source.targets, np.int64)
+            pixels = np.asarray(source.data)
+            y = np.asarray(source.targets, np.int64)
         except _FAILURES as error:
             raise DataError(
                 f"{self.name}: no complete copy in {self._root / self.folder} ({reason(error)}); "
                 f"give mechanism.data.root the folder that holds {self.folder}, or set "
                 "download: true"
             ) from error
-        return scaled_images(pixels[..., None] if pixels.ndim == 3 else pixels), y
+        if pixels.ndim == 3:  # without a dimension of channels
+            pixels = pixels[..., None]
+        return scaled_images(pixels), y
 
     @property
     def _root(self) -> Path:

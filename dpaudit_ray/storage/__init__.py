@@ -1,1 +1,1 @@
-"""What lies where, and whether it is whole."""
+"""Stored files: where they are, and whether they are complete."""

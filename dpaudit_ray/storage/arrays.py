@@ -1,7 +1,7 @@
 """Named arrays as a Parquet file, whose pages have checksums; numbers only, so nothing is pickled.
 
 A row is an array, or a piece of one: `name`, `dtype` (NumPy's, with its byte order), `shape` (of
-the whole array) and `content`, its bytes in C order.
+the complete array) and `content`, its bytes in C order.
 """
 
 import math
@@ -17,19 +17,27 @@ from . import decoding, scores
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 SCHEMA = pa.schema(
-    [
-        ("name", pa.string()),
-        ("dtype", pa.string()),
-        ("shape", pa.list_(pa.int64())),
-        ("content", pa.large_binary()),
-    ]
+    {
+        "name": pa.string(),
+        "dtype": pa.string(),
+        "shape": pa.list_(pa.int64()),
+        "content": pa.large_binary(),
+    }
 )
 _KINDS = "biuf"  # of dtypes: bool, int, unsigned int, float
-_PIECE = 2**26  # bytes of a row: a page of Parquet holds less than 2**31
+_PIECE = 2**26  # bytes of a row: a page of Parquet has less than 2**31
 
 
 def checked(arrays: Any, whose: str) -> Arrays:
-    """`found`, if it is arrays of numbers by name; `whose` says of what in the TypeError else."""
+    """Returns a copy of a mapping from names to arrays of numbers.
+
+    Args:
+        arrays: returned by a user's code.
+        whose: the name of that code, for errors.
+
+    Raises:
+        TypeError: it is not such a mapping.
+    """
     if not isinstance(arrays, Mapping):
         raise TypeError(f"{whose} gave a {type(arrays).__name__}, not arrays by name")
     for name, array in arrays.items():
@@ -42,47 +50,47 @@ def checked(arrays: Any, whose: str) -> Arrays:
 
 
 def encoded(arrays: Arrays) -> bytes:
-    """The file."""
-    rows = [row for name, array in arrays.items() for row in _rows(name, array)]
+    """Returns the file of these arrays."""
+    rows: list[dict[str, Any]] = []
+    for name, array in arrays.items():
+        content = array.tobytes()
+        header = {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
+        for start in range(0, max(len(content), 1), _PIECE):
+            rows.append(header | {"content": content[start : start + _PIECE]})
     table = pa.Table.from_pylist(rows, SCHEMA)
-    content = scores.encoded(table)
-    if 2 * table.nbytes > decoding.most_decoded(len(content)):  # such as a gradient of zeros
+    file = scores.encoded(table)
+    if 2 * table.nbytes > decoding.most_decoded(len(file)):  # such as a gradient of zeros
         return scores.encoded(table, compression="none")
-    return content
+    return file
 
 
 def decoded(content: bytes) -> Arrays:
-    """The inverse; raises OSError, ValueError or ArrowException where `content` is damaged."""
-    table = scores.decoded(content, lambda names: SCHEMA)
-    if any(column.null_count for column in table.columns):
-        raise ValueError("it has an array that lacks a value")
-    pieces: dict[str, list[bytes]] = {}
-    kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-    for row in table.to_pylist():
-        pieces.setdefault(row["name"], []).append(row["content"])
-        try:
-            kinds[row["name"]] = np.dtype(row["dtype"]), tuple(row["shape"])
-        except TypeError as error:
-            raise ValueError(f"it has an array of {row['dtype']!r:.40}") from error
-    return {name: _array(b"".join(parts), *kinds[name]) for name, parts in pieces.items()}
+    """Returns the arrays of a file.
+
+    Raises:
+        OSError, ValueError, pa.ArrowException: it is damaged.
+    """
+    contents: dict[str, bytearray] = {}
+    kinds: dict[str, tuple[str, list[int]]] = {}
+    for row in scores.decoded(content, lambda names: SCHEMA).to_pylist():
+        contents.setdefault(row["name"], bytearray()).extend(row["content"])
+        kinds[row["name"]] = row["dtype"], row["shape"]
+    return {name: _array(contents[name], *kind) for name, kind in kinds.items()}
 
 
-def same(left: Arrays, right: Arrays) -> bool:
-    """Whether both hold the same arrays, bit for bit."""
-    return encoded(left) == encoded(right)
+def same(first: Arrays, second: Arrays) -> bool:
+    """Returns whether both are the same arrays, bit for bit."""
+    return encoded(first) == encoded(second)
 
 
-def _rows(name: str, array: npt.NDArray[Any]) -> list[dict[str, Any]]:
-    content = array.tobytes()
-    head = {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
-    starts = range(0, max(len(content), 1), _PIECE)
-    return [head | {"content": content[start : start + _PIECE]} for start in starts]
-
-
-def _array(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """The bytes of a file as numbers. Raises ValueError where they are not so many."""
+def _array(content: bytearray, dtype_name: str, shape: list[int]) -> npt.NDArray[Any]:
+    """Returns bytes of a file as an array. Raises ValueError if they cannot be such a one."""
+    try:
+        dtype = np.dtype(dtype_name)
+    except TypeError as error:
+        raise ValueError(f"it has an array of {dtype_name!r:.40}") from error
     if dtype.kind not in _KINDS or min(shape, default=0) < 0:
         raise ValueError(f"it has an array of {dtype}, shape {shape}")
     if math.prod(shape) * dtype.itemsize != len(content):
         raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
-    return np.frombuffer(bytearray(content), dtype).reshape(shape)
+    return np.frombuffer(content, dtype).reshape(shape)

@@ -18,14 +18,8 @@ from .strangers import StrangeFileError
 
 FREE = 2**27  # pandas takes ten times as much for a table of single digits
 RATIO = 16  # most tables and models compress less; deflate reaches 1,032, zstd 32,768
-_UNPACK = ", which has no bound; decompress it"
-_OPENERS: dict[str, Callable[[Path], Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zip": lambda file: _only_member(file),
-}
-# Suffixes of files that are no text; for .tar and .zst pandas would decompress without a bound.
+_CELL_BYTES = 8  # of a float64
+# Suffixes of files that are not text; for .tar and .zst pandas would decompress without a bound.
 _FOREIGN = {
     ".tar", ".tgz", ".tbz2", ".txz", ".zst", ".lz4", ".7z", ".rar", ".Z", ".parquet", ".feather",
     ".xls", ".xlsx", ".ods",
@@ -54,12 +48,33 @@ def require_members(members: Iterable[zipfile.ZipInfo], stored: int) -> None:
     for member in members:
         decoded += member.file_size
         if member.compress_type not in _METHODS:
-            raise StrangeFileError(f"{member.filename!r:.40} is not compressed by deflate{_UNPACK}")
+            raise StrangeFileError(
+                f"{member.filename!r:.40} is not compressed by deflate, which has no bound; "
+                "decompress it"
+            )
     strangers.require(decoded, most_decoded(stored), "decoded bytes")
 
 
 class ForeignFileError(StrangeFileError):
-    """A file of another kind: what it is, what is read, and what to do."""
+    """A file of a kind that is not read."""
+
+
+def _only_member(file: Path) -> Any:
+    """Opens the one file in a zip file. Raises StrangeFileError if there are others."""
+    archive = zipfile.ZipFile(file)
+    members = archive.infolist()
+    if len(members) != 1:
+        raise StrangeFileError(f"it has {len(members)} files in it; give one")
+    require_members(members, stored_bytes(file))
+    return archive.open(members[0])
+
+
+_OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zip": _only_member,
+}
 
 
 class Table(io.RawIOBase):
@@ -99,23 +114,18 @@ class Table(io.RawIOBase):
         self._bytes += len(chunk)
         self._lines += chunk.count(b"\n")
         strangers.require(self._bytes, self._most_bytes, "decoded bytes")
-        strangers.require(self._lines * self._columns, FREE // 8 + self._bytes, "cells")
+        most_cells = FREE // _CELL_BYTES + self._bytes
+        strangers.require(self._lines * self._columns, most_cells, "cells")
         return len(chunk)
-
-
-def _only_member(file: Path) -> Any:
-    """Opens the one file in a zip file. Raises StrangeFileError if there are others."""
-    archive = zipfile.ZipFile(file)
-    members = archive.infolist()
-    if len(members) != 1:
-        raise StrangeFileError(f"it has {len(members)} files in it; give one")
-    require_members(members, stored_bytes(file))
-    return archive.open(members[0])
 
 
 # Pages of Parquet: their headers are structs in Thrift's compact protocol ---------------------
 
-_BOOLS, _INTEGERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12
+# Types of a field.
+_BOOLS = (1, 2)
+_INTEGERS = (4, 5, 6)
+_BINARY = 8
+_STRUCT = 12
 # Fields of a page's header: decoded bytes, stored bytes, and values of a data page, a dictionary
 # or a data page of version 2.
 _SIZES = ((2,), (3,), (5, 1), (7, 1), (8, 1))
@@ -128,10 +138,11 @@ def page_totals(content: bytes, start: int, stop: int) -> tuple[int, int]:
 
     Args:
         content: a Parquet file.
-        start, stop: where the pages of one column begin and end.
+        start: where the pages of one column begin.
+        stop: where they end.
 
     Raises:
-        ValueError: they are no pages.
+        ValueError: these bytes are not pages.
     """
     decoded = 0
     values = 0
@@ -153,9 +164,18 @@ def page_totals(content: bytes, start: int, stop: int) -> tuple[int, int]:
 def _read_struct(
     content: bytes, start: int, path: tuple[int, ...], integers: dict[tuple[int, ...], int]
 ) -> int:
-    """Adds the integers of a struct by their path; returns its end.
+    """Reads the integers of a struct, and of the structs in it.
 
-    Of a field that is given twice the larger value counts: readers differ on which one they take.
+    If a field is stored twice, the larger value counts: readers differ on which one they use.
+
+    Args:
+        content: a Parquet file.
+        start: where the struct begins.
+        path: fields of the structs around it.
+        integers: values by path, to which those of this struct are added.
+
+    Returns:
+        The end of the struct.
     """
     field = 0
     while byte := content[start]:
@@ -180,7 +200,11 @@ def _read_struct(
 
 
 def _read_integer(content: bytes, start: int, signed: bool = True) -> tuple[int, int]:
-    """Reads 7 bits a byte, the lowest first, signs in the last bit; returns it and its end."""
+    """Reads an integer of 7 bits a byte, the lowest first, its sign in the last bit.
+
+    Returns:
+        The integer and its end.
+    """
     value = 0
     for shift in range(0, 64, 7):
         byte = content[start]

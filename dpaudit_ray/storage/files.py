@@ -1,7 +1,7 @@
-"""Files that are either absent or whole, below one folder of a file system.
+"""Files that are either absent or complete, below one folder of a file system.
 
-They are written beside their place, synced and then renamed, or linked where they are written once.
-Everything here raises OSError, and whatever a `Passage` raises.
+They are written under another name, synced, and then renamed, or linked if they are written once.
+All functions raise OSError, and whatever a `Passage` raises.
 """
 
 import contextlib
@@ -19,105 +19,124 @@ from pathlib import Path
 from ..errors import first_line
 from . import strangers
 
-# Entered for the moment in which a file becomes visible; raises where it may not.
+# Entered for the moment in which a file becomes visible or is removed; raises if it may not.
 Passage = Callable[[], AbstractContextManager[None]]
-LOCK_SECONDS = 10.0  # for which a lock is asked again: it is held for a read and a rename
-_NOTHING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # loops are links that lead to each other
+LOCK_SECONDS = 10.0  # for which a lock is requested again: it is held for a read and a rename
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # loops are links that lead to each other
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
 
 
 class Folder:
-    """A folder of this machine or of a network file system, with or without a last slash."""
+    """A folder of this machine or of a network file system, with or without a last slash.
+
+    Every change passes `passage`.
+    """
 
     def __init__(self, location: str) -> None:
         if location.startswith("file://"):
             location = urllib.parse.unquote(location.removeprefix("file://"))
         self._root = Path(location).expanduser().absolute()
         self.location = str(self._root)
+        self.passage: Passage = contextlib.nullcontext
 
     def read(self, name: str, most: int = strangers.RECORD) -> bytes | None:
-        """A file's content, or None. Raises StrangeFileError past `most` bytes, or for a pipe."""
+        """Returns a file's content, None if there is no such file.
+
+        Raises:
+            StrangeFileError: it has more than `most` bytes, or is not a regular file.
+        """
         try:
             return strangers.content(str(self._root / name), most)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def write(self, name: str, content: bytes, passage: Passage = contextlib.nullcontext) -> None:
-        """Puts a file in place, with the folders above it; replaces what was there."""
-        _write(self._root / name, content, passage, Path.replace)
+    def write(self, name: str, content: bytes, passage: Passage | None = None) -> None:
+        """Stores a file, with the folders above it; replaces an existing one.
 
-    def create(
-        self, name: str, content: bytes, passage: Passage = contextlib.nullcontext
-    ) -> bytes | None:
-        """Creates a file, one of several that do so; returns what is there if it is another one."""
+        Args:
+            name: path of the file.
+            content: of the file.
+            passage: passed in place of the folder's own.
+        """
+        _write(self._root / name, content, passage or self.passage, Path.replace)
+
+    def create(self, name: str, content: bytes) -> bytes | None:
+        """Stores a file, unless it exists; if several processes do so, one succeeds.
+
+        Returns:
+            The content of the file that exists; None if this one is stored, or is the same.
+        """
+        path = self._root / name
         try:
-            _write(self._root / name, content, passage, _link)
+            _write(path, content, self.passage, _link)
         except FileExistsError as error:
-            # One of our own is no other one: NFS may carry out a call, and say that it failed.
-            if (there := self.read(name, strangers.ARRAYS)) is None:
+            existing = self.read(name, strangers.ARRAYS)
+            if existing is None:
                 raise OSError("it exists, but cannot be read") from error
-            _sync((self._root / name).parent)
-            return None if there == content else there
+            _sync(path.parent)
+            # It may be this one: NFS may carry out a call, and report that it failed.
+            return None if existing == content else existing
         return None
 
-    def move(self, name: str, to: str, passage: Passage = contextlib.nullcontext) -> None:
-        """Gives a file another name."""
-        with passage():
-            (self._root / name).rename(self._root / to)
+    def move(self, name: str, new_name: str) -> None:
+        with self.passage():
+            (self._root / name).rename(self._root / new_name)
 
-    def delete(self, name: str, passage: Passage = contextlib.nullcontext) -> None:
-        """Removes a file if it is there."""
-        with passage():
+    def delete(self, name: str) -> None:
+        """Removes a file if it exists."""
+        with self.passage():
             (self._root / name).unlink(missing_ok=True)
 
     def leads_out(self, name: str) -> bool:
-        """Whether a link on the way to a file leads out of the folder."""
+        """Returns whether a link in the path of a file leads out of the folder."""
         target = Path(os.path.realpath(self._root / name))  # Path.resolve refuses loops of links
         return not target.is_relative_to(os.path.realpath(self._root))
 
     def exists(self, name: str) -> bool:
-        """Returns whether a regular file of this name is there."""
-        # `Path.is_file` takes a file that cannot be asked for now as absent, in later Pythons.
-        return stat.S_ISREG(_kind(self._root / name))
+        """Returns whether a regular file of this name exists."""
+        # In later Pythons, `Path.is_file` returns false if the file's state cannot be known now.
+        return stat.S_ISREG(_mode(self._root / name))
 
     def names(self, folder: str) -> list[str]:
-        """The files in `folder`, without their paths; none when it does not exist."""
+        """Returns the names of the files in `folder`; none if it does not exist."""
         return [entry.name for entry in self._files(folder)]
 
     def stamps(self, folder: str) -> list[tuple[str, int, int]]:
-        """The files in `folder`, their bytes and when they were last changed (ns), by name."""
+        """Returns name, bytes and time of last change (ns) of each file in `folder`, sorted."""
         files = [(entry.name, entry.stat()) for entry in self._files(folder)]
         return sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
     def paths(self, depth: int) -> list[str]:
-        """Sorted paths of the files down to so many folders; a deeper folder is listed whole.
+        """Returns sorted paths of the files down to so many folders, and of folders below these.
 
         A link that leads out of the run directory is listed itself, and not followed.
         """
         paths: list[str] = []
         folders = [""]
         for _ in range(depth):
-            below: list[str] = []
+            subfolders: list[str] = []
             for folder in folders:
                 for entry in self._entries(folder):
-                    name = f"{folder}{entry.name}"
-                    inside = stat.S_ISDIR(_kind(entry)) and not self.leads_out(name)
-                    (below if inside else paths).append(f"{name}/" if inside else name)
-            folders = below
-        return sorted([*paths, *folders])
+                    path = f"{folder}{entry.name}"
+                    if stat.S_ISDIR(_mode(entry)) and not self.leads_out(path):
+                        subfolders.append(f"{path}/")
+                    else:
+                        paths.append(path)
+            folders = subfolders
+        return sorted(paths + folders)
 
     @contextlib.contextmanager
     def locked(self, name: str, *, alone: bool) -> Iterator[bool]:
         """Locks a file while this is open; yields whether there is a lock.
 
-        Who may open the file can lock it, and so stop the run: it is its owner's alone, unless the
-        run directory may be written by a group. An older file that others may open is tightened.
-        Where the folder is gone, and where files have no locks, there is none.
+        A user who may open the file can lock it, and so stop the run: only its owner may, unless a
+        group may write to the run directory. An older file that others may open is tightened.
+        There is no lock if the folder is gone, or if the file system has none.
 
         Args:
-            name: the file, which is made where it is to be locked `alone`.
-            alone: nobody else has a lock meanwhile; else others may have one that is not alone.
+            name: the file, which is created if it is to be locked `alone`.
+            alone: no other process may have a lock; else others may have one that is not alone.
 
         Raises:
             OSError: another process has had the lock for 10 s.
@@ -134,7 +153,7 @@ class Folder:
             if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
                 with contextlib.suppress(OSError):  # of file systems without modes
                     os.fchmod(file, mode)
-            yield _flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, name)
+            yield _lock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, name)
         finally:
             os.close(file)
 
@@ -142,8 +161,8 @@ class Folder:
         files: list[os.DirEntry[str]] = []
         for entry in self._entries(folder):
             is_file = entry.is_file(follow_symlinks=False)
-            if entry.is_symlink():  # others are known without a call each
-                is_file = stat.S_ISREG(_kind(entry))
+            if entry.is_symlink():  # the kind of all others is known without a call each
+                is_file = stat.S_ISREG(_mode(entry))
             if is_file:
                 files.append(entry)
         return files
@@ -153,13 +172,13 @@ class Folder:
             with os.scandir(self._root / folder) as entries:
                 return list(entries)
         except OSError as error:
-            if error.errno in _NOTHING:
+            if error.errno in _ABSENT:
                 return []
             raise
 
 
-def _kind(path: Path | os.DirEntry[str]) -> int:
-    """Returns the mode of a file or folder, or of what a link leads to; 0 where nothing is there.
+def _mode(path: Path | os.DirEntry[str]) -> int:
+    """Returns the mode of a file or folder, or of a link's target; 0 if it does not exist.
 
     Raises:
         OSError: it cannot be known now.
@@ -167,35 +186,42 @@ def _kind(path: Path | os.DirEntry[str]) -> int:
     try:
         return os.stat(path).st_mode
     except OSError as error:
-        if error.errno in _NOTHING:
+        if error.errno in _ABSENT:
             return 0
         raise
 
 
 def reason(error: BaseException) -> str:
-    """Why, in a few words; the file is named by whoever reports it."""
+    """Returns the reason of an error in a few words, without the file, which the caller names."""
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return first_line(error)
 
 
 def _write(
-    path: Path, content: bytes, passage: Passage, place: Callable[[Path, Path], object]
+    path: Path, content: bytes, passage: Passage, publish: Callable[[Path, Path], object]
 ) -> None:
-    """Write, sync, put in place, sync the folder: after this returns, a power cut loses nothing."""
-    with passage():  # what may not be written leaves no trace
+    """Writes and syncs a file, publishes it, syncs its folder: then a power cut loses nothing.
+
+    Args:
+        path: path of the file.
+        content: of the file.
+        passage: entered for each change that others can see.
+        publish: gives a complete file its path.
+    """
+    with passage():  # a file that may not be written leaves no folder
         path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own, so that two drivers on one run directory cannot mix their bytes.
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # The name is random, so that two drivers on one run directory cannot mix their bytes.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         with passage():
-            place(beside, path)
+            publish(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     _sync(path.parent)
 
 
@@ -207,20 +233,29 @@ def _sync(folder: Path) -> None:
         os.close(opened)
 
 
-def _link(beside: Path, path: Path) -> None:
-    """Puts a file in place that is there never to be replaced; raises FileExistsError."""
+def _link(temporary: Path, path: Path) -> None:
+    """Gives a file its path, unless a file has it; then it raises FileExistsError."""
     try:
-        os.link(beside, path)
+        os.link(temporary, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if path.exists():  # without links, two that look at the same moment are not kept apart
+        if path.exists():  # without links, two processes may both find that it does not
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
-        beside.replace(path)
+        temporary.replace(path)
 
 
-def _flock(file: int, kind: int, name: str) -> bool:
-    """Takes a lock on the open file `name`; False where there are none. Raises OSError."""
+def _lock(file: int, kind: int, name: str) -> bool:
+    """Locks an open file; returns False if the file system has no locks.
+
+    Args:
+        file: its descriptor.
+        kind: LOCK_EX or LOCK_SH of fcntl.
+        name: of the file, for errors.
+
+    Raises:
+        BlockingIOError: another process has had the lock for LOCK_SECONDS.
+    """
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:

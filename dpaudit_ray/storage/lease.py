@@ -1,14 +1,15 @@
-"""One driver at a time on a run directory: a lease that is renewed while its owner lives.
+"""Leases: a run directory has one driver at a time, which renews its lease while it lives.
 
-The lease is a small file, so it works wherever runs can be stored. Clocks are never compared, nor
-is one trusted not to jump: a lease is stale when it was looked at many times, each a moment after
-the last, and has not changed. A driver that lost it stops; `place` says why it cannot do harm.
+The lease is a small file, so it works wherever runs can be stored. Clocks of machines are never
+compared, nor is one trusted not to jump: a lease is stale if it was read many times, each a moment
+after the last, and has not changed. A driver that lost it stops; `place` explains why it cannot do
+harm until then.
 
-Of several that start at the same moment one gets it: the entry is created where there is none, by a
-link that fails where there is one, and a stale one is replaced under a lock; in an object store,
-both are uploads on a condition. On file systems without locks the last one that wrote stays. So a
-driver waits there for longer than a write takes, and looks; of two that slip through, because one
-was paused meanwhile, `Place` stops one.
+If several drivers start at the same moment, one gets it. The entry is created by a link that fails
+if there is an entry, and a stale one is replaced under a lock; in an object store, both are
+conditional uploads. On file systems without locks the last writer wins, so a driver waits for
+longer than a write takes, and reads the entry again. If two drivers still get the lease, because
+one was paused meanwhile, `Place` stops one of them.
 """
 
 import contextlib
@@ -28,30 +29,38 @@ from .place import DRIVER, process_of
 from .run_directory import RunDirectory
 
 Entry = dict[str, Any]  # of `driver.json`
-BEAT_SECONDS = 5.0
+BEAT_SECONDS = 5.0  # between renewals
 STALE_SECONDS = 4 * BEAT_SECONDS
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.5  # between reads of a lease that may be stale
+SETTLE_SECONDS = 1.0  # until an entry is read again, if there is no lock; at least 5 write times
+_LOCKED_SETTLE_SECONDS = 0.05
 _LARGEST_PID = 2**31 - 1  # of a process, in the kernel's type for it
-SETTLE_SECONDS = 1.0  # or five times what the write took, where there is no lock
 
 
 class Lease:
-    """A run directory that is held; `before` is the owner who left it behind, if one did."""
+    """The right to write to a run directory.
 
-    def __init__(self, run: RunDirectory, owner: str, before: str | None = None) -> None:
-        self.owner, self.before = owner, before
+    Attributes:
+        owner: token of this driver.
+        before: token of the driver whose stale lease was taken over, if there was one.
+        run: the run directory, for this owner.
+    """
+
+    def __init__(self, run: RunDirectory, owner: str, before: str | None) -> None:
+        self.owner = owner
+        self.before = before
         self.run = run.owned_by(owner)
         self._lost: LeaseLostError | None = None
         self._released = threading.Event()
 
     def require(self) -> None:
-        """Raises LeaseLostError once it is known that the run is another driver's, or gone."""
+        """Raises LeaseLostError once a renewal has found that the lease is lost."""
         if self._lost is not None:
             raise self._lost
 
     @contextlib.contextmanager
-    def renewed(self, entry: dict[str, Any], beat: float) -> Iterator[None]:
-        """Renews it while this is open, then gives it back."""
+    def renewed(self, entry: Entry, beat: float) -> Iterator[None]:
+        """Renews the lease every `beat` seconds while this is open, then deletes it."""
         thread = threading.Thread(target=self._renew, args=(entry, beat), daemon=True)
         thread.start()
         try:
@@ -59,33 +68,34 @@ class Lease:
         finally:
             self._released.set()
             thread.join(timeout=beat)
-            # Storage may have failed; the lease is stale soon enough.
+            # If storage fails, the lease is stale soon enough.
             with contextlib.suppress(StorageError, LeaseLostError):
                 self.run.delete(DRIVER)
 
-    def _renew(self, entry: dict[str, Any], beat: float) -> None:
+    def _renew(self, entry: Entry, beat: float) -> None:
         count = 0
         while not self._released.wait(beat):
             count += 1
-            # A renewal that cannot be stored is tried again at the next beat.
-            with contextlib.suppress(StorageError):
-                try:
-                    self.run.write_json(DRIVER, entry | {"beat": count})
-                except LeaseLostError as error:
-                    self._lost = error
-                    return
+            try:
+                self.run.write_json(DRIVER, entry | {"beat": count})
+            except LeaseLostError as error:
+                self._lost = error
+                return
+            except StorageError:
+                continue  # the next beat tries again
 
 
 def left_behind(
     run: RunDirectory, watch: float | None = None, known: Entry | None = None
 ) -> Entry | None:
-    """Returns the lease of a driver that is gone, None where there is none.
+    """Returns the lease of a driver that is gone, None without a lease.
 
-    A driver is gone if it is a process of this container that is, or its lease stands still.
+    A driver is gone if it is a process of this container that has ended, or if its lease does not
+    change.
 
     Args:
         run: the run directory.
-        watch: seconds for which a lease must stand still; by default STALE_SECONDS.
+        watch: seconds in which a stale lease does not change; by default STALE_SECONDS.
         known: a lease that an earlier call returned, which is not watched again.
 
     Raises:
@@ -107,7 +117,13 @@ def held(
     beat: float = BEAT_SECONDS,
     known: Entry | None = None,
 ) -> Iterator[Lease]:
-    """Holds the run directory, and takes over what `left_behind` returns, whose arguments it has.
+    """Holds the lease of a run directory while this is open, and renews it.
+
+    Args:
+        run: the run directory.
+        watch: as in `left_behind`, whose lease is taken over.
+        beat: seconds between renewals.
+        known: as in `left_behind`.
 
     Raises:
         RunDirectoryError: another driver works on this run.
@@ -116,28 +132,36 @@ def held(
     stale = left_behind(run, watch, known)
     before = (stale or {}).get("owner")
     lease = Lease(run, secrets.token_hex(8), before if isinstance(before, str) else None)
-    entry = {"owner": lease.owner, **_where(), "pid": os.getpid(), "started": _started(os.getpid())}
+    pid = os.getpid()
+    entry = {"owner": lease.owner, **_where(), "pid": pid, "started": _started(pid)}
     _take(run, entry | {"beat": 0}, stale)
     with lease.renewed(entry, beat):
         yield lease
 
 
-def _watched(run: RunDirectory, seen: Entry, seconds: float) -> Entry | None:
-    """The entry once it is another one than `seen`, or after so many seconds, counted by looks."""
+def _watched(run: RunDirectory, entry: Entry, seconds: float) -> Entry | None:
+    """Reads the lease until it is not `entry` any more, for so many seconds; returns the last."""
     pause = min(LOOK_SECONDS, seconds / 4)
     for _ in range(math.ceil(seconds / pause)):
         time.sleep(pause)
-        if (now := _read(run)) != seen:
+        now = _read(run)
+        if now != entry:
             return now
-    return seen
+    return entry
 
 
 def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
+    """Stores an entry in place of the stale one.
+
+    Raises:
+        RunDirectoryError: another driver has stored its entry.
+    """
     started = time.monotonic()
 
     @contextlib.contextmanager
     def unless_replaced() -> Iterator[None]:
-        if (now := _read(run)) not in (stale, entry, None):  # ours: a try that failed later
+        now = _read(run)
+        if now not in (stale, entry, None):  # `entry`: stored by an attempt that failed later
             raise _taken(run, now)
         yield
 
@@ -146,8 +170,10 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
             run.write_json(DRIVER, entry, unless_replaced)
         elif (other := run.create_json(DRIVER, entry)) is not None:
             raise _taken(run, other)
-    time.sleep(0.05 if locked else max(SETTLE_SECONDS, 5 * (time.monotonic() - started)))
-    if (now := _read(run)) != entry:
+    settle_seconds = max(SETTLE_SECONDS, 5 * (time.monotonic() - started))
+    time.sleep(_LOCKED_SETTLE_SECONDS if locked else settle_seconds)
+    now = _read(run)
+    if now != entry:
         raise _taken(run, now)
 
 
@@ -159,9 +185,9 @@ def _taken(run: RunDirectory, entry: Entry | None) -> RunDirectoryError:
 
 
 def _read(run: RunDirectory) -> Entry | None:
-    """Returns the entry; damage counts as one that nobody renews.
+    """Returns the entry; an empty one if it is damaged, which no driver renews.
 
-    Anybody may have written the file: a process id that no system call takes is left out.
+    An attacker may have written the file: a process id that no system call accepts is removed.
     """
     try:
         entry = run.read_json(DRIVER)
@@ -173,28 +199,26 @@ def _read(run: RunDirectory) -> Entry | None:
         return {}
     pid = entry.get("pid")
     if type(pid) is not int or not 0 < pid <= _LARGEST_PID:
-        return {key: value for key, value in entry.items() if key != "pid"}
+        entry.pop("pid", None)
     return entry
 
 
 def _is_gone(entry: Entry) -> bool:
-    """Whether the owner is known to be dead; out of this container, an id says nothing."""
-    pid, here = entry.get("pid"), _where()
-    if not isinstance(pid, int) or not all(v and entry.get(k) == v for k, v in here.items()):
-        return False
-    if _started(pid) == entry.get("started"):
+    """Returns whether the owner is known to have ended; the id of other containers is unknown."""
+    pid = entry.get("pid")
+    is_here = all(value and entry.get(key) == value for key, value in _where().items())
+    if pid is None or not is_here or _started(pid) == entry.get("started"):
         return False
     try:
         os.kill(pid, 0)
-    except PermissionError:
-        return False  # somebody else's, which `/proc` may not show
-    except (OSError, OverflowError):
-        pass
+    except (OSError, OverflowError) as error:
+        # PermissionError: another user's process, which `/proc` may not show.
+        return not isinstance(error, PermissionError)
     return True
 
 
 def _where() -> dict[str, str | None]:
-    """What gives a process id its meaning: this start of this kernel, this container."""
+    """Returns what makes a process id unique: host, start of the kernel, and container."""
     boot = pids = None
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -203,7 +227,7 @@ def _where() -> dict[str, str | None]:
 
 
 def _started(pid: int) -> str | None:
-    """The tick that a process started at, which tells it from later ones; None when it is gone."""
+    """Returns the tick at which a process started, unlike that of later ones; None if it ended."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -213,34 +237,44 @@ def _started(pid: int) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Whoever holds a run, as others see it; `silent` for so many seconds, 0 with signs of life."""
+    """The driver of a run, as other processes know it.
+
+    Attributes:
+        host: its machine.
+        pid: its process there, if it is known.
+        silent: seconds without a renewal of its lease; 0 if it is alive.
+    """
 
     host: str
     pid: int | None
     silent: float = 0.0
 
     def __str__(self) -> str:
-        who = f"process {'?' if self.pid is None else self.pid} on {self.host}"
+        process = f"process {'?' if self.pid is None else self.pid} on {self.host}"
         if not self.silent:
-            return f"a driver is at work: {who}"
+            return f"a driver is at work: {process}"
         return (
-            f"the driver, {who}, has given no sign for {self.silent:.0f} s: it is gone, paused, or "
-            "cut off from the storage"
+            f"the driver, {process}, has given no sign for {self.silent:.0f} s: it is gone, "
+            "paused, or cut off from the storage"
         )
 
 
 def holder(run: RunDirectory, wait: float = 2 * BEAT_SECONDS + 2) -> Holder | None:
-    """Who works on the run now, told on any machine; None when nobody does.
+    """Returns the driver that works on a run now, on any machine; None without one.
 
-    A process of this machine is looked up; another's lease is watched for `wait` seconds at most.
+    Args:
+        run: the run directory.
+        wait: seconds for which the lease of another machine's process is watched.
     """
-    if (seen := _read(run)) is None or _is_gone(seen):
+    entry = _read(run)
+    if entry is None or _is_gone(entry):
         return None
-    pid = seen.get("pid")
-    driver = Holder(str(seen.get("host", "?")), pid)
-    here = driver.host == socket.gethostname()
-    if here and pid is not None and _started(pid) == seen.get("started"):
+    pid = entry.get("pid")
+    driver = Holder(str(entry.get("host", "?")), pid)
+    is_here = driver.host == socket.gethostname()
+    if is_here and pid is not None and _started(pid) == entry.get("started"):
         return driver
-    if (now := _watched(run, seen, wait)) is None:
+    now = _watched(run, entry, wait)
+    if now is None:
         return None
-    return driver if now != seen else dataclasses.replace(driver, silent=max(wait, 1))
+    return driver if now != entry else dataclasses.replace(driver, silent=max(wait, 1))

@@ -1,12 +1,12 @@
-"""A folder of one sweep, whatever lies in it: asked with patience, and written by its owner only.
+"""A sweep's directory, in a file system or an object store, which only its owner writes to.
 
-`driver.json` names the driver that holds the lease; every process that works for it, its aggregator
-too, knows that driver's token and writes only while the entry bears it. In a file system the entry
-is read, and the file becomes visible, under a lock that whoever takes a lease over needs alone. In
-an object store each upload is on a condition that was taken before the entry was read, so a process
-that is paused in between replaces nothing that the new driver has written; what it may still put in
-place is an older record that the new driver has not written yet, and then does. `cluster/README.md`
-says how far that holds.
+`driver.json` names the driver that holds the lease. Every process that works for that driver, its
+aggregator included, knows its token, and writes only while the entry has this token. In a file
+system the entry is read, and the file becomes visible, under a lock that a driver needs alone to
+take a lease over. In an object store each upload has a condition that was set before the entry was
+read, so a process that is paused in between replaces nothing that the new driver has written. It
+may still store an older record that the new driver has not written yet, and then writes.
+`cluster/README.md` describes the limits of this.
 """
 
 import contextlib
@@ -18,8 +18,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 from typing import Any, Self, TypeVar
+
+import pyarrow as pa
 
 from ..errors import LeaseLostError, MissingFileError, RunDirectoryError, StorageError
 from . import strangers
@@ -28,27 +29,31 @@ from .files import Folder, Passage, reason
 
 T = TypeVar("T")
 DRIVER = "driver.json"
-LOCK = ".driver.lock"  # of no content; it stays, since a lock that is deleted locks nothing
+LOCK = ".driver.lock"  # has no content, and is never deleted: a deleted lock locks nothing
 
-# A new name alone repeats the trials, bit for bit: it would not be seen that they had been looked
-# at, nor how many were declared then.
+# A new name alone would repeat the same trials bit for bit, and hide that they were looked at
+# before, and how many were declared then.
 RESTORE = "restore it, or use a new name and a new seed"
 
-# What waiting does not heal. A full disk is one of them: it is told while somebody may still act.
+# Errors that waiting does not end. A full disk is one: it is reported while a user may still act.
 _LASTING = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
     errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EEXIST,
 }  # fmt: skip
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 10.0
+_QUIET_SECONDS = 2.0  # shorter outages are common, and nothing can be done about them
 
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """Asks again after 0.1 s, 0.2 s, 0.4 s, ..., 10 s for `seconds` in all; 0 asks once.
+    """Repeats a call that fails after 0.1 s, 0.2 s, 0.4 s, ..., 10 s, for `seconds` in all.
 
-    Every pause is shortened by up to a half, so that many who failed together come back apart.
+    Each pause is shortened by up to a half at random, so that processes that failed at the same
+    moment do not repeat their calls at the same moment.
 
     Attributes:
-        seconds: time for all attempts.
+        seconds: time for all attempts; 0 for one attempt.
         sleep: waits for so many seconds.
         tell: called with a line while storage does not answer, after 2 s, 4 s, 8 s and so on.
     """
@@ -58,53 +63,52 @@ class Patience:
     tell: Callable[[str], object] = lambda line: None
 
     def __call__(self, action: Callable[..., T], *arguments: Any) -> T:
-        """The result of `action(*arguments)`; raises its last OSError when patience ends."""
-        started, waited, pause = time.monotonic(), 0.0, 0.1
-        told_at = _QUIET_SECONDS
+        """Returns `action(*arguments)`; raises its last OSError when the time is over."""
+        started = time.monotonic()
+        slept = 0.0  # more than the clock shows if `sleep` is another function
+        pause = _FIRST_PAUSE_SECONDS
+        next_report = _QUIET_SECONDS
         while True:
             try:
                 return action(*arguments)
             except OSError as error:
-                elapsed = max(waited, time.monotonic() - started)
-                if elapsed >= self.seconds or not may_pass(error):
+                elapsed = max(slept, time.monotonic() - started)
+                if elapsed >= self.seconds or not _is_temporary(error):
                     raise
-                if elapsed >= told_at:
-                    of_all = f"{elapsed:.0f} of {self.seconds:.0f} s"
-                    self.tell(f"storage does not answer, waiting ({of_all}): {reason(error)}")
-                    told_at = 2 * elapsed
-            wait = min(pause, 10.0) * random.uniform(0.5, 1)
-            self.sleep(wait)
-            waited, pause = waited + wait, 2 * pause
+                if elapsed >= next_report:
+                    progress = f"{elapsed:.0f} of {self.seconds:.0f} s"
+                    self.tell(f"storage does not answer, waiting ({progress}): {reason(error)}")
+                    next_report = 2 * elapsed
+            shortened = min(pause, _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
+            self.sleep(shortened)
+            slept += shortened
+            pause *= 2
 
 
-_QUIET_SECONDS = 2.0  # of an outage: shorter ones are common, and nobody can act on them
-
-
-def may_pass(error: OSError) -> bool:
-    """Whether the same call may succeed later."""
+def _is_temporary(error: OSError) -> bool:
+    """Returns whether the same call may succeed later."""
     return error.errno not in _LASTING and not isinstance(error, LastingError)
 
 
-OPENING = Patience(seconds=5)  # a mistyped address is told soon
-RUNNING = Patience(seconds=60)  # an outage of a minute costs a running sweep nothing
+_ONCE = Patience()
+OPENING = Patience(seconds=5)  # a mistyped address is reported soon
+RUNNING = Patience(seconds=60)  # a running sweep survives an outage of a minute
 
 
 class Place:
-    """A sweep's directory, local (also NFS) or at an `s3://`, `gs://`, `file://` address.
+    """A sweep's directory, local (also NFS) or at an `s3://`, `gs://`, `az://`, `file://` address.
 
-    Every access goes through `patience`. Where `owner` is given, the token of a driver, nothing is
-    written unless that driver holds the lease.
+    Every access is repeated as `patience` allows. If `owner` is set, the token of a driver, nothing
+    is written unless that driver holds the lease.
 
     Raises:
-        RunDirectoryError: from reads, when a file is damaged or not where it should be.
+        RunDirectoryError: from reads, if a file is damaged or not where it should be.
         StorageError: from writes, and from reads that may succeed later.
-        LeaseLostError: from writes, when the owner is not the owner any more.
+        LeaseLostError: from writes, if the owner does not hold the lease any more.
     """
 
-    def __init__(
-        self, location: str, patience: Patience | None = None, owner: str | None = None
-    ) -> None:
-        self._patience = patience or Patience()
+    def __init__(self, location: str, patience: Patience = _ONCE, owner: str | None = None) -> None:
+        self._patience = patience
         self.owner = owner
         try:
             self.local = "://" not in location or location.startswith("file://")
@@ -115,18 +119,19 @@ class Place:
                 "address such as s3://bucket/folder"
             ) from error
         self.location = self._folder.location
-        self._passage = contextlib.nullcontext if owner is None else self._owned
+        if owner is not None:
+            self._folder.passage = self._owned
 
     @classmethod
-    def under(cls, storage_path: str, name: str, patience: Patience | None = None) -> Self:
-        scheme, separator, rest = storage_path.rpartition("://")
-        if not rest.strip("/") and (separator or not rest):
+    def under(cls, storage_path: str, name: str, patience: Patience = _ONCE) -> Self:
+        """Opens the directory `name` in a storage path, which is a folder or an address."""
+        _, separator, path = storage_path.rpartition("://")
+        if not path.strip("/") and (separator or not path):
             raise RunDirectoryError(
                 f"storage path {storage_path!r} names no place; give a folder, or an address such "
                 "as s3://bucket/folder"
             )
-        place = f"{scheme}{separator}{rest.rstrip('/')}/{name}"
-        return cls(place if separator else str(Path(rest) / name), patience)
+        return cls(f"{storage_path.rstrip('/')}/{name}", patience)
 
     def patient(self, patience: Patience) -> Self:
         return type(self)(self.location, patience, self.owner)
@@ -135,13 +140,17 @@ class Place:
         return type(self)(self.location, self._patience, owner)
 
     def require_owned(self) -> None:
-        """Raises LeaseLostError when the run is another driver's, or gone."""
+        """Raises LeaseLostError if another driver holds the lease, or the run is deleted."""
         if self.owner is not None:
             self._try(DRIVER, self._check_owner)
 
     @contextlib.contextmanager
     def _owned(self) -> Iterator[None]:
-        """What is put in place in here is put by the lease's holder; LeaseLostError for others."""
+        """Lets a file become visible only while the owner holds the lease.
+
+        Raises:
+            LeaseLostError: another driver holds it.
+        """
         with self._folder.locked(LOCK, alone=False):
             self._check_owner()
             yield
@@ -151,14 +160,14 @@ class Place:
         try:
             content = self._folder.read(DRIVER)
             entry = strangers.parsed((content or b"{}").decode())
-        except ValueError:  # damaged, or not opened: of nobody
+        except ValueError:  # damaged, or not opened: it names no owner
             entry = {}
         if isinstance(entry, dict) and entry.get("owner") == self.owner:
             return
         if content is not None:
             raise LeaseLostError(
-                f"another driver has taken over {self.location} ({process_of(entry)}) and goes on "
-                "with the sweep; this one has stopped and writes nothing more"
+                f"another driver has taken over {self.location} ({process_of(entry)}) and "
+                "continues the sweep; this one has stopped and writes nothing more"
             )
         raise LeaseLostError(
             f"{self.location}/{DRIVER} is gone: another driver had taken over and has ended, or "
@@ -168,14 +177,14 @@ class Place:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """While this is open no driver puts a file in place; false where storage has no locks."""
+        """Stops drivers from writing while it is open; yields whether storage has locks."""
         with contextlib.ExitStack() as stack:
             try:
                 locked = stack.enter_context(self._folder.locked(LOCK, alone=True))
             except BlockingIOError as error:
                 raise RunDirectoryError(
                     f"another driver holds {self.location}/{LOCK} ({reason(error)}): it is paused "
-                    "in the midst of a write; let it go on, or stop it"
+                    "during a write; resume that process, or stop it"
                 ) from error
             except OSError as error:
                 remedy = "repair the storage, or remove the file"
@@ -205,97 +214,115 @@ class Place:
             ) from error
 
     def read_text(self, name: str) -> str | None:
-        try:
+        with self._readable(name):
             content = self._content(name)
             return None if content is None else content.decode()
-        except ValueError as error:  # also where it is not opened
-            raise self._unusable(name, error) from error
 
     def write_text(self, name: str, text: str) -> None:
         self._write(name, text.encode())
 
     def read_json(self, name: str) -> Any:
         text = self.read_text(name)
-        try:
-            return None if text is None else strangers.parsed(text)
-        except ValueError as error:
-            raise self._unusable(name, error) from error
+        if text is None:
+            return None
+        with self._readable(name):
+            return strangers.parsed(text)
 
     def write_json(self, name: str, value: Any, passage: Passage | None = None) -> None:
         self._write(name, json.dumps(value, indent=1).encode(), passage)
 
     def create_json(self, name: str, value: Any) -> Any:
-        """Writes JSON where there is none.
+        """Writes a JSON file unless it exists.
 
         Returns:
             The value that another writer has stored; None if this one is stored now.
         """
         content = json.dumps(value, indent=1).encode()
-        there = self._try(name, self._folder.create, name, content, self._passage)
-        if there is None:
+        other = self._try(name, self._folder.create, name, content)
+        if other is None:
             return None
         # Parsed, not read again: if it were deleted meanwhile, this one would count as stored.
-        try:
-            return strangers.parsed(there.decode())
-        except ValueError as error:
-            raise self._unusable(name, error) from error
+        with self._readable(name):
+            return strangers.parsed(other.decode())
 
     def exists(self, name: str) -> bool:
-        """Returns whether a file is stored. It is asked for by name, since lists may lag behind."""
-        return self._read_with(self._folder.exists, name)
+        """Returns whether a file is stored; requests its name, since lists may lag behind."""
+        return self._read_with(name, self._folder.exists, name)
 
     def files(self, depth: int) -> list[str]:
-        """Every file in it and in folders below, to so many, by its path from here."""
-        return self._read_with(self._folder.paths, depth, name="")
+        """Returns the paths of all files, relative to this directory, down to so many folders."""
+        return self._read_with("", self._folder.paths, depth)
 
     def delete(self, name: str) -> None:
-        self._try(name, self._folder.delete, name, self._passage)
-
-    def _create(self, name: str, content: bytes, difference: Callable[[], str | None]) -> None:
-        """Writes a file once; StorageError where there is one with what `difference` says."""
-        if self._try(name, self._folder.create, name, content, self._passage) is None:
-            return
-        if (other := difference()) is not None:
-            raise StorageError(
-                f"{self.location}/{name} was written by somebody else, and is never replaced (this "
-                f"try {other}): what makes it is no function of its seed, or ran on another kind "
-                "of device; run the same command again to go on with what is stored"
-            )
+        self._try(name, self._folder.delete, name)
 
     def set_aside(self, name: str) -> str:
-        """Gives a damaged file a name that nobody looks for; returns it."""
-        aside = f"{name}.damaged-{secrets.token_hex(4)}"
-        self._try(name, self._folder.move, name, aside, self._passage)
-        return aside
+        """Renames a damaged file, so that no reader finds it; returns the new name."""
+        new_name = f"{name}.damaged-{secrets.token_hex(4)}"
+        self._try(name, self._folder.move, name, new_name)
+        return new_name
 
-    def _numbered(self, folder: str, owner: str) -> Iterator[tuple[int, ...]]:
-        names = self._read_with(self._folder.names, f"{folder}/{owner}")
-        return filter(None, (numbers(folder, name) for name in names))
-
-    def _read_with(self, action: Callable[..., T], argument: Any, name: str | None = None) -> T:
-        """Returns `action(argument)`.
+    def _create(self, name: str, content: bytes, difference: Callable[[], str | None]) -> None:
+        """Writes a file once.
 
         Args:
-            action: reads, or lists, what is stored.
-            argument: a name below this place, or another argument of `action`.
-            name: the name for errors, where it is not `argument`; empty: this place itself.
+            name: path of the file.
+            content: of the file.
+            difference: how a file that exists differs from this one; None if it does not.
+
+        Raises:
+            StorageError: a different file exists.
         """
-        try:
-            return self._patience(action, argument)
-        except OSError as error:
-            raise self._unread(argument if name is None else name, error) from error
+        if self._try(name, self._folder.create, name, content) is None:
+            return
+        change = difference()
+        if change is not None:
+            raise StorageError(
+                f"{self.location}/{name} was written by another process with other content, and is "
+                f"never replaced (this attempt {change}): the computation depends on more than its "
+                "seed, or ran on another kind of device; run the same command again to continue "
+                "with the stored file"
+            )
+
+    def _numbered(self, folder: str, owner: str) -> Iterator[tuple[int, ...]]:
+        """Yields the numbers in the names of an audit's or a preparation's files in `folder`."""
+        path = f"{folder}/{owner}"
+        names = self._read_with(path, self._folder.names, path)
+        return filter(None, (numbers(folder, name) for name in names))
 
     def _content(self, name: str, most: int = strangers.RECORD) -> bytes | None:
-        """What is in a file. Raises StrangeFileError for what is not opened, too."""
+        """Returns a file's content, None without a file; StrangeFileError past `most` bytes."""
+        return self._read_with(name, self._folder.read, name, most)
+
+    def _stored(self, name: str, most: int) -> bytes:
+        """Returns the content of a file that was listed; MissingFileError if it is gone."""
+        content = self._content(name, most)
+        if content is None:
+            raise MissingFileError(
+                f"{self.location}/{name} is not readable (it is gone); run the sweep again"
+            )
+        return content
+
+    @contextlib.contextmanager
+    def _readable(
+        self,
+        name: str,
+        remedy: str = RESTORE,
+        error_class: type[RunDirectoryError] = RunDirectoryError,
+    ) -> Iterator[None]:
+        """Turns errors about the content of a file into one that names the file and the remedy."""
         try:
-            return self._patience(self._folder.read, name, most)
-        except OSError as error:
-            raise self._unread(name, error) from error
+            yield
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise error_class(
+                f"{self.location}/{name} is not readable ({reason(error)}); {remedy}"
+            ) from error
 
     def _write(self, name: str, content: bytes, passage: Passage | None = None) -> None:
-        self._try(name, self._folder.write, name, content, passage or self._passage)
+        self._try(name, self._folder.write, name, content, passage)
 
     def _try(self, name: str, action: Callable[..., T], *arguments: Any) -> T:
+        """Returns `action(*arguments)`, which writes the file `name`; raises StorageError."""
         try:
             return self._patience(action, *arguments)
         except OSError as error:
@@ -307,27 +334,29 @@ class Place:
                 "same command again"
             ) from error
 
-    def _unread(self, name: str, error: OSError) -> StorageError | RunDirectoryError:
-        """What could not be read says nothing about what it holds: nothing is to be deleted."""
-        place = f"{self.location}/{name}".rstrip("/")
-        what = f"cannot read {place} ({reason(error)})"
-        if may_pass(error):
-            return StorageError(f"{what}; run the same command again once the storage answers")
-        remedy = "make it readable"
-        if isinstance(error, LastingError):
-            remedy = error.remedy
-            if error.renewable:
-                return StorageError(f"{what}; {remedy}, then run the same command again")
-        return RunDirectoryError(f"{what}; {remedy}, then run the same command again")
+    def _read_with(self, name: str, action: Callable[..., T], *arguments: Any) -> T:
+        """Returns `action(*arguments)`, which reads the file or folder `name`.
 
-    def _gone(self, name: str) -> MissingFileError:
-        error = FileNotFoundError("it is gone")
-        return MissingFileError(str(self._unusable(name, error, "run the sweep again")))
-
-    def _unusable(self, name: str, error: Exception, remedy: str = RESTORE) -> RunDirectoryError:
-        return RunDirectoryError(
-            f"{self.location}/{name} is not readable ({reason(error)}); {remedy}"
-        )
+        Raises:
+            StorageError: it may be readable later, so nothing is known about its content.
+            RunDirectoryError: waiting does not make it readable.
+        """
+        try:
+            return self._patience(action, *arguments)
+        except OSError as error:
+            path = f"{self.location}/{name}".rstrip("/")
+            problem = f"cannot read {path} ({reason(error)})"
+            if _is_temporary(error):
+                raise StorageError(
+                    f"{problem}; run the same command again once the storage answers"
+                ) from error
+            error_class: type[StorageError | RunDirectoryError] = RunDirectoryError
+            remedy = "make it readable"
+            if isinstance(error, LastingError):
+                remedy = error.remedy
+                if error.renewable:
+                    error_class = StorageError
+            raise error_class(f"{problem}; {remedy}, then run the same command again") from error
 
 
 _NUMBER = r"(0|[1-9]\d*)"
@@ -338,27 +367,33 @@ _NUMBERED = {
     "preparations": re.compile(rf"{_NUMBER}\.parquet"),
     "missed": re.compile(rf"{_NUMBER}\.txt"),
 }
-# By a process that was killed, or set aside since it was damaged.
-_LEFT = re.compile(r".*/(\.[^/]+\.[0-9a-f]{8}\.tmp|[^/]+\.parquet\.damaged-[0-9a-f]{8})")
-DEPTH = 4  # of folders that are looked into; a run has two
+# Files of a process that was killed, and damaged files that were set aside.
+_LEFTOVER = re.compile(r".*/(\.[^/]+\.[0-9a-f]{8}\.tmp|[^/]+\.parquet\.damaged-[0-9a-f]{8})")
+DEPTH = 4  # levels of folders that are listed; a run has two
 
 
 def numbers(folder: str, name: str) -> tuple[int, ...]:
-    """The numbers in the name of a file in a folder below `folder`; none where it is not so."""
+    """Returns the numbers in a file's name in `folder`; empty if no such file has this name."""
     match = _NUMBERED[folder].fullmatch(name)
     return () if match is None else tuple(map(int, match.groups()))
 
 
 def foreign(path: str, audits: Collection[str], preparations: Collection[str]) -> bool:
-    """Whether a file lies where only a run with these ids writes, and is none of it."""
+    """Returns whether a file is in a folder of scores or the like, but not one of the run.
+
+    Args:
+        path: path in the run directory.
+        audits: ids of the run's audits.
+        preparations: ids of its preparations.
+    """
     folder, *below = path.split("/")
-    if folder not in _NUMBERED or not below or _LEFT.fullmatch(path):
+    if folder not in _NUMBERED or not below or _LEFTOVER.fullmatch(path):
         return False
     owners = preparations if folder == "preparations" else audits
     return not (len(below) == 2 and below[0] in owners and numbers(folder, below[1]))
 
 
 def process_of(entry: Any) -> str:
-    """The driver that an entry of `driver.json` names, in words."""
+    """Returns the process and the host that an entry of `driver.json` names, as text."""
     holder = entry if isinstance(entry, dict) else {}
     return f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"

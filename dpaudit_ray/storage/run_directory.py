@@ -1,4 +1,4 @@
-"""The run directory: the only module that knows where anything lies in it.
+"""The run directory of a sweep: the only module that knows the paths of its files.
 
     sweep.yaml                              the specification as run
     plan.json                               audits, packs and claims
@@ -6,14 +6,14 @@
     preparations/<id>/<part>.parquet        what packs wait for; audits with the same id share it
     checkpoints/<audit>/<first>-<last>-<step>.parquet   of packs that are trained for long
     estimates.parquet                       replaced at every flush
-    outcomes.json                           what failed or was missed, and what `stop_when` ended
-    missed/<audit>/<trial>.txt              what such a trial printed, and how it failed
-    driver.json                             who works on the run now; gone when nobody does
+    outcomes.json                           failed packs and trials, audits that `stop_when` ended
+    missed/<audit>/<trial>.txt              what a failed trial printed, and how it failed
+    driver.json                             the driver that works on the run now, if there is one
     .driver.lock                            locked while that changes
     report.html, figures/                   written by `dpaudit report`
     _SUCCESS                                the sweep is complete
 
-Every file is absent or whole, and damage to one that is there is found by checksums.
+Every file is absent or complete, and damage to a stored file is found by checksums.
 """
 
 from collections.abc import Iterator
@@ -32,41 +32,40 @@ from .scores import ESTIMATE_SCHEMA, Bounds, EstimateRow, ScoreFiles, decoded, e
 OUTCOMES = "outcomes.json"
 _ESTIMATES = "estimates.parquet"
 _SUCCESS = "_SUCCESS"
-_REMADE = "run the sweep again: it is set aside and made again"
 
 
 class RunDirectory(ScoreFiles):
-    """One sweep's directory: what it holds, by kind; see `Place` for what is raised."""
+    """The files of a sweep, by kind; `Place` lists the errors of reads and writes."""
 
     def write_output(self, audit: str, trial: int, text: str) -> None:
-        """Keeps what a trial that failed had printed, and why it failed, as a text file."""
+        """Stores what a failed trial printed, and why it failed, as a text file."""
         self.write_text(f"missed/{audit}/{trial}.txt", text)
 
     def outputs(self, audit: str) -> set[int]:
         return {trial for (trial,) in self._numbered("missed", audit)}
 
     def output_folder(self, audit: str) -> str:
-        """The folder that has what missed trials of an audit printed."""
+        """Returns the folder with the output of an audit's failed trials."""
         return f"{self.location}/missed/{audit}/"
 
     def write_part(self, preparation: str, part: int, arrays: Arrays) -> None:
-        """Puts a part in place for good; then it is done. Raises StorageError where that fails."""
+        """Stores a part of a preparation once; StorageError if other arrays are stored."""
         name = part_file(preparation, part)
-
-        def difference() -> str | None:
-            return None if same(arrays, self._read_arrays(name)) else "gave other arrays"
-
-        self._create(name, encoded_arrays(arrays), difference)
+        self._create(
+            name,
+            encoded_arrays(arrays),
+            lambda: None if same(arrays, self._read_arrays(name)) else "gave other arrays",
+        )
 
     def read_part(self, preparation: str, part: int) -> Arrays:
-        """Reads a part of a preparation. Raises DamagedFileError where it is gone or damaged."""
+        """Reads a part of a preparation. Raises DamagedFileError if it is gone or damaged."""
         return self._read_arrays(part_file(preparation, part))
 
     def parts(self, preparation: str) -> set[int]:
         return {part for (part,) in self._numbered("preparations", preparation)}
 
     def write_checkpoint(self, audit: str, pack: Bounds, step: int, arrays: Arrays) -> None:
-        """Puts what a pack's training goes on from after `step` in place."""
+        """Stores the arrays from which the training of a pack resumes after `step`."""
         self._write(_checkpoint(audit, pack, step), encoded_arrays(arrays))
 
     def read_checkpoint(self, audit: str, pack: Bounds, step: int) -> Arrays:
@@ -76,40 +75,38 @@ class RunDirectory(ScoreFiles):
         self.delete(_checkpoint(audit, pack, step))
 
     def checkpoints(self, audit: str) -> Iterator[tuple[Bounds, int]]:
-        """First and last trial of each pack that has some, and the step of each."""
+        """Yields first and last trial of the pack, and the step, of each checkpoint."""
         for first, last, step in self._numbered("checkpoints", audit):
             yield (first, last), step
 
     def _read_arrays(self, name: str) -> Arrays:
-        try:
-            content = self._content(name, strangers.ARRAYS)
-            if content is None:
-                raise self._gone(name)
-            return decoded_arrays(content)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise DamagedFileError(str(self._unusable(name, error, _REMADE))) from error
+        remedy = "run the sweep again: it is set aside and made again"
+        with self._readable(name, remedy, DamagedFileError):
+            return decoded_arrays(self._stored(name, strangers.ARRAYS))
 
     def write_estimates(self, rows: list[EstimateRow]) -> None:
         table = pa.Table.from_pylist(list(map(vars, rows)), ESTIMATE_SCHEMA)
         self._write(_ESTIMATES, encoded(table))
 
     def estimates(self, most: int | None = None) -> pd.DataFrame:
-        """The latest estimates, at most `most` rows. Raises RunDirectoryError where damaged."""
-        try:
+        """Returns the latest estimates, none before the first.
+
+        Args:
+            most: rows that the file may have.
+
+        Raises:
+            RunDirectoryError: it is damaged.
+        """
+        remedy = "delete it and run the sweep again: it is rebuilt from the scores"
+        with self._readable(_ESTIMATES, remedy):
             content = self._content(_ESTIMATES)
             table = ESTIMATE_SCHEMA.empty_table()
             if content is not None:
                 table = decoded(content, lambda names: ESTIMATE_SCHEMA, most)
-            filled = [f.name for f in table.schema if not pa.types.is_floating(f.type)]
-            if any(table[name].null_count for name in filled):
-                raise ValueError("it has rows that lack a value")
-        except (OSError, ValueError, pa.ArrowException) as error:
-            remedy = "delete it and run the sweep again: it is rebuilt from the scores"
-            raise self._unusable(_ESTIMATES, error, remedy) from error
-        return frame(table)
+            return frame(table)
 
     def write_figure(self, name: str, content: bytes) -> None:
-        """Writes figures/<name>; a link in a stranger's directory does not say where."""
+        """Writes figures/<name>, but not through a link that leads out of the run directory."""
         if self._folder.leads_out(f"figures/{name}"):
             raise RunDirectoryError(
                 f"{self.location}/figures leads out of the run directory; remove the link"
@@ -118,7 +115,7 @@ class RunDirectory(ScoreFiles):
 
     @property
     def complete(self) -> bool:
-        """Whether the run is marked as complete; `outcomes.complete` also asks for its packs."""
+        """Whether the run is marked as complete; `outcomes.complete` also requires its packs."""
         return self.exists(_SUCCESS)
 
     def set_complete(self, complete: bool) -> None:
@@ -133,5 +130,5 @@ def _checkpoint(audit: str, pack: Bounds, step: int) -> str:
 
 
 def part_file(preparation: str, part: int) -> str:
-    """Where a part of a preparation lies."""
+    """Returns the path of a part of a preparation in the run directory."""
     return f"preparations/{preparation}/{part}.parquet"

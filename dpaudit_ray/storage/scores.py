@@ -1,12 +1,10 @@
-"""Scores of a pack, and the files they are stored in; rows of estimates."""
-
-from __future__ import annotations
+"""Scores of packs and rows of estimates, and the Parquet files in which both are stored."""
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Self, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,25 +20,25 @@ Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
 RERUN = "run the sweep again: it is set aside and its trials are run again"
 ROW_BYTES = 2**11  # of a row in memory; a reason of 300 characters may have 1,800 when printed
-_STEPS = 10_000  # recorded of an audit, at most
+_MOST_STEPS = 10_000  # recorded steps of an audit
 SCORE_SCHEMA = pa.schema(
-    [
-        ("audit", pa.string()),
-        ("trial", pa.int64()),
-        ("member", pa.bool_()),
-        ("step", pa.int32()),
-        ("score", pa.float64()),
-    ]
+    {
+        "audit": pa.string(),
+        "trial": pa.int64(),
+        "member": pa.bool_(),
+        "step": pa.int32(),
+        "score": pa.float64(),
+    }
 )
-# On held-out examples, or of what was rebuilt; columns after the score where they are measured.
+# Measured on held-out examples, or for reconstructions; columns after the score if measured.
 UTILITY = ("accuracy", "loss", "determined")
-MISSED = "missed"  # the last column, where a trial was: why, empty for all others
-_DIGEST = b"dpaudit_sha256"  # in a file's footer, of what was written into it
+MISSED = "missed"  # last column, if a trial failed: the reason, empty for all other trials
+_DIGEST = b"dpaudit_sha256"  # key in a file's footer: digest of the pack that was written
 
 
 @dataclasses.dataclass(frozen=True)
 class EstimateRow:
-    """A bound at one recorded step beside one claim: a row of estimates.parquet, in its order.
+    """A bound at one recorded step, with its claim: a row of estimates.parquet, in its order.
 
     `epsilon_lower` is at the audit's confidence, `epsilon_lower_together` at the sweep's split
     level, and `epsilon_lower_free` the bound without an assumption, by `free_estimator`.
@@ -63,23 +61,24 @@ class EstimateRow:
     free_estimator: str
 
 
-_ARROW = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-ESTIMATE_SCHEMA = pa.schema(
-    [
-        (field.name, pa.int32() if field.name == "step" else _ARROW[str(field.type)])
-        for field in dataclasses.fields(EstimateRow)
-    ]
-)
+_ARROW: dict[Any, pa.DataType] = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+_ESTIMATE_TYPES = {field.name: _ARROW[field.type] for field in dataclasses.fields(EstimateRow)}
+ESTIMATE_SCHEMA = pa.schema(_ESTIMATE_TYPES | {"step": pa.int32()})
 
 
 @dataclasses.dataclass(frozen=True)
 class PackScores:
-    """Scores of trials first..first+n-1: `members` bool [n], `scores` float64 [n, len(steps)].
+    """Scores of consecutive trials.
 
-    `utility`, like `scores`, by names of UTILITY: what the trained models are worth.
-    `missed` says why a trial gave none, by trial; its scores are NaN, and not those of a training
-    that diverged. `outputs` has what such trials printed, which is not part of the file. `stated`
-    is the digest in the file that they were read from, empty where none was.
+    Attributes:
+        first: the first of the n trials.
+        members: bool [n], whether the canary was in.
+        steps: the k recorded steps.
+        scores: float64 [n, k]. NaN in trials that failed, and where a training run diverged.
+        utility: float64 [n, k] by names of UTILITY, what the trained models are worth.
+        missed: why trials failed, by trial.
+        outputs: what failed trials printed, by trial; not a part of the file.
+        stated: the digest in the file from which they were read; empty without one.
     """
 
     first: int
@@ -97,34 +96,40 @@ class PackScores:
 
     @property
     def lost(self) -> npt.NDArray[np.bool_]:
-        """Which trials were missed, bool [n]."""
-        missed = np.zeros(len(self.members), dtype=np.bool_)
-        missed[[trial - self.first for trial in self.missed]] = True
-        return missed
+        """Failed trials, bool [n]."""
+        failed = np.zeros(len(self.members), dtype=np.bool_)
+        failed[[trial - self.first for trial in self.missed]] = True
+        return failed
 
-    def part(self, first: int, last: int) -> PackScores:
+    def part(self, first: int, last: int) -> Self:
+        """Returns the scores of trials `first` to `last`, without outputs and digest."""
         rows = slice(first - self.first, last - self.first + 1)
         utility = {name: values[rows] for name, values in self.utility.items()}
-        members, scores = self.members[rows], self.scores[rows]
         missed = {trial: why for trial, why in self.missed.items() if first <= trial <= last}
-        return PackScores(first, members, self.steps, scores, utility, missed)
+        return type(self)(first, self.members[rows], self.steps, self.scores[rows], utility, missed)
 
     @classmethod
-    def joined(cls, packs: Sequence[PackScores]) -> Self:
-        before = packs[0]
-        utility = {n: np.concatenate([pack.utility[n] for pack in packs]) for n in before.utility}
+    def joined(cls, packs: Sequence[Self]) -> Self:
+        """Joins packs that follow each other."""
+        head = packs[0]
+        utility = {}
+        for name in head.utility:
+            utility[name] = np.concatenate([pack.utility[name] for pack in packs])
+        missed: dict[int, str] = {}
+        for pack in packs:
+            missed |= pack.missed
         members = np.concatenate([pack.members for pack in packs])
         scores = np.concatenate([pack.scores for pack in packs])
-        missed = {trial: why for pack in packs for trial, why in pack.missed.items()}
-        return cls(before.first, members, before.steps, scores, utility, missed)
+        return cls(head.first, members, head.steps, scores, utility, missed)
 
     @property
     def nbytes(self) -> int:
-        return sum(column.nbytes for column in (self.members, self.scores, *self.utility.values()))
+        return sum(values.nbytes for values in (self.members, self.scores, *self.utility.values()))
 
-    def difference(self, again: PackScores) -> str | None:
-        """In words, the first trial whose score differs by a bit, or that one alone missed."""
-        before, after = (np.asarray(pack.scores, np.float64) for pack in (self, again))
+    def difference(self, again: Self) -> str | None:
+        """Describes the first trial whose score differs by a bit, or that failed in one only."""
+        before = np.ascontiguousarray(self.scores, np.float64)
+        after = np.ascontiguousarray(again.scores, np.float64)
         if before.shape != after.shape:
             return f"gave scores of shape {after.shape}, not {before.shape}"
         if self.steps != again.steps or not np.array_equal(self.members, again.members):
@@ -133,97 +138,115 @@ class PackScores:
             if trial in self.missed:
                 return f"gave a score for trial {trial}, which was missed ({self.missed[trial]})"
             return f"gave no score for trial {trial} ({again.missed[trial]})"
-        as_bits = (np.ascontiguousarray(scores).view(np.int64) for scores in (before, after))
-        for row, column in np.argwhere(np.not_equal(*as_bits)):
+        for row, column in np.argwhere(before.view(np.int64) != after.view(np.int64)):
             trial = self.first + row
             return f"gave {after[row, column]:.6g} for trial {trial}, not {before[row, column]:.6g}"
         return None
 
     def table(self, audit: str) -> pa.Table:
-        """One row per trial and step; columns of utility where it was measured."""
+        """Returns a table with a row per trial and step, with columns of measured utility."""
         n, k = self.scores.shape
         trials = np.arange(self.first, self.first + n)
+        names = [*self.utility]
         columns = [
             pa.repeat(audit, n * k),
             pa.array(np.repeat(trials, k)),
             pa.array(np.repeat(self.members, k)),
             pa.array(np.tile(np.asarray(self.steps, dtype=np.int32), n)),
-            *(pa.array(column.reshape(-1), from_pandas=False) for column in self._values),
         ]
+        for values in self._measured:
+            columns.append(pa.array(values.reshape(-1), from_pandas=False))
         if self.missed:
+            names.append(MISSED)
             reasons = [self.missed.get(trial, "") for trial in trials.tolist()]
             columns.append(pa.array(np.repeat(np.array(reasons, object), k), pa.string()))
-        return pa.Table.from_arrays(columns, schema=_schema(self.utility, bool(self.missed)))
+        return pa.Table.from_arrays(columns, schema=_schema_of(names))
 
     def digest(self, audit: str) -> str:
-        """SHA-256 of all that a file of them holds, which tells of numbers that were changed."""
+        """Returns the SHA-256 of all that the file contains; it changes with any number."""
         missed = sorted((int(trial), why) for trial, why in self.missed.items())
         head = [audit, int(self.first), [*map(int, self.steps)], sorted(self.utility), missed]
         sha256 = hashlib.sha256(json.dumps(head).encode())
         sha256.update(np.asarray(self.members, dtype=np.bool_).tobytes())
-        for column in self._values:
-            sha256.update(np.asarray(column, dtype="<f8").tobytes())
+        for values in self._measured:
+            sha256.update(np.asarray(values, dtype="<f8").tobytes())
         return sha256.hexdigest()
 
     def encoded(self, audit: str) -> bytes:
         return encoded(self.table(audit).replace_schema_metadata({_DIGEST: self.digest(audit)}))
 
     @property
-    def _values(self) -> list[npt.NDArray[np.float64]]:
+    def _measured(self) -> list[npt.NDArray[np.float64]]:
+        """Scores and utility, float64 [n, k] each, in the order of the file's columns."""
         return [self.scores, *(self.utility[name] for name in UTILITY if name in self.utility)]
 
     @classmethod
-    def from_table(cls, table: pa.Table, audit: str, first: int, last: int) -> PackScores:
-        """The inverse of `table`; raises ValueError when rows are missing or not of this pack."""
-        measured = [name for name in UTILITY if name in table.column_names]
-        some = MISSED in table.column_names
-        as_written = table.schema.equals(_schema(measured, some))
-        if not as_written or any(c.null_count for c in table.columns):
-            raise ValueError("its columns are not those of a score file")
+    def from_table(cls, table: pa.Table, audit: str, first: int, last: int) -> Self:
+        """Restores a pack from its table.
+
+        Args:
+            table: returned by `decoded`, so that its schema is that of a score file.
+            audit: the audit's id.
+            first: first trial of the pack.
+            last: last trial of the pack.
+
+        Raises:
+            ValueError: rows are missing, or not of these trials.
+        """
+        error = ValueError(f"it does not hold trials {first} to {last} of {audit}")
         n = last - first + 1
-        k = max(len(table) // n, 1)
-        reasons = table[MISSED].to_pylist()[::k] if some else []
+        k, excess = divmod(len(table), n)
+        if k == 0 or excess:
+            raise error
+        measured = {}
+        for name in ("score", *UTILITY):
+            if name in table.column_names:
+                measured[name] = table[name].to_numpy().reshape(n, k).copy()
+        unmeasured = table.drop([*measured])
+        reasons = table[MISSED].to_pylist()[::k] if MISSED in table.column_names else []
         pack = cls(
             first,
             table["member"].to_numpy()[::k],
             tuple(table["step"].to_pylist()[:k]),
-            np.resize(table["score"].to_numpy(), (n, k)),
-            {name: np.resize(table[name].to_numpy(), (n, k)) for name in measured},
+            measured.pop("score"),
+            measured,
             {trial: why for trial, why in enumerate(reasons, start=first) if why},
             stated=(table.schema.metadata or {}).get(_DIGEST, b"").decode("ascii", "replace"),
         )
-        again = pack.table(audit).drop(["score", *measured]) if len(pack.members) == n else None
-        if again is None or not again.equals(table.drop(["score", *measured])):
-            raise ValueError(f"it does not hold trials {first} to {last} of {audit}")
-        if not all(np.isnan(column[pack.lost]).all() for column in pack._values):
+        if not pack.table(audit).drop(["score", *measured]).equals(unmeasured):
+            raise error
+        if not all(np.isnan(values[pack.lost]).all() for values in pack._measured):
             raise ValueError("it has scores of trials that were missed")
         return pack
 
 
-def _schema(measured: Iterable[str], missed: bool) -> pa.Schema:
-    schema = SCORE_SCHEMA
-    for name in sorted(measured, key=UTILITY.index):
-        schema = schema.append(pa.field(name, pa.float64()))
-    return schema.append(pa.field(MISSED, pa.string())) if missed else schema
-
-
-def _schema_of(names: list[str]) -> pa.Schema:
-    return _schema([name for name in UTILITY if name in names], missed=MISSED in names)
+def _schema_of(names: Collection[str]) -> pa.Schema:
+    """Returns the schema of a score file with those of the optional columns that are in `names`."""
+    optional = [pa.field(name, pa.float64()) for name in UTILITY]
+    optional.append(pa.field(MISSED, pa.string()))
+    return pa.schema([*SCORE_SCHEMA, *(field for field in optional if field.name in names)])
 
 
 def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
-    """The trials of these packs as the columns of a score file."""
+    """Returns the trials of packs as a data frame with the columns of a score file."""
     tables = [pack.table(audit) for pack in packs] or [SCORE_SCHEMA.empty_table()]
     rows = frame(pa.concat_tables(tables, promote_options="default"))
     return rows.fillna({MISSED: ""}) if MISSED in rows else rows
 
 
+def _text_columns(schema: pa.Schema) -> list[str]:
+    return [field.name for field in schema if pa.types.is_string(field.type)]
+
+
 def encoded(table: pa.Table, compression: str = "zstd") -> bytes:
     """Returns a table as a Parquet file, whose pages have checksums."""
     sink = pa.BufferOutputStream()
-    words = [field.name for field in table.schema if pa.types.is_string(field.type)]
     pq.write_table(
-        table, sink, compression=compression, write_page_checksum=True, use_dictionary=words
+        table,
+        sink,
+        compression=compression,
+        write_page_checksum=True,
+        use_dictionary=_text_columns(table.schema),
     )
     return cast(bytes, sink.getvalue().to_pybytes())
 
@@ -239,7 +262,8 @@ def decoded(
         most_rows: rows that it may have, of ROW_BYTES each; None: as many as its size allows.
 
     Raises:
-        OSError, ValueError, pa.ArrowException: it is damaged, has another schema, or is too large.
+        OSError, ValueError, pa.ArrowException: it is damaged, has another schema, lacks a value, or
+            is too large.
     """
     # `pq.read_table` goes through Arrow's data sets, which takes ten times as long here.
     source = pq.ParquetFile(pa.BufferReader(content))
@@ -259,13 +283,17 @@ def decoded(
             decoded_bytes += _decoded_bytes(content, group.column(index))
     strangers.require(decoded_bytes, most_bytes, "decoded bytes")
     # A text may be stored once for many rows: its length is multiplied before it is repeated.
-    texts = [field.name for field in schema if pa.types.is_string(field.type)]
+    texts = _text_columns(schema)
     source = pq.ParquetFile(
         pa.BufferReader(content), page_checksum_verification=True, read_dictionary=texts
     )
     table = source.read(use_threads=False)
+    if any(column.null_count for column in table.columns):
+        raise ValueError("it has rows that lack a value")
     for name in texts:
-        decoded_bytes += sum(map(_text_bytes, table[name].chunks))
+        for chunk in table[name].chunks:
+            lengths = np.array([len(text.as_buffer()) for text in chunk.dictionary])
+            decoded_bytes += int(lengths[chunk.indices].sum())
     strangers.require(decoded_bytes, most_bytes, "decoded bytes")
     return table.cast(schema.with_metadata(table.schema.metadata))
 
@@ -280,13 +308,8 @@ def _decoded_bytes(content: bytes, column: pq.ColumnChunkMetaData) -> int:
     return decoded + 8 * values  # bytes of the widest number
 
 
-def _text_bytes(texts: pa.DictionaryArray) -> int:
-    lengths = np.array([len(text.as_buffer()) for text in texts.dictionary])
-    return int(lengths[texts.indices].sum())
-
-
 def frame(table: pa.Table) -> pd.DataFrame:
-    """The table as pandas has it."""
+    """Converts a table to a data frame."""
     return cast(pd.DataFrame, table.to_pandas())
 
 
@@ -294,46 +317,56 @@ class ScoreFiles(Place):
     """The score files of a run directory: scores/<audit>/<first>-<last>.parquet."""
 
     def write_scores(self, audit: str, pack: PackScores) -> None:
-        """Puts a pack's file in place for good. Raises StorageError where others are stored."""
+        """Stores a pack's file once. Raises StorageError if other scores are stored."""
+        file = (audit, pack.first, pack.last)
+        self._create(
+            self.score_file(*file),
+            pack.encoded(audit),
+            lambda: self.read_scores(*file, len(pack.steps)).difference(pack),
+        )
 
-        def difference() -> str | None:
-            return self.read_scores(audit, pack.first, pack.last, len(pack.steps)).difference(pack)
+    def read_scores(
+        self, audit: str, first: int, last: int, steps: int = _MOST_STEPS
+    ) -> PackScores:
+        """Reads a score file, and checks that it has the trials that its name states.
 
-        self._create(self.score_file(audit, pack.first, pack.last), pack.encoded(audit), difference)
+        Args:
+            audit: the audit's id.
+            first: first trial of the file.
+            last: last trial of the file.
+            steps: recorded steps that it may have.
 
-    def read_scores(self, audit: str, first: int, last: int, steps: int = _STEPS) -> PackScores:
-        """Reads a score file and checks that it is what its name says, of so many steps at most.
-
-        Raises DamagedFileError where it is not, MissingFileError where there is none,
-        RunDirectoryError where it may not be read, StorageError where it cannot be read now.
+        Raises:
+            DamagedFileError: it has not.
+            MissingFileError: there is no such file.
+            RunDirectoryError: it may not be read.
+            StorageError: it cannot be read now.
         """
-        name, rows = self.score_file(audit, first, last), (last - first + 1) * steps
-        try:
-            content = self._content(name, strangers.SCORES + rows * strangers.SCORE_ROW)
-            if content is None:
-                raise self._gone(name)
+        name = self.score_file(audit, first, last)
+        rows = (last - first + 1) * steps
+        with self._readable(name, RERUN, DamagedFileError):
+            content = self._stored(name, strangers.SCORES + rows * strangers.SCORE_ROW)
             return PackScores.from_table(decoded(content, _schema_of, rows), audit, first, last)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise DamagedFileError(str(self._unusable(name, error, RERUN))) from error
 
     def has_scores_of(self, audit: str, pack: Bounds) -> bool:
-        """Returns whether a pack has a score file of its own, listed or not."""
+        """Returns whether a score file has exactly this pack, listed or not."""
         return self.exists(self.score_file(audit, *pack))
 
     def delete_scores(self, audit: str, first: int, last: int) -> None:
         self.delete(self.score_file(audit, first, last))
 
     def score_files(self, audit: str) -> set[Bounds]:
-        """First and last trial of each score file of an audit; `compaction` knows the packs."""
+        """Returns first and last trial of each score file of an audit, compacted or not."""
         return {(first, last) for first, last in self._numbered("scores", audit)}
 
     def stamps(self, audit: str) -> list[tuple[str, int, int]]:
-        return self._read_with(self._folder.stamps, f"scores/{audit}")
+        """Returns name, bytes and time of last change (ns) of each score file of an audit."""
+        return self._read_with(f"scores/{audit}", self._folder.stamps, f"scores/{audit}")
 
     @property
     def has_scores(self) -> bool:
-        paths = (path.split("/") for path in self.files(depth=3) if path.startswith("scores/"))
-        return any(numbers("scores", path[-1]) for path in paths)
+        paths = [path.split("/") for path in self.files(depth=3)]
+        return any(path[0] == "scores" and numbers("scores", path[-1]) for path in paths)
 
     @staticmethod
     def score_file(audit: str, first: int, last: int) -> str:

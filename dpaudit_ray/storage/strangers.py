@@ -1,14 +1,13 @@
-"""Files that anybody may have written: bounded before they are opened, and told from one's own.
+"""Bounds on files that an attacker may have written, and seals on files that the user wrote.
 
 A run directory or a sweep file may come from a stranger. Opening a pipe waits for ever, a device
 has no end, brackets of JSON take fifty times their bytes, and a row of Parquet takes none at all.
-`sweep.yamlfile` bounds what YAML stands for, by its aliases too. A stranger can put any digest into
-a file, but no seal, for which it takes the key in the user's home.
+`sweep.yamlfile` bounds what YAML stands for, including its aliases. A stranger can write any digest
+into a file, but no seal, which depends on the key in the user's home.
 """
 
 import contextlib
 import errno
-import hashlib
 import hmac
 import json
 import os
@@ -23,20 +22,30 @@ from pydantic import ValidationError
 from ..errors import RunDirectoryError
 
 RECORD = 2**28  # bytes of a record; a plan of a million packs has 45 MB
-VALUES = 2**24  # of a record; a pack of a plan has three
+VALUES = 2**24  # JSON values of a record; a pack of a plan has three
 ARRAYS = 2**34  # bytes of a file of arrays
 SWEEP = 2**22  # bytes of a sweep file
 _KEY = 32  # bytes of the user's key
-SCORES, SCORE_ROW = 2**20, 512  # bytes of a score file, and more for each row
+SCORES = 2**20  # bytes of a score file without rows
+SCORE_ROW = 512  # more bytes of it for each row
 
 
 class StrangeFileError(ValueError):
-    """A file that is not read: what it is, and the bound that it breaks."""
+    """A file that is not read, since it is too large, or not a file with content."""
 
 
 def content(path: str, most: int) -> bytes:
-    """The bytes of a regular file, at most so many. Raises StrangeFileError and OSError."""
-    _require_regular(os.stat(path))  # a device may do something when it is only opened
+    """Returns the content of a regular file.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have.
+
+    Raises:
+        StrangeFileError: it has more, or is a pipe, a socket or a device.
+        OSError: it cannot be read.
+    """
+    _require_regular(os.stat(path))  # before it is opened: to open a device may have an effect
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(opened, "rb") as file:
         status = os.fstat(opened)
@@ -48,13 +57,13 @@ def content(path: str, most: int) -> bytes:
 
 
 def require(number: int, most: int, what: str = "bytes") -> None:
-    """Raises StrangeFileError for more than `most`."""
+    """Raises StrangeFileError if a file has more than `most` bytes, or whatever `what` names."""
     if number > most:
         raise StrangeFileError(f"it has {number:,} {what}, more than the {most:,} that it may have")
 
 
 def parsed(text: str) -> Any:
-    """JSON. Raises ValueError where it is none, holds more than `VALUES`, or is nested too deep."""
+    """Parses JSON. Raises ValueError if it is not JSON, has more than VALUES, or is too deep."""
     require(text.count(",") + text.count("[") + text.count("{"), VALUES, "values")
     try:
         return json.loads(text)
@@ -64,7 +73,7 @@ def parsed(text: str) -> Any:
 
 
 def why(error: Exception) -> str:
-    """What is wrong with a record that somebody has read, or made something of."""
+    """Describes an error of reading a record, or of an object that was made of it."""
     if isinstance(error.__cause__, StrangeFileError):
         return str(error.__cause__)
     if isinstance(error, ValidationError):
@@ -79,17 +88,17 @@ def _require_regular(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
-        raise StrangeFileError(f"it is {kind}, no regular file")
+        raise StrangeFileError(f"it is {kind}, not a regular file")
 
 
 def seal(content: str) -> str:
-    """HMAC-SHA256 by the user's key, in hexadecimal digits; empty where the home takes no key."""
+    """Returns the HMAC-SHA256 by the user's key, in hexadecimal digits; empty without a key."""
     key = _key()
-    return "" if key is None else hmac.new(key, content.encode(), hashlib.sha256).hexdigest()
+    return "" if key is None else hmac.new(key, content.encode(), "sha256").hexdigest()
 
 
 def sealed(content: str, by: object) -> bool:
-    """Whether this user has put the seal `by` under `content`."""
+    """Returns whether `by` is this user's seal of `content`."""
     expected = seal(content)
     if not expected or not isinstance(by, str):
         return False
@@ -97,21 +106,21 @@ def sealed(content: str, by: object) -> bool:
 
 
 def _key() -> bytes | None:
-    """Returns the user's key, which the first call makes; None where there can be none."""
-    # `Path.home` raises RuntimeError where neither HOME nor the system knows a home.
+    """Returns the user's key, which the first call creates; None if it cannot be stored."""
+    # `Path.home` raises RuntimeError if neither HOME nor the system names a home.
     with contextlib.suppress(OSError, RuntimeError):
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         file = Path(state) / "dpaudit" / "key"
         if not file.exists():
             file.parent.parent.mkdir(parents=True, exist_ok=True)
             file.parent.mkdir(mode=0o700, exist_ok=True)
-            beside = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
-            opened = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(opened, "wb") as out:
+            temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with os.fdopen(os.open(temporary, flags, 0o600), "wb") as out:
                 out.write(secrets.token_bytes(_KEY))
-            with contextlib.suppress(FileExistsError):  # of two that make one, one does
-                os.link(beside, file)
-            beside.unlink()
+            with contextlib.suppress(FileExistsError):  # another process was first
+                os.link(temporary, file)
+            temporary.unlink()
         key = file.read_bytes()
         return key if len(key) == _KEY else None
     return None

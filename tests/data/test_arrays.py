@@ -283,7 +283,11 @@ def test_any_numbers_are_learnt_by_regression(tmp_path):
         ),
         (TABLE, {"drop": ["city"]}, "paid is text; `label_order: ['no', 'yes']` takes its values"),
         (TABLE, {"drop": ["city"], "label_order": ["yes"]}, "paid has 'no'; list it in"),
-        (TABLE, {"drop": ["ctiy"]}, "`drop` names 'ctiy', which is no column; did you mean city?"),
+        (
+            TABLE,
+            {"drop": ["ctiy"]},
+            "`drop` names 'ctiy', which is not a column; did you mean city?",
+        ),
         ("a,y\n1,0\n2,1\n", {"ranges": {"a": [2, 1]}}, "`ranges` of 'a' falls from 2.0 to 1.0; gi"),
         (
             "a,y\n1,0\n,1\n",

@@ -180,7 +180,9 @@ def test_scores_are_never_replaced(place):
     other.scores[0, 0] += 1
     place.write_scores("a", first)
     place.write_scores("a", pack())
-    with pytest.raises(StorageError, match=r"10-15\.parquet was written by somebody else") as error:
+    with pytest.raises(
+        StorageError, match=r"10-15\.parquet was written by another process"
+    ) as error:
         place.write_scores("a", other)
     assert "for trial 10, not " in str(error.value)
     assert "\n" not in str(error.value)

@@ -126,13 +126,13 @@ def test_a_pipe_or_a_device_in_place_of_a_record_is_not_opened(name, finished):
             file.symlink_to("/dev/zero")
         said = refused("status", finished)
         assert name in said
-        assert f"it is a {kind}, no regular file" in said
+        assert f"it is a {kind}, not a regular file" in said
 
 
 def test_a_pipe_is_no_sweep_file(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     said = refused("run", tmp_path / "pipe.yaml")
-    assert "it is a pipe, no regular file; give the path of a YAML file" in said
+    assert "it is a pipe, not a regular file; give the path of a YAML file" in said
 
 
 @pytest.mark.parametrize(

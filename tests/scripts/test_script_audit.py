@@ -76,7 +76,7 @@ BAD_COMMANDS = {
     "own_training.py:main --memory 0": "--memory: must be at least 0.1, got '0'; see dpaudit audit",
     "own_training.py:main --budget soon": "'soon'; write a time as 90s, 10min, 1.5h or 2d",
     ".": "`dpaudit verify .` judges a run",
-    "training": "training is no script; write path/to/script.py:function",
+    "training": "training is not a script; write path/to/script.py:function",
 }
 
 
@@ -156,7 +156,7 @@ def test_a_script_that_keeps_its_promise(script):
     for said in (
         "CONSISTENT: own_training.py:main keeps ε = ",
         "Every one of 40 steps looked into: 4 % less noise in all of them would",
-        "no audit of this kind sees: records that are in the data twice",
+        "no audit of this kind detects: records that are in the data twice",
     ):
         assert said in " ".join(outcome.out.split())
     assert (script.parent / "own_training-main-audit.html").exists()

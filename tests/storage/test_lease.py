@@ -256,7 +256,7 @@ def test_nobody_takes_over_while_a_file_is_put_in_place(local, monkeypatch):
     """A driver that is paused between its look at the lease and the rename."""
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
     with lease.held(local, beat=NEVER) as paused:
-        refused = pytest.raises(RunDirectoryError, match="paused in the midst of a write")
+        refused = pytest.raises(RunDirectoryError, match="paused during a write")
         with paused.run._owned(), refused:
             lease.held(RunDirectory(local.location), watch=0.2).__enter__()
         assert local.read_json(DRIVER)["owner"] == paused.owner

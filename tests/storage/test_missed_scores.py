@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from dpaudit_ray.errors import DamagedFileError
 from dpaudit_ray.plan import score_stream
 from dpaudit_ray.plan.score_stream import MissedPack
 from dpaudit_ray.storage.run_directory import RunDirectory
@@ -73,9 +74,13 @@ def test_packs_with_and_without_are_put_together_and_cut():
     ],
     ids=["none", "one step", "of a score", "null", "with scores", "other name", "other order"],
 )
-def test_a_file_that_is_not_what_it_says_is_refused(table):
-    with pytest.raises(ValueError, match=r"columns|does not hold|missed"):
-        PackScores.from_table(table, "a", 10, 15)
+def test_a_file_that_is_not_what_it_says_is_refused(table, tmp_path):
+    file = tmp_path / "scores/a/10-15.parquet"
+    file.parent.mkdir(parents=True)
+    pq.write_table(table, file)
+    reason = r"\((its columns|it does not hold|it has scores of trials that|it has rows that lack)"
+    with pytest.raises(DamagedFileError, match=reason):
+        RunDirectory(str(tmp_path)).read_scores("a", 10, 15)
 
 
 @pytest.mark.parametrize(

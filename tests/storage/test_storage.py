@@ -298,5 +298,6 @@ def test_names_are_appended_to_any_place(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("place", ["", "s3://", "s3:///", "gs://", "://", "floppy://a"])
 def test_a_place_without_a_name_or_of_an_unknown_kind_is_refused(place):
-    with pytest.raises(RunDirectoryError, match=r"(names no place|floppy:// is none .*); give a f"):
+    told = r"(names no place|floppy:// is not one .*); give a f"
+    with pytest.raises(RunDirectoryError, match=told):
         RunDirectory.under(place, "x")
