@@ -11,7 +11,7 @@ class Gaussian(Accountant):
     """Dong, Roth, Su 2022, Corollary 3.3: exact, for runs whose steps use every record."""
 
     name = "gaussian"
-    samplings = frozenset[Sampling]()
+    samplings = frozenset()
 
     def epsilon(self, training: Training, delta: float) -> float:
         return float(gdp.epsilon(mu(training), delta))

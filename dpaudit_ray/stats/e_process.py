@@ -10,8 +10,6 @@ the rates above p, are a supermartingale for every process whose conditional hit
 below p. It exceeds 1/alpha with probability at most alpha, ever (Ville 1939; Robbins 1970).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 
