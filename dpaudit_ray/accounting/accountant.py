@@ -81,12 +81,12 @@ def find(name: str) -> Accountant:
         ValueError: if no accountant has this name.
         SpecError: if the import path leads to no accountant.
     """
-    named = accountants()
     if ":" in name:
         return _instance(imports.subclass(Accountant, name, "accountant"))
+    named = accountants()
     if name not in named:
-        problem = f"accountant must be one of {', '.join(named)}, or package.module:Class"
-        problem += f", got {name!r}"
+        names = ", ".join(named)
+        problem = f"accountant must be one of {names}, or package.module:Class, got {name!r}"
         if name in ("gdp", "clt"):
             problem += ", a central-limit approximation, not an upper bound"
         raise ValueError(problem)

@@ -14,8 +14,8 @@ from ..stats.error_rates import Floats, in_unit, nonnegative, root
 from .accountant import Accountant, UnansweredError, find
 from .training import UNAMPLIFIED, Adjacency, Sampling, Training, UpperBound
 
-# The noise multiplier from which Opacus bisects downwards, and the largest that is tried.
-_FIRST_NOISE, _LAST_NOISE = 20.0, 1e6
+_FIRST_NOISE = 20.0  # noise multiplier from which Opacus bisects downwards
+_LAST_NOISE = 1e6  # largest noise multiplier that is tried
 
 
 def epsilon(
@@ -66,10 +66,10 @@ def curve(
     if counts:
         longest = max(proven, key=lambda t: t.steps)
         try:
-            ends = iter(named.epsilons(longest, counts, delta))
-            return np.array([next(ends) if t.known is None else t.known for t in proven])
+            bounds = iter(named.epsilons(longest, counts, delta))
+            return np.array([next(bounds) if t.known is None else t.known for t in proven])
         except UnansweredError:
-            pass  # each count may still be answered on its own, or by the fallback
+            pass  # each count may still be answered separately, or by the fallback
     return np.array([_answer(t, named, "epsilon", delta).upper for t in trainings])
 
 
@@ -88,11 +88,17 @@ def events_epsilon(
     accountant: str = "pld",
     adjacency: str = Adjacency.ADD_REMOVE,
 ) -> float:
-    """Upper bound on ε at δ of Poisson-sampled steps with different noise or rates.
+    """Returns an upper bound on ε at δ of Poisson-sampled steps with different noise or rates.
 
-    `events` are (noise multiplier, sample rate, steps) each, in any order, as in the `history` of
-    an Opacus accountant. `accountant` is one of `accountants()` or an import path; ValueError where
-    it does not define `composed`, or not at these rates.
+    Args:
+        events: (noise multiplier, sample rate, steps) each, in any order, as in the `history` of
+            an Opacus accountant.
+        delta: δ, in (0, 1).
+        accountant: one of `accountants()` or an import path.
+        adjacency: `add-remove` or `replace`.
+
+    Raises:
+        ValueError: The accountant does not define `composed`, or not at these rates.
     """
     in_unit("delta", delta)
     counts = collections.Counter[Training]()
@@ -101,8 +107,10 @@ def events_epsilon(
     parts = tuple(kind.after(steps) for kind, steps in counts.items() if steps)
     if any(part.noise_multiplier == 0 for part in parts):
         return math.inf
-    if len(parts) <= 1:
-        return max((epsilon_of(part, delta, accountant).upper for part in parts), default=0.0)
+    if not parts:
+        return 0.0
+    if len(parts) == 1:
+        return epsilon_of(parts[0], delta, accountant).upper
     try:
         return find(accountant).composed(parts, delta)
     except UnansweredError:
@@ -119,9 +127,21 @@ def noise_multiplier(
     *,
     sampling: str = Sampling.POISSON,
 ) -> float:
-    """Noise multiplier whose claim lies in [epsilon - tolerance, epsilon]; ValueError beyond 1e6.
+    """Returns a noise multiplier whose claim lies in [epsilon - tolerance, epsilon].
 
-    In closed form if gaussian, else bisected from 20 downwards, as Opacus does.
+    It has a closed form for `gaussian`; otherwise it is bisected from 20 downwards, as in Opacus.
+
+    Args:
+        epsilon: ε of the claim, above 0.
+        steps: number of noisy sums.
+        delta: δ, in (0, 1).
+        sample_rate: probability that a record takes part in a step.
+        accountant: one of `accountants()` or an import path.
+        tolerance: of ε, above 0.
+        sampling: `poisson`, `shuffle` or `balls-and-bins`.
+
+    Raises:
+        ValueError: More than 1e6 would be needed, or an argument is invalid.
     """
     in_unit("delta", delta)
     training = Training(1.0, steps, sample_rate, sampling=sampling)
@@ -140,45 +160,51 @@ def noise_multiplier(
 def clt_epsilon(
     noise_multiplier: float, steps: int, delta: float, sample_rate: float = 1.0
 ) -> float:
-    """ε by the central limit theorem for GDP (Bu et al. 2020). NOT an upper bound, by some 3 %."""
+    """Returns ε by the central limit theorem for GDP (Bu et al. 2020).
+
+    It is NOT an upper bound, but some 3 % too small. Arguments are those of `epsilon`.
+    """
     training = Training(noise_multiplier, steps, sample_rate)
     in_unit("delta", delta)
     if training.known is not None:
         return training.known
-    spread = math.expm1(min(1 / noise_multiplier**2, 700.0))
-    return float(gdp.epsilon(sample_rate * math.sqrt(steps * spread), delta))
+    chi_square = math.expm1(min(1 / noise_multiplier**2, 700.0))  # e^709 would overflow
+    mu = sample_rate * math.sqrt(steps * chi_square)
+    return float(gdp.epsilon(mu, delta))
 
 
 def clt_noise_multiplier(
     epsilon: float, steps: int, delta: float, sample_rate: float = 1.0, tolerance: float = 0.01
 ) -> float:
-    """Noise multiplier by `clt_epsilon`: too little for its ε, since that is no upper bound."""
-    return _bisected_noise(
-        lambda noise: clt_epsilon(noise, steps, delta, sample_rate), epsilon, tolerance
-    )
+    """Returns a noise multiplier by `clt_epsilon`: too small, since that is no upper bound."""
+
+    def claim(noise: float) -> float:
+        return clt_epsilon(noise, steps, delta, sample_rate)
+
+    return _bisected_noise(claim, epsilon, tolerance)
 
 
 def _bisected_noise(claim: Callable[[float], float], epsilon: float, tolerance: float) -> float:
     _check_target(epsilon, tolerance)
-    coarse = max(tolerance, 0.01)
+    coarse_tolerance = max(tolerance, 0.01)
     low, high = 0.0, _FIRST_NOISE
-    while (reached := claim(high)) > epsilon:
+    while (bound := claim(high)) > epsilon:
         high *= 2
         if high > _LAST_NOISE:
             most = plain(_LAST_NOISE)
             raise ValueError(f"no noise_multiplier up to {most} reaches epsilon {epsilon}")
-    while epsilon - reached > coarse:
+    while epsilon - bound > coarse_tolerance:
         middle = (low + high) / 2
         value = claim(middle)
         if value < epsilon:
             high = middle
-            reached = value
+            bound = value
         else:
             low = middle
-    if epsilon - reached <= tolerance:
+    if epsilon - bound <= tolerance:
         return high
-    aim = epsilon - tolerance / 2
-    return root(lambda noise: claim(noise) - aim, low or high / 2, high, xtol=1e-9)
+    target = epsilon - tolerance / 2
+    return root(lambda noise: claim(noise) - target, low or high / 2, high, xtol=1e-9)
 
 
 def _check_target(epsilon: float, tolerance: float) -> None:

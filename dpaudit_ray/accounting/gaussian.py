@@ -20,12 +20,14 @@ class Gaussian(Accountant):
         return float(gdp.delta(epsilon, mu(training)))
 
     def composed(self, events: tuple[Training, ...], delta: float) -> float:
-        return float(gdp.epsilon(math.hypot(*map(mu, events)), delta))  # squares of μ add up
+        total_mu = math.hypot(*map(mu, events))  # squares of μ add up
+        return float(gdp.epsilon(total_mu, delta))
 
 
 def mu(training: Training) -> float:
-    """A training's GDP parameter. Raises ValueError for sampling, which has no closed form."""
-    if training.sample_rate != 1:
+    """Returns a training's GDP parameter. Raises ValueError for sampling: it has no closed form."""
+    rate = training.sample_rate
+    if rate != 1:
         rule = "the gaussian accountant is exact at sample_rate 1 only"
-        raise ValueError(f"{rule}, got {training.sample_rate}; use prv, pld or rdp")
+        raise ValueError(f"{rule}, got {rate}; use prv, pld or rdp")
     return math.sqrt(training.steps) / training.unit_noise

@@ -257,8 +257,8 @@ def _position(loss: Floats, noise: float, rate: float, replace: bool) -> Floats:
         log = np.log1p(-rate) + log_sinh - math.log(rate) + 1 / (2 * noise**2)
         root_of_square = 0.5 * np.logaddexp(0.0, 2 * log)
         asinh = np.logaddexp(log, root_of_square)  # asinh(e^log)
-        small = np.exp(np.minimum(log, 0.0))
-        distance = half + np.where(log < -20, small, asinh)
+        nearly_linear = np.exp(np.minimum(log, 0.0))
+        distance = half + np.where(log < -20, nearly_linear, asinh)
         return np.asarray(np.sign(loss) * noise**2 * distance)
 
 
@@ -341,18 +341,24 @@ class LossSum:
 
     def __init__(self, parts: Parts, pessimistic: bool) -> None:
         self._parts = parts
+        self._width = parts[0][0].width
         self._side = 1 if pessimistic else -1
         self._never = sum(count * step.never for step, count in parts)
         self._steps = sum(count for _, count in parts)
         # Largest error of the losses of all steps by rounding in floats.
-        largest = sum(count * (1 + float(np.abs(step.points).max())) for step, count in parts)
+        largest = 0.0
+        for step, count in parts:
+            largest += count * (1 + float(np.abs(step.points).max()))
         self._slip = _ROUNDING * largest
 
     def delta(self, epsilon: float) -> float:
         """Bounds δ at ε, in [0, 1]."""
         shifted = epsilon - self._side * self._slip
-        theta = self._best(lambda theta: self._log_moment(theta) - theta * shifted)
-        return min(self._delta(theta, shifted), 1.0)
+
+        def log_delta(theta: float) -> float:
+            return self._log_moment(theta) - theta * shifted
+
+        return min(self._delta(self._best(log_delta), shifted), 1.0)
 
     def epsilon(self, delta: float) -> float:
         """Bounds ε at δ, at least 0."""
@@ -367,13 +373,14 @@ class LossSum:
         most = chernoff(theta)  # above both bounds
 
         def excess(epsilon: float) -> float:
-            return math.log(max(self._delta(theta, epsilon), _LEAST) / delta)
+            bound = max(self._delta(theta, epsilon), _LEAST)
+            return math.log(bound / delta)
 
-        is_upper = self._side > 0
-        if most <= 0 or (is_upper and excess(0.0) <= 0):
+        side = self._side
+        if most <= 0 or (side > 0 and excess(0.0) <= 0):
             return 0.0
         if excess(most) >= 0:
-            return most + self._slip if is_upper else 0.0
+            return most + self._slip if side > 0 else 0.0
         low = most
         step = 1 / theta  # far below, other weights would be needed
         while low > 0 and excess(low) <= 0:
@@ -383,10 +390,10 @@ class LossSum:
             return 0.0
         fine = 1e-12 * max(most, 1.0)
         end = root(excess, low, most, xtol=fine)
-        while self._side * excess(end) > 0:
-            end += self._side * fine
+        while side * excess(end) > 0:
+            end += side * fine
             fine *= 2
-        return max(end + self._side * self._slip, 0.0)
+        return max(end + side * self._slip, 0.0)
 
     def _delta(self, theta: float, epsilon: float) -> float:
         """Bounds δ at ε by losses weighted with e^(θ loss)."""
@@ -396,10 +403,11 @@ class LossSum:
         weights = -np.expm1(-excesses) * np.exp(-theta * excesses)
         total = float(weights @ masses[first:])
         margin = error * float(np.linalg.norm(weights)) + 2 * math.exp(-_TAIL)
-        rounding = self._steps * _ROUNDING
         scale = math.exp(min(log_moment - theta * epsilon, 700.0))  # e^709 would overflow
-        bound = max(total + self._side * margin, 0.0) * scale * (1 + self._side * rounding)
-        return bound + self._never if self._side > 0 else bound
+        side = self._side
+        rounding = 1 + side * (self._steps * _ROUNDING)
+        bound = max(total + side * margin, 0.0) * scale * rounding
+        return bound + self._never if side > 0 else bound
 
     def _log_moment(self, theta: float) -> float:
         return sum(count * step.log_moment(theta) for step, count in self._parts)
@@ -407,7 +415,7 @@ class LossSum:
     def _best(self, cost: Callable[[float], float]) -> float:
         """Returns the power of 2 with the least `cost`, which falls and then rises."""
         theta = self._flat
-        while theta * self._parts[0][0].width < 1 and cost(2 * theta) < cost(theta):
+        while theta * self._width < 1 and cost(2 * theta) < cost(theta):
             theta *= 2
         while theta > _FLATTEST and cost(theta / 2) < cost(theta):
             theta /= 2
@@ -415,8 +423,9 @@ class LossSum:
 
     @functools.cached_property
     def _flat(self) -> float:
-        """θ at which losses within their spread have about one weight."""
-        return float(2.0 ** math.floor(-math.log2(self._spread(0.0))))
+        """θ at which losses within their spread have about one weight, a power of 2."""
+        exponent = math.floor(-math.log2(self._spread(0.0)))
+        return float(2.0**exponent)
 
     def _spread(self, theta: float) -> float:
         """Computes the standard deviation of the weighted loss, at least a cell."""
@@ -425,7 +434,7 @@ class LossSum:
             masses = step.weighted(theta)
             mean = float(masses @ step.points)
             total += count * float(masses @ (step.points - mean) ** 2)
-        return max(math.sqrt(total), self._parts[0][0].width)
+        return max(math.sqrt(total), self._width)
 
     def _window(self, theta: float) -> tuple[float, float]:
         """Bounds the weighted loss on both sides, but for e^-45, by Chernoff's bound."""
@@ -435,11 +444,15 @@ class LossSum:
         def chernoff(h: float) -> float:
             return (self._log_moment(theta + h) - log_moment + _TAIL) / h
 
-        tilts = [4.0**power / spread for power in range(-5, 3)]
-        smallest = sum(count * float(step.points.min()) for step, count in self._parts)
-        largest = sum(count * float(step.points.max()) for step, count in self._parts)
-        low = max(smallest, *(chernoff(-h) for h in tilts))
-        return low, min(largest, *map(chernoff, tilts))
+        low = high = 0.0  # smallest and largest sum
+        for step, count in self._parts:
+            low += count * float(step.points.min())
+            high += count * float(step.points.max())
+        for power in range(-5, 3):
+            tilt = 4.0**power / spread
+            low = max(low, chernoff(-tilt))
+            high = min(high, chernoff(tilt))
+        return low, high
 
     @functools.lru_cache(maxsize=4)  # noqa: B019 (of all sums together: arrays are large)
     def _weighted(self, theta: float) -> tuple[float, Floats, Floats, float]:
@@ -451,11 +464,10 @@ class LossSum:
         """
         from scipy import fft
 
-        width = self._parts[0][0].width
         low, high = self._window(theta)
         shift = sum(count * step.shift for step, count in self._parts)
-        start = math.floor((low - shift) / width)
-        cells = math.ceil((high - low) / width) + 3
+        start = math.floor((low - shift) / self._width)
+        cells = math.ceil((high - low) / self._width) + 3
         size = fft.next_fast_len(cells, real=True)
         gamma = 8 * _UNIT * math.log2(2 * size)  # relative error of a transform, in norm
         product = np.ones(size // 2 + 1, np.complex128)
@@ -463,15 +475,17 @@ class LossSum:
         offset = 0
         for step, count in self._parts:
             masses = step.weighted(theta)
-            folded = np.bincount(np.arange(len(masses)) % size, masses, size)
+            positions = np.arange(len(masses)) % size
+            folded = np.bincount(positions, masses, size)
             with np.errstate(divide="ignore", invalid="ignore"):
-                product *= np.exp(count * np.log(fft.rfft(folded)))
+                log_spectrum = np.log(fft.rfft(folded))
+                product *= np.exp(count * log_spectrum)
             step_error = count * gamma * float(np.linalg.norm(folded))
             error += step_error * math.exp(step_error * math.sqrt(size))
             offset += count * step.first
         composed = fft.irfft(np.nan_to_num(product), size)
         relative_error = 20 * self._steps * _UNIT + gamma
         error += relative_error * (float(np.linalg.norm(composed)) + error)
-        points = (start + np.arange(size)) * width + shift
+        points = (start + np.arange(size)) * self._width + shift
         masses = np.roll(composed, -((start - offset) % size))
         return self._log_moment(theta), points, masses, error

@@ -21,7 +21,7 @@ from .training import Adjacency, Training
 
 EPSILON_ERROR = 0.01  # of ε, on either side; a finer grid takes proportionally longer
 GRID_LIMIT = 10_000_000  # points; about a minute and two gigabytes
-# What the library is known to raise where its grid does not do.
+# Exceptions of the library for a grid that does not suffice.
 _FAILURES = (RuntimeError, ValueError, OverflowError, AssertionError, FloatingPointError)
 
 
@@ -81,14 +81,13 @@ def _epsilons(accountant: Any, delta: float, counts: list[list[int]]) -> list[fl
 
 def _rounding_error(accountant: Any, counts: list[int]) -> float:
     """Bounds the error of δ by rounding in the library's transforms, in norm (see `pld`)."""
-    parts = accountant.composer.prvs
-    masses = parts[0].pmf
-    size = len(masses)
-    unit = float(np.finfo(masses.dtype).eps)
+    masses = [part.pmf for part in accountant.composer.prvs]
+    size = len(masses[0])
+    unit = float(np.finfo(masses[0].dtype).eps)
     gamma = 4 * unit * math.log2(2 * size) * math.sqrt(size)
     total = 0.0
-    for count, part in zip(counts, parts, strict=True):
-        total += count * float(np.linalg.norm(part.pmf.astype(np.float64)))
+    for count, part in zip(counts, masses, strict=True):
+        total += count * float(np.linalg.norm(part.astype(np.float64)))
     return gamma * (1 + 3 * total)
 
 
@@ -118,9 +117,10 @@ def _build(events: tuple[Training, ...], delta_error: float) -> Any:
     counts = [part.steps for part in events]
     reach = compute_safe_domain_size(variables, counts, EPSILON_ERROR, delta_error)
     mesh = EPSILON_ERROR / math.sqrt(sum(counts) / 2 * math.log(12 / delta_error))
-    if not 2 * reach / mesh <= GRID_LIMIT:
-        points = plain(2 * reach / mesh, ".2g")
-        raise UnansweredError(f"prv would need {points} grid points, more than {plain(GRID_LIMIT)}")
+    points = 2 * reach / mesh
+    if not points <= GRID_LIMIT:
+        needed = plain(points, ".2g")
+        raise UnansweredError(f"prv would need {needed} grid points, more than {plain(GRID_LIMIT)}")
     # The library's grid has 2 (half + 1) points; a size without large prime factors makes its
     # Fourier transforms several times faster and the reach a trifle longer.
     half = fft.next_fast_len(math.ceil(reach / mesh) + 1, real=True) - 1

@@ -29,18 +29,26 @@ class Rdp(Accountant):
         """Returns δ at ε, by the theorem of `to_epsilon` solved for δ."""
         alphas = np.array(ORDERS)
         excess = _training_divergences(training) - epsilon + np.log1p(-1 / alphas)
-        logs = (alphas - 1) * excess - np.log(alphas)
-        return math.exp(min(float(logs.min()), 0.0))
+        log_deltas = (alphas - 1) * excess - np.log(alphas)
+        return math.exp(min(float(log_deltas.min()), 0.0))
 
     def composed(self, events: tuple[Training, ...], delta: float) -> float:
-        total = np.sum([_training_divergences(part) for part in events], axis=0)
+        divergences_of_events = [_training_divergences(part) for part in events]
+        total = np.sum(divergences_of_events, axis=0)
         return to_epsilon(total, ORDERS, delta)[0]
 
 
 def divergences(
     noise_multiplier: float, steps: int, sample_rate: float, orders: npt.ArrayLike = ORDERS
 ) -> Floats:
-    """Computes the RDP of `steps` steps at each order above 1, float64 [len(orders)]."""
+    """Computes the Rényi divergence of all steps at each order, float64 [len(orders)].
+
+    Args:
+        noise_multiplier: of the unit by which one record moves a sum.
+        steps: number of noisy sums.
+        sample_rate: probability that a record takes part in a step.
+        orders: above 1.
+    """
     alphas = np.atleast_1d(np.asarray(orders, dtype=np.float64))
     if not np.all(alphas > 1):
         raise ValueError(f"orders must exceed 1, got {orders!r}")
@@ -70,10 +78,12 @@ def quick_epsilon(noise_multiplier: float, steps: int, sample_rate: float, delta
     """
 
     def best(orders: list[float]) -> tuple[float, float]:
-        return to_epsilon(divergences(noise_multiplier, steps, sample_rate, orders), orders, delta)
+        rdp = divergences(noise_multiplier, steps, sample_rate, orders)
+        return to_epsilon(rdp, orders, delta)
 
     _, integer = best([order for order in ORDERS if order % 1 == 0])
-    return best([order for order in ORDERS if abs(order - integer) < 1.15])[0]
+    near = [order for order in ORDERS if abs(order - integer) < 1.15]
+    return best(near)[0]
 
 
 def _training_divergences(training: Training) -> Floats:

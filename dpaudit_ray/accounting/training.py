@@ -60,7 +60,8 @@ class Training:
     sampling: str = Sampling.POISSON
 
     def __post_init__(self) -> None:
-        if not 0 <= (noise := self.noise_multiplier) < math.inf:
+        noise = self.noise_multiplier
+        if not 0 <= noise < math.inf:
             raise ValueError(f"noise_multiplier must be at least 0 and finite, got {noise}")
         if not isinstance(self.steps, Integral) or self.steps < 0:
             raise ValueError(f"steps must be a whole number of at least 0, got {self.steps}")
@@ -73,12 +74,13 @@ class Training:
 
     @property
     def unit_noise(self) -> float:
-        """Noise over how far one record moves the sum; only meaningful without sampling."""
-        return self.noise_multiplier / (2 if self.adjacency is Adjacency.REPLACE else 1)
+        """Noise over the change of a sum by one record; only meaningful without sampling."""
+        clip_norms_moved = 2 if self.adjacency is Adjacency.REPLACE else 1
+        return self.noise_multiplier / clip_norms_moved
 
     @property
     def batches(self) -> int:
-        """The fewest batches of an epoch: what does not fill the last one may be left out."""
+        """The fewest batches of an epoch: records that do not fill the last one may be left out."""
         return math.floor((1 + _ROUNDING) / self.sample_rate)
 
     @property

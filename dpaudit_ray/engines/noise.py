@@ -76,7 +76,8 @@ class GpuNoise:
                 torch.full_like(numbers, self._upper >> 32),
             )
             a, b, c, d = philox(self._key, counter)
-            values = torch.stack([normals(a, b), normals(c, d)], dim=-1).view(-1)
+            pairs = torch.stack([normals(a, b), normals(c, d)], dim=-1)
+            values = pairs.view(-1)
             # Rounded once, by the copy: a product with a power of two keeps all bits.
             part.copy_(values[: len(part)]).mul_(UNIT)
             self._next_block = end

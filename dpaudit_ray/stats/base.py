@@ -22,12 +22,12 @@ from .lower_bound import Estimate, Status, TradeOff
 T = TypeVar("T")
 Scores = npt.NDArray[np.float64]
 Members = npt.NDArray[np.bool_]
-_FALSE_ALARM = 1e-6  # where coins are fair
+_FALSE_ALARM = 1e-6  # probability that fair coins are refused
 _AT_ONCE = 2**20  # trials of a stretch
-_BEYOND = -float(special.ndtri(_FALSE_ALARM / 2))  # standard deviations, about 4.9
-_LAGS = 8  # how many trials apart scores are correlated: up to so many training runs take turns
-_REFUSED = 1e-4  # of independent trials, by all correlations of `check_apart` together
-_APART = -float(special.ndtri(_REFUSED / (2 * _LAGS)))  # standard deviations, about 4.4
+_FAR = -float(special.ndtri(_FALSE_ALARM / 2))  # standard deviations of fair coins, about 4.9
+_LAGS = 8  # scores up to so many trials apart are correlated: as many training runs take turns
+_FALSE_REFUSAL = 1e-4  # probability that `check_apart` refuses independent trials
+_CORRELATED = -float(special.ndtri(_FALSE_REFUSAL / (2 * _LAGS)))  # deviations, about 4.4
 
 
 @dataclasses.dataclass
@@ -35,8 +35,8 @@ class Estimator(ABC):
     """Streaming state of one method. Fold trials in id order; any split gives the same bound.
 
     `planned` is the number of trials that the audit declared. `status` is that of estimates with
-    default options: with `if-gaussian`, ε is read off a μ. A method whose ε takes something else
-    for granted says in words what it `assumes`.
+    default options: with `if-gaussian`, ε is converted from a μ. If ε depends on another
+    assumption, `assumes` states it.
     """
 
     planned: int
@@ -44,18 +44,18 @@ class Estimator(ABC):
     name: ClassVar[str]
     status: ClassVar[Status]
     assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
-    fair: ClassVar[bool] = True  # holds for fair coins only; else each world is judged by itself
+    fair: ClassVar[bool] = True  # holds for fair coins only; else each world is judged separately
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
     within_planned: ClassVar[bool] = False  # ... but up to the planned number of trials only
-    one_run: ClassVar[bool] = False  # takes canaries of one training too, not only trainings
-    by_run: ClassVar[bool] = False  # judges trainings of several canaries as wholes
-    by_pair: ClassVar[bool] = False  # ... or pairs of trainings that share their noise
+    one_run: ClassVar[bool] = False  # takes canaries of one training run, too
+    by_run: ClassVar[bool] = False  # has one outcome for each training run of several canaries
+    by_pair: ClassVar[bool] = False  # ... or for each pair of training runs that share their noise
     needs_independence: ClassVar[bool] = False  # uses all trials at once
     learns = True  # guesses trials by the bits of earlier ones: then their order matters
 
     @classmethod
     def time_uniform(cls) -> bool:
-        """Whether its bound holds at every number of trials, declared or not."""
+        """Returns whether its bound holds at every number of trials, declared or not."""
         return cls.interim_valid and not cls.within_planned
 
     def fold(self, scores: Scores, members: Members) -> None:
@@ -75,24 +75,24 @@ class Estimator(ABC):
 
     @abstractmethod
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """The lower bound that the folded trials support at (`delta`, `confidence`)."""
+        """Returns the lower bound of the folded trials at (`delta`, `confidence`)."""
 
     def _estimate(
         self, epsilon: float, mu: float, level: tuple[float, float], trials: int,
         threshold: float = math.nan,
     ) -> Estimate:  # fmt: skip
-        # By what was computed: nobody can declare a conversion certified.
+        # It follows from what was computed: no class can declare a conversion certified.
         status = self._status_at(mu) if self.status.holds else self.status
         return Estimate(self.name, status, epsilon, mu, *level, trials, threshold)
 
     def _status_at(self, mu: float) -> Status:
-        """The status of a bound that holds."""
+        """Returns the status of a bound that is valid at its level."""
         if self.assumes:
             return Status.IF_ASSUMED
         return Status.CERTIFIED if math.isnan(mu) else Status.IF_GAUSSIAN
 
 
-# Bounds that assume no trade-off curve, the one first that speaks for an audit where it may.
+# Bounds that assume no trade-off curve: the first one that an audit has is quoted.
 _CURVE_FREE = ("one-run", "eps-delta", "eps-delta-anytime")
 
 
@@ -104,14 +104,17 @@ REPLACEMENTS = {
 
 
 def estimators() -> dict[str, type[Estimator]]:
-    """Every estimator of this package, by the name that sweep files use."""
-    home = f"{__package__}."
-    inside = (cls for cls in subclasses(Estimator) if cls.__module__.startswith(home))
-    return {cls.name: cls for cls in inside if "name" in vars(cls)}  # not a base of several
+    """Returns every estimator of this package, by the name that sweep files use."""
+    named = {}
+    for cls in subclasses(Estimator):
+        is_base = "name" not in vars(cls)
+        if cls.__module__.startswith(f"{__package__}.") and not is_base:
+            named[cls.name] = cls
+    return named
 
 
 def subclasses(cls: type[T]) -> Iterator[type[T]]:
-    """All classes that are derived from `cls`, at any depth."""
+    """Yields all classes that are derived from `cls`, at any depth."""
     for child in cls.__subclasses__():
         yield child
         yield from subclasses(child)
@@ -125,19 +128,29 @@ def make(
     canaries: int = 1,
     **options: Any,
 ) -> Estimator:
-    """Builds the streaming state of `method`, one of `estimators()` or a class of one's own.
+    """Builds the streaming state of a method.
 
-    `independent`: every score is of a training of its own; else `canaries` in a row are of one.
+    Args:
+        method: one of `estimators()`, or a class of your own.
+        planned: declared number of trials.
+        independent: whether each score is of another training run.
+        canaries: successive scores of one training run, if not `independent`.
+        options: of the method; a `family` too if it takes one.
     """
     cls = _method_class(method)
-    name, fields = cls.name, option_names(cls)
-    if unknown := options.keys() - {*fields, *(["family"] if takes_family(cls) else [])}:
-        takes = ", ".join(sorted(fields)) or "no options"
-        raise ValueError(f"{name} does not take {', '.join(sorted(unknown))}; it takes {takes}")
+    names = sorted(option_names(cls))
+    unknown = options.keys() - {*names}
+    if takes_family(cls):
+        unknown.discard("family")
+    if unknown:
+        takes = ", ".join(names) or "no options"
+        raise ValueError(f"{cls.name} does not take {', '.join(sorted(unknown))}; it takes {takes}")
     unset = dataclasses.MISSING
     required = {f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is unset}
-    if missing := (required & set(fields)) - options.keys():
-        raise ValueError(f"{name} has no default for {', '.join(sorted(missing))}; give a value")
+    missing = required.intersection(names) - options.keys()
+    if missing:
+        listed = ", ".join(sorted(missing))
+        raise ValueError(f"{cls.name} has no default for {listed}; give a value")
     if cls.one_run:
         options["independent"] = independent
     if cls.by_run:
@@ -148,22 +161,22 @@ def make(
 def _method_class(method: str | type[Estimator]) -> type[Estimator]:
     if not isinstance(method, str):
         return method
-    if method not in (methods := estimators()):
-        if method in REPLACEMENTS:
-            raise ValueError(f"unknown method {method!r}; {REPLACEMENTS[method]}")
-        raise ValueError(f"unknown method {method!r}; known: {', '.join(sorted(methods))}")
+    methods = estimators()
+    if method not in methods:
+        known = f"known: {', '.join(sorted(methods))}"
+        raise ValueError(f"unknown method {method!r}; {REPLACEMENTS.get(method, known)}")
     return methods[method]
 
 
 def option_names(method: type[Estimator]) -> list[str]:
-    """The fields that a user may set; what the trials are is for the caller to know."""
+    """Returns the fields that a user may set; the caller sets those that describe the trials."""
     by_caller = ("planned", "independent", "canaries", "family")
     fields = (field.name for field in dataclasses.fields(method) if field.init)
     return [name for name in fields if name not in by_caller]
 
 
 def takes_family(method: type[Estimator]) -> bool:
-    """Whether it can read what it certifies through a `family`, which the caller gives it."""
+    """Returns whether a method can convert its bound through a `family`, given by the caller."""
     return any(field.name == "family" for field in dataclasses.fields(method))
 
 
@@ -178,20 +191,20 @@ def estimate(
     trade_off: str = TradeOff.UNKNOWN,
     **options: Any,
 ) -> Estimate:
-    """Lower bound from one score per independently trained model, or per canary of known `runs`.
+    """Computes a bound by one score per independently trained model, or per canary of `runs`.
 
     Args:
         scores: float [R], in trial order, higher = more "in". NaN and ±inf mark diverged
-            trainings: a third outcome, guessed as earlier ones teach.
+            training runs: a third outcome, guessed by earlier ones.
         members: bool [R], the secret bits; must be fair and independent coin flips. A share or
             an order that coins do not give is refused by the methods that it would mislead.
         delta: δ of the bound, in (0, 1).
         confidence: its level, in (0, 1).
         method: one of `estimators()`, or a class of your own.
         runs: [R], which training run each score came from; `several-canaries` takes run after run,
-            with as many scores from each. Without it each score counts as a run of its own, except
-            to one-run methods, which take all scores for canaries of one run: a warning, and the
-            estimate's `note`, say so. Correlated scores are refused without `runs`, and with it by
+            with as many scores from each. If None, each score counts as another run, except for
+            one-run methods, which take all scores for canaries of one run, with a warning and a
+            `note` of the estimate. Correlated scores are refused without `runs`, and with it by
             methods that need independent runs.
         trade_off: `gaussian` states that the mechanism's trade-off curve is Gaussian, which
             certifies an ε that was converted from a μ; `claimed` that it is one of `family`.
@@ -201,19 +214,19 @@ def estimate(
     check_level(delta, confidence)
     if trade_off not in tuple(TradeOff):
         raise ValueError(f"trade_off must be one of {', '.join(TradeOff)}, got {trade_off!r}")
-    independent, canaries = False, 1
+    trials = len(values)
+    canaries = 1
     if runs is not None:
-        canaries = check_runs(runs, len(values), _method_class(method))
-        independent = canaries == 1 < len(values)
-    state = make(method, len(values), independent=independent, canaries=canaries, **options)
+        canaries = check_runs(runs, trials, _method_class(method))
+    independent = runs is not None and canaries == 1 < trials
+    state = make(method, trials, independent=independent, canaries=canaries, **options)
     note = ""
     if independent and state.needs_independence:
         check_apart(values, bits, f"{state.name} uses all trials at once; {_BY_EARLIER}")
     elif runs is None and not state.one_run:
         check_apart(values, bits, _BY_RUNS)
-    elif runs is None and len(values) > 1:
-        taken = f"{state.name} takes the {len(values)} scores for canaries of one training run"
-        note = f"{taken}; {_STATE}"
+    elif runs is None and trials > 1:
+        note = f"{state.name} takes the {trials} scores for canaries of one training run; {_STATE}"
         warnings.warn(note, stacklevel=2)
     check_coins(bits, state)
     state.fold(values, bits)
@@ -236,17 +249,19 @@ def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Memb
 
 
 def check_coins(members: Members, judge: Estimator) -> None:
-    """Raises ValueError where bits have a share or (if `judge` learns) an order unlike coins'."""
-    n, inside = len(members), int(members.sum())
-    if judge.fair and 2 * special.bdtr(min(inside, n - inside), n, 0.5) < _FALSE_ALARM:
-        spread = _BEYOND * math.sqrt(n) / 2
+    """Raises ValueError if a share, or an order that `judge` learns from, is unlike coins'."""
+    n = len(members)
+    inside = int(members.sum())
+    p_value = 2 * special.bdtr(min(inside, n - inside), n, 0.5)
+    if judge.fair and p_value < _FALSE_ALARM:
+        spread = _FAR * math.sqrt(n) / 2
         raise ValueError(
             f"members must be fair coin flips, got {inside} of {n} inside, where fair coins give "
             f"{n / 2 - spread:.0f} to {n / 2 + spread:.0f}; draw each bit with chance 1/2, or "
             "use eps-delta, which judges each world separately"
         )
-    runs, expected, ordered = _order(members)
-    if judge.learns and ordered:
+    runs, expected, is_ordered = _order(members)
+    if judge.learns and is_ordered:
         raise ValueError(
             f"members come in an order that coins do not give: {runs} runs of equal bits in {n} "
             f"trials, where {expected:.0f} are expected; give the trials in the order in which "
@@ -255,13 +270,18 @@ def check_coins(members: Members, judge: Estimator) -> None:
 
 
 def _order(members: Members) -> tuple[int, float, bool]:
-    """Runs of equal bits, how many are expected, whether that is too far (Wald, Wolfowitz 1940)."""
-    n, inside = len(members), int(members.sum())
+    """Tests the order of bits by its runs of equal ones (Wald, Wolfowitz 1940).
+
+    Returns:
+        The number of runs, the expected one, and whether they differ too much for coins.
+    """
+    n = len(members)
+    inside = int(members.sum())
     expected = 1 + 2 * inside * (n - inside) / max(n, 1)
     variance = (expected - 1) * (expected - 2) / max(n - 1, 1)
     runs = 1 + int(np.count_nonzero(members[1:] != members[:-1]))
-    far = variance > 0 and abs(runs - expected) > _BEYOND * math.sqrt(variance)
-    return runs, expected, far
+    is_ordered = variance > 0 and abs(runs - expected) > _FAR * math.sqrt(variance)
+    return runs, expected, is_ordered
 
 
 _STATE = (
@@ -276,36 +296,46 @@ _BY_RUNS = (
 
 
 def check_apart(scores: Scores, members: Members, remedy: str) -> None:
-    """Raises ValueError with a `remedy` where scores of nearby trials are correlated.
+    """Raises ValueError with a `remedy` if scores of nearby trials are correlated.
 
-    So are scores of canaries of one training run, and of runs that continue earlier ones, in up to
-    eight chains that take turns. Ranks of independent scores within each world are a random order,
-    ties broken by lot, so one of their correlations is too large once in 10,000 audits; and so are
-    those of ranks from the bit's own end, which find shared luck. Scores that drift are refused,
-    too. What all scores share is not found, nor anything where bits were put in order.
+    Such are scores of canaries of one training run, and of runs that continue earlier ones, in up
+    to eight chains that take turns. Ranks of independent scores within each world are a random
+    order, ties broken by lot, so one of their correlations is too large once in 10,000 audits; and
+    so are those of ranks from the bit's own end, which find shared luck. Scores that drift are
+    refused, too. A part that all scores share is not found, nor anything if bits are in order.
     """
     n = len(scores)
     if n < 2 or _order(members)[2]:
         return
-    ranks, lots = np.zeros(n), np.random.default_rng(0).random(n)
+    ranks = np.zeros(n)
+    lots = np.random.default_rng(0).random(n)
     for world in (np.flatnonzero(members), np.flatnonzero(~members)):
-        places = np.linspace(-1, 1, len(world) + 2)[1:-1]
-        ranks[world[np.lexsort((lots[world], scores[world]))]] = places
-    limit = _APART / math.sqrt(n)
+        rising = np.lexsort((lots[world], scores[world]))
+        ranks[world[rising]] = np.linspace(-1, 1, len(world) + 2)[1:-1]
+    limit = _CORRELATED / math.sqrt(n)
     for series in (ranks, np.where(members, ranks, -ranks)):
         total = max(float(series @ series), 1e-300)
         for lag in range(1, min(_LAGS, n - 1) + 1):
-            alike = float(series[lag:] @ series[:-lag]) / total
-            if alike > limit:
+            correlation = float(series[lag:] @ series[:-lag]) / total
+            if correlation > limit:
                 raise ValueError(
-                    "scores must be of independent training runs, got a correlation of "
-                    f"{alike:.2f} between scores {lag} apart, where at most {limit:.2f} is chance; "
-                    f"{remedy}"
+                    f"scores must be of independent training runs, got a correlation of "
+                    f"{correlation:.2f} between scores {lag} apart, where at most {limit:.2f} is "
+                    f"chance; {remedy}"
                 )
 
 
 def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int:
-    """Returns how many scores each training gave, 0 where that differs, or raises ValueError."""
+    """Returns the number of scores of each training run, 0 if they differ.
+
+    Args:
+        runs: the training run of each score.
+        scores: number of scores.
+        method: class of the estimator.
+
+    Raises:
+        ValueError: The method does not take such runs.
+    """
     labels = np.asarray(runs)
     if labels.shape != (scores,):
         raise ValueError(f"runs must name one training per score, got shape {labels.shape}")
@@ -332,26 +362,26 @@ def check_level(delta: float, confidence: float) -> None:
 
 
 def curve_free_method(time_uniform: bool = False) -> str:
-    """The strongest method that assumes no curve, at any number of trials if `time_uniform`."""
+    """Returns the best method without a curve, for any number of trials if `time_uniform`."""
     return "eps-delta-anytime" if time_uniform else "one-run"
 
 
 def methods_after_a_look(by_run: bool, by_pair: bool) -> list[str]:
-    """Names of time-uniform methods: the first bounds μ, the second assumes no curve."""
+    """Returns names of time-uniform methods: the first bounds μ, the second assumes no curve."""
     if by_pair:
         return ["paired"]
     return ["several-canaries"] if by_run else ["anytime", "eps-delta-anytime"]
 
 
 def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
-    """The bound of an audit without a trade-off curve, chosen by method, not value; or None."""
-    places = {name: place for place, name in enumerate(_CURVE_FREE)}
-    free = (estimate for estimate in estimates if estimate.curve_free)
-    return min(free, key=lambda e: places.get(e.method, len(places)), default=None)
+    """Returns an audit's bound without a trade-off curve, chosen by method, not value; or None."""
+    ranks = {name: rank for rank, name in enumerate(_CURVE_FREE)}
+    free = (bound for bound in estimates if bound.curve_free)
+    return min(free, key=lambda bound: ranks.get(bound.method, len(ranks)), default=None)
 
 
 def alike_in_a_row(flags: Members) -> Iterator[tuple[slice, bool]]:
-    """Stretches of equal flags, bool [n], a million at most: where they are, and which flag."""
+    """Yields stretches of equal flags, bool [n], each with its flag; of a million at most."""
     changes = (np.flatnonzero(np.diff(flags)) + 1).tolist()
     ends = sorted({*range(0, len(flags), _AT_ONCE), *changes, len(flags)})
     for start, stop in itertools.pairwise(ends):
@@ -367,21 +397,32 @@ def assumption_free(
     planned: int | None = None,
     missed: npt.ArrayLike | None = None,
 ) -> Estimate:
-    """Certified (ε, δ) bound from independent trainings, whatever their trade-off curve.
+    """Computes a certified (ε, δ) bound from independent training runs, without any assumption.
 
-    The bound that reports show beside every other: `one-run`, on every audit. Arguments as of
-    `estimate`; `planned` trials were declared, R unless given; `missed`, bool [R], gave no output.
+    Reports show this bound, by `one-run`, for every audit.
+
+    Args:
+        scores: float [R], as of `estimate`.
+        members: bool [R], the secret bits.
+        delta: δ of the bound, in (0, 1).
+        confidence: its level, in (0, 1).
+        planned: declared number of trials; R if None.
+        missed: bool [R], trials without an output; none if None.
     """
     values, bits = checked(scores, members)
     check_level(delta, confidence)
-    lost = np.zeros(len(values), np.bool_) if missed is None else np.asarray(missed, np.bool_)
-    if lost.shape != values.shape:
-        raise ValueError(f"missed must be one flag per score, got shape {lost.shape}")
-    state = make(curve_free_method(), len(values) if planned is None else planned, independent=True)
+    without_output = np.zeros(len(values), np.bool_)
+    if missed is not None:
+        without_output = np.asarray(missed, np.bool_)
+    if without_output.shape != values.shape:
+        raise ValueError(f"missed must be one flag per score, got shape {without_output.shape}")
+    if planned is None:
+        planned = len(values)
+    state = make(curve_free_method(), planned, independent=True)
     check_coins(bits, state)
     check_apart(values, bits, f"{state.name} uses all trials at once; {_BY_EARLIER}")
-    for rows, absent in alike_in_a_row(lost):
-        if absent:
+    for rows, is_missed in alike_in_a_row(without_output):
+        if is_missed:
             state.miss(bits[rows])
         else:
             state.fold(values[rows], bits[rows])

@@ -29,13 +29,14 @@ class SweepBudget:
 
     @property
     def confidence(self) -> float:
-        """Confidence at which all bounds hold together."""
+        """Confidence at which all bounds hold simultaneously."""
         return min((audit.confidence for audit in self.audits), default=0.95)
 
     @property
     def parts(self) -> int:
         """Number of shares, at least 1: steps × estimators, over all audits."""
-        return max(sum(len(a.estimators) * len(a.steps) for a in self.audits), 1)
+        bounds = (len(audit.estimators) * len(audit.steps) for audit in self.audits)
+        return max(sum(bounds), 1)
 
     @property
     def each(self) -> float:
@@ -49,6 +50,6 @@ class SweepBudget:
 
 
 def average_evidence(log_values: Sequence[float]) -> float:
-    """Log of the mean of e-values, given by their logs: an e-value, whatever their dependence."""
+    """Returns the log of the mean of e-values, an e-value whatever their dependence."""
     logs = np.asarray(log_values, dtype=np.float64)
     return float(special.logsumexp(logs)) - math.log(logs.size)

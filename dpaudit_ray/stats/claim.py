@@ -54,7 +54,7 @@ OUTCOMES = 4 * _K + 3
 PLAIN = 2 * _K  # the slot that guesses every finite trial, around the midpoint
 _PORTFOLIO_POINTS = 16  # points of the curve that a portfolio bets on
 _BETS = 12  # bets at most in a mixture, added one after another
-_WORTH = 1.0  # nats of growth below which a further bet is taken for noise
+_LEAST_GROWTH = 1.0  # nats: a further bet that adds less may be noise
 _LARGEST_SHARE = 0.95  # share of the mixture that one bet may take
 _STEPS = 24  # bisections of a share, which is right to 1e-7
 _CONSTANT_POINTS = 12  # points of a curve for constant stakes
@@ -65,14 +65,16 @@ _CAUTIONS = np.array([0.4, 1.0])  # shares of the recommended mixture that are s
 def _slots() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Floats]:
     """Returns outcomes that slots win and lose by, bool [slots, outcomes], and shares of δ."""
     kinds = ((1, 0, 0), (0, 1, 0), (1, 1, 0), (1, 1, 1))  # up, down, diverged
-    slots = [(*kind, k) for kind, k in itertools.product(kinds, range(_K))]
-    slots.append((0, 0, 1, 0))
+    slots = [*itertools.product(kinds, range(_K)), ((0, 0, 1), 0)]
     wins, losses = np.zeros((2, len(slots), OUTCOMES), dtype=np.bool_)
     shares = []
-    for slot, (up, down, diverged, k) in enumerate(slots):
-        wins[slot, _UP_RIGHT[k:]] = losses[slot, _UP_WRONG[k:]] = bool(up)
-        wins[slot, _DOWN_RIGHT[k:]] = losses[slot, _DOWN_WRONG[k:]] = bool(down)
-        wins[slot, DIVERGED_RIGHT] = losses[slot, DIVERGED_WRONG] = bool(diverged)
+    for slot, ((up, down, diverged), k) in enumerate(slots):
+        wins[slot, _UP_RIGHT[k:]] = up
+        losses[slot, _UP_WRONG[k:]] = up
+        wins[slot, _DOWN_RIGHT[k:]] = down
+        losses[slot, _DOWN_WRONG[k:]] = down
+        wins[slot, DIVERGED_RIGHT] = diverged
+        losses[slot, DIVERGED_WRONG] = diverged
         shares.append(max(up + down, diverged) / 2)
     losses[:, MISSED] = True
     return wins, losses, np.array(shares)
@@ -116,8 +118,7 @@ class Wagers:
     @property
     def counts(self) -> Counts:
         """Number of trials with each outcome, int64 [OUTCOMES], in all epochs."""
-        nothing = np.zeros(OUTCOMES, dtype=np.int64)
-        return np.asarray(np.sum([nothing, *self.epochs], axis=0))
+        return sum(self.epochs, start=np.zeros(OUTCOMES, dtype=np.int64))
 
     def _parts(self, trials: int) -> Iterator[slice]:
         """Splits trials where an epoch ends, and places thresholds anew once the part is in."""
@@ -133,7 +134,7 @@ class Wagers:
                 self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
 
     def _count(self, outcomes: npt.NDArray[np.int64]) -> None:
-        is_placed = not (math.isnan(self.centre) or math.isnan(self.spread))
+        is_placed = not math.isnan(self.centre + self.spread)
         if self.epochs and is_placed:
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
 
@@ -147,8 +148,9 @@ class Wagers:
             distance = np.where(finite, distance, 0.0)[:, None]
             passed_up = (distance >= self.spread * OFFSETS).sum(axis=1)
             passed_down = (distance < -self.spread * OFFSETS).sum(axis=1)
-        highest, lowest = passed_up - 1, passed_down - 1
+        highest = passed_up - 1
         up = np.where(members, _UP_RIGHT[highest], _UP_WRONG[highest])
+        lowest = passed_down - 1
         down = np.where(members, _DOWN_WRONG[lowest], _DOWN_RIGHT[lowest])
         diverged_before = []
         for world, count in enumerate(self._diverged):
@@ -171,9 +173,8 @@ class Wagers:
             with np.errstate(over="ignore", invalid="ignore"):
                 x = scores[finite & inside] - self._origin
                 for power in (0, 1, 2):
-                    before = [self._moments[power, world]]
-                    terms = np.concatenate([before, x**power])
-                    # cumsum adds strictly in order, so a split stream sums to the same bits
+                    terms = np.append(self._moments[power, world], x**power)
+                    # `cumsum` adds strictly in order, so a split stream sums to the same bits.
                     self._moments[power, world] = np.cumsum(terms)[-1]
         if self.trials < cut.LAST:
             self._log.append(scores, members)
@@ -208,7 +209,7 @@ class Wagers:
 
 
 class ConstantStakes:
-    """Constant stakes at some (ε, δ): their logarithms outlast many looks at the counts."""
+    """Constant stakes at some (ε, δ), with logarithms that serve many looks."""
 
     def __init__(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> None:
         odds = np.exp(-np.asarray(epsilons, dtype=np.float64))[:, None, None]
@@ -247,7 +248,7 @@ class Portfolio:
         past = np.zeros(OUTCOMES, dtype=np.int64)
         for epoch, counts in enumerate(epochs):
             if counts.any():
-                if epoch not in self._log_factors:  # its bets depend on the epochs before it
+                if epoch not in self._log_factors:  # bets of an epoch depend on those before
                     gains = _CAUTIONS[:, None] * (self.mixture(past) - 1)
                     self._log_factors[epoch] = np.log1p(gains)
                 logs = logs + self._log_factors[epoch] @ counts
@@ -258,7 +259,7 @@ class Portfolio:
         """Returns factors by outcome of a mixture that grows on these counts, float64 [OUTCOMES].
 
         From cash on, the bet that promises most is added at its best share (Frank, Wolfe 1956),
-        until what it adds could be noise. Every outcome keeps some cash.
+        until the growth that it adds could be noise. Every outcome keeps some cash.
         """
         mixed = np.ones(OUTCOMES)
         if not counts.any():
@@ -276,7 +277,8 @@ class Portfolio:
                 else:
                     high = share
             extended = (1 - low) * mixed + low * best
-            if float(np.log(extended / mixed) @ counts) < _WORTH:
+            growth_added = float(np.log(extended / mixed) @ counts)
+            if growth_added < _LEAST_GROWTH:
                 break
             mixed = extended
         return mixed
@@ -311,7 +313,8 @@ class EpsDeltaAnytime(Wagered, Estimator):
             wealth = wagers.log_wealth([epsilon], [delta])
             return float(special.logsumexp(wealth)) - math.log(wealth.size) + log_alpha
 
-        epsilon = last_refuted(excess, xtol=1e-10)  # it ends: a right guess earns at most e^-ε
+        # The search ends, since a right guess earns e^-ε at most.
+        epsilon = last_refuted(excess, xtol=1e-10)
         level = (delta, confidence)
         return self._estimate(epsilon, math.nan, level, wagers.trials, wagers.centre)
 

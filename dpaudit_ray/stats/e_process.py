@@ -1,4 +1,4 @@
-"""E-processes for a mean and for a hit rate: lower bounds that are valid at every look at once.
+"""E-processes for a mean and for a hit rate: lower bounds that hold at all looks simultaneously.
 
 Betting, for outcomes in [0, 1]: a gambler who believes that the mean exceeds m bets a share λ_i of
 the stake on each outcome, chosen from the outcomes before it. If no conditional mean exceeds m, the
@@ -10,6 +10,7 @@ the rates above p, are a supermartingale for every process whose conditional hit
 below p. It exceeds 1/alpha with probability at most alpha, ever (Ville 1939; Robbins 1970).
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -47,15 +48,15 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
 
     # Wealth need not fall steadily in m: the bound ends at the first mean that is not refuted.
     grid = np.linspace(0.5, 1.0, _GRID)[:-1].tolist()
-    end = next((i for i, m in enumerate(grid) if excess(m) < 0), None)
-    if end == 0:
+    if excess(grid[0]) < 0:
         return 0.5
-    low, high = grid[-2], 1 - 1e-12
-    if end is not None:
-        low, high = grid[end - 1], grid[end]
-    elif excess(high) >= 0:
-        return high
-    return root(excess, low, high, xtol=1e-10)
+    for low, high in itertools.pairwise(grid):
+        if excess(high) < 0:
+            return root(excess, low, high, xtol=1e-10)
+    last = 1 - 1e-12
+    if excess(last) >= 0:
+        return last
+    return root(excess, grid[-2], last, xtol=1e-10)
 
 
 def evidence(outcomes: npt.ArrayLike, mean: float) -> Floats:
@@ -122,10 +123,11 @@ def log_mixture(rate: float, hits: int, trials: int, prior: tuple[float, float] 
     """Averages the likelihood ratio against `rate` over rates above it, Beta(prior); its log."""
     a, b = prior
     misses = trials - hits
+    after = (a + hits, b + misses)
     return float(
-        special.betaln(a + hits, b + misses)
+        special.betaln(*after)
         - special.betaln(a, b)
-        + _log_beta_tail(a + hits, b + misses, rate)
+        + _log_beta_tail(*after, rate)
         - _log_beta_tail(a, b, rate)
         - hits * math.log(rate)
         - misses * math.log1p(-rate)
@@ -139,7 +141,8 @@ def _log_beta_tail(a: float, b: float, x: float) -> float:
         return math.log(tail)
     # Only for x far above the mean, where this series (DLMF 8.17.8) falls at every term.
     k = np.arange(10_000)
-    terms = np.cumprod((a + b + k) / (b + 1 + k) * (1 - x))
+    ratios = (a + b + k) / (b + 1 + k) * (1 - x)
+    terms = np.cumprod(ratios)
     series = 1 + float(terms.sum())
     density = b * math.log1p(-x) + a * math.log(x) - math.log(b) - special.betaln(a, b)
     return float(density + math.log(series))

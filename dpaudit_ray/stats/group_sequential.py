@@ -1,15 +1,15 @@
-"""Looking while it runs when the number of trials is declared: alpha spending, computed exactly.
+"""Looks at the hits of a declared number of trials: alpha spending, computed exactly.
 
 The error is spent over a fixed grid of looks (Lan, DeMets 1983). For every candidate hit rate p the
 boundary at each look is the smallest count that keeps the probability of ever crossing, summed
-exactly over binomial increments, within what may be spent by then. A crossing refutes p.
+exactly over binomial increments, within the error that may be spent by then. A crossing refutes p.
 """
 
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,19 +17,20 @@ import numpy.typing as npt
 from scipy import special
 
 from .base import Members, Scores
-from .error_rates import Floats, in_unit, root
+from .error_rates import Counts, Floats, in_unit, root
 from .guess_count_bound import Guesses
 from .lower_bound import Status
 
 _DIRECT = 1_000_000  # multiplications from which convolving by Fourier transform is faster
 _NEGLIGIBLE = 1e-18  # mass of paths so unlucky that they cannot cross any more
-_HOLES = np.geomspace(3e-3, 3e-5, 5)  # relative distances below a root where rates may stand
+# Distances below a root, relative to its own from 1/2, at which rates may not be refuted.
+_HOLES = np.geomspace(3e-3, 3e-5, 5)
 Look = tuple[int, int]  # guesses and hits so far
 
 
 @dataclasses.dataclass
 class GroupSequential(Guesses):
-    """Bound that holds at every look at once, for a declared number of trials.
+    """Bound that holds at all looks simultaneously, for a declared number of trials.
 
     Looks happen at fixed shares of the planned trials, whatever the size of the packs, so the
     bound is that of the last look. Any of them may stop a run. Trials beyond the plan add
@@ -55,24 +56,23 @@ class GroupSequential(Guesses):
         self._refuted: dict[float, float] = {}  # rate at the last look, by alpha
 
     def _fold(self, scores: Scores, members: Members) -> None:
-        def add(first: int, end: int) -> None:
-            self._counter.fold(scores[first:end], members[first:end])
-
-        self._look(len(scores), add)
+        for part in self._parts(len(scores)):
+            self._counter.fold(scores[part], members[part])
 
     def _miss(self, members: Members) -> None:
-        self._look(len(members), lambda first, end: self._counter.miss(members[first:end]))
+        for part in self._parts(len(members)):
+            self._counter.miss(members[part])
 
-    def _look(self, trials: int, add: Callable[[int, int], None]) -> None:
-        """Adds trials by `add(first, end)`, stopping at every look that is due."""
+    def _parts(self, trials: int) -> Iterator[slice]:
+        """Splits trials at every look, and looks as soon as the part before it was added."""
         start = 0
         ends = self._ends - self._counter.trials
         for end in ends[(ends > 0) & (ends <= trials)].tolist():
-            add(start, end)
+            yield slice(start, end)
             self._looks.append((self._counter.guesses, self._counter.hits))
             self._refuted = {}
             start = end
-        add(start, trials)
+        yield slice(start, trials)
 
     def _rate(self, alpha: float) -> float:
         """Returns the largest hit rate that the looks so far refute at `alpha`; 1/2 before any."""
@@ -101,65 +101,81 @@ def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
     return np.asarray(2 * special.ndtr(quantile))
 
 
-def refuted_rate(looks: Sequence[Look], spent: Floats) -> float:
-    """The largest hit rate that the last of `looks` refutes; 0.5 when chance is not refuted.
+def refuted_rate(looks: Sequence[Look], budget: Floats) -> float:
+    """Returns the largest hit rate that the last look refutes; 0.5 if chance is not refuted.
 
-    Boundaries are whole numbers, so a rate a little below a refuted one may stand: looks are taken
-    below the root as far as this was seen to happen. `looks` have guesses and hits so far, `spent`
-    the error.
+    Boundaries are whole numbers, so a rate a little below a refuted one may not be refuted: rates
+    below the root are tried as far as this has been observed.
+
+    Args:
+        looks: guesses and hits so far at each look.
+        budget: the error that may be spent by each look, float64 [looks].
     """
+
+    def excess(rate: float) -> float:
+        return _excess(rate, looks, budget)
+
     guesses, hits = looks[-1]
-    low, high = 0.5, min(hits / guesses, 1 - 1e-15) if guesses else 0.5
-    if high <= low or _excess(low, looks, spent) > 0:
-        return low
-
-    def root_between(low: float, high: float) -> float:
-        return root(lambda rate: _excess(rate, looks, spent), low, high, xtol=1e-9, rtol=1e-12)
-
-    end = root_between(low, high)
+    observed = min(hits / guesses, 1 - 1e-15) if guesses else 0.5
+    if observed <= 0.5 or excess(0.5) > 0:
+        return 0.5
+    end = root(excess, 0.5, observed, xtol=1e-9, rtol=1e-12)
     below = (end - (end - 0.5) * _HOLES).tolist()
     for low, high in itertools.pairwise([0.5, *below]):
-        if _excess(high, looks, spent) > 0:
-            return root_between(low, high)
+        if excess(high) > 0:
+            return root(excess, low, high, xtol=1e-9, rtol=1e-12)
     return end
 
 
-def _excess(rate: float, looks: Sequence[Look], spent: Floats) -> float:
-    """P(as many hits at the last look, never crossed before) less what may be spent on it."""
-    paths, first, crossed, done = np.ones(1), 0, 0.0, 0
-    increments: dict[int, Floats] = {}
+def _excess(rate: float, looks: Sequence[Look], budget: Floats) -> float:
+    """Computes P(as many hits at the last look, no crossing before) - the error due at this look.
+
+    Arguments are those of `refuted_rate`, and a hit rate.
+    """
+    paths = np.ones(1)  # P(no crossing yet, first + i hits), [i]
+    first = 0
+    crossed = 0.0  # P(a crossing at an earlier look)
+    guesses_before = 0
+    increments: dict[int, Floats] = {}  # distribution of hits, by number of guesses
     for index, (guesses, hits) in enumerate(looks):
-        step, done = guesses - done, guesses
+        step = guesses - guesses_before
+        guesses_before = guesses
         if step not in increments:
             k, logs = _choices(step)
             logs = logs + k * math.log(rate) + (step - k) * math.log1p(-rate)
             increments[step] = np.asarray(np.exp(logs))
         paths = _convolved(paths, increments[step])
-        tails = paths[::-1].cumsum()[::-1]  # P(no crossing yet, hits >= first + index)
-        allowed = float(spent[index]) - crossed
+        tails = paths[::-1].cumsum()  # sums from the most hits down, [n]
+        n = len(tails)
+        allowed = float(budget[index]) - crossed
         if index == len(looks) - 1:
-            at = hits - first
-            return float(tails[at] if 0 <= at < len(tails) else 0.0) - allowed
-        boundary = len(tails) - int(tails[::-1].searchsorted(allowed, side="right"))
-        crossed += float(tails[boundary]) if boundary < len(tails) else 0.0
-        low = len(tails) - int(tails[::-1].searchsorted(tails[0] - _NEGLIGIBLE))
-        low = max(min(low, boundary) - 1, 0)
-        paths, first = paths[low:boundary], first + low
+            more = n - 1 - (hits - first)
+            return float(tails[more] if 0 <= more < n else 0.0) - allowed
+        crossing = int(tails.searchsorted(allowed, side="right"))  # counts from the boundary on
+        if crossing:
+            crossed += float(tails[crossing - 1])
+        boundary = n - crossing
+        unlucky = n - int(tails.searchsorted(tails[-1] - _NEGLIGIBLE))
+        low = max(min(unlucky, boundary) - 1, 0)
+        paths = paths[low:boundary]
+        first += low
     return -math.inf
 
 
 def _convolved(a: Floats, b: Floats) -> Floats:
-    """Distribution of the sum of two independent counts, by the faster way at this size."""
+    """Returns the distribution of the sum of two independent counts, by the faster algorithm."""
     if len(a) * len(b) < _DIRECT:
         return np.convolve(a, b)
     size = len(a) + len(b) - 1
     padded = 1 << (size - 1).bit_length()
-    product = np.fft.irfft(np.fft.rfft(a, padded) * np.fft.rfft(b, padded), padded)[:size]
+    spectrum = np.fft.rfft(a, padded) * np.fft.rfft(b, padded)
+    product = np.fft.irfft(spectrum, padded)[:size]
     return np.maximum(product, 0.0)  # rounding, about 1e-17: early looks spend a little less
 
 
 @functools.cache
-def _choices(n: int) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Numbers of hits, and the logarithms of how many ways there are to each."""
+def _choices(n: int) -> tuple[Counts, Floats]:
+    """Returns numbers of hits among n guesses, and the log of the number of ways to each."""
     k = np.arange(n + 1)
-    return k, special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    log_ways = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    return k, log_ways

@@ -14,13 +14,14 @@ from .base import Estimator, Members, Scores
 from .lower_bound import Estimate
 
 _FIRST = 0.75  # share of the first number: most audits end there
-_FACTOR = 4  # between two numbers: with twice the trials, a share this small shows hardly more
+_FACTOR = 4  # ratio of two numbers: twice the trials hardly pay for a second, smaller share
 
 
 def looks(trials: int, up_to: int | None) -> tuple[int, ...]:
-    """Numbers of trials after which bounds are read: `trials`, four times that, ..., `up_to`.
+    """Returns numbers of trials after which bounds are read.
 
-    The last but one is at most half of `up_to`. `trials` alone if `up_to` is None or not larger.
+    These are `trials`, four times that, and so on, and `up_to`; the last but one is at most half of
+    it. If `up_to` is None or not larger than `trials`, there is one number.
     """
     if up_to is None or up_to <= trials:
         return (trials,)
@@ -32,11 +33,13 @@ def looks(trials: int, up_to: int | None) -> tuple[int, ...]:
 
 def shares(numbers: int) -> tuple[float, ...]:
     """Returns each number's share of the error: 3/4, then half of the remainder, then all of it."""
-    split = list[float]()
-    remainder = 1.0
-    for _ in range(numbers - 1):
-        split.append(remainder / 2 if split else _FIRST)
-        remainder -= split[-1]
+    if numbers == 1:
+        return (1.0,)
+    split = [_FIRST]
+    remainder = 1 - _FIRST
+    for _ in range(numbers - 2):
+        remainder /= 2
+        split.append(remainder)
     return (*split, remainder)
 
 
@@ -50,14 +53,14 @@ class Growing:
 
     @staticmethod
     def time_uniform() -> bool:
-        """Never: one that holds at every number needs no share of each."""
+        """Returns False: a bound that holds at every number needs no share for each."""
         return False
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials in order; `scores` float64 [n], `members` bool [n]."""
         for state, _ in self._states:
-            room = max(state.planned - self.trials, 0)
-            state.fold(scores[:room], members[:room])
+            missing = max(state.planned - self.trials, 0)
+            state.fold(scores[:missing], members[:missing])
         self.trials += len(scores)
 
     def miss(self, members: Members) -> None:
@@ -66,11 +69,10 @@ class Growing:
         self.trials += len(members)
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """The largest bound of the numbers that were reached, or the first's before."""
-        reached = [entry for entry in self._states if entry[0].planned <= self.trials]
-        bounds = [
-            state.bound(delta, 1 - share * (1 - confidence))
-            for state, share in reached or self._states[:1]
-        ]
+        """Returns the largest bound of the numbers that were reached, or that of the first."""
+        bounds: list[Estimate] = []
+        for state, share in self._states:
+            if state.planned <= self.trials or not bounds:
+                bounds.append(state.bound(delta, 1 - share * (1 - confidence)))
         best = max(bounds, key=lambda bound: bound.epsilon_lower)
         return dataclasses.replace(best, confidence=confidence, trials=bounds[-1].trials)

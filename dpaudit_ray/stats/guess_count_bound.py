@@ -1,6 +1,6 @@
 """Bounds from how often a predictable guess hits the secret bit.
 
-Trial i is guessed "in" when its score is above a cut that trials before i alone tell (`cut`).
+Trial i is guessed "in" if its score is above a cut that depends on trials before i alone (`cut`).
 Because the bit is a fair coin independent of the past, P(hit | past) ≤ Φ(μ/2) under μ-GDP for
 any such rule, so the number of hits is dominated by a binomial, at any stopping time.
 """
@@ -28,7 +28,7 @@ from .trial_log import TrialLog
 class GuessCounter:
     """Counts hits of "score above the midpoint of the two running class means", or beyond a `cut`.
 
-    The first `warmup` trials, and all until both worlds were seen, only set the threshold.
+    The first `warmup` trials, and all until both worlds were observed, only set the threshold.
     Afterwards a diverged trial (NaN, ±inf) is guessed to be of the world in which more have
     diverged so far, "in" while they are equal; it moves no mean.
     """
@@ -45,15 +45,22 @@ class GuessCounter:
     _due: int = cut.FIRST  # trials after which a cut is learnt
 
     def fold(self, scores: Scores, members: Members, batch: int = 1) -> tuple[Members, Members]:
-        """Adds trials in order: which were guessed, and which guesses were right, bool [n] each.
+        """Adds trials in order.
 
-        `batch` trials in a row are guessed by what was known before the first of them.
+        Args:
+            scores: float64 [n].
+            members: the secret bits, bool [n].
+            batch: number of successive trials that are guessed by those before the first of them.
+
+        Returns:
+            Whether each trial was guessed, and whether that was correct, bool [n] each.
         """
         parts: list[tuple[Members, Members]] = []
         start = 0
         while start < len(scores) or not parts:
             self._learn()
-            stop = start + -(-(self._due - self.trials) // batch) * batch
+            batches = math.ceil((self._due - self.trials) / batch)
+            stop = start + batches * batch
             parts.append(self._fold(scores[start:stop], members[start:stop], batch))
             start = stop
         guessed, right = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -96,8 +103,8 @@ class GuessCounter:
         threshold = np.where(n_out == 0, -np.inf, threshold)
         above = scores > threshold if self._cut is None else self._cut.guesses(scores)
         guess = np.where(finite, above, diverged_in >= diverged_out)
-        both_worlds_seen = (n_out + diverged_out > 0) & (n_in + diverged_in > 0)
-        guessed = both_worlds_seen & (self.trials + before >= self.warmup)
+        both_observed = (n_out + diverged_out > 0) & (n_in + diverged_in > 0)
+        guessed = both_observed & (self.trials + before >= self.warmup)
         right = guessed & (guess == members)
 
         self.trials += len(scores)
@@ -117,12 +124,13 @@ class GuessCounter:
 
     @property
     def threshold(self) -> float:
-        """The threshold for the next trial, NaN until both worlds were seen."""
+        """The threshold for the next trial; NaN until both worlds were observed."""
         if self._cut is not None:
             return self._cut.threshold
         if min(self._counts) == 0:
             return math.nan
-        return self._sums[0] / self._counts[0] / 2 + self._sums[1] / self._counts[1] / 2
+        mean_out, mean_in = (total / n for total, n in zip(self._sums, self._counts, strict=True))
+        return mean_out / 2 + mean_in / 2
 
 
 def _totals(start: float, steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -132,13 +140,13 @@ def _totals(start: float, steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @dataclasses.dataclass
 class ThroughCurve(Estimator):
-    """Base: an estimator that bounds a hit rate, and reads it as ε through a trade-off curve.
+    """Base: an estimator that bounds a hit rate, and converts it to ε by a trade-off curve.
 
-    `curve: gaussian` reads the rate as μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve; `claimed`
-    reads it through `family`, the curves that the claimed mechanism has with more noise or less.
+    `curve: gaussian` converts the rate to μ = 2 Φ⁻¹(rate); `any` assumes no trade-off curve;
+    `claimed` takes those of `family`, which the claimed mechanism has with more noise or less.
     """
 
-    curve: Literal["gaussian", "any", "claimed"] = "gaussian"  # how a hit rate is read as ε
+    curve: Literal["gaussian", "any", "claimed"] = "gaussian"  # by which a hit rate becomes ε
     family: Family | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -146,27 +154,28 @@ class ThroughCurve(Estimator):
             raise ValueError(f"curve must be gaussian, any or claimed, got {self.curve!r}")
 
     def _read(self, rate: float, delta: float) -> tuple[float, float]:
-        """(ε, μ) that a hit rate of at least `rate` shows; μ is NaN where no curve is assumed."""
+        """Returns (ε, μ) for a hit rate of at least `rate`; μ is NaN if no curve is assumed."""
         if self.curve == "any":
             return epsilon_from_accuracy(rate, delta), math.nan
         mu = mu_from_accuracy(rate)
         if self.curve == "gaussian":
             return _gaussian_epsilon(mu, delta), mu
         if self.family is None:
-            raise ValueError("curve is claimed, but nobody said of what; give a family")
+            raise ValueError("curve is claimed, but of no mechanism; give a family")
         return self.family.epsilon(rate, delta), mu
 
     def _status_at(self, mu: float) -> Status:
         if self.curve == "any":
             return Status.CERTIFIED
-        through = self.family if self.curve == "claimed" else None
-        gaussian = through is None or through.trade_off is TradeOff.GAUSSIAN
-        return Status.IF_GAUSSIAN if gaussian else Status.IF_CLAIMED
+        if self.curve == "gaussian" or self.family is None:
+            return Status.IF_GAUSSIAN
+        is_gaussian = self.family.trade_off is TradeOff.GAUSSIAN
+        return Status.IF_GAUSSIAN if is_gaussian else Status.IF_CLAIMED
 
 
 @dataclasses.dataclass
 class Guesses(ThroughCurve):
-    """Base: the stream of hits and misses, and what a bound on the hit rate says about ε."""
+    """Base: an estimator that bounds the rate of a stream of hits and misses."""
 
     warmup: int = 20  # first trials, which are not judged
 
@@ -184,12 +193,13 @@ class Guesses(ThroughCurve):
 
     @abstractmethod
     def _rate(self, alpha: float) -> float:
-        """Lower bound on the hit rate, wrong with a probability of `alpha` at most."""
+        """Returns a bound that exceeds the hit rate with probability `alpha` at most."""
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        shown = self._read(self._rate(1 - confidence), delta)
-        level, counter = (delta, confidence), self._counter
-        return self._estimate(*shown, level, counter.trials, counter.threshold)
+        counter = self._counter
+        rate = self._rate(1 - confidence)
+        level = delta, confidence
+        return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)
 
 
 @dataclasses.dataclass
@@ -200,15 +210,16 @@ class Accuracy(Guesses):
     status = Status.IF_GAUSSIAN
 
     def _rate(self, alpha: float) -> float:
-        return float(clopper_pearson_lower(self._counter.hits, self._counter.guesses, alpha))
+        counter = self._counter
+        return float(clopper_pearson_lower(counter.hits, counter.guesses, alpha))
 
 
 @dataclasses.dataclass
 class Anytime(Guesses):
-    """Time-uniform bound: holds at every look at once, at the stated confidence.
+    """Time-uniform bound: valid at all looks simultaneously, at the stated confidence.
 
-    Hit rates are refuted by a one-sided Beta mixture (`e_process`). What held at the best look
-    so far holds for good.
+    Hit rates are refuted by a one-sided Beta mixture (`e_process`). The bound of the best look so
+    far remains valid.
     """
 
     name = "anytime"
@@ -217,38 +228,46 @@ class Anytime(Guesses):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._peak = (-math.inf, 0, 0)  # of all looks so far: worth, hits and guesses
+        self._best_rate = -math.inf  # about the largest lower bound after any trial
+        self._best_look = (0, 0)  # hits and guesses then
 
     def _fold(self, scores: Scores, members: Members) -> None:
-        hits, guesses = self._counter.hits, self._counter.guesses
+        if len(scores) == 0:
+            return
+        hits_before, guesses_before = self._counter.hits, self._counter.guesses
         guessed, right = self._counter.fold(scores, members)
-        counts = hits + np.cumsum(right), guesses + np.cumsum(guessed)
-        # About the lower bound on the hit rate after each trial: which look is best, not how good.
-        trials = counts[1] + 1.0
-        rate = (counts[0] + 0.5) / trials
-        worth = rate - np.sqrt((6 + np.log(trials)) * rate * (1 - rate) / trials)
-        best = int(np.argmax(worth)) if len(scores) else 0
-        if len(scores) and worth[best] > self._peak[0]:
-            self._peak = float(worth[best]), int(counts[0][best]), int(counts[1][best])
+        hits = hits_before + np.cumsum(right)
+        guesses = guesses_before + np.cumsum(guessed)
+        # About the lower bound on the hit rate after each trial, to choose a look.
+        trials = guesses + 1.0
+        rate = (hits + 0.5) / trials
+        lower = rate - np.sqrt((6 + np.log(trials)) * rate * (1 - rate) / trials)
+        best = int(np.argmax(lower))
+        if lower[best] > self._best_rate:
+            self._best_rate = float(lower[best])
+            self._best_look = int(hits[best]), int(guesses[best])
 
     def _rate(self, alpha: float) -> float:
-        """Lower bound of now, or of the best look if larger: it holds at all looks at once."""
-        looks = {(self._counter.hits, self._counter.guesses), self._peak[1:]}
+        """Returns the bound of this look, or that of the best one if it is larger."""
+        looks = {(self._counter.hits, self._counter.guesses), self._best_look}
         return max(anytime_lower(*look, alpha) for look in looks)
 
 
-@functools.lru_cache  # counts of hits, and so μ, come again and again
+@functools.lru_cache  # counts of hits, and so μ, are often the same
 def _gaussian_epsilon(mu: float, delta: float) -> float:
     return float(gdp.epsilon(mu, delta))
 
 
 def mu_from_accuracy(rate: float) -> float:
-    """μ at which the best guess is right at `rate`: 2 Φ⁻¹(rate), 0 for chance or worse."""
+    """Returns 2 Φ⁻¹(rate), the μ whose best guesses have this hit rate; 0 for chance or worse."""
     return 2 * float(special.ndtri(rate)) if rate > 0.5 else 0.0
 
 
 def epsilon_from_accuracy(rate: float, delta: float) -> float:
-    """ε whose best guess is right at `rate` = (e^ε + δ)/(e^ε + 1), or 0 (Kairouz et al. 2015)."""
+    """Returns the ε whose best guesses have this hit rate, or 0.
+
+    It is (e^ε + δ) / (e^ε + 1) (Kairouz et al. 2015).
+    """
     if rate >= 1:
         return math.inf
     return math.log(max((rate - delta) / (1 - rate), 1.0))

@@ -8,7 +8,7 @@ attacker uses the whole gradient, not one direction.
 
 A flipped label *replaces* a record: the sum moves by up to 2 C, so the claim to compare with is
 that of replacement adjacency, μ ≤ 2 / σ per step. As printed, the norm that is clipped is that of
-the attacked layer's gradient; DP-SGD clips that of all parameters (`whole`).
+the attacked layer's gradient; DP-SGD clips that of all parameters (`full_norms`).
 """
 
 import dataclasses
@@ -48,9 +48,9 @@ def bounds(
     clip_norm: float,
     noise_multiplier: float,
     delta: float,
-    whole: npt.ArrayLike | None = None,
+    full_norms: npt.ArrayLike | None = None,
 ) -> LabelBounds:
-    """Label bounds of one step, for every record.
+    """Computes label bounds of one step, for every record.
 
     Args:
         features: float [d, N], the derivatives of each record's logit by the attacked weights, in
@@ -60,11 +60,12 @@ def bounds(
         clip_norm: C, above 0.
         noise_multiplier: σ, above 0; the noise has standard deviation σ C.
         delta: δ of the bounds, in [0, 1).
-        whole: float [N], norms of the derivatives by all parameters, which are then clipped and
-            released together. None where the attacked weights are all there is.
+        full_norms: float [N], norms of the derivatives by all parameters, which are then clipped
+            and released together. None if there are no other than the attacked weights.
     """
     columns = np.asarray(features, dtype=np.float64)
-    p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.float64)
+    p = np.asarray(probabilities, dtype=np.float64)
+    y = np.asarray(labels, dtype=np.float64)
     if columns.ndim != 2 or p.shape != (columns.shape[1],) or y.shape != p.shape:
         raise ValueError(
             f"features must be [d, N] and probabilities and labels [N], "
@@ -79,7 +80,8 @@ def bounds(
             raise ValueError(f"{name} must be positive, got {value}")
     if not 0 <= delta < 1:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
-    return bounds_of_gram(columns.T @ columns, p, y, clip_norm, noise_multiplier, delta, whole)
+    gram = columns.T @ columns
+    return bounds_of_gram(gram, p, y, clip_norm, noise_multiplier, delta, full_norms)
 
 
 def bounds_of_gram(
@@ -89,38 +91,42 @@ def bounds_of_gram(
     clip_norm: float,
     noise_multiplier: float,
     delta: float,
-    whole: npt.ArrayLike | None = None,
+    full_norms: npt.ArrayLike | None = None,
 ) -> LabelBounds:
-    """`bounds` from CᵀC, float64 [N, N], which is all that they take of the features."""
-    norms = np.sqrt(np.diag(gram))
-    if whole is not None:
-        attacked, norms = norms, np.asarray(whole, dtype=np.float64)
-        if norms.shape != attacked.shape or not np.all(norms >= attacked * (1 - 1e-6)):
+    """Computes `bounds` from CᵀC, float64 [N, N], on which alone they depend."""
+    attacked_norms = np.sqrt(np.diag(gram))
+    norms = attacked_norms
+    if full_norms is not None:
+        norms = np.asarray(full_norms, dtype=np.float64)
+        if norms.shape != p.shape or not np.all(norms >= attacked_norms * (1 - 1e-6)):
             raise ValueError(
-                f"whole must be a norm for each of {len(attacked)} records, "
+                f"full_norms must be a norm for each of {len(p)} records, "
                 "at least that of its column"
             )
     noise = noise_multiplier * clip_norm
-    true, flipped = (clipped(norms, p - label, clip_norm) for label in (y, 1 - y))
+    true = clipped(norms, p - y, clip_norm)
+    flipped = clipped(norms, p - (1 - y), clip_norm)
     # √(rᵀ (CᵀC)⁻¹ r) of each record; NaN for features in the span of the others.
-    inverse, kept = solver(gram)
+    inverse, is_determined = solver(gram)
     with np.errstate(invalid="ignore"):
-        spread = noise * np.where(kept, np.sqrt(np.diag(inverse)), np.nan)
+        spread = noise * np.where(is_determined, np.sqrt(np.diag(inverse)), np.nan)
     # The coefficient is negative for label 1 and positive for label 0: its sign is the answer.
     sign = 1.0 - 2.0 * y
-    above, below = sign * true / spread, sign * flipped / spread
+    above = sign * true / spread
+    below = sign * flipped / spread
+    distance = np.abs(flipped - true)
     return LabelBounds(
         hit=special.ndtr(above),
         false_hit=special.ndtr(below),
         epsilon=_epsilon(above, below, delta),
         epsilon_complement=_epsilon(-below, -above, delta),
-        mu_direction=np.abs(flipped - true) / spread,
-        mu=np.abs(flipped - true) * norms / noise,
+        mu_direction=distance / spread,
+        mu=distance * norms / noise,
     )
 
 
 def epsilon(mu: npt.ArrayLike, delta: float) -> Floats:
-    """ε at δ of exact label bounds μ, float64 [N]; NaN stays NaN."""
+    """Returns ε at δ of exact label bounds μ, float64 [N]; NaN stays NaN."""
     values = np.atleast_1d(np.asarray(mu, dtype=np.float64))
     finite = np.isfinite(values)
     result = np.full_like(values, np.nan)
@@ -129,24 +135,34 @@ def epsilon(mu: npt.ArrayLike, delta: float) -> Floats:
 
 
 def coefficients(features: npt.ArrayLike, gradient: npt.ArrayLike) -> Floats:
-    """The least-squares coefficient of each record in a summed gradient, (CᵀC)⁺ Cᵀ g.
+    """Computes the least-squares coefficient of each record in a summed gradient, (CᵀC)⁺ Cᵀ g.
 
-    Yuan et al., equation 1: without clipping and noise they are p - y. `features` are float [d, N],
-    as in `bounds`, `gradient` float [d], the sum over records. Returns float64 [N], NaN where the
-    system does not determine it: a dead neuron's, or a record whose column lies in the span of the
-    others. Raises ValueError for shapes that do not fit.
+    Without clipping and noise they are p - y (Yuan et al., equation 1).
+
+    Args:
+        features: float [d, N], as in `bounds`.
+        gradient: float [d], the sum over records.
+
+    Returns:
+        float64 [N], NaN if the system does not determine it: a dead neuron's, or a record whose
+        column lies in the span of the others.
     """
-    columns, total = np.asarray(features, np.float64), np.asarray(gradient, np.float64)
+    columns = np.asarray(features, dtype=np.float64)
+    total = np.asarray(gradient, dtype=np.float64)
     if columns.ndim != 2 or total.shape != columns.shape[:1]:
         raise ValueError(
             f"features must be [d, N] and gradient [d], got shapes {columns.shape}, {total.shape}"
         )
-    inverse, kept = solver(columns.T @ columns)
-    return np.asarray(np.where(kept, inverse @ (columns.T @ total), np.nan))
+    inverse, is_determined = solver(columns.T @ columns)
+    solution = inverse @ (columns.T @ total)
+    return np.asarray(np.where(is_determined, solution, np.nan))
 
 
 def growth(batch_size: int, batches: int) -> float:
-    """Expected ratio of the largest bound of all batches to one's: H_MN / H_N (A.3.1, mended)."""
+    """Returns the expected ratio of the largest bound of all batches to that of one.
+
+    It is H_MN / H_N (A.3.1, corrected).
+    """
     if min(batch_size, batches) < 1:
         raise ValueError(f"must be at least 1, got {batch_size} records and {batches} batches")
     both = np.array([batches * batch_size, batch_size]) + 1.0
@@ -155,21 +171,32 @@ def growth(batch_size: int, batches: int) -> float:
 
 
 def clipped(norms: Floats, residuals: Floats, clip_norm: float) -> Floats:
-    """Coefficient of each record's derivatives in its clipped gradient, [..., N]; `norms` [N]."""
+    """Returns the coefficient of each record's derivatives in its clipped gradient.
+
+    Args:
+        norms: of the derivatives, [N].
+        residuals: coefficients without clipping, [..., N].
+        clip_norm: C.
+    """
     with np.errstate(divide="ignore"):
-        return np.asarray(residuals * np.minimum(1.0, clip_norm / (norms * np.abs(residuals))))
+        factors = np.minimum(1.0, clip_norm / (norms * np.abs(residuals)))
+        return np.asarray(residuals * factors)
 
 
 def solver(gram: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """(CᵀC)⁺ [N, N], and which records it singles out: those with a unit vector in its range."""
-    inverse = np.asarray(np.linalg.pinv(gram, rcond=_RANK_TOLERANCE, hermitian=True), np.float64)
-    return inverse, np.asarray(np.abs(np.diag(gram @ inverse) - 1) < 1e-6, np.bool_)
+    """Returns (CᵀC)⁺ [N, N], and whether it determines each record, bool [N].
+
+    It does if the record's unit vector is in the range.
+    """
+    inverse = np.asarray(np.linalg.pinv(gram, rcond=_RANK_TOLERANCE, hermitian=True))
+    projection = np.diag(gram @ inverse)
+    return inverse, np.asarray(np.abs(projection - 1) < 1e-6)
 
 
-def _epsilon(likely: Floats, unlikely: Floats, delta: float) -> Floats:
-    """ln((Φ(likely) - δ) / Φ(unlikely)) in logarithms, at least 0, NaN without an attack."""
-    chance = special.log_ndtr(likely)
+def _epsilon(hit: Floats, false_hit: Floats, delta: float) -> Floats:
+    """Computes ln((Φ(hit) - δ) / Φ(false hit)), at least 0; NaN without an attack."""
+    log_hit = special.log_ndtr(hit)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        left = np.log1p(-np.minimum(delta * np.exp(-chance), 1.0))
-        bound = chance + left - special.log_ndtr(unlikely)
-    return np.where(np.isnan(likely), np.nan, np.fmax(bound, 0.0))
+        log_remainder = np.log1p(-np.minimum(delta * np.exp(-log_hit), 1.0))
+        bound = log_hit + log_remainder - special.log_ndtr(false_hit)
+    return np.where(np.isnan(hit), np.nan, np.fmax(bound, 0.0))

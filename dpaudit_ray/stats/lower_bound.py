@@ -1,4 +1,4 @@
-"""A lower bound on a privacy loss: its numbers, how far they can be trusted, and given what."""
+"""A lower bound on a privacy loss: its numbers, its status, and the assumptions behind it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Status(StrEnum):
     IF_GAUSSIAN = "if-gaussian"  # that holds for μ; ε is what a Gaussian mechanism of μ has
     IF_CLAIMED = "if-claimed-family"  # ... what the claimed mechanism has, with noise to match
     IF_INDEPENDENT = "if-independent"  # ... the same, if canaries do not interfere
-    IF_ASSUMED = "if-assumed"  # certified given what the estimator says that it `assumes`
+    IF_ASSUMED = "if-assumed"  # certified under the assumption that the estimator `assumes`
     APPROXIMATE = "approximate"  # as certified, in the limit of many trials
     CREDIBLE = "credible"  # a Bayesian posterior quantile
     PAPER = "paper"  # as a paper published it; not valid at its level
@@ -69,10 +69,10 @@ class Family(Protocol):
         """Shape that is assumed of a mechanism of this family."""
 
     def epsilon(self, rate: float, delta: float) -> float:
-        """The least ε at δ of its members that allow a best guess right at `rate` or more."""
+        """Returns the least ε at δ of its members whose best guesses have a hit rate of `rate`."""
 
 
-# What an ε is certified by: that the curve is known to be the one that it was converted through.
+# Status of an ε that a known trade-off curve certifies: it was converted through that curve.
 _KNOWN = {TradeOff.GAUSSIAN: Status.IF_GAUSSIAN, TradeOff.CLAIMED: Status.IF_CLAIMED}
 
 
@@ -84,7 +84,7 @@ class Estimate:
     μ, whatever its trade-off curve (`if-independent`: if its canaries do not interfere).
     `epsilon_lower`, at `delta`, was converted from it as if that curve were Gaussian, or
     (`if-claimed-family`) from the same hit rate as if it were one of the claim's family; where
-    `mu_lower` is NaN, it assumes no curve. Both are 0 when nothing was shown. `trials` counts the
+    `mu_lower` is NaN, it assumes no curve. Both are 0 if nothing is refuted. `trials` counts the
     trials folded; from `threshold` on a trial is guessed "in", NaN without one. A `note` states an
     assumption that the caller did not state.
     """

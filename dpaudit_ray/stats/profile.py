@@ -1,8 +1,8 @@
-"""Curves instead of one number: ε at every δ, and μ along the ROC.
+"""The curve of μ along the ROC, in place of one number.
 
-Both come from a simultaneous band of the ROC (`error_rates`), so all points of a curve hold
+It comes from a simultaneous band of the ROC (`error_rates`), so all points of the curve hold
 simultaneously, and none assumes a trade-off function. If it is Gaussian, μ is the same at every
-point of the ROC.
+point.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .base import checked
 from .error_rates import Floats, in_unit, upper_rates
-from .threshold_rates import Worlds, epsilon_of_rates, mu_of_rates
+from .threshold_rates import Worlds, mu_of_rates
 
 MOST = 20_000  # thresholds of a curve: any choice of them is valid, and no figure resolves more
 
@@ -66,41 +66,3 @@ def mu_profile(
         mu = mu_of_rates(*rates)
     mu = np.where(np.isnan(mu), 0.0, mu)
     return MuProfile(rates[0], mu, lower=mu_of_rates(*high), upper=mu_of_rates(*low))
-
-
-def epsilon_curve(
-    scores: npt.ArrayLike,
-    members: npt.ArrayLike,
-    deltas: npt.ArrayLike,
-    confidence: float,
-    size: int = 0,
-) -> Floats:
-    """Computes lower bounds on ε at each δ that hold simultaneously, float64 [len(deltas)].
-
-    Args:
-        scores: float [R], higher = more "in"; not finite if the run diverged.
-        members: the secret bits, bool [R].
-        deltas: float [any number], in [0, 1).
-        confidence: of all bounds together, in (0, 1).
-        size: as of `upper_rates`.
-    """
-    levels = np.atleast_1d(np.asarray(deltas, dtype=np.float64))
-    if not np.all((levels >= 0) & (levels < 1)):
-        raise ValueError(f"deltas must lie in [0, 1), got {levels.tolist()}")
-    in_unit("confidence", confidence)
-    worlds = Worlds.observed(*checked(scores, members))
-    if min(worlds.sizes) == 0:
-        return np.zeros(len(levels))
-    thresholds = worlds.midpoints(MOST)
-    tests = np.unique(np.stack(worlds.errors(thresholds)), axis=1)
-    tail = (1 - confidence) / 2
-    rates = []  # upper bounds on false-positive and false-negative rates of each distinct test
-    for errors, n in zip(tests, worlds.sizes, strict=True):
-        upper = upper_rates(n, tail, size)
-        rates.append(upper(errors))
-    fpr, fnr = rates
-    epsilons = []
-    for delta in levels:
-        bounds = epsilon_of_rates(fpr, fnr, delta)
-        epsilons.append(np.max(bounds, initial=0.0))
-    return np.array(epsilons)

@@ -71,7 +71,8 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
         ValueError: An argument is invalid, a logit is NaN, or a record is in, or out, of too few
             calibrating training runs.
     """
-    values, bits = np.asarray(logits), np.asarray(members)
+    values = np.asarray(logits)
+    bits = np.asarray(members)
     if values.ndim != 2 or bits.shape != values.shape:
         shapes = f"{values.shape} and {bits.shape}"
         raise ValueError(
@@ -95,27 +96,27 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
         worlds = []
     elif online and attack in ("lira", "rmia"):
         worlds = [False, True]
-    least = 0 if attack == "quantile" else 1
+    fewest_models = 0 if attack == "quantile" else 1
     if attack == "lira" and variance == "record":
-        least = 2  # scores have a variance
-    read = _READ[attack]
+        fewest_models = 2  # scores have a variance
+    statistic = _STATISTICS[attack]
     models = values[:first], bits[:first].astype(np.bool_)
-    sides = [_Side.calibrated(*models, inside, read, least) for inside in worlds]
+    sides = [_Side.calibrated(*models, inside, statistic, fewest_models) for inside in worlds]
     if attack == "quantile":
         mean, deviation = sides[0].expected(features)
+
     scores = np.empty((len(values) - first, values.shape[1]))
-    for row, logits_of_run in zip(scores, values[first:], strict=True):
-        logit = logits_of_run.astype(np.float64)
-        score = read(logit)
+    for row, run_logits in zip(scores, values[first:], strict=True):
+        logit = run_logits.astype(np.float64)
+        row[:] = statistic(logit)
         if attack == "lira":
-            score = _lira(score, sides, variance)
+            row[:] = _lira(logit, sides, variance)
         elif attack == "rmia":
-            score = _rmia(logit, sides, gamma, slope)
+            row[:] = _rmia(logit, sides, gamma, slope)
         elif attack == "quantile":
-            score = (score - mean) / deviation
+            row[:] = (row - mean) / deviation
         elif attack == "calibrated":
-            score = score - sides[0].mean
-        row[:] = score
+            row -= sides[0].mean
     return Membership(scores, bits[first:], confidence)
 
 
@@ -133,35 +134,37 @@ class _Side:
         logits: npt.NDArray[Any],
         members: Members,
         inside: bool,
-        read: Callable[[Floats], Floats],
-        least: int,
+        statistic: Callable[[Floats], Floats],
+        fewest_models: int,
     ) -> _Side:
-        """Computes statistics of what an attack reads from logits.
+        """Computes mean and spread of an attack's statistic of logits.
 
         Args:
             logits: of the calibrating models, float [n, m].
             members: which of them had each record, bool [n, m].
             inside: whether the models with the record count, or those without.
-            read: maps logits to the statistic that is calibrated.
-            least: models that a record must have.
+            statistic: maps logits to the values that are calibrated.
+            fewest_models: number of models that a record must have.
         """
         n, m = logits.shape
         chosen = members == inside
         count = chosen.sum(axis=0)
         fewest = int(count.min())
-        if fewest < least:
+        if fewest < fewest_models:
+            side = "in" if inside else "out"
             raise ValueError(
-                f"each record must be {'in' if inside else 'out'} of {least} or more calibrating "
+                f"each record must be {side} of {fewest_models} or more calibrating "
                 f"training runs, got {fewest} of {n}; take more, or online=False"
             )
         mean, squares = np.empty((2, m))
         size = max(_BLOCK // n, 1)
         for start in range(0, m, size):
             part = slice(start, start + size)
-            values = read(logits[:, part].astype(np.float64))
-            sums = np.where(chosen[:, part], values, 0.0).sum(axis=0)
+            values = statistic(logits[:, part].astype(np.float64))
+            is_chosen = chosen[:, part]
+            sums = np.where(is_chosen, values, 0.0).sum(axis=0)
             mean[part] = sums / np.maximum(count[part], 1)
-            residuals = np.where(chosen[:, part], values - mean[part], 0.0)
+            residuals = np.where(is_chosen, values - mean[part], 0.0)
             squares[part] = (residuals**2).sum(axis=0)
         return cls(count, mean, squares)
 
@@ -225,7 +228,9 @@ def _lira(logits: Floats, sides: list[_Side], variance: Variance) -> Scores:
 
 def _rmia(logits: Floats, sides: list[_Side], gamma: float, slope: float) -> Scores:
     without = sides[0].mean
-    inside = sides[1].mean if len(sides) > 1 else slope * without + 1 - slope
+    inside = slope * without + 1 - slope
+    if len(sides) > 1:
+        inside = sides[1].mean
     average = np.maximum((inside + without) / 2, 1e-300)
     log_ratios = special.log_expit(logits) - np.log(average)
     threshold = log_ratios - math.log(gamma)
@@ -233,7 +238,8 @@ def _rmia(logits: Floats, sides: list[_Side], gamma: float, slope: float) -> Sco
     return np.asarray(below / len(log_ratios))
 
 
-_READ: dict[str, Callable[[Floats], Floats]] = {  # statistics that are calibrated, by attack
+# Functions of logits that are calibrated, by attack.
+_STATISTICS: dict[str, Callable[[Floats], Floats]] = {
     "loss": special.log_expit,
     "calibrated": special.log_expit,
     "lira": np.asarray,

@@ -102,17 +102,19 @@ class Worlds:
 
 
 @dataclasses.dataclass
-class AtOneThreshold(Logged):
-    """Mixin for tests at a threshold that is fixed before the trials it is judged on.
+class EpsDelta(Logged, Estimator):
+    """Assumption-free bound on ε at a threshold that is fixed before the trials it is judged on.
 
     `past` and `holdout` choose the threshold by the first share of the planned trials, 0.2 and 0.5,
     and judge it on the later ones; `fixed` judges the pre-registered `value` on all. The first
     diverged trials decide how later diverged ones are guessed.
     """
 
-    planned: int
     threshold: Literal["past", "holdout", "fixed"] = "past"  # how it is chosen
     value: float = math.nan  # of the threshold, if `fixed`
+
+    name = "eps-delta"
+    status = Status.CERTIFIED
     fair = False
 
     def __post_init__(self) -> None:
@@ -124,14 +126,11 @@ class AtOneThreshold(Logged):
         self.learns = self.threshold != "fixed"
         super().__post_init__()
 
-    def _judge(self, gain: Gain, alpha: float) -> tuple[float, float]:
-        """Returns the bound of later trials at the best threshold of earlier ones, and that.
-
-        Args:
-            gain: maps bounds on both error rates to the bound; it also defines the best threshold.
-            alpha: error probability of the bound.
-        """
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        alpha = 1 - confidence
+        gain = functools.partial(epsilon_of_rates, delta=delta)
         scores, members = self._log.arrays()
+        trials = len(scores)
         first, threshold = 0, self.value
         learn = math.ceil(LEARN * self.planned)
         if self.threshold != "fixed":
@@ -143,13 +142,14 @@ class AtOneThreshold(Logged):
         scores = settled(scores, members, learn)[first:]
         inside = members[first:]
         sizes = int((~inside).sum()), int(inside.sum())
-        if math.isnan(threshold) or min(sizes) == 0:
-            return 0.0, float(threshold)
-        # A failed trial is NaN, neither below nor above: an error in either world.
-        false_positives = (~inside & ~(scores < threshold)).sum()
-        false_negatives = (inside & ~(scores >= threshold)).sum()
-        rates = rates_at_most((false_positives, false_negatives), sizes, alpha)
-        return float(gain(*rates)[0]), float(threshold)
+        epsilon = 0.0
+        if min(sizes) > 0 and not math.isnan(threshold):
+            # A failed trial is NaN, neither below nor above: an error in either world.
+            false_positives = (~inside & ~(scores < threshold)).sum()
+            false_negatives = (inside & ~(scores >= threshold)).sum()
+            rates = rates_at_most((false_positives, false_negatives), sizes, alpha)
+            epsilon = float(gain(*rates)[0])
+        return self._estimate(epsilon, math.nan, (delta, confidence), trials, float(threshold))
 
 
 def best_test(worlds: Worlds, alpha: float, gain: Gain) -> tuple[float, float]:
@@ -203,20 +203,6 @@ def _between(low: npt.ArrayLike, high: npt.ArrayLike) -> Scores:
         middle = np.asarray(low) / 2 + np.asarray(high) / 2
     finite = np.isfinite(low) & np.isfinite(high)
     return np.where(finite, middle, above)
-
-
-@dataclasses.dataclass
-class EpsDelta(AtOneThreshold, Estimator):
-    """Assumption-free bound on ε at a threshold fixed before the trials it is judged on."""
-
-    name = "eps-delta"
-    status = Status.CERTIFIED
-
-    def bound(self, delta: float, confidence: float) -> Estimate:
-        gain = functools.partial(epsilon_of_rates, delta=delta)
-        epsilon, threshold = self._judge(gain, 1 - confidence)
-        level = delta, confidence
-        return self._estimate(epsilon, math.nan, level, len(self._log), threshold)
 
 
 def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> Any:

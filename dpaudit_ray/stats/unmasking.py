@@ -110,9 +110,10 @@ class Masks:
         """Guesses this many of the surest masked trials, by the bits revealed so far."""
         masked = self._groups.size - self._revealed
         surest = np.argsort(self._doubt, kind="stable")
-        ahead = np.cumsum(masked[surest]) - masked[surest]
+        sizes = masked[surest]
+        remaining = guesses - (np.cumsum(sizes) - sizes)
         guessed = np.zeros_like(masked)
-        guessed[surest] = np.minimum(masked[surest], np.maximum(guesses - ahead, 0))
+        guessed[surest] = np.minimum(sizes, np.maximum(remaining, 0))
         return self._guess(guessed)
 
     def _refit(self) -> None:
@@ -128,16 +129,18 @@ class Masks:
         surest = surest[masked[surest] > 0]
         if len(surest) == 0:
             return False
-        guesses = np.cumsum(masked[surest])
-        wrong = np.cumsum((masked * self._doubt)[surest])
-        candidates = np.searchsorted(guesses, guesses[-1] ** _EXPONENTS)
+        expected_wrong = masked * self._doubt
+        guesses = np.cumsum(masked[surest]).astype(np.float64)
+        wrong = np.cumsum(expected_wrong[surest])
+        most = float(guesses[-1])
+        candidates = np.searchsorted(guesses, most**_EXPONENTS)
         candidates = np.unique(np.minimum(candidates, len(guesses) - 1))  # the last may round up
-        rates = hit_rate(guesses[candidates] * 1.0, wrong[candidates], alpha, revealed, missed)
-        best = candidates[int(np.argmax(rates))]
+        rates = hit_rate(guesses[candidates], wrong[candidates], alpha, revealed, missed)
         if rates.max() <= rates[-1]:
             return False
-        excess = int(guesses[-1] - guesses[best])
-        part = min(excess, math.ceil(guesses[-1] / _PART))
+        best = candidates[int(np.argmax(rates))]
+        excess = int(most - guesses[best])
+        part = min(excess, math.ceil(most / _PART))
         # About `part` bits, most doubtful groups first; never all of a large group.
         doubtful = surest[:best:-1]
         shares = np.maximum(masked[doubtful] // _PART, 1)
@@ -148,16 +151,18 @@ class Masks:
     def _guess(self, guessed: Counts) -> Judged:
         """Guesses the first `guessed` masked trials of each group, int64 [groups]."""
         begin = self._groups.start + self._revealed
-        inside = self._in_before[begin + guessed] - self._in_before[begin]
+        end = begin + guessed
+        inside = self._in_before[end] - self._in_before[begin]
         guess_in = self._chance > 0.5
-        right = int(np.where(guess_in, inside, guessed - inside).sum())
+        right = np.where(guess_in, inside, guessed - inside)
         threshold = math.nan
-        guessed_in = np.flatnonzero(guess_in[:-1] & (guessed[:-1] > 0))
+        has_guesses_in = guess_in & (guessed > 0)
+        guessed_in = np.flatnonzero(has_guesses_in[:-1])  # without the diverged trials
         if len(guessed_in):
             lowest = guessed_in[0]
-            trials = self._groups.order[begin[lowest] :][: guessed[lowest]]
+            trials = self._groups.order[begin[lowest] : end[lowest]]
             threshold = float(self._scores[trials].min())
-        return Judged(right, int(guessed.sum()), threshold)
+        return Judged(int(right.sum()), int(guessed.sum()), threshold)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +188,8 @@ class Groups:
         """Groups float64 [R] scores, equal ones always together, all that are not finite too."""
         rising = np.flatnonzero(np.isfinite(scores)).astype(np.int32)
         rising = rising[np.argsort(scores[rising])]
-        first = np.flatnonzero(_is_new(scores[rising])).astype(np.int32)
+        is_first = _is_new(scores[rising])
+        first = np.flatnonzero(is_first).astype(np.int32)
         count = np.diff(first, append=np.int32(len(rising)))
         group_of_value = np.arange(min(len(first), GROUPS), dtype=np.int16)  # sorted by digits
         if len(first) > GROUPS:
@@ -198,9 +204,10 @@ class Groups:
         size = np.bincount(group, minlength=total + 1)
         start = np.cumsum(size) - size
         finite = max(len(scores) - int(size[-1]), 1)
-        rank = (start + size / 2)[:-1] / finite
+        middle_rank = start + size / 2
+        quantile = middle_rank[:-1] / finite
         order = np.argsort(group, kind="stable").astype(np.int32)
-        normal = np.clip(special.ndtri(rank), _LOW, _HIGH)
+        normal = np.clip(special.ndtri(quantile), _LOW, _HIGH)
         ramps = (normal - (_BOTTOM + _TOP) / 2) / (_TOP - _BOTTOM)
         return cls(order, start, size, ramps)
 
@@ -245,16 +252,17 @@ def _average(
     """
     theta = np.zeros((2, len(ramps), 1)) if start is None else start
     for _ in range(_NEWTON_STEPS):
-        log_odds = theta[0] + theta[1] * ramps
+        level, rise = theta
+        log_odds = level + rise * ramps
         chance = special.expit(log_odds)
         residual = inside - revealed * chance
         weight = revealed * chance * (1 - chance)
-        level_slope = residual.sum(1, keepdims=True) - theta[0] / _LEVEL_SD**2
-        rise_slope = (residual * ramps).sum(1, keepdims=True) - theta[1] / _RISE_SD**2
+        level_slope = _sum(residual) - level / _LEVEL_SD**2
+        rise_slope = _sum(residual * ramps) - rise / _RISE_SD**2
         # The Hessian is [[a, b], [b, c]].
-        a = weight.sum(1, keepdims=True) + _LEVEL_SD**-2
-        b = (weight * ramps).sum(1, keepdims=True)
-        c = (weight * ramps**2).sum(1, keepdims=True) + _RISE_SD**-2
+        a = _sum(weight) + _LEVEL_SD**-2
+        b = _sum(weight * ramps)
+        c = _sum(weight * ramps**2) + _RISE_SD**-2
         determinant = a * c - b * b
         level_step = (c * level_slope - b * rise_slope) / determinant
         rise_step = (a * rise_slope - b * level_slope) / determinant
@@ -264,12 +272,18 @@ def _average(
             break
         theta = theta + step * min(1.0, _NEWTON_REACH / furthest)
     variance = (c - 2 * b * ramps + a * ramps**2) / determinant
-    prior = (theta[0] / _LEVEL_SD) ** 2 + (theta[1] / _RISE_SD) ** 2
+    level, rise = theta
+    prior = (level / _LEVEL_SD) ** 2 + (rise / _RISE_SD) ** 2
     # log(1 + e^x), in a fifth of the time of logaddexp
     log_sum = np.maximum(log_odds, 0) + np.log(1 + np.exp(-np.abs(log_odds)))
-    likelihood = (inside * log_odds - revealed * log_sum).sum(1, keepdims=True)
+    likelihood = _sum(inside * log_odds - revealed * log_sum)
     log_volume = np.log(_LEVEL_SD * np.sqrt(determinant))
     evidence = _FAVOUR + likelihood - prior / 2 - log_volume
     shares = np.exp(evidence - evidence.max())
     chances = special.expit(log_odds / np.sqrt(1 + np.pi / 8 * variance))
     return (shares * chances).sum(0) / shares.sum(), theta
+
+
+def _sum(values: Floats) -> Floats:
+    """Sums over groups, [8, groups] to [8, 1]."""
+    return np.asarray(values.sum(1, keepdims=True))

@@ -107,7 +107,7 @@ def test_where_the_claim_is_gaussian_so_is_what_is_read_through_it(training):
 
 
 def test_without_a_family_there_is_nothing_to_read_through():
-    with pytest.raises(ValueError, match="nobody said of what"):
+    with pytest.raises(ValueError, match="of no mechanism"):
         stats.estimate(*audited(), **LEVEL, curve="claimed")
     with pytest.raises(ValueError, match="curve must be gaussian, any or claimed, got 'other'"):
         stats.estimate(*audited(), **LEVEL, curve="other")

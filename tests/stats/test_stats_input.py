@@ -124,7 +124,6 @@ def test_levels_outside_their_bounds_are_refused(name, value):
         (lambda: power.trials_needed(0.0, 0.1, 0.8, 1e-5, 0.95), "epsilon must be positive"),
         (lambda: power.trials_needed(1.0, 1.0, 0.8, 1e-5, 0.95), r"within must lie in \(0, 1\)"),
         (lambda: power.trials_needed(1.0, 0.1, 1.0, 1e-5, 0.95), r"power must lie in \(0, 1\)"),
-        (lambda: profile.epsilon_curve([1.0], [1], [1.0], 0.95), r"deltas must lie in \[0, 1\)"),
         (lambda: profile.mu_profile([1.0], [1], 1.0), r"confidence must lie in \(0, 1\)"),
         (lambda: label.bounds([[1.0]], [0.5, 0.5], [1, 0], 1, 1, 0), "got shapes"),
         (lambda: label.bounds([[1.0]], [1.5], [1], 1, 1, 0), r"probabilities must lie in \[0, 1\]"),
@@ -158,7 +157,7 @@ def test_no_trials_bound_nothing():
     assert power.accuracy_power(1.0, 0.5, 0, 1e-5, 0.95) == 0
     assert power.largest_certifiable(0, 1e-5, 0.95) == 0
     assert len(profile.mu_profile([], [], 0.95).mu) == 0
-    assert profile.epsilon_curve([1.0], [1], [0.1], 0.95)[0] == 0
+    assert len(profile.mu_profile([1.0], [1], 0.95).mu) == 0
 
 
 def test_perfect_knowledge_is_finite_except_where_it_is_not():

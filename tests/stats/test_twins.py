@@ -456,11 +456,9 @@ def test_profile_by_its_loop():
 
         rights = [n - k for k, n in zip(errors, sizes, strict=True)]
         low, high = (-special.ndtri(rates(0.0125, counts)).sum() for counts in (errors, rights))
-        bounds.append((low, -high, threshold_rates.epsilon_of_rates(*rates(0.025), 1e-3)))
+        bounds.append((low, -high))
     found, twin = profile.mu_profile(scores, members, 0.95), np.array(bounds).T
-    np.testing.assert_allclose([found.lower, found.upper], twin[:2], atol=1e-9)
-    epsilons = profile.epsilon_curve(scores, members, [1e-3, 0.5], 0.95)
-    assert epsilons[0] == approx(twin[2].max(), abs=1e-12)
+    np.testing.assert_allclose([found.lower, found.upper], twin, atol=1e-9)
 
 
 def test_curves_of_a_shared_calibration_are_valid_and_hardly_wider(monkeypatch):
@@ -471,13 +469,10 @@ def test_curves_of_a_shared_calibration_are_valid_and_hardly_wider(monkeypatch):
     assert np.all((shared.lower <= own.lower) & (shared.upper >= own.upper))
     finite = np.isfinite(own.lower)
     assert np.max((own.lower - shared.lower)[finite]) < 0.02
-    mine, loose = (
-        profile.epsilon_curve(scores, members, [1e-3], 0.95, size=size)[0] for size in (0, 564)
-    )
-    assert mine - 0.02 < loose <= mine
     monkeypatch.setattr(error_rates, "EXACT_LIMIT", 600)
-    beyond = profile.epsilon_curve(scores, members, [1e-3], 0.95, size=10**6)
-    assert 0 < beyond[0] <= loose
+    beyond = profile.mu_profile(scores, members, 0.95, size=10**6)
+    assert np.all(beyond.lower <= shared.lower)
+    assert beyond.lower.max() > 0
 
 
 def test_mu_profile_knows_gaussian_from_response():

@@ -40,15 +40,18 @@ def window_of(layer: nn.Module | None) -> tuple[Pair, Pair] | None:
     if not isinstance(layer, nn.MaxPool2d) or not is_plain(layer, nn.MaxPool2d):
         return None
     size = _pair(layer.kernel_size)
-    is_simple = _pair(layer.padding) == (0, 0) and _pair(layer.dilation) == (1, 1)
-    if not is_simple or layer.ceil_mode or layer.return_indices or max(size) > _LARGEST_WINDOW:
+    if max(size) > _LARGEST_WINDOW or layer.ceil_mode or layer.return_indices:
+        return None
+    if _pair(layer.padding) != (0, 0) or _pair(layer.dilation) != (1, 1):
         return None
     return size, _pair(layer.stride)
 
 
 def _pair(value: int | Sequence[int]) -> Pair:
     """Returns an option of a layer as numbers down and across."""
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    if isinstance(value, int):
+        return value, value
+    return value[0], value[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +66,14 @@ class PatchCut:
     def from_weight(cls, shape: Sequence[int], dtype: torch.dtype) -> PatchCut | None:
         """Returns None if a row of a patch does not fit into the registers."""
         _, channels, height, width = shape
-        lanes = vector_code.lanes(dtype.itemsize, width * channels)
-        parts = math.ceil(width * channels / lanes)
+        row = width * channels
+        lanes = vector_code.lanes(dtype.itemsize, row)
+        parts = math.ceil(row / lanes)
         most_rows = (vector_code.REGISTERS - SPARE_REGISTERS) // parts
-        divisors = [rows for rows in range(1, height + 1) if height % rows == 0]
-        fitting = [rows for rows in divisors if rows <= most_rows]
-        return cls(lanes, parts, fitting[-1]) if fitting else None
+        for rows in range(min(height, most_rows), 0, -1):
+            if height % rows == 0:
+                return cls(lanes, parts, rows)
+        return None
 
 
 @functools.cache
@@ -78,13 +83,16 @@ def tile(positions: Pair, registers: int) -> Pair:
     As few positions as possible are computed twice, since tiles at the edges overlap others.
     """
 
-    def cost(tile: Pair) -> tuple[int, int]:
-        turns = math.prod(math.ceil(p / t) for p, t in zip(positions, tile, strict=True))
-        return turns * math.prod(tile), turns
+    rows, columns = positions
 
-    rows, columns = (range(1, min(registers, size) + 1) for size in positions)
-    tiles = [tile for tile in itertools.product(rows, columns) if math.prod(tile) <= registers]
-    return min(tiles, key=cost)
+    def cost(tile: Pair) -> tuple[int, int]:
+        """Returns the number of positions that are computed, and of tiles."""
+        tiles = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
+        return tiles * math.prod(tile), tiles
+
+    heights = range(1, min(registers, rows) + 1)
+    shapes = itertools.product(heights, range(1, min(registers, columns) + 1))
+    return min((shape for shape in shapes if math.prod(shape) <= registers), key=cost)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,10 +113,12 @@ class ConvPoolRule(Rule):
     """relu(pool(x * W + b)), of a convolution without dilation and groups."""
 
     def __init__(self, convolution: Conv2dRule, window: tuple[Pair, Pair], rectified: bool) -> None:
-        self.owner = self.convolution = convolution
+        self.owner = convolution
+        self.convolution = convolution
         self.size, self.stride = window
         self.rectified = rectified
-        self.weight, self.bias = convolution.weight, convolution.bias
+        self.weight = convolution.weight
+        self.bias = convolution.bias
         _, channels, _, width = self.weight.shape
         self.row = width * channels  # numbers in a row of a patch
         down, across = convolution.stride
@@ -148,8 +158,9 @@ class ConvPoolRule(Rule):
         if any(pad):
             x = F.pad(x, pad)
         images = x.permute(0, 2, 3, 1)
-        end = (images.storage_offset() + images.numel() + _BEHIND) * images.itemsize
-        if not images.is_contiguous() or end > images.untyped_storage().nbytes():
+        end = images.storage_offset() + images.numel() + _BEHIND
+        has_room = end * images.itemsize <= images.untyped_storage().nbytes()
+        if not images.is_contiguous() or not has_room:
             images = _with_room(images.shape, x).copy_(images)
         _, height, width, channels = images.shape
         return images.view(inputs, -1, height, width * channels)
@@ -171,8 +182,8 @@ class ConvPoolRule(Rule):
         positions = self.steps.positions(windows)
         rows, columns = tile(positions, vector_code.REGISTERS - SPARE_REGISTERS)
         convolved_sizes = static_sizes(lanes, rows, columns, self.steps.across)
-        floor = np.array([0.0 if self.rectified else -math.inf], dtype=y.numpy().dtype)
         out = (y.numpy(), marks.numpy())
+        floor = np.full(1, 0.0 if self.rectified else -math.inf, out[0].dtype)
         loops.convolve_and_pool(
             images.numpy(),
             (w.numpy(), bias.numpy()),
@@ -198,8 +209,8 @@ class ConvPoolRule(Rule):
         bias = theta.new_zeros(inputs, blocks * lanes)
         if self.bias is not None:
             bias[:, :stacked] = self.bias.of(theta).reshape(inputs, -1)
-        w = w.view(inputs, blocks, lanes, height, row).permute(0, 1, 3, 4, 2)
-        return w.contiguous(), bias
+        w = w.view(inputs, blocks, lanes, height, row)
+        return w.permute(0, 1, 3, 4, 2).contiguous(), bias
 
     def _rows(self, theta: Tensor) -> Tensor:
         """Returns weights [n, o, height, row], channels last."""
@@ -208,14 +219,15 @@ class ConvPoolRule(Rule):
 
     def input_gradient(self, theta: Tensor, saved: Pooled, g: Tensor) -> Tensor:
         gradient = _with_room(saved.images.shape, g)
-        images, weight = gradient.numpy(), self.padded_rows(theta).numpy()
+        images = gradient.numpy()
+        weight = self.padded_rows(theta).numpy()
         winners = _winners(g, saved.marks)
-        scratch = loops.scratch(images, saved.marks.numpy(), images.dtype, self.steps)
+        scratch = loops.scratch(images, winners[1], images.dtype, self.steps)
         room = (scratch, *loops.image_room(images, weight))
         loops.input_gradients(winners, weight, images, room, self.steps, self.static(g.dtype))
         channels = self.weight.shape[1]
-        n, batch, height, row = gradient.shape
-        gradient = gradient.view(n * batch, height, row // channels, channels)
+        gradient = gradient.flatten(0, 1)
+        gradient = gradient.view(*gradient.shape[:2], -1, channels)
         top, first = self.edge
         rows, columns = saved.size
         inside = gradient[:, top : top + rows, first : first + columns]
@@ -234,7 +246,8 @@ class ConvPoolRule(Rule):
         formed = like.new_empty(n, batch, outputs, height, cut.parts * cut.lanes)
         biases = like.new_empty(n, batch, 0 if self.bias is None else outputs)
         squares = like.new_empty(n, batch)
-        images, static = saved.images.numpy(), self.static(like.dtype)
+        images = saved.images.numpy()
+        static = self.static(like.dtype)
         start = 0
         for g in parts:
             models = slice(start, start + len(g))
@@ -249,12 +262,14 @@ class ConvPoolRule(Rule):
         """Returns the sizes that loops of the backward pass are compiled for."""
         cut = self.cuts[dtype]
         lanes = vector_code.lanes(dtype.itemsize, self.weight.shape[0])
-        return static_sizes(cut.lanes, cut.rows, cut.parts), static_sizes(lanes, *self.size)
+        patch_sizes = static_sizes(cut.lanes, cut.rows, cut.parts)
+        return patch_sizes, static_sizes(lanes, *self.size)
 
     def padded_rows(self, theta: Tensor) -> Tensor:
         """Returns weights [n, o, height, padded row]: zeros fill a row up to whole vectors."""
         cut = self.cuts[theta.dtype]
-        return F.pad(self._rows(theta), (0, cut.parts * cut.lanes - self.row))
+        zeros = cut.parts * cut.lanes - self.row
+        return F.pad(self._rows(theta), (0, zeros))
 
     def write(self, out: Tensor, sums: Tensor, biases: Tensor) -> None:
         """Writes sums of gradients into `out` [n, p].
@@ -265,7 +280,8 @@ class ConvPoolRule(Rule):
             biases: [n, o], or [n, 0] if the layer has none.
         """
         weight = self.weight.of(out).permute(0, 1, 3, 4, 2)
-        weight.copy_(sums[..., : self.row].reshape(weight.shape))
+        without_zeros = sums[..., : self.row]
+        weight.copy_(without_zeros.reshape(weight.shape))
         if self.bias is not None:
             self.bias.of(out).copy_(biases)
 
@@ -306,8 +322,9 @@ class _Samples(SampleGradients):
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         rows = weights.unsqueeze(1)
         sums = torch.bmm(rows, self.formed.flatten(2))
+        sums = sums.view(len(out), *self.formed.shape[2:])
         biases = torch.bmm(rows, self.biases).squeeze(1)
-        self.rule.write(out, sums.view(len(out), *self.formed.shape[2:]), biases)
+        self.rule.write(out, sums, biases)
 
 
 class ConvPool(nn.Module):
@@ -388,8 +405,9 @@ class ConvChain:
 
     def fits(self, theta: Tensor, x: Tensor) -> bool:
         """Returns whether the loops can compute images x; else the rules do."""
-        channels = self.convolutions[0].weight.shape[1]
-        if x.dim() != 4 or x.dtype != theta.dtype or x.shape[1] != channels:
+        if x.dim() != 4 or x.dtype != theta.dtype:
+            return False
+        if x.shape[1] != self.convolutions[0].weight.shape[1]:
             return False
         *sizes, size = self._sizes(x)
         for rule, image_size in zip(self.convolutions, sizes, strict=True):
@@ -403,8 +421,8 @@ class ConvChain:
         pooled = 0
         for rule, size in zip(self.convolutions, self._sizes(x)[1:], strict=True):
             pooled += rule.weight.shape[0] * math.prod(size)
-        outputs = sum(rule.weight.shape[0] for rule in self.linear)
-        return len(x) * (pooled * (x.itemsize + 1) + outputs * x.itemsize)
+        outputs = pooled + sum(rule.weight.shape[0] for rule in self.linear)
+        return len(x) * (outputs * x.itemsize + pooled)  # a mark has one byte
 
     def clipped_sums(
         self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
@@ -413,7 +431,8 @@ class ConvChain:
         images = self.convolutions[0].images(step.x, 1)
         sizes = self._sizes(step.x)[1:]
         for models in slices(len(theta), at_once):
-            group, sums = theta[models], out[models]
+            group = theta[models]
+            sums = out[models]
             features, stages = self._convolve(group, images, sizes)
             head = _Head(self.linear, group, features)
             head.backward(step.y, step.loss)
@@ -426,7 +445,8 @@ class ConvChain:
                 loops.window_room(stages),
             )
             for rule, stage in zip(reversed(self.convolutions), stages, strict=True):
-                rule.write(sums, torch.from_numpy(stage.sums), torch.from_numpy(stage.biases))
+                biases = torch.from_numpy(stage.biases)
+                rule.write(sums, torch.from_numpy(stage.sums), biases)
             head.write(sums, factors=head.squares)  # `descend` has made factors of them
 
     def _sizes(self, x: Tensor) -> list[Pair]:
@@ -452,7 +472,8 @@ class ConvChain:
             below = (0, 0)
             if stages:
                 below = (y.shape[2], y.shape[3] * y.shape[4])
-                images = rule.images(y.flatten(0, 1).permute(0, 3, 1, 2), len(theta))
+                x = y.flatten(0, 1).permute(0, 3, 1, 2)
+                images = rule.images(x, len(theta))
             y, marks = rule.pooled(theta, images, size)
             weight = rule.padded_rows(theta).numpy()
             outputs, channels = rule.weight.shape[:2]
@@ -483,15 +504,18 @@ class _Head:
     def __init__(self, rules: Sequence[LinearRule], theta: Tensor, features: Tensor) -> None:
         self._rules = rules
         self._theta = theta
-        self._order = (features.shape[2] * features.shape[3], features.shape[4])
+        _, _, rows, columns, channels = features.shape
+        self._order = (rows * columns, channels)
         self._weights = [rule.weight.of(theta) for rule in rules]
         self._weights[0] = _exchange(self._weights[0], self._order[::-1])
         self._activations = [features.flatten(2)]
-        for i, rule in enumerate(rules):
-            y = torch.bmm(self._activations[i], self._weights[i].mT)
+        for i, (rule, weight) in enumerate(zip(rules, self._weights, strict=True)):
+            y = torch.bmm(self._activations[i], weight.mT)
             if rule.bias is not None:
                 y += rule.bias.of(theta).unsqueeze(1)
-            self._activations.append(y if i == len(rules) - 1 else y.relu_())
+            if i < len(rules) - 1:
+                y.relu_()
+            self._activations.append(y)
 
     def backward(self, y: Tensor, loss: Loss) -> None:
         """Computes all gradients for labels y [B]."""
@@ -501,7 +525,8 @@ class _Head:
         self._samples: list[SampleGradients] = []
         for i in reversed(range(len(self._rules))):
             x = self._activations[i]
-            samples = self._rules[i].samples(self._theta, x.flatten(0, 1), g.flatten(0, 1))
+            rule = self._rules[i]
+            samples = rule.samples(self._theta, x.flatten(0, 1), g.flatten(0, 1))
             self.squares += samples.squared_norms()
             self._samples.append(samples)
             g = torch.bmm(g, self._weights[i])
@@ -519,8 +544,8 @@ class _Head:
 
 def _exchange(weight: Tensor, order: Pair) -> Tensor:
     """Returns weights [n, o, a · b] as [n, o, b · a], a copy."""
-    n, outputs, _ = weight.shape
-    return weight.view(n, outputs, *order).transpose(2, 3).flatten(2).contiguous()
+    by_axis = weight.view(*weight.shape[:2], *order)
+    return by_axis.transpose(2, 3).flatten(2).contiguous()
 
 
 def _with_room(shape: Sequence[int], like: Tensor) -> Tensor:
@@ -531,5 +556,5 @@ def _with_room(shape: Sequence[int], like: Tensor) -> Tensor:
 
 def _winners(g: Tensor, marks: Tensor) -> loops.Winners:
     """Returns gradients [..., o, h, w] and marks [n, B, h, w, o] for the loops, channels last."""
-    channels_last = g.movedim(-3, -1).reshape(marks.shape).contiguous()
-    return channels_last.numpy(), marks.numpy()
+    channels_last = g.movedim(-3, -1).reshape(marks.shape)
+    return channels_last.contiguous().numpy(), marks.numpy()

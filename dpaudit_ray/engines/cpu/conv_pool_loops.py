@@ -64,9 +64,14 @@ def line_room(pooled: Winners, channels: int, steps: Steps) -> tuple[Floats, Win
 
 @compiled
 def convolve_and_pool(
-    images: Floats, weights: tuple[Floats, Floats], floor: Floats, pooled: Winners,
-    room: tuple[Floats, Winners], steps: Steps, static: tuple[Static, Static],
-) -> None:  # fmt: skip
+    images: Floats,
+    weights: tuple[Floats, Floats],
+    floor: Floats,
+    pooled: Winners,
+    room: tuple[Floats, Winners],
+    steps: Steps,
+    static: tuple[Static, Static],
+) -> None:
     """Writes pooled convolutions and marks: the number of the window's winner, or DEAD.
 
     Args:
@@ -96,9 +101,14 @@ def convolve_and_pool(
 
 @inlined
 def _convolve(
-    images: Floats, w: Floats, bias: Floats, sample: tuple[int, int], out: Floats,
-    steps: Steps, static: Static,
-) -> None:  # fmt: skip
+    images: Floats,
+    w: Floats,
+    bias: Floats,
+    sample: tuple[int, int],
+    out: Floats,
+    steps: Steps,
+    static: Static,
+) -> None:
     """Convolves one image at all positions, into out [rows, columns, blocks · lanes]."""
     m, s = sample
     blocks, height, width, lanes = w.shape[1:]
@@ -131,9 +141,13 @@ def _convolve(
 
 @inlined
 def _pool(
-    convolved: Floats, floor: Floats, pooled: Winners, sample: tuple[int, int, int], steps: Steps,
+    convolved: Floats,
+    floor: Floats,
+    pooled: Winners,
+    sample: tuple[int, int, int],
+    steps: Steps,
     static: Static,
-) -> None:  # fmt: skip
+) -> None:
     """Pools one image for all models that share it, vector by vector."""
     out, marks = pooled
     m, s, inputs = sample
@@ -158,9 +172,14 @@ def _pool(
 
 @inlined
 def _pool_in_lines(
-    convolved: Floats, floor: Floats, pooled: Winners, lines: Winners,
-    sample: tuple[int, int, int], steps: Steps, static: Static,
-) -> None:  # fmt: skip
+    convolved: Floats,
+    floor: Floats,
+    pooled: Winners,
+    lines: Winners,
+    sample: tuple[int, int, int],
+    steps: Steps,
+    static: Static,
+) -> None:
     """Pools a row of windows for all models, and copies it model by model."""
     out, marks = pooled
     line_out, line_marks = lines
@@ -252,9 +271,14 @@ def _starts(cells: Sequence[int], row: int, steps: Sequence[int]) -> Integers:
 
 @compiled
 def sample_gradients(
-    images: Floats, winners: Winners, out: tuple[Floats, Floats, Floats], width: int,
-    room: Scratch, steps: Steps, static: tuple[Static, Static],
-) -> None:  # fmt: skip
+    images: Floats,
+    winners: Winners,
+    out: tuple[Floats, Floats, Floats],
+    width: int,
+    room: Scratch,
+    steps: Steps,
+    static: tuple[Static, Static],
+) -> None:
     """Writes every sample's gradients of weights and bias, and their squared norms.
 
     Args:
@@ -287,9 +311,13 @@ def image_room(images: Floats, w: Floats) -> tuple[Floats, Integers]:
 
 @compiled
 def input_gradients(
-    winners: Winners, w: Floats, images: Floats, room: tuple[Scratch, Floats, Integers],
-    steps: Steps, static: tuple[Static, Static],
-) -> None:  # fmt: skip
+    winners: Winners,
+    w: Floats,
+    images: Floats,
+    room: tuple[Scratch, Floats, Integers],
+    steps: Steps,
+    static: tuple[Static, Static],
+) -> None:
     """Writes gradients of the images.
 
     Args:
@@ -320,7 +348,7 @@ def _overlap(steps: Steps) -> bool:
 @inlined
 def _spread_windows(
     g: Floats, room: Scratch, windows: tuple[int, int, int], steps: Steps, static: Static
-) -> None:  # fmt: skip
+) -> None:
     """Writes one sample's gradients by position into the grid: the sums over windows won."""
     rows, columns, outputs = windows
     gradients = room.grid.reshape(-1)
@@ -338,9 +366,13 @@ def _spread_windows(
 
 @inlined
 def _form(
-    g: Floats, room: Scratch, sample: tuple[Floats, Floats, Floats], width: int, steps: Steps,
+    g: Floats,
+    room: Scratch,
+    sample: tuple[Floats, Floats, Floats],
+    width: int,
+    steps: Steps,
     static: Static,
-) -> Any:  # fmt: skip
+) -> Any:
     """Forms one sample's gradients of w and bias from its image [H, row]; returns their square."""
     image, formed, biases = sample
     starts, values, counts = room.listed
@@ -365,9 +397,13 @@ def _form(
 
 @inlined
 def _push_down(
-    room: Scratch, w: Floats, image_room: tuple[Floats, Integers], row: int, steps: Steps,
+    room: Scratch,
+    w: Floats,
+    image_room: tuple[Floats, Integers],
+    row: int,
+    steps: Steps,
     static: Static,
-) -> None:  # fmt: skip
+) -> None:
     """Writes one image's gradients from those by position and w [o, height, padded row]."""
     image, listed = image_room
     rows, columns, outputs = room.grid.shape
@@ -397,7 +433,7 @@ def _copy(source: Any, target: Any) -> None:
 @compiled
 def _list_positions(
     bits: Integers, positions: Integers, listed: tuple[Integers, Integers, Integers]
-) -> None:  # fmt: skip
+) -> None:
     """Lists by output the positions with a gradient: starts in an image, gradients, number."""
     outputs = len(listed[0])
     for o in range(outputs):
@@ -414,7 +450,7 @@ def _list_positions(
 @compiled
 def _list_windows(
     g: Floats, marks: Bytes, starts: tuple[Integers, Integers, Integers], listed: Listed
-) -> None:  # fmt: skip
+) -> None:
     """Lists what `_list_positions` does, where a position wins one window at most."""
     outputs = len(listed[0])
     _, windows, entries = starts
@@ -480,7 +516,7 @@ class Stage(NamedTuple):
 
 def stage_of(
     images: Floats, marks: Bytes, w: Floats, biases: int, steps: Steps, **settings: Any
-) -> Stage:  # fmt: skip
+) -> Stage:
     """Returns a stage with its buffers, sums of zero, and so many biases of each model.
 
     `settings` are its `width`, `edge`, `below` and `static`.
@@ -508,9 +544,13 @@ def window_room(stages: Sequence[Stage]) -> Floats:
 
 @compiled
 def descend(
-    stages: tuple[Stage, ...], g: Floats, squares: Floats, weights: Floats, clip_norm: float,
+    stages: tuple[Stage, ...],
+    g: Floats,
+    squares: Floats,
+    weights: Floats,
+    clip_norm: float,
     room: Floats,
-) -> None:  # fmt: skip
+) -> None:
     """Adds clipped, weighted sums to those of all stages.
 
     A few samples go back through all stages at a time: their gradients are in cache when their

@@ -11,6 +11,7 @@ written as LLVM instructions here. Each of these intrinsics takes three tuples:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -29,16 +30,15 @@ def compiled(loops: F) -> F:
     """Compiles loops that free Python's lock; sums may be reordered, NaN and inf stay correct."""
     options: dict[str, Any] = {"nopython": True, "nogil": True, "fastmath": {"reassoc", "contract"}}
     try:
-        made: F = numba.jit(cache=True, **options)(loops)
+        dispatcher = numba.jit(cache=True, **options)(loops)
     except RuntimeError:  # no folder is writable for numba's cache: each process compiles
-        made = numba.jit(**options)(loops)
-    return made
+        dispatcher = numba.jit(**options)(loops)
+    return cast(F, dispatcher)
 
 
 def inlined(loops: F) -> F:
     """Marks a function that is compiled only as a part of its callers."""
-    made: Any = numba.jit(nopython=True, inline="always")(loops)
-    return cast(F, made)
+    return cast(F, numba.jit(nopython=True, inline="always")(loops))
 
 
 def static_sizes(*sizes: int) -> Static:
@@ -48,9 +48,12 @@ def static_sizes(*sizes: int) -> Static:
 
 # Bytes of a vector register of this machine, and the number of registers.
 _features = llvmlite.binding.get_host_cpu_features()
-REGISTER_BYTES, REGISTERS = (
-    (64, 32) if _features.get("avx512f") else (32, 16) if _features.get("avx") else (16, 32)
-)
+if _features.get("avx512f"):
+    REGISTER_BYTES, REGISTERS = 64, 32
+elif _features.get("avx"):
+    REGISTER_BYTES, REGISTERS = 32, 16
+else:
+    REGISTER_BYTES, REGISTERS = 16, 32
 
 
 def lanes(itemsize: int, row: int) -> int:
@@ -71,15 +74,16 @@ class _Emitter:
     """Emits an intrinsic's instructions; `sizes` are the static ones except the first, `lanes`."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+        arrays, numbers, static = signature.args
         self.builder = builder
-        self.lanes, *self.sizes = (kind.count for kind in signature.args[2].types)
-        kinds = signature.args[0].types
-        self.pointers = [
-            context.make_array(kind)(context, builder, builder.extract_value(args[0], i)).data
-            for i, kind in enumerate(kinds)
-        ]
-        self.numbers = [builder.extract_value(args[1], i) for i in range(signature.args[1].count)]
-        element = context.get_value_type(kinds[0].dtype)
+        self.lanes, *self.sizes = (kind.count for kind in static.types)
+        self.pointers = []
+        structs = cgutils.unpack_tuple(builder, args[0])
+        for kind, struct in zip(arrays.types, structs, strict=True):
+            array = context.make_array(kind)(context, builder, struct)
+            self.pointers.append(array.data)
+        self.numbers = cgutils.unpack_tuple(builder, args[1], numbers.count)
+        element = context.get_value_type(arrays.types[0].dtype)
         self.type = ir.VectorType(element, self.lanes)
         self.bytes = ir.VectorType(_I8, self.lanes)
         self.zero = self.full(self.type, 0.0)
@@ -88,10 +92,18 @@ class _Emitter:
         return ir.Constant(kind, [value] * self.lanes)
 
     def at(self, base: Any, *offsets: Any) -> Any:
-        """Returns a pointer into an array, by its number, or beyond another pointer."""
+        """Returns a pointer to an entry.
+
+        Args:
+            base: number of an array, or a pointer.
+            offsets: distances from there, in entries: numbers, or tuples of their factors.
+        """
         pointer = self.pointers[base] if isinstance(base, int) else base
         for offset in offsets:
-            pointer = self.builder.gep(pointer, [offset])
+            factors = offset if isinstance(offset, tuple) else (offset,)
+            values = [_I64(f) if isinstance(f, int) else f for f in factors]
+            distance = functools.reduce(self.builder.mul, values)
+            pointer = self.builder.gep(pointer, [distance])
         return pointer
 
     def load(self, pointer: Any) -> Any:
@@ -106,7 +118,7 @@ class _Emitter:
         kind = ir.VectorType(scalar.type, self.lanes)
         undefined = ir.Constant(kind, ir.Undefined)
         single = self.builder.insert_element(undefined, scalar, _I32(0))
-        order = ir.Constant(ir.VectorType(_I32, self.lanes), [0] * self.lanes)
+        order = self.full(ir.VectorType(_I32, self.lanes), 0)
         return self.builder.shuffle_vector(single, undefined, order)
 
     def below(self, first: int, count: Any) -> Any:
@@ -115,17 +127,19 @@ class _Emitter:
         lane = ir.Constant(ir.VectorType(_I64, self.lanes), numbers)
         return self.builder.icmp_signed("<", lane, self.splat(count))
 
-    def sums(self, *counts: int) -> list[Any]:
-        """Returns vectors of zeros, to be kept in registers; the last count runs fastest."""
-        slots = [_allocated(self.builder, self.type) for _ in range(int(np.prod(counts)))]
-        for slot in slots:
-            self.builder.store(self.zero, slot)
+    def sums(self, *counts: int) -> dict[tuple[int, ...], Any]:
+        """Returns slots with vectors of zeros, to be kept in registers, by index."""
+        slots = {}
+        for index in np.ndindex(*counts):
+            slots[index] = _allocated(self.builder, self.type)
+            self.builder.store(self.zero, slots[index])
         return slots
 
     def add(self, slot: Any, a: Any, b: Any) -> None:
         """Adds a · b to a slot."""
         product = self.builder.fmul(a, b, flags=_FUSED)
-        self.builder.store(self.builder.fadd(product, self.builder.load(slot), _FUSED), slot)
+        total = self.builder.fadd(product, self.builder.load(slot), _FUSED)
+        self.builder.store(total, slot)
 
     def _cast(self, pointer: Any, kind: Any) -> Any:
         return self.builder.bitcast(pointer, kind.as_pointer())
@@ -141,7 +155,8 @@ def _vectorised(emit_code: Callable[[_Emitter], None]) -> Any:
 
         return types.void(arrays, numbers, static), generate
 
-    make.__name__, make.__doc__ = emit_code.__name__, emit_code.__doc__
+    make.__name__ = emit_code.__name__
+    make.__doc__ = emit_code.__doc__
     return cast(Any, intrinsic)(make)
 
 
@@ -158,21 +173,20 @@ def convolve(emit: _Emitter) -> None:
     rows, columns, step = emit.sizes
     sums = emit.sums(rows, columns)
     bias = emit.load(emit.at(2, bias_at))
-    for slot in sums:
+    for slot in sums.values():
         builder.store(bias, slot)
     with cgutils.for_range(builder, height) as i:
-        of_x = emit.at(0, x_at, builder.mul(i.index, row))
-        of_w = emit.at(1, w_at, builder.mul(builder.mul(i.index, width), _I64(emit.lanes)))
-        lines = [emit.at(of_x, builder.mul(down, _I64(r))) for r in range(rows)]
+        x_row = emit.at(0, x_at, (i.index, row))
+        w_row = emit.at(1, w_at, (i.index, width, emit.lanes))
+        lines = [emit.at(x_row, (down, r)) for r in range(rows)]
         with cgutils.for_range(builder, width) as j:
-            weight = emit.load(emit.at(of_w, builder.mul(j.index, _I64(emit.lanes))))
-            for n, (r, c) in enumerate(np.ndindex(rows, columns)):
-                line = emit.at(lines[r], j.index)
-                value = builder.load(emit.at(line, _I64(c * step)))
-                emit.add(sums[n], weight, emit.splat(value))
-    for n, (r, c) in enumerate(np.ndindex(rows, columns)):
-        target = emit.at(3, out_at, builder.mul(below, _I64(r)), builder.mul(beside, _I64(c)))
-        emit.store(builder.load(sums[n]), target)
+            weight = emit.load(emit.at(w_row, (j.index, emit.lanes)))
+            for (r, c), slot in sums.items():
+                value = builder.load(emit.at(lines[r], j.index, c * step))
+                emit.add(slot, weight, emit.splat(value))
+    for (r, c), slot in sums.items():
+        target = emit.at(3, out_at, (below, r), (beside, c))
+        emit.store(builder.load(slot), target)
 
 
 DEAD = 255  # in place of the winner's number: ReLU let nothing through
@@ -187,11 +201,12 @@ def pool(emit: _Emitter) -> None:
     """
     builder = emit.builder
     x_at, out_at, below, beside = emit.numbers
-    entries = [
-        emit.load(emit.at(0, x_at, builder.mul(below, _I64(i)), builder.mul(beside, _I64(j))))
-        for i, j in np.ndindex(*emit.sizes)
-    ]
-    best, mark = entries[0], emit.full(emit.bytes, 0)
+    entries = []
+    for i, j in np.ndindex(*emit.sizes):
+        entry = emit.at(0, x_at, (below, i), (beside, j))
+        entries.append(emit.load(entry))
+    best = entries[0]
+    mark = emit.full(emit.bytes, 0)
     for k, value in enumerate(entries[1:], start=1):
         # The first of equals, and NaN, win as in torch.
         above = builder.fcmp_ordered(">", value, best)
@@ -200,8 +215,10 @@ def pool(emit: _Emitter) -> None:
         mark = builder.select(wins, emit.full(emit.bytes, k), mark)
     floor = emit.splat(builder.load(emit.at(1)))
     dead = builder.fcmp_ordered("<=", best, floor)
-    emit.store(builder.select(dead, floor, best), emit.at(2, out_at))
-    emit.store(builder.select(dead, emit.full(emit.bytes, DEAD), mark), emit.at(3, out_at))
+    best = builder.select(dead, floor, best)
+    mark = builder.select(dead, emit.full(emit.bytes, DEAD), mark)
+    emit.store(best, emit.at(2, out_at))
+    emit.store(mark, emit.at(3, out_at))
 
 
 @_vectorised
@@ -214,11 +231,12 @@ def unpool(emit: _Emitter) -> None:
     """
     builder = emit.builder
     g_at, grid_at, below, beside, channels = emit.numbers
+    g = emit.load(emit.at(0, g_at))
     marks = builder.bitcast(emit.at(1, g_at), emit.bytes.as_pointer())
-    g, mark = emit.load(emit.at(0, g_at)), builder.load(marks, align=1)
+    mark = builder.load(marks, align=1)
     inside = emit.below(0, channels)
     for k, (i, j) in enumerate(np.ndindex(*emit.sizes)):
-        target = emit.at(2, grid_at, builder.mul(below, _I64(i)), builder.mul(beside, _I64(j)))
+        target = emit.at(2, grid_at, (below, i), (beside, j))
         wins = builder.icmp_unsigned("==", mark, emit.full(emit.bytes, k))
         gradient = builder.select(builder.and_(wins, inside), g, emit.zero)
         emit.store(builder.fadd(emit.load(target), gradient), target)
@@ -236,19 +254,21 @@ def gather(emit: _Emitter) -> None:
     builder = emit.builder
     x_at, list_at, out_at, count, row, width = emit.numbers
     rows, parts = emit.sizes
-    sums, (squares,) = emit.sums(rows, parts), emit.sums(1)
+    sums = emit.sums(rows, parts)
+    (squares,) = emit.sums(1).values()
     with cgutils.for_range(builder, count) as e:
-        listed = builder.sext(builder.load(emit.at(1, list_at, e.index)), _I64)
-        source = emit.at(0, x_at, listed)
+        listed = builder.load(emit.at(1, list_at, e.index))
+        patch = emit.at(0, x_at, builder.sext(listed, _I64))
         g = emit.splat(builder.load(emit.at(2, list_at, e.index)))
-        for n, (r, v) in enumerate(np.ndindex(rows, parts)):
-            patch_row = emit.at(source, builder.mul(row, _I64(r)))
-            emit.add(sums[n], g, emit.load(emit.at(patch_row, _I64(v * emit.lanes))))
+        for (r, v), slot in sums.items():
+            x = emit.load(emit.at(patch, (row, r), v * emit.lanes))
+            emit.add(slot, g, x)
     builder.store(emit.load(emit.at(4)), squares)
-    for n, (_r, v) in enumerate(np.ndindex(rows, parts)):
-        inside = emit.below(v * emit.lanes, width)
-        total = builder.select(inside, builder.load(sums[n]), emit.zero)
-        emit.store(total, emit.at(3, out_at, _I64(n * emit.lanes)))
+    for n, slot in enumerate(sums.values()):
+        column = n % parts * emit.lanes
+        inside = emit.below(column, width)
+        total = builder.select(inside, builder.load(slot), emit.zero)
+        emit.store(total, emit.at(3, out_at, n * emit.lanes))
         emit.add(squares, total, total)
     emit.store(builder.load(squares), emit.at(4))
 
@@ -267,10 +287,11 @@ def scatter(emit: _Emitter) -> None:
     with cgutils.for_range(builder, count) as e:
         output = builder.load(emit.at(3, e.index))
         g = emit.splat(builder.load(emit.at(1, g_at, output)))
-        weights = emit.at(2, w_at, builder.mul(output, patch))
-        for n, slot in enumerate(sums):
-            emit.add(slot, g, emit.load(emit.at(weights, _I64(n * emit.lanes))))
-    for n, (r, v) in enumerate(np.ndindex(rows, parts)):
-        target = emit.at(0, image_at, builder.mul(row, _I64(r)), _I64(v * emit.lanes))
-        total = builder.fadd(emit.load(target), builder.load(sums[n]))
+        weights = emit.at(2, w_at, (output, patch))
+        for n, slot in enumerate(sums.values()):
+            w = emit.load(emit.at(weights, n * emit.lanes))
+            emit.add(slot, g, w)
+    for (r, v), slot in sums.items():
+        target = emit.at(0, image_at, (row, r), v * emit.lanes)
+        total = builder.fadd(emit.load(target), builder.load(slot))
         emit.store(total, target)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..rules.base import Rule, SampleGradients, repeated
+from ..rules.base import Rule, SampleGradients, by_model, repeated
 from ..rules.losses import Loss, losses
 from .memory import slices
 
@@ -72,7 +72,8 @@ class Passes:
         with torch.no_grad(), self._pass(theta, x):
             for models in slices(len(theta), at_once):
                 self._enter(models)
-                outputs.append(self.module(x).view(len(self.theta), len(x), -1))
+                group_outputs = self.module(x)
+                outputs.append(group_outputs.view(len(self.theta), len(x), -1))
         return outputs
 
     def clipped_sums(
@@ -99,7 +100,8 @@ class Passes:
     def bytes_of_one(self, theta: Tensor, step: Step) -> int:
         """Returns the bytes that a pass of one model, theta [1, p], keeps until its sums."""
         with self._pass(theta, step.x):
-            return sum(record.nbytes for record in self._forward_and_backward(slice(0, 1), step))
+            records = self._forward_and_backward(slice(0, 1), step)
+            return sum(record.nbytes for record in records)
 
     def _gradients(
         self, theta: Tensor, step: Step, at_once: int
@@ -110,18 +112,16 @@ class Passes:
         with self._pass(theta, step.x):
             for models in slices(len(theta), at_once):
                 records = self._forward_and_backward(models, step)
-                gradients += [
-                    (models, record.rule.samples(theta[models], record.saved, record.g))
-                    for record in records
-                    if not record.shared
-                ]
+                for record in records:
+                    if not record.shared:
+                        samples = record.rule.samples(theta[models], record.saved, record.g)
+                        gradients.append((models, samples))
                 shared.append([record for record in records if record.shared])
         batch = len(step.x)
         for layer_records in zip(*shared, strict=True):  # of one layer, by group
-            rule, saved = layer_records[0].rule, layer_records[0].saved
-            gs = [record.g for record in layer_records]
-            parts = [g.reshape(-1, batch, *g.shape[1:]) for g in gs]
-            samples = rule.samples_shared(theta, saved, parts, step.cache)
+            first = layer_records[0]
+            parts = [by_model(record.g, len(record.g) // batch) for record in layer_records]
+            samples = first.rule.samples_shared(theta, first.saved, parts, step.cache)
             gradients.append((slice(0, len(theta)), samples))
         return gradients
 
@@ -130,11 +130,11 @@ class Passes:
         self._enter(models)
         with torch.enable_grad():
             outputs = self.module(step.x)
-            count = len(self.theta)
-            if outputs.dim() != 2 or len(outputs) != count * len(step.y):
+            labels = step.y.repeat(len(self.theta))
+            if outputs.dim() != 2 or len(outputs) != len(labels):
                 shape = tuple(outputs.shape)
-                raise ValueError(f"{count * len(step.y)} examples give scores of shape {shape}")
-            torch.autograd.backward(step.loss(outputs, step.y.repeat(count)).sum())
+                raise ValueError(f"{len(labels)} examples give scores of shape {shape}")
+            torch.autograd.backward(step.loss(outputs, labels).sum())
         return list(self.records)
 
     @contextlib.contextmanager
@@ -225,7 +225,8 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _anchor: Tensor, layer: Layer, shared: bool) -> Tensor:
-        ctx.layer, ctx.shared = layer, shared
+        ctx.layer = layer
+        ctx.shared = shared
         y, ctx.saved = layer.passes.layer_output(layer.rule, x.detach(), shared)
         return y
 

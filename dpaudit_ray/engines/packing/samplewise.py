@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -49,73 +50,85 @@ class Samplewise:
         Arguments are those of `PackedModel.clipped_sums`.
         """
         out = torch.zeros_like(theta)
-        most = _NUMBERS if theta.device.type == "cpu" else _ON_GPU
+        n, size = theta.shape
         # By sizes alone, so that bits are the same in every attempt at a pack.
-        most_models = most // (theta.shape[1] * max(1, len(y)))
-        for models in slices(len(theta), max(1, min(most_models, self.mapped))):
-            for part in slices(len(y), max(1, most // theta.shape[1])):
-                gradients = self._of_models(theta[models], x[part], y[part])
+        numbers = _NUMBERS if theta.device.type == "cpu" else _ON_GPU
+        most_models = min(numbers // (size * max(1, len(y))), self.mapped)
+        for models in slices(n, max(1, most_models)):
+            for part in slices(len(y), max(1, numbers // size)):
+                gradients = self._gradients(theta[models], x[part], y[part])
                 norms = torch.linalg.vector_norm(gradients, dim=2)
-                factors = clip_norm / norms.clamp(min=clip_norm)
-                factors = torch.ones_like(norms) if clip_norm == float("inf") else factors
+                factors = torch.ones_like(norms)
+                if clip_norm < math.inf:
+                    factors = clip_norm / norms.clamp(min=clip_norm)
                 if weights is not None:
                     factors = factors * weights[models, part]
-                for sums, row, of_model in zip(out[models], factors, gradients, strict=True):
-                    sums += row @ of_model
+                for sums, row, model_gradients in zip(out[models], factors, gradients, strict=True):
+                    sums += row @ model_gradients
         return out
 
     def gradients(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Returns the gradient of every example's loss, float [B, p], at parameters `row` [p]."""
-        return self._of_models(row[None], x, y)[0]
+        return self._gradients(row[None], x, y)[0]
 
-    def _of_models(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def _gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Returns `gradients` of every model, float [n, B, p]."""
         if self.mapped:
             with _mappable(self.module):
                 if len(theta) == 1:
-                    return self._mapped(theta[0], x, y)[None]
-                mapped: Tensor = vmap(self._mapped, in_dims=(0, None, None))(theta, x, y)
+                    return self._by_vmap(theta[0], x, y)[None]
+                mapped: Tensor = vmap(self._by_vmap, in_dims=(0, None, None))(theta, x, y)
             return mapped
         gradients = theta.new_empty(len(theta), len(y), theta.shape[1])
-        for row, of_model in zip(theta, gradients, strict=True):
+        for row, model_gradients in zip(theta, gradients, strict=True):
             with placed(self.module, row) as parameters:
-                for j, into in enumerate(of_model):
-                    self._alone(parameters, x[j : j + 1], y[j : j + 1], into)
+                for j, gradient in enumerate(model_gradients):
+                    self._write_gradient(gradient, parameters, x[j : j + 1], y[j : j + 1])
         return gradients
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> Samplewise:
         """Returns the same by `vmap` if that agrees on these examples; else self."""
-        fast, few = dataclasses.replace(self, mapped=1), (row, x, y)
+        fast = dataclasses.replace(self, mapped=1)
         try:
-            agree = torch.allclose(fast.gradients(*few), self.gradients(*few), rtol=1e-3, atol=1e-5)
+            mapped = fast.gradients(row, x, y)
+            expected = self.gradients(row, x, y)
         except RuntimeError:  # of operations that `torch.func` does not take
             return self
-        return fast if agree else self
+        return fast if torch.allclose(mapped, expected, rtol=1e-3, atol=1e-5) else self
 
-    def _alone(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, into: Tensor) -> None:
+    def _write_gradient(
+        self, out: Tensor, parameters: Sequence[Tensor], x: Tensor, y: Tensor
+    ) -> None:
+        """Writes the gradient of one example, x [1, ...] of class y [1], into `out` [p]."""
+        if self.views:
+            x = x[0]
+            y = y.expand(len(x))
         for parameter in parameters:
             parameter.grad = None
         with torch.enable_grad():
-            x, y = (x[0], y.expand(x.shape[1])) if self.views else (x, y)
-            if (loss := self.loss(self.module(x.clone()), y).mean()).requires_grad:
+            loss = self.loss(self.module(x.clone()), y).mean()
+            if loss.requires_grad:
                 torch.autograd.backward(loss)
-        # Zeros where the loss does not depend on it; dense where an embedding's is sparse.
-        gradients = [
-            torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in parameters
-        ]
-        torch.cat([gradient.detach().flatten() for gradient in gradients], out=into)
+        gradients = []
+        for parameter in parameters:
+            gradient = torch.zeros_like(parameter)  # if the loss does not depend on it
+            if parameter.grad is not None:
+                gradient = parameter.grad.to_dense()  # an embedding's is sparse
+            gradients.append(gradient.detach().flatten())
+        torch.cat(gradients, out=out)
 
-    def _mapped(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def _by_vmap(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Returns the gradient of every example, float [B, p], at parameters `row` [p]."""
         named = trained(self.module)
         sizes = [p.numel() for p in named.values()]
         parts = zip(named.items(), torch.split(row, sizes), strict=True)
         values = {name: part.view(p.shape) for (name, p), part in parts}
 
-        def loss(values: dict[str, Tensor], of_x: Tensor, of_y: Tensor) -> Tensor:
-            # Torch does not put back what it ties in a layer that a module holds twice.
-            of_x = of_x if self.views else of_x.unsqueeze(0)
-            outputs = functional_call(self.module, values, (of_x,), tie_weights=False)
-            return self.loss(outputs, of_y.expand(len(of_x))).mean()
+        def loss(values: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+            inputs = example if self.views else example.unsqueeze(0)
+            # Torch does not restore the weights that it ties in a layer that a module has twice.
+            outputs = functional_call(self.module, values, (inputs,), tie_weights=False)
+            return self.loss(outputs, label.expand(len(inputs))).mean()
 
         gradients: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
         return torch.cat([gradients[name].flatten(1) for name in named], 1)
@@ -126,7 +139,8 @@ def placed(module: nn.Module, row: Tensor) -> Iterator[list[nn.Parameter]]:
     """Puts the flat parameters `row` [p] into the module; restores its own afterwards."""
     parameters = list(trained(module).values())
     before = [(p.data, p.grad) for p in parameters]
-    parts = torch.split(row.clone(), [p.numel() for p in parameters])
+    sizes = [p.numel() for p in parameters]
+    parts = torch.split(row.clone(), sizes)
     try:
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = None
@@ -147,14 +161,13 @@ def _mappable(module: nn.Module) -> Iterator[None]:
     zeros made by the layer lack; and oneDNN's LSTM has no batching rule.
     """
     recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
-    if not recurrent:
-        yield
-        return
     with contextlib.ExitStack() as stack:
         for layer in recurrent:
-            stack.callback(layer.register_forward_pre_hook(_with_state, with_kwargs=True).remove)
-        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
-        torch._C._set_mkldnn_enabled(False)
+            hook = layer.register_forward_pre_hook(_with_state, with_kwargs=True)
+            stack.callback(hook.remove)
+        if recurrent:
+            stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+            torch._C._set_mkldnn_enabled(False)
         yield
 
 
@@ -166,14 +179,16 @@ def _with_state(
         return args, kwargs
     x = args[0]
     if isinstance(layer, nn.RNNBase):
-        first = layer.num_layers * (2 if layer.bidirectional else 1)
+        directions = 2 if layer.bidirectional else 1
         batch = (x.shape[not layer.batch_first],) if x.dim() == 3 else ()
-        h = x.new_zeros(first, *batch, layer.proj_size or layer.hidden_size)
-        c = x.new_zeros(first, *batch, layer.hidden_size)
+        layers = layer.num_layers * directions
+        h = x.new_zeros(layers, *batch, layer.proj_size or layer.hidden_size)
+        c = x.new_zeros(layers, *batch, layer.hidden_size)
     else:
         assert isinstance(layer, nn.RNNCellBase)
         h, c = (x.new_zeros(*x.shape[:-1], layer.hidden_size) for _ in range(2))
-    return (x, (h, c) if isinstance(layer, nn.LSTM | nn.LSTMCell) else h), kwargs
+    state = (h, c) if isinstance(layer, nn.LSTM | nn.LSTMCell) else h
+    return (x, state), kwargs
 
 
 @contextlib.contextmanager
@@ -192,7 +207,8 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             parameter.data = cast(data.clone(), dtype)
         for layer in module.modules():
             for name, buffer in layer._buffers.items():
-                layer._buffers[name] = None if buffer is None else cast(buffer.clone(), dtype)
+                if buffer is not None:
+                    layer._buffers[name] = cast(buffer.clone(), dtype)
         yield
     finally:
         for parameter, data in parameters:

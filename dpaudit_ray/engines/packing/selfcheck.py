@@ -72,7 +72,8 @@ class Candidate:
 
     def few(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns the first 2 or 5 examples and labels, repeated if the batch is smaller."""
-        rows = torch.arange(2 if self.large else 5, device=self.x.device) % max(1, len(self.x))
+        count = 2 if self.large else 5
+        rows = torch.arange(count, device=self.x.device) % max(1, len(self.x))
         return cast(self.x[rows], dtype), self.y[rows]
 
     def models(self, count: int) -> Tensor:
@@ -96,11 +97,13 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
     Raises:
         SpecError: the module may not be audited, or one example's gradient cannot be computed.
     """
-    for dtype in (torch.float32,) if candidate.large else (torch.float64, torch.float32):
+    dtypes = (torch.float32,) if candidate.large else (torch.float64, torch.float32)
+    for dtype in dtypes:
         with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
             try:
                 batch = cast(candidate.x, dtype)
-                vet(candidate.module, candidate.few(dtype)[0], batch, not candidate.large)
+                few, _ = candidate.few(dtype)
+                vet(candidate.module, few, batch, thorough=not candidate.large)
                 expected = _expected(candidate, dtype)
             except SpecError:
                 raise
@@ -133,14 +136,16 @@ def _first_right(candidate: Candidate, expected: _Expected) -> Way:
         def among_many(groups: Groups | None) -> str | None:
             return _difference_among_many(candidate, packed, expected, groups)
 
-        why, rows = difference(None) or difference(GPU_MOST), None
-        if why is None:
-            if (why := among_many(None)) is None:
+        rows = None
+        problem = difference(None) or difference(GPU_MOST)
+        if problem is None:
+            problem = among_many(None)
+            if problem is None:
                 return Way()
             rows = len(candidate.y)
         if difference(ONE_BY_ONE) is None and among_many(ONE_BY_ONE) is None:
             return Way(ONE_BY_ONE, rows)
-        obstacle = obstacle_at("", module, why)
+        obstacle = obstacle_at("", module, problem)
     for mapped in (MODELS, 1, 0):  # PReLU goes through `vmap` with one model only
         alone = functools.partial(Samplewise, module, candidate.loss, mapped)
         if _difference(candidate, alone, expected) is None:
@@ -172,22 +177,27 @@ def _expected(candidate: Candidate, dtype: torch.dtype) -> _Expected:
     x, y = candidate.few(dtype)
     theta = candidate.models(2 if candidate.large else 3)
     alone = Samplewise(candidate.module, candidate.loss)
-    weights = torch.ones(len(theta), len(y), dtype=theta.dtype, device=theta.device)
+    weights = theta.new_ones(len(theta), len(y))
     weights[0, -1] = 0
-    clip_norm, sums = 0.0, torch.empty_like(theta)
-    for i, (row, of_model) in enumerate(zip(theta, weights, strict=True)):
+    clip_norm = 0.0
+    sums = torch.empty_like(theta)
+    for i, row in enumerate(theta):
         gradients = alone.gradients(row, x, y)  # [B, p]
         norms = torch.linalg.vector_norm(gradients, dim=1)
         finite = norms[norms.isfinite()]
-        # So that some gradients are clipped and others are not.
-        clip_norm = clip_norm or 0.9 * float(finite.median() if len(finite) else 0) or 1.0
-        torch.mv(gradients.T, of_model * clip_norm / norms.clamp(min=clip_norm), out=sums[i])
+        if clip_norm == 0 and len(finite):
+            clip_norm = 0.9 * float(finite.median())  # some gradients are clipped, others not
+        clip_norm = clip_norm or 1.0
+        factors = weights[i] * clip_norm / norms.clamp(min=clip_norm)
+        torch.mv(gradients.T, factors, out=sums[i])
     return _Expected(theta, x, y, weights, clip_norm, sums, alone.outputs(theta, x))
 
 
 def _difference(candidate: Candidate, make: Callable[[], Any], expected: _Expected) -> str | None:
     """Returns why a way is wrong, compared with autograd; None if it is right."""
-    theta, x, clip_norm = expected.theta, expected.x.clone(), expected.clip_norm
+    theta = expected.theta
+    x = expected.x.clone()
+    clip_norm = expected.clip_norm
     try:
         way = make()
         sums = way.clipped_sums(theta, x, expected.y, clip_norm, expected.weights)
@@ -196,8 +206,8 @@ def _difference(candidate: Candidate, make: Callable[[], Any], expected: _Expect
         raise
     except Exception as error:  # noqa: BLE001 (a user's code may raise anything)
         return f"cannot be packed ({first_line(error):.80})"
-    pairs = zip(sums, expected.sums, strict=True)
-    errors = [relative_error(a, b, _CANCELLED * clip_norm) for a, b in pairs]
+    least = _CANCELLED * clip_norm
+    errors = [relative_error(a, b, least) for a, b in zip(sums, expected.sums, strict=True)]
     errors += map(relative_error, outputs, expected.outputs)
     if max(errors) <= _BOUNDS[theta.dtype] and torch.equal(x, expected.x):
         return None
@@ -231,8 +241,9 @@ def _difference_among_many(
             # A user's code may not know float64.
             error = _error_among_many(candidate, make, count, expected.clip_norm)
             dtype = torch.float64
-    right = error <= _BOUNDS[dtype]
-    return None if right else "gives other sums where many rows go through it together"
+    if error <= _BOUNDS[dtype]:
+        return None
+    return "gives other sums where many rows go through it together"
 
 
 def _error_among_many(candidate: Candidate, make: Make, count: int, clip_norm: float) -> float:
@@ -240,23 +251,26 @@ def _error_among_many(candidate: Candidate, make: Make, count: int, clip_norm: f
 
     Groups get copies of one example: if a layer has capacity for some rows only, these exceed it.
     """
-    theta = candidate.models(max(1, min(count, _MOST // len(candidate.initial))))
+    most = _MOST // len(candidate.initial)
+    theta = candidate.models(max(1, min(count, most)))
     x, y = cast(candidate.x, theta.dtype), candidate.y
     alone = make(ONE_BY_ONE, False)
     least = _CANCELLED * clip_norm
 
-    def sums(x: Tensor, rows: Tensor) -> Tensor:
-        sum_of_rows: Tensor = alone.clipped_sums(theta[:1], x[rows], y[rows], clip_norm)
-        return sum_of_rows
+    def sums(rows: Tensor) -> Tensor:
+        result: Tensor = alone.clipped_sums(theta[:1], x[rows], y[rows], clip_norm)
+        return result
 
     rows = torch.arange(len(y), device=y.device)
     errors = [0.0]
-    total = sums(x, rows)
-    for first, second in halves(y, len(candidate.few(theta.dtype)[1])):
-        first_sum = sums(x, rows[first])
-        second_sum = sums(x, rows[second])
+    total = sums(rows)
+    few, _ = candidate.few(theta.dtype)
+    for first, second in halves(y, len(few)):
+        first_sum = sums(rows[first])
+        second_sum = sums(rows[second])
         errors.append(relative_error(first_sum + second_sum, total, least))
-        rows, total = rows[first], first_sum
+        rows = rows[first]
+        total = first_sum
     if len(theta) > 1:
         group = Groups(len(theta), len(theta))
         copies = x[:1].expand_as(x)

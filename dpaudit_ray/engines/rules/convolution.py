@@ -27,11 +27,12 @@ class Conv2dRule(Rule):
         assert isinstance(layer, nn.Conv2d)
         super().__init__(layer, slots)
         self._groups = layer.groups
-        settings = (layer.kernel_size, layer.stride, layer.dilation)
-        self._kernel, self.stride, self._dilation = ((int(p[0]), int(p[1])) for p in settings)
-        across, down = (int(p) for p in layer._reversed_padding_repeated_twice[::2])
-        if padding(layer) is not None:
-            across = down = 0
+        self._kernel = _pair(layer.kernel_size)
+        self.stride = _pair(layer.stride)
+        self._dilation = _pair(layer.dilation)
+        across, down = (0, 0)
+        if padding(layer) is None:
+            across, down = _pair(layer._reversed_padding_repeated_twice[::2])
         self._padding = (down, across)
         self.zero_pad = (across, across, down, down)  # left, right, top, bottom, as for F.pad
         self._inputs = math.prod(self.weight.shape[1:])  # numbers of a patch
@@ -45,15 +46,14 @@ class Conv2dRule(Rule):
         if self._groups > 1:
             return super().forward_shared(theta, x)
         y = self._convolve(x, theta, groups=1)
-        by_sample = y.view(len(x), len(theta), self.weight.shape[0], *y.shape[2:])
+        outputs = self.weight.shape[0]
+        by_sample = y.view(len(x), len(theta), outputs, *y.shape[2:])
         return by_sample.transpose(0, 1), x
 
     def _convolve(self, x: Tensor, theta: Tensor, groups: int) -> Tensor:
         """Returns outputs [B, n*o, h, w] of all models side by side."""
         weight = self.weight.of(theta).flatten(0, 1)
-        bias = None
-        if self.bias is not None:
-            bias = self.bias.of(theta).flatten()
+        bias = None if self.bias is None else self.bias.of(theta).flatten()
         return F.conv2d(x, weight, bias, self.stride, self._padding, self._dilation, groups)
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
@@ -76,14 +76,14 @@ class Conv2dRule(Rule):
         g = g.flatten(2)
         positions = g.shape[2]
         if groups == 1 and not keeps(batch, positions, self._inputs, outputs):
-            return _Unformed(self, x, g.view(models, batch, outputs, positions), shared=False)
+            return _Unformed(self, x.chunk(models), g.view(models, batch, outputs, positions))
         # Each group is treated as a sample of a smaller convolution.
         g = g.reshape(len(g) * groups, -1, positions)
         x = x.reshape(len(x) * groups, -1, *x.shape[2:])
         columns = self._inputs + 1  # the last one is the bias
         gradients = g.new_empty(*g.shape[:2], columns)
         for rows, patches in self._patches(x):
-            torch.bmm(g[rows], patches.transpose(1, 2), out=gradients[rows])
+            torch.bmm(g[rows], patches.mT, out=gradients[rows])
         gradients = gradients.view(models, batch, outputs, columns)
         return _WithBias(self.weight, self.bias, gradients)
 
@@ -97,10 +97,10 @@ class Conv2dRule(Rule):
         by_sample = [part.transpose(0, 1).flatten(3) for part in parts]
         g = torch.cat(by_sample, 1)  # [batch, models, outputs, positions]
         if not keeps(batch, g.shape[3], self._inputs, outputs):
-            return _Unformed(self, x, g.transpose(0, 1), shared=True)
+            return _Unformed(self, (x,) * models, g.transpose(0, 1))
         if self not in cache:
             cache[self] = self.unfold(x)
-        gradients = torch.bmm(g.flatten(1, 2), cache[self].transpose(1, 2))
+        gradients = torch.bmm(g.flatten(1, 2), cache[self].mT)
         gradients = gradients.view(batch, models, outputs, -1).transpose(0, 1)
         return _WithBias(self.weight, self.bias, gradients)
 
@@ -123,9 +123,9 @@ class Conv2dRule(Rule):
             stride_down * width,
             stride_across,
         )
-        view = x.as_strided(shape, strides)  # F.unfold takes more than twice as long on a CPU
+        windows = x.as_strided(shape, strides)  # F.unfold takes more than twice as long on a CPU
         patches = x.new_empty(count, self._inputs + 1, rows * columns)
-        patches[:, :-1].view(shape).copy_(view)
+        patches[:, :-1].view(shape).copy_(windows)
         patches[:, -1].fill_(1)
         return patches
 
@@ -159,8 +159,8 @@ class Conv2dRule(Rule):
         rows = slice(None) if self.bias is not None else slice(-1)  # the last row is the bias's
         parts = []
         for samples, patches in self._patches(x):
-            inputs = patches[:, rows].transpose(1, 2)
-            parts.append(squared_norms(inputs, g[samples].transpose(1, 2), bias=False))
+            inputs = patches[:, rows].mT
+            parts.append(squared_norms(inputs, g[samples].mT, bias=False))
         return torch.cat(parts)
 
     def write_sum(self, out: Tensor, x: Tensor, g: Tensor) -> None:
@@ -197,7 +197,8 @@ class _WithBias(SampleGradients):
 
     def squared_norms(self) -> Tensor:
         columns = slice(None) if self.bias is not None else slice(-1)
-        norms: Tensor = torch.linalg.vector_norm(self.gradients[..., columns].flatten(2), dim=2)
+        gradients = self.gradients[..., columns]
+        norms: Tensor = torch.linalg.vector_norm(gradients.flatten(2), dim=2)
         return norms**2
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
@@ -215,39 +216,41 @@ class _Unformed(SampleGradients):
 
     Attributes:
         rule: rule of the layer.
-        x: inputs, [B, ...] if `shared` by all models, else [n*B, ...].
+        inputs: of each model [B, c, h, w].
         g: gradients of the outputs [n, B, o, T].
-        shared: whether all models have the same inputs.
     """
 
     rule: Conv2dRule
-    x: Tensor
+    inputs: tuple[Tensor, ...]
     g: Tensor
-    shared: bool
 
     def squared_norms(self) -> Tensor:
-        pairs = zip(self._inputs(), self.g, strict=True)
+        pairs = zip(self.inputs, self.g, strict=True)
         return torch.stack([self.rule.squared_norms(x, g) for x, g in pairs])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         scaled = self.g * weights[:, :, None, None]
-        for row, x, g in zip(torch.split(out, 1), self._inputs(), scaled, strict=True):
+        for row, x, g in zip(out.split(1), self.inputs, scaled, strict=True):
             self.rule.write_sum(row, x, g)
-
-    def _inputs(self) -> tuple[Tensor, ...]:
-        """Returns the inputs of each model."""
-        n = len(self.g)
-        return (self.x,) * n if self.shared else self.x.chunk(n)
 
 
 def _side_by_side(x: Tensor, n: int) -> Tensor:
     """Returns [n*B, c, h, w] as [B, n*c, h, w]: models as groups of channels."""
-    return x if n == 1 else by_model(x, n).transpose(0, 1).flatten(1, 2)
+    if n == 1:
+        return x
+    return by_model(x, n).transpose(0, 1).flatten(1, 2)
 
 
 def _in_turn(x: Tensor, n: int) -> Tensor:
     """Returns [B, n*c, h, w] as [n*B, c, h, w]: model by model."""
-    return x if n == 1 else x.view(len(x), n, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
+    if n == 1:
+        return x
+    by_sample = x.view(len(x), n, -1, *x.shape[2:])
+    return by_sample.transpose(0, 1).flatten(0, 1)
+
+
+def _pair(numbers: Sequence[int]) -> Pair:
+    return int(numbers[0]), int(numbers[1])
 
 
 def as_2d(layer: nn.Conv1d, slots: Mapping[str, Slot]) -> tuple[nn.Conv2d, dict[str, Slot]]:
@@ -277,8 +280,8 @@ _PADDINGS = {
 
 def padding(layer: nn.Conv2d) -> nn.Module | None:
     """Returns the padding as a layer; None if it is the same number of zeros on both sides."""
-    before, after, top, bottom = (int(p) for p in layer._reversed_padding_repeated_twice)
-    is_symmetric = (before, top) == (after, bottom)
-    if is_symmetric and (layer.padding_mode == "zeros" or not any((before, top))):
+    left, right, top, bottom = (int(p) for p in layer._reversed_padding_repeated_twice)
+    is_symmetric = left == right and top == bottom
+    if is_symmetric and (layer.padding_mode == "zeros" or left == top == 0):
         return None
-    return _PADDINGS[layer.padding_mode]((before, after, top, bottom))
+    return _PADDINGS[layer.padding_mode]((left, right, top, bottom))

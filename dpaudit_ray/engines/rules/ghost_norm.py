@@ -38,9 +38,10 @@ def outer_products(weight: Slot, bias: Slot | None, x: Tensor, g: Tensor) -> Sam
         g: gradients of the outputs [n, B, T, o].
     """
     n, batch, positions, inputs = x.shape
-    if not keeps(batch, positions, inputs, g.shape[3]):
+    outputs = g.shape[3]
+    if not keeps(batch, positions, inputs, outputs):
         return _Ghost(weight, bias, x, g)
-    formed = torch.bmm(g.flatten(0, 1).transpose(1, 2), x.flatten(0, 1))
+    formed = torch.bmm(g.flatten(0, 1).mT, x.flatten(0, 1))
     parts = [(weight, formed.view(n, batch, -1))]
     if bias is not None:
         parts.append((bias, g.sum(2)))
@@ -55,17 +56,19 @@ def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
         g: gradients of the outputs [N, T, o].
         bias: whether the layer has one.
     """
-    positions, inputs, outputs = x.shape[1], x.shape[2], g.shape[2]
+    _, positions, inputs = x.shape
+    outputs = g.shape[2]
     if inputs * outputs <= positions * (inputs + outputs):
-        formed = torch.bmm(g.transpose(1, 2), x).flatten(1)
-        squares: Tensor = torch.linalg.vector_norm(formed, dim=1) ** 2
+        formed = torch.bmm(g.mT, x)
+        squares: Tensor = torch.linalg.vector_norm(formed.flatten(1), dim=1) ** 2
         if bias:
-            squares += (g.sum(1) ** 2).sum(1)
+            bias_gradients = g.sum(1)
+            squares += (bias_gradients**2).sum(1)
         return squares
-    x_products = torch.bmm(x, x.transpose(1, 2))
+    x_products = torch.bmm(x, x.mT)
     if bias:
         x_products += 1
-    g_products = torch.bmm(g, g.transpose(1, 2))
+    g_products = torch.bmm(g, g.mT)
     squares = (x_products * g_products).sum((1, 2))
     return squares.clamp_(min=0)  # rounding may make it negative
 
@@ -80,12 +83,15 @@ class _Ghost(SampleGradients):
     g: Tensor
 
     def squared_norms(self) -> Tensor:
-        x, g = self.x.flatten(0, 1), self.g.flatten(0, 1)
-        return squared_norms(x, g, bias=self.bias is not None).view(self.x.shape[:2])
+        x = self.x.flatten(0, 1)
+        g = self.g.flatten(0, 1)
+        squares = squared_norms(x, g, bias=self.bias is not None)
+        return squares.view(self.x.shape[:2])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         scaled = self.g * weights[:, :, None, None]
-        x, g = self.x.flatten(1, 2), scaled.flatten(1, 2)
-        self.weight.of(out).copy_(torch.bmm(g.transpose(1, 2), x))
+        sums = torch.bmm(scaled.flatten(1, 2).mT, self.x.flatten(1, 2))
+        self.weight.of(out).copy_(sums)
         if self.bias is not None:
-            self.bias.of(out).copy_(scaled.sum((1, 2)))
+            biases = scaled.sum((1, 2))
+            self.bias.of(out).copy_(biases)

@@ -24,12 +24,11 @@ class LinearRule(Rule):
         weight = self.weight.of(theta)
         n, outputs, inputs = weight.shape
         if x.dim() > 2:
-            y = torch.bmm(x.reshape(n, -1, inputs), weight.transpose(1, 2))
+            y = torch.bmm(x.reshape(n, -1, inputs), weight.mT)
             if self.bias is not None:
                 y = y + self.bias.of(theta).unsqueeze(1)
             return y.view(*x.shape[:-1], outputs), x
-        y = theta.new_empty(outputs, n, len(x) // n)
-        torch.bmm(weight, _columns(x, n), out=y.transpose(0, 1))
+        y = _product(weight, _columns(x, n))
         return self._add_bias(y, theta).view(outputs, -1).t(), x
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,9 +44,9 @@ class LinearRule(Rule):
         weight = self.weight.of(theta)
         n, outputs, inputs = weight.shape
         if x.dim() > 2:
-            return torch.bmm(g.reshape(n, -1, outputs), weight).view(x.shape)
-        gradient = theta.new_empty(inputs, n, len(g) // n)
-        torch.bmm(weight.transpose(1, 2), _columns(g, n), out=gradient.transpose(0, 1))
+            gradient = torch.bmm(g.reshape(n, -1, outputs), weight)
+            return gradient.view(x.shape)
+        gradient = _product(weight.mT, _columns(g, n))
         return gradient.view(inputs, -1).t()
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
@@ -65,11 +64,14 @@ class LinearRule(Rule):
         if x.dim() > 2:
             return super().samples_shared(theta, x, parts, cache)
         g = parts[0] if len(parts) == 1 else torch.cat(list(parts))  # no copy of a single part
-        return _VectorProducts(self.weight, self.bias, len(theta), x, g.flatten(0, 1), shared=True)
+        g = g.flatten(0, 1)
+        return _VectorProducts(self.weight, self.bias, len(theta), x, g, shared=True)
 
     def _add_bias(self, y: Tensor, theta: Tensor) -> Tensor:
         """Adds biases to outputs [outputs, n, B], in place."""
-        return y if self.bias is None else y.add_(self.bias.of(theta).t().unsqueeze(2))
+        if self.bias is None:
+            return y
+        return y.add_(self.bias.of(theta).t().unsqueeze(2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,25 +100,38 @@ class _VectorProducts(SampleGradients):
             x_squares = x_squares + 1
         if not self.shared:
             x_squares = x_squares.view(self.n, -1)
-        g_squares = (self.g * self.g).sum(1).view(self.n, -1)
-        return g_squares * x_squares
+        g_squares = (self.g * self.g).sum(1)
+        return g_squares.view(self.n, -1) * x_squares
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         n, batch = weights.shape
         scaled = self.g * weights.reshape(-1, 1)
         target = self.weight.of(out)
         if self.shared:
+            # One matrix product for all models.
             products = scaled.t().reshape(-1, batch) @ self.x
-            target.copy_(products.view(-1, n, target.shape[2]).transpose(0, 1))
+            by_output = products.view(-1, n, target.shape[2])
+            sums = by_output.transpose(0, 1)
         else:
-            target.copy_(torch.bmm(_columns(scaled, n), self.x.view(n, batch, -1)))
+            x = self.x.view(n, batch, -1)
+            sums = torch.bmm(_columns(scaled, n), x)
+        target.copy_(sums)
         if self.bias is not None:
-            self.bias.of(out).copy_(scaled.view(n, batch, -1).sum(1))
+            biases = scaled.view(n, batch, -1).sum(1)
+            self.bias.of(out).copy_(biases)
 
 
 def _columns(x: Tensor, n: int) -> Tensor:
-    """Returns [n*B, f] as [n, f, B]; a view when memory runs feature by feature."""
-    return x.view(n, len(x) // n, -1).transpose(1, 2)
+    """Returns [n*B, f] as [n, f, B]; a view if memory runs feature by feature."""
+    return x.view(n, len(x) // n, -1).mT
+
+
+def _product(weight: Tensor, x: Tensor) -> Tensor:
+    """Returns weights [n, o, f] times x [n, f, B], feature by feature: [o, n, B]."""
+    n, features, _ = weight.shape
+    product = x.new_empty(features, n, x.shape[2])
+    torch.bmm(weight, x, out=product.transpose(0, 1))
+    return product
 
 
 class EmbeddingRule(Rule):
@@ -129,11 +144,11 @@ class EmbeddingRule(Rule):
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         weight = self.weight.of(theta)
-        n, tokens, width = weight.shape
-        # Row of the model's first token in the stacked weights, for each of its examples.
-        first_rows = torch.arange(n, device=x.device).repeat_interleave(len(x) // n) * tokens
-        rows = x + first_rows.view(-1, *[1] * (x.dim() - 1))
-        return weight.reshape(n * tokens, width)[rows], x
+        n, tokens, _ = weight.shape
+        # Row of each model's first token in the stacked weights.
+        first_rows = tokens * torch.arange(n, device=x.device)
+        rows = x.reshape(n, -1) + first_rows.unsqueeze(1)
+        return weight.flatten(0, 1)[rows.view(x.shape)], x
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.weight.of(theta)[:, x], x
@@ -160,16 +175,19 @@ class _Rows(SampleGradients):
     g: Tensor  # [n, B, T, d]
 
     def squared_norms(self) -> Tensor:
-        g, tokens = self.g.flatten(0, 1), self.tokens.flatten(0, 1)
+        g = self.g.flatten(0, 1)
+        tokens = self.tokens.flatten(0, 1)
         same_token = tokens.unsqueeze(2) == tokens.unsqueeze(1)
-        squares = (torch.bmm(g, g.transpose(1, 2)) * same_token).sum((1, 2))
-        return squares.clamp_(min=0).view(self.tokens.shape[:2])  # rounding may make it negative
+        products = torch.bmm(g, g.mT) * same_token
+        squares = products.sum((1, 2)).clamp_(min=0)  # rounding may make it negative
+        return squares.view(self.tokens.shape[:2])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
-        scaled = (self.g * weights[:, :, None, None]).flatten(1, 2)
+        scaled = self.g * weights[:, :, None, None]
+        scaled = scaled.flatten(1, 2)
+        rows = self.tokens.flatten(1).unsqueeze(2).expand_as(scaled)
         target = self.weight.of(out)
         sums = torch.zeros_like(target, memory_format=torch.contiguous_format)
-        rows = self.tokens.flatten(1).unsqueeze(2).expand_as(scaled)
         target.copy_(sums.scatter_add_(1, rows, scaled))
 
 
@@ -181,14 +199,16 @@ class AffineRule(Rule):
         self._by_channel = isinstance(layer, nn.GroupNorm)
 
     def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._output(theta, by_model(x, len(theta))).flatten(0, 1), x
+        x_by_model = by_model(x, len(theta))
+        return self._output(theta, x_by_model).flatten(0, 1), x
 
     def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._output(theta, x.unsqueeze(0)), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
         g = by_model(g, len(theta))
-        return (self._broadcast(self.weight, theta, g.dim()) * g).flatten(0, 1)
+        gradient = self._broadcast(self.weight, theta, g.dim()) * g
+        return gradient.flatten(0, 1)
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
         n = len(theta)
@@ -200,21 +220,22 @@ class AffineRule(Rule):
     def _output(self, theta: Tensor, x: Tensor) -> Tensor:
         """Returns the output of x [n, B, ...], or of x [1, B, ...] that all models share."""
         y = self._broadcast(self.weight, theta, x.dim()) * x
-        return y if self.bias is None else y + self._broadcast(self.bias, theta, x.dim())
+        if self.bias is not None:
+            y = y + self._broadcast(self.bias, theta, x.dim())
+        return y
 
     def _broadcast(self, slot: Slot, theta: Tensor, dimensions: int) -> Tensor:
         """Returns parameters in a shape that multiplies activations [n, B, ...]."""
         parameter = slot.of(theta)
-        ones = [1] * (dimensions - 1 - len(slot.shape))
+        further = dimensions - parameter.dim() - 1  # dimensions of positions
         if self._by_channel:
-            return parameter.view(len(theta), 1, *slot.shape, *ones[1:])
-        return parameter.view(len(theta), *ones, *slot.shape)
+            return parameter.view(len(theta), 1, *slot.shape, *[1] * further)
+        return parameter.view(len(theta), 1, *[1] * further, *slot.shape)
 
     def _sum_positions(self, g: Tensor, n: int) -> Tensor:
         """Returns gradients [n*B, ...] summed over positions: [n, B, size of the parameter]."""
-        if self._by_channel:
-            sums = g if g.dim() == 2 else g.flatten(2).sum(2)
-        else:
-            flat = g.flatten(-len(self.weight.shape))
-            sums = flat if flat.dim() == 2 else flat.flatten(1, -2).sum(1)
-        return by_model(sums, n)
+        if not self._by_channel:
+            g = g.flatten(-len(self.weight.shape))
+        if g.dim() > 2:
+            g = g.flatten(2).sum(2) if self._by_channel else g.flatten(1, -2).sum(1)
+        return by_model(g, n)

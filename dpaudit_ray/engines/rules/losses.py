@@ -33,13 +33,13 @@ def output_gradients(outputs: Tensor, y: Tensor, loss: Loss = losses) -> Tensor:
         y: labels [B], int64 for classes, else numbers.
         loss: by example.
     """
+    models, classes, batch = outputs.shape
     if loss is not losses:
         rows = outputs.mT.flatten(0, 1).detach().requires_grad_()
         with torch.enable_grad():
-            total = loss(rows, y.repeat(len(outputs))).sum()
+            total = loss(rows, y.repeat(models)).sum()
             (g,) = torch.autograd.grad(total, rows)
-        return g.view(outputs.mT.shape).mT.contiguous()
-    classes = outputs.shape[1]
+        return g.view(models, batch, classes).mT.contiguous()
     if classes == 1:
         return torch.sigmoid(outputs).sub_(y.to(outputs.dtype))
     indicators = F.one_hot(y, classes).t().to(outputs.dtype)
