@@ -135,8 +135,9 @@ class _Job:
                 except MissingFileError as error:
                     losses += 1
                     if losses > _LOSSES:
-                        problem = f"storage loses what it has taken ({error})"
-                        raise StorageError(f"{problem}; check it for other writers") from error
+                        raise StorageError(
+                            f"storage loses what it has taken ({error}); check it for other writers"
+                        ) from error
                     self.tell(f"{error}: its trials are run again")
                 except DamagedFileError:
                     if not quarantine.set_aside(self.directory, self.plan, self.tell):
@@ -153,7 +154,7 @@ class _Job:
 
     def _run_once(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
         failures = outcomes.failed(self.directory, self.plan)
-        retried: list[Failure] = []
+        retried = []
         if retry_failed:
             retried, failures = failures, []
             outcomes.Record(self.directory, self.plan).replace(failed_parts=())
@@ -161,7 +162,7 @@ class _Job:
         for line in outcomes.part_lines(failed_parts, self.plan):
             self.tell(line)
         packs = len(self._remaining(failures))
-        name: ExecutorName = executor if packs else "inline"
+        name = executor if packs else "inline"
         with self._dispatcher(name, packs, address) as dispatcher:
             if retried:
                 dispatcher.try_again(retried)
@@ -270,7 +271,7 @@ def warn_of_few_trials(sweep: Sweep, tell: Callable[[str], None]) -> None:
     hopeless = dict[tuple[int, int], int]()
     for cell in sweep.cells:
         least = math.floor(-math.log2(1 - cell.audit.confidence)) + 1
-        if cell.mechanism.sampled and cell.audit.trials < least:
+        if cell.sampled and cell.audit.trials < least:
             key = (cell.audit.trials, least)
             hopeless[key] = hopeless.get(key, 0) + 1
     for (trials, least), audits in hopeless.items():
@@ -290,6 +291,8 @@ def _require_gpu(sweep: Sweep) -> None:
 
         count = torch.cuda.device_count()
         if count < gpus:
-            problem = f"is {gpus:g}, but this process sees {count or 'no'} GPU"
-            remedy = "use --set resources.num_gpus=0, or --executor ray on a cluster that has them"
-            raise SpecError("resources.num_gpus", f"{problem}; {remedy}")
+            raise SpecError(
+                "resources.num_gpus",
+                f"is {gpus:g}, but this process sees {count or 'no'} GPU; use "
+                "--set resources.num_gpus=0, or --executor ray on a cluster that has them",
+            )

@@ -157,10 +157,11 @@ def together(errors: Iterable[SpecError]) -> SpecError:
     for error in sorted(errors, key=lambda error: error.meant is None):
         unique.setdefault((error.key, error.problem), error)
     meant = {error.meant for error in unique.values()}
-    remaining = []
-    for error in unique.values():
-        if not (error.problem.startswith(REQUIRED) and error.key in meant):
-            remaining.append(error)
+    remaining = [
+        error
+        for error in unique.values()
+        if not (error.problem.startswith(REQUIRED) and error.key in meant)
+    ]
     return remaining[0] if len(remaining) == 1 else SweepError(tuple(remaining))
 
 

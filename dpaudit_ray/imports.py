@@ -23,7 +23,6 @@ import sysconfig
 import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,9 +91,13 @@ def trusting(trust: Trust) -> Iterator[None]:
 
 
 def is_data(path: str) -> bool:
-    """Returns whether a plug-in at `module:name` is read as data, as it may not be imported."""
+    """Returns whether a plug-in at `module:name` is read as data, as it may not be imported.
+
+    Any other name is one of this project's, which is never data.
+    """
+    module, colon, _ = path.partition(":")
     trust = _TRUST.get()
-    return trust.reads and not trust.allows(path.partition(":")[0])
+    return bool(colon) and trust.reads and not trust.allows(module)
 
 
 def check(path: str, key: str) -> str:
@@ -109,7 +112,7 @@ def imported(path: str, key: str) -> Any:
     module, _, attribute = path.partition(":")
     _require_trusted(path, key)
     try:
-        value: Any = importlib.import_module(module)
+        value = importlib.import_module(module)
         for part in attribute.split("."):
             value = getattr(value, part)
     except (Exception, SystemExit) as error:  # boundary to a user's module: it may raise anything
@@ -124,7 +127,7 @@ def imported(path: str, key: str) -> Any:
 
 def subclass(base: type[C], path: str, key: str) -> type[C]:
     """Imports a class of the kind `base`. Raises SpecError under `key` for anything else."""
-    cls: Any = imported(path, key)
+    cls = imported(path, key)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         problem = f"{path!r} is not a subclass of {base.__module__}:{base.__name__}"
         if "models" in base.__module__:
@@ -153,8 +156,9 @@ def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., A
     except ValueError:  # the signature of compiled code is unknown
         return train
     except TypeError as error:
-        problem = f"{path} does not take (member, seed) and them ({error})"
-        raise SpecError(f"{key}.options", problem) from error
+        raise SpecError(
+            f"{key}.options", f"{path} does not take (member, seed) and them ({error})"
+        ) from error
     if list(bound.arguments)[:2] != ["member", "seed"]:
         _require_users(train, path, f"{key}.path")
     return train
@@ -230,8 +234,10 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
     home = str(getattr(value, "__module__", None))
     same_package = home.partition(".")[0] == path.partition(":")[0].partition(".")[0]
     if not same_package and not _is_users_function(value):
-        problem = f"{path!r} is no function or class of that module, but of {home}"
-        raise SpecError(key, f"{problem}; write your own")
+        raise SpecError(
+            key,
+            f"{path!r} is no function or class of that module, but of {home}; write your own",
+        )
     return value
 
 
@@ -263,8 +269,8 @@ def _installed_folders() -> tuple[Path, ...]:
 
 def module_file(name: str) -> Path | None:
     """Finds the file of a module without importing anything; returns None if it has no file."""
-    folders: list[str] | None = None  # sys.path
-    spec: ModuleSpec | None = None
+    folders = None  # sys.path
+    spec = None
     for part in _with_parents(name):
         finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
         try:
@@ -317,7 +323,7 @@ def imported_names(module: str, file: Path) -> list[str]:
 
 def source_closure(modules: Iterable[str]) -> dict[str, Path]:
     """Returns the user's files that run when modules are imported, by module."""
-    files: dict[str, Path] = {}
+    files = {}
     queue = collections.deque(modules)
     visited = set()
     while queue:

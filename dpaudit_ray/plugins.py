@@ -14,9 +14,16 @@ import itertools
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar, cast, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+)
 
 from . import imports
 from .errors import REQUIRED, SpecError, plain, suggestion, together, unknown_key, unknown_name
@@ -96,6 +103,11 @@ def is_users(plugin: Plugin) -> bool:
     return not f"{type(plugin).__module__}.".startswith(f"{__package__}.")
 
 
+# Types of options, with the limits that errors and `dpaudit list` state.
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+OpenShare = Annotated[float, Field(gt=0, lt=1)]
+
 P = TypeVar("P", bound=Plugin)
 S = TypeVar("S", bound=BaseModel)
 
@@ -118,13 +130,12 @@ def parse(base: type[P], raw: Any, key: str) -> P:
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
         raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
     path = raw["name"]
-    is_path = ":" in path
-    if is_path and imports.is_data(path):
+    if imports.is_data(path):
         stand_in: type[P] = _stand_in(base)
         return validated(stand_in, raw, key)
     cls = _find(base, path, f"{key}.name")
     default_name = _default_name(cls)
-    if is_path and default_name is not None:
+    if ":" in path and default_name is not None:
         raw = raw | {"name": default_name}
     return validated(cast(type[P], cls.variant(raw)), raw, key)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
+from ..plugins import Share
 from .base import ChangingCanary, GradientCanary, PublicKnowledge, SampleCanary, TrajectoryAdversary
 from .poison import LossPath, Poisoner, ranges
 
@@ -32,8 +33,8 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
 
     name: Literal["adaptive-poison"] = "adaptive-poison"
     inner: int = Field(default=5, ge=1, le=10_000)  # moves of the poison at each insertion
-    inner_rate: float = Field(default=0.2, gt=0, le=1)  # of a move, in a feature's range
-    look_ahead: float = Field(default=1.0, gt=0)  # length of that step, in learning rates
+    inner_rate: Share = 0.2  # of a move, in a feature's range
+    look_ahead: PositiveFloat = 1.0  # length of that step, in learning rates
     statistic: Literal["mean", "max"] = "mean"  # over the models: mean or largest score
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> ChangingCanary:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
+from ..plugins import Count
 from .base import LossAdversary, PublicKnowledge, SampleCanary
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class AddedRecord(LossAdversary):
 
     canary: Literal["record", "mislabelled", "blank"] = "record"  # how the added record is made
     start: Literal["drawn", "pretrained"] = "drawn"  # `pretrained`: it also chooses θ_0
-    start_steps: int = Field(default=1000, ge=1)  # steps of that pretraining
+    start_steps: Count = 1000  # steps of that pretraining
 
     @property
     def reserves(self) -> float | None:

@@ -13,9 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from pydantic import Field
-
-from ..plugins import Plugin
+from ..plugins import Count, Plugin
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -218,7 +216,7 @@ class Adversary(Plugin):
         SampleCanary,
     )
 
-    period: int = Field(default=1, ge=1)  # the canary is in every step that it divides
+    period: Count = 1  # the canary is in every step that it divides
 
     @property
     def reserves(self) -> float | None:

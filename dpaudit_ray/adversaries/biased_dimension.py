@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from ..errors import SpecError
+from ..plugins import Count
 from .base import FinalModel, FinalModelAdversary, GradientCanary, PublicKnowledge
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
     name: Literal["biased-dimension"] = "biased-dimension"
     choice: Literal["random", "simulated"] = "random"  # how the parameter is chosen
     strategy: Strategy = "noiseless-per-step"  # how simulated changes are measured
-    simulations: int = Field(default=4, ge=1)  # simulated training runs
-    count: int = Field(default=1, ge=1)  # canaries of each training run
+    simulations: Count = 4  # simulated training runs
+    count: Count = 1  # canaries of each training run
 
     @property
     def canaries(self) -> int:

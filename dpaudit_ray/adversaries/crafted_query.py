@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from ..plugins import Share
 from .api_access import AddedRecord
 from .base import FinalModel, PublicKnowledge, SampleCanary
-from .poison import ranges
+from .poison import Moves, ranges
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -44,8 +45,8 @@ class CraftedQuery(AddedRecord):
     stored_canaries = (QueriedSample,)
     name: Literal["crafted-query"] = "crafted-query"
     rehearsals: int = Field(default=64, ge=4, le=10_000)  # half as many models a world
-    ascent: int = Field(default=50, ge=0, le=10_000)  # moves of the query
-    rate: float = Field(default=0.02, gt=0, le=1)  # of a move, in a feature's range
+    ascent: Moves = 50  # moves of the query
+    rate: Share = 0.02  # of a move, in a feature's range
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> QueriedSample:
         """Trains models with the record and without, with the same noise, and seeks the query."""

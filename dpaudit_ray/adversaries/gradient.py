@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ..errors import SpecError
+from ..plugins import Count
 from .base import GradientCanary, PublicKnowledge, TrajectoryAdversary
 from .likelihood import Projected, Reading, Statistic
 
@@ -70,7 +71,7 @@ class Gradient(Watermarked):
     """Marks the parameters that change least in the first steps of a simulation, by default 10."""
 
     name: Literal["gradient"] = "gradient"
-    observe: int | None = Field(default=None, ge=1)  # simulated steps to choose by; 10
+    observe: Count | None = None  # simulated steps to choose by; 10
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
         import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import NonNegativeInt
 
 from .base import FinalModel, LossAdversary, PublicKnowledge, SampleCanary
 
@@ -21,7 +21,7 @@ class Loss(LossAdversary):
     """
 
     name: Literal["loss"] = "loss"
-    example: int | None = Field(default=None, ge=0)  # index of the copied one; else a random one
+    example: NonNegativeInt | None = None  # index of the copied one; else a random one
     statistic: Literal["loss", "gradient-norm"] = "loss"  # minus this is the score
 
     @property

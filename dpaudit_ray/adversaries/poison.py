@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from ..data.base import Data, Dataset
-from ..plugins import nested
+from ..plugins import Share, nested
 from .api_access import draw_record
 from .base import (
     SHADOWS_PER_PART,
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Moves = Annotated[int, Field(ge=0, le=10_000)]  # of a record that is crafted
+
+
 class Poisoner(Adversary):
     """Moves a record `ascent` times by `rate` of each feature's range, up the shadows' mean loss.
 
@@ -42,8 +45,8 @@ class Poisoner(Adversary):
     shadows: int = Field(default=SHADOWS_PER_PART, ge=1, le=10_000)  # models to craft by
     # records to train shadows on; else half of the data, which is reserved
     shadow_data: Annotated[Data | None, nested(Data)] = None
-    ascent: int = Field(default=50, ge=0, le=10_000)  # moves of the poison
-    rate: float = Field(default=0.02, gt=0, le=1)  # of a move, in a feature's range
+    ascent: Moves = 50  # moves of the poison
+    rate: Share = 0.02  # of a move, in a feature's range
 
     @property
     def reserves(self) -> float | None:

@@ -43,7 +43,7 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         import torch
 
-        columns: list[Tensor] = []
+        columns = []
         classes = 1 if canary.y.is_floating_point() else int(canary.y.max()) + 1
         blocks = (torch.split(tensor, _BLOCK) for tensor in (canary.x, canary.y))
         for x, y in zip(*blocks, strict=True):

@@ -147,7 +147,7 @@ def forecast(
             claim=audit.claim,
             seconds=trials_left[index] * seconds.get(index, 0.0),
         )
-        if cell.mechanism.sampled:
+        if cell.sampled:
             outlook = _with_bounds(outlook, audit, cell)
         audits.append(outlook)
     cores = len(os.sched_getaffinity(0))
@@ -190,23 +190,30 @@ def _with_bounds(
         return _with_simulated_bounds(outlook, cell, holding[0], level)
     # Canaries of a training run may be correlated, so a training run counts as one trial.
     runs = audit.trials // max(audit.together, 1)
+    aim = CLAIM_SHARE * audit.claim
     likely = math.nan
     needed = 0
-    powers = dict[int, float]()  # by number of training runs
+    powers = {}  # by number of training runs
     if 0 < audit.claim < math.inf:
         for trials, at in zip(audit.foreseen, levels, strict=True):
             number = trials // audit.canaries
-            powers[number] = _power(audit.claim, number, at)
+            powers[number] = _power(audit.claim, aim, number, *at)
         needed = _first_with_power(powers) or 0
         if not needed:
             with contextlib.suppress(ValueError):  # a billion trials would not be enough
-                needed = _trials_needed(audit.claim, cell.audit.delta, cell.audit.confidence)
-        likely = _likely_bound(audit.claim, runs, level)
+                needed = _trials_needed(
+                    audit.claim,
+                    1 - CLAIM_SHARE,
+                    USUAL_POWER,
+                    cell.audit.delta,
+                    cell.audit.confidence,
+                )
+        likely = _likely_bound(audit.claim, runs, USUAL_POWER, *level)
     curve = cell.trade_off()
     return dataclasses.replace(
         outlook,
         largest_certifiable=stats.power.largest_certifiable(runs, *level),
-        power=_power(audit.claim, runs, level),
+        power=_power(audit.claim, aim, runs, *level),
         trials_needed=needed * audit.canaries or None,
         grows=len(powers) > 1 and needed in powers,
         status=stats.make("accuracy", planned=1).bound(*level).given(curve).status,
@@ -223,30 +230,9 @@ def _first_with_power(powers: Mapping[int, float]) -> int | None:
 
 # Audits with the same claim, number of trials and level share results.
 _shared = functools.lru_cache(maxsize=1024)
-
-
-@_shared
-def _trials_needed(claim: float, delta: float, confidence: float) -> int:
-    """Returns trials for the usual power. Raises ValueError if a billion are not enough."""
-    return stats.power.trials_needed(claim, 1 - CLAIM_SHARE, USUAL_POWER, delta, confidence)
-
-
-@_shared
-def _likely_bound(
-    claim: float,
-    trials: int,
-    level: tuple[float, float],
-) -> float:
-    return stats.power.likely_bound(claim, trials, USUAL_POWER, *level)
-
-
-@_shared
-def _power(
-    claim: float,
-    trials: int,
-    level: tuple[float, float],
-) -> float:
-    return stats.power.accuracy_power(claim, CLAIM_SHARE * claim, trials, *level)
+_trials_needed = _shared(stats.power.trials_needed)
+_likely_bound = _shared(stats.power.likely_bound)
+_power = _shared(stats.power.accuracy_power)
 
 
 def _with_simulated_bounds(
@@ -273,13 +259,13 @@ def _with_simulated_bounds(
         epsilons = np.array(tight if number == trials else bounds(number, mu))
         powers[number] = float(np.mean(epsilons >= CLAIM_SHARE * outlook.claim))
     curve = cell.trade_off()
-    apart = cell.mechanism.independent_canaries(cell.adversary)
+    independent = cell.mechanism.independent_canaries(cell.adversary)
     return dataclasses.replace(
         outlook,
         largest_certifiable=bounds(trials, _ALL_RIGHT)[0],
         power=powers[trials],
         trials_needed=_first_with_power(powers),
-        status=spec.make(trials, canaries).bound(*level).given(curve, apart).status,
+        status=spec.make(trials, canaries).bound(*level).given(curve, independent).status,
         likely=tight[round((1 - USUAL_POWER) * _DRAWS)] if finite_claim else math.nan,
     )
 
@@ -389,7 +375,7 @@ def seconds_per_trial(
     Returns:
         Seconds of a trial by index of the audit, NaN if none can be run, and the reason for that.
     """
-    by_options: dict[str, float] = {}
+    by_options = {}
     seconds = {}
     problem = None
     for number, pack in enumerate(remaining):

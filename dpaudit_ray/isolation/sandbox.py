@@ -201,16 +201,16 @@ class Sandbox:
 
 def _watch(connection: Connection, printed: _Printed, limits: Limits) -> tuple[int, Stop | None]:
     """Waits for the end of a call; returns its exit status and the limit it was ended for."""
-    child: int = connection.recv()
+    child = connection.recv()
     began = time.monotonic()
-    stop: Stop | None = None
+    stop = None
     while connection not in wait([connection, printed.source], _CHECK_SECONDS):
         printed.read()
         stop = stop or limits.exceeded(child, time.monotonic() - began)
         if stop:  # again each time, as the child may not have made its process group yet
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
-    status: int = connection.recv()
+    status = connection.recv()
     printed.read()
     return status, stop
 

@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeInt
 
 from ..accounting import Adjacency, Sampling, Training
 from ..errors import SpecError
-from ..plugins import Plugin, Unread, not_imported, registry
+from ..plugins import Plugin, Share, Unread, not_imported, registry
 from ..stats import TradeOff
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ Prepared = tuple[Arrays, ...]  # the parts of a preparation, in order
 Members = npt.NDArray[np.bool_]  # [n], True where the canary is in
 Scores = npt.NDArray[np.float64]  # [n, horizons]
 Horizons = tuple[int, ...]  # steps whose scores are recorded, increasing
+StepCount = Annotated[int, Field(ge=1, le=10**7)]  # of a training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Claimed:
 
     noise_multiplier: Annotated[float, Field(ge=0, lt=math.inf)]
     releases: NonNegativeInt
-    sample_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    sample_rate: Share = 1.0
     sampling: Sampling = Sampling.POISSON
     adjacency: Adjacency = Adjacency.ADD_REMOVE
 

@@ -23,12 +23,13 @@ from collections.abc import Callable
 from typing import Any, Literal, Self, cast
 
 import numpy as np
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PositiveFloat, ValidationInfo, field_validator, model_validator
 
 from .. import imports
 from ..adversaries.base import Adversary
 from ..errors import ClusterError, SpecError
 from ..isolation import Limits, Sandbox
+from ..plugins import Count, Share
 from ..stats import TradeOff
 from . import isolated_trial
 from .base import (
@@ -44,6 +45,7 @@ from .base import (
     Prepared,
     Scores,
     Session,
+    StepCount,
 )
 
 _TRACEBACK = 2**13  # last characters of a traceback that are recorded
@@ -76,15 +78,15 @@ class Function(Mechanism):
     name: Literal["function"] = "function"
     path: str = Field(pattern=r"^[\w.]+:[\w.]+$")  # package.module:name of the function
     options: dict[str, Any] = Field(default_factory=dict)  # arguments of every call
-    steps: int = Field(ge=1, le=10**7)  # of the claim: Gaussian releases
-    noise_multiplier: float = Field(gt=0)  # of the claim: σ of each release
-    sample_rate: float = Field(default=1.0, gt=0, le=1)  # of the claim: chance of a step
+    steps: StepCount  # of the claim: Gaussian releases
+    noise_multiplier: PositiveFloat  # of the claim: σ of each release
+    sample_rate: Share = 1.0  # of the claim: chance of a step
     curve: Literal["gaussian", "unknown"] = "unknown"  # what you know of the trade-off curve
     prepare: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.]+$")  # to be called first
-    parts: int = Field(default=1, ge=1)  # so often, with 0, 1, ... parts - 1
+    parts: Count = 1  # so often, with 0, 1, ... parts - 1
     isolated: bool = True  # each trial in a process of its own
-    trial_seconds: float | None = Field(default=None, gt=0)  # limit of each; null: none
-    trial_gib: float | None = Field(default=None, gt=0)  # limit of its memory; null: none
+    trial_seconds: PositiveFloat | None = None  # limit of each; null: none
+    trial_gib: PositiveFloat | None = None  # limit of its memory; null: none
 
     @field_validator("path", "prepare")
     @classmethod
@@ -96,8 +98,11 @@ class Function(Mechanism):
         for key in ("trial_seconds", "trial_gib"):
             limit = getattr(self, key)
             if limit is not None and not self.isolated:
-                problem = f"is {limit:g}, but isolated is false, and calls cannot be ended"
-                raise SpecError(key, f"{problem}; leave one of them out")
+                raise SpecError(
+                    key,
+                    f"is {limit:g}, but isolated is false, and calls cannot be ended; "
+                    "leave one of them out",
+                )
         return self
 
     @property
@@ -112,8 +117,10 @@ class Function(Mechanism):
     def horizons(self, record_every: int | None) -> Horizons:
         """Returns the last step only: the function returns one score."""
         if record_every is not None and record_every < self.steps:
-            problem = f"is {record_every}, but a function is scored at its end only; leave it out"
-            raise SpecError("audit.record_every", problem)
+            raise SpecError(
+                "audit.record_every",
+                f"is {record_every}, but a function is scored at its end only; leave it out",
+            )
         return (self.steps,)
 
     def check_inputs(self) -> None:
@@ -148,7 +155,7 @@ class Function(Mechanism):
         seeds: PartSeeds,
         gpu: bool,
     ) -> Arrays:
-        prepare: Any = imports.function(str(self.prepare), "mechanism.prepare", "part", "seed")
+        prepare = imports.function(str(self.prepare), "mechanism.prepare", "part", "seed")
         return cast(Arrays, prepare(part, seeds.part % 2**63))
 
     def open(
@@ -274,7 +281,7 @@ def preloaded(module: str) -> tuple[str, ...]:
 
 def _torch_limits() -> tuple[int | None, float | None]:
     """Returns torch's threads and the share of a GPU's memory; None if they are not limited."""
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     if torch is None:
         return None, None
     gpu_share = None

@@ -47,7 +47,7 @@ def _limit_torch(threads: int | None, gpu_share: float | None) -> None:
     if "torch" not in sys.modules:  # then the training imports it, if any
         os.environ["OMP_NUM_THREADS"] = str(threads)
         return
-    torch: Any = sys.modules["torch"]
+    torch = sys.modules["torch"]
     torch.set_num_threads(threads)
     if gpu_share is not None:
         torch.cuda.set_per_process_memory_fraction(gpu_share)

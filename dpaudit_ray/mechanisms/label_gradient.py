@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import NonNegativeInt
 from scipy import special
 
 from ..accounting import Adjacency
 from ..adversaries.base import Adversary
 from ..adversaries.label import Label, crafted_records
 from ..errors import SpecError, plain
-from ..plugins import Plugin, nested
+from ..plugins import Count, Plugin, nested
 from ..stats import Estimate, Status, TradeOff, gdp
 from ..stats import label as bounds
 from .base import (
@@ -88,10 +88,10 @@ class LabelGradient(Mechanism):
 
     name: Literal["label-gradient"] = "label-gradient"
     training: Annotated[Mechanism, nested(Mechanism)]  # the target, `dp-sgd`
-    batches: int | None = Field(default=None, ge=1)  # steps that are attacked; null: all
+    batches: Count | None = None  # steps that are attacked; null: all
     clipping: Literal["all", "attacked"] = "all"  # what is clipped and released
     backend: Literal["sampled", "exact"] = "sampled"  # run trials, or closed forms
-    seed: int = Field(default=0, ge=0)  # of the trials
+    seed: NonNegativeInt = 0  # of the trials
 
     @property
     def sampled(self) -> bool:
@@ -154,8 +154,10 @@ class LabelGradient(Mechanism):
             if not fits:
                 raise SpecError(f"mechanism.training.{key}", f"must be {requirement}")
         if self.steps > target.steps:
-            problem = f"is {self.steps}, but the training has {target.steps} steps; use so many"
-            raise SpecError("mechanism.batches", problem)
+            raise SpecError(
+                "mechanism.batches",
+                f"is {self.steps}, but the training has {target.steps} steps; use so many",
+            )
         is_sampling_option = self.seed > 0 or cast(Label, adversary).record != "random"
         if is_sampling_option and not self.sampled:
             key = "mechanism.seed" if self.seed else "adversary.record"
@@ -173,8 +175,10 @@ class LabelGradient(Mechanism):
         data = self.target.data
         classes = data.load().classes
         if classes != 2:
-            problem = f"{data.name} has {classes} classes; only labels 0 and 1 follow from a sign"
-            raise SpecError("mechanism.training.data", problem)
+            raise SpecError(
+                "mechanism.training.data",
+                f"{data.name} has {classes} classes; only labels 0 and 1 follow from a sign",
+            )
         _ = self.shape  # refuses other networks
 
     def check_records(self, adversary: Adversary) -> None:
@@ -242,8 +246,8 @@ class LabelGradient(Mechanism):
         estimates: dict[int, tuple[Estimate, ...]] = {}
         if self.sampled or not prepared:
             return estimates
-        closed: list[float] = []
-        complement: list[float] = []
+        closed = []
+        complement = []
         target = Target(prepared[0])
         squared_mu = np.zeros(target.arrays["records"].max() + 1)  # of all batches, by record
         for step in range(1, target.steps + 1):
@@ -444,15 +448,16 @@ class Target:
     ) -> Target:
         """Trains `steps` steps. Raises SpecError if they diverge, or repeat a record in a batch."""
         recipe = training.recipe
-        models: list[AnyFloats] = []
+        models = []
         path = training.run(training.initial.new_zeros(1), seed, canary=None, period=1)
         for step in range(1, steps + 1):
             (theta,) = next(path)
             models.append(theta.cpu().numpy().copy())
             if not np.isfinite(models[-1]).all():
-                problem = f"is {plain(recipe.learning_rate)}, with which the target has diverged"
                 raise SpecError(
-                    "mechanism.training.learning_rate", f"{problem} before step {step}; lower it"
+                    "mechanism.training.learning_rate",
+                    f"is {plain(recipe.learning_rate)}, with which the target has diverged before "
+                    f"step {step}; lower it",
                 )
         batches = [batch.cpu().numpy() for batch in training.batches[:steps]]
         size = recipe.batch_size
@@ -609,20 +614,17 @@ class Trials:
     def from_target(cls, prepared: Arrays, adversary: Label, noise: Noise) -> Trials:
         """Opens a session against a stored target. Raises SpecError if it determines no label."""
         target = Target(prepared)
-        releases = []
-        for step in range(target.steps):
-            release, _ = target.release(step, adversary, noise)
-            releases.append(release)
+        releases = [target.release(step, adversary, noise)[0] for step in range(target.steps)]
         labels = [release.bounds(delta=0.0) for release in releases]
         whole_gradient = adversary.statistic == "gradient"
         distances = np.stack(
             [bound.mu if whole_gradient else bound.mu_direction for bound in labels]
         )
         if not np.isfinite(distances).any():
-            problem = (
-                f"is {adversary.neuron}, which determines no label of any batch; use another one"
+            raise SpecError(
+                "adversary.neuron",
+                f"is {adversary.neuron}, which determines no label of any batch; use another one",
             )
-            raise SpecError("adversary.neuron", problem)
         return cls(adversary, tuple(releases), distances)
 
     def run(

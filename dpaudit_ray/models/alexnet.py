@@ -53,23 +53,28 @@ class AlexNet(Model):
         """
         channels, _, _ = image(shape, self.name, least=1)
         if channels != 3:
-            problem = f"{self.name} needs images of 3 channels, got {channels}"
-            raise SpecError("mechanism.model", problem)
+            raise SpecError(
+                "mechanism.model", f"{self.name} needs images of 3 channels, got {channels}"
+            )
         from .networks.blocks import AlexNetBody
 
         state, source = self._state()
         try:
             return AlexNetBody(state)
         except RuntimeError as error:
-            problem = f"not AlexNet's weights ({' '.join(str(error).split()):.300})"
-            raise DataError(f"{source}: {problem}; {_REMEDY}") from error
+            reason_given = " ".join(str(error).split())
+            raise DataError(
+                f"{source}: not AlexNet's weights ({reason_given:.300}); {_REMEDY}"
+            ) from error
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         from torch import nn
 
         if shape != (_FEATURES,):
-            problem = f"trains on the {_FEATURES} outputs of its body, got {list(shape)}"
-            raise SpecError("mechanism.model", f"{self.name} {problem}")
+            raise SpecError(
+                "mechanism.model",
+                f"{self.name} trains on the {_FEATURES} outputs of its body, got {list(shape)}",
+            )
         return nn.Sequential(nn.Flatten(), nn.Linear(_FEATURES, outputs(classes)))
 
     def _state(self) -> tuple[dict[str, Tensor] | None, str]:
@@ -94,8 +99,9 @@ class AlexNet(Model):
                 warnings.simplefilter("ignore")
                 state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever it meets in a damaged or foreign file
-            problem = "not a readable file of weights without code"
-            raise DataError(f"{file}: {problem}; {_REMEDY}") from error
+            raise DataError(
+                f"{file}: not a readable file of weights without code; {_REMEDY}"
+            ) from error
         if not isinstance(state, dict):
             raise DataError(f"{file}: holds a {type(state).__name__}, no state dict; {_REMEDY}")
         return state, str(file)

@@ -95,9 +95,11 @@ def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
     inexact = (x != x.trunc()) | (x.abs() >= _EXACT)
     if inexact.any():
-        problem = f"runs on whole numbers only, as nn.Embedding does, not on {x[inexact][0]:g}"
-        remedy = "give whole numbers below 2^24, or take floats in forward"
-        raise SpecError("mechanism.model", f"{problem}; {remedy}")
+        raise SpecError(
+            "mechanism.model",
+            f"runs on whole numbers only, as nn.Embedding does, not on {x[inexact][0]:g}; give "
+            "whole numbers below 2^24, or take floats in forward",
+        )
     return x.to(dtype)
 
 
@@ -119,7 +121,9 @@ def image(
         least: pixels that each side must have. Raises SpecError below that.
     """
     if len(shape) != 3 or min(shape[1:]) < least:
-        problem = f"images [channels, height, width] of at least {least} x {least} pixels"
-        remedy = f"but mechanism.data gives {list(shape)}; use another of the two"
-        raise SpecError("mechanism.model", f"{name} needs {problem}, {remedy}")
+        raise SpecError(
+            "mechanism.model",
+            f"{name} needs images [channels, height, width] of at least {least} x {least} pixels, "
+            f"but mechanism.data gives {list(shape)}; use another of the two",
+        )
     return shape

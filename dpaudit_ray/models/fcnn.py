@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from ..plugins import Count
 from .base import Model, Shape, outputs
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Mlp(Model):
     """
 
     name: Literal["mlp"] = "mlp"
-    hidden: list[Annotated[int, Field(ge=1)]] = Field(default=[64, 64])  # widths of layers
+    hidden: list[Count] = Field(default=[64, 64])  # widths of layers
     activation: Literal["relu", "tanh", "gelu"] = "relu"  # after each
 
     @property
@@ -56,7 +57,7 @@ class Mlp3(Model):
     """
 
     name: Literal["mlp3"] = "mlp3"
-    width: int = Field(default=128, ge=1)  # of both hidden layers
+    width: Count = 128  # of both hidden layers
 
     @property
     def parameters(self) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
+from ..plugins import Count
 from .base import Model, Shape, image, outputs
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Wrn16(Model):
     """
 
     name: Literal["wrn16"] = "wrn16"
-    width: int = Field(default=4, ge=1)  # k, the factor of all channels
+    width: Count = 4  # k, the factor of all channels
     groups: Literal[1, 2, 4, 8, 16] = 16  # of every GroupNorm
 
     @property

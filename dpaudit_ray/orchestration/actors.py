@@ -105,7 +105,7 @@ class Trainer(PackTrainer):
         brief: Brief,
         aggregator: Any,
         datasets: dict[str, Any],
-    ) -> tuple[str, str, provenance.Machine]:
+    ) -> tuple[str, str, provenance.Code]:
         """Takes its work; returns the node's id, its address, and its machine.
 
         Args:

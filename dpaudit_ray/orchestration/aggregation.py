@@ -79,14 +79,15 @@ class Aggregation:
         """
         with contextlib.suppress(RunDirectoryError):
             by_audit = dict(tuple(self._run.estimates().groupby("audit")))
-            for audit, state in zip(self._plan.audits, self._audits, strict=True):
+            for state in self._audits:
+                audit = state.trials.audit
                 rows = by_audit.get(audit.id)
                 if audit.trials > 0 or audit.preparation is not None or rows is None:
                     continue
                 same_steps = set(rows["step"]) == {*audit.horizons}
                 if same_steps and {*rows["accountant"]} == audit.claims.keys():
                     entries: list[dict[Any, Any]] = rows.to_dict("records")
-                    state.reuse([EstimateRow(**entry) for entry in entries])
+                    state.known_rows = [EstimateRow(**entry) for entry in entries]
 
     @classmethod
     def rebuild(cls, run: RunDirectory) -> Aggregation:
@@ -172,21 +173,20 @@ class Aggregation:
         """Writes the current estimates and decisions, and _SUCCESS when nothing is left to do."""
         with self._writing:
             started = time.thread_time()
-            settled = [self._settled(index) for index in range(len(self._plan.audits))]
             complete = True
-            missed: list[MissedTrials] = []
+            missed = []
             enough = {}
-            for index, (_, taken) in enumerate(settled):
+            rows = []
+            for index in range(len(self._plan.audits)):
+                audit, taken = self._settled(index)
                 complete &= taken.complete and self._prepared.suffices(index)
                 missed += taken.missed
                 if taken.decided is not None:
                     enough[index] = taken.decided
+                rows += audit.rows()
             newly_complete = complete and not self._run.complete
             if newly_complete:
                 self._require_stored()
-            rows: list[EstimateRow] = []
-            for audit, _ in settled:
-                rows += audit.rows()
             self._run.write_estimates(rows)
             self._record.set_derived(self._sweep, missed, enough)
             if newly_complete:
@@ -265,11 +265,11 @@ class AuditState:
         audit = self._audit = plan.audits[index]
         cell = self._cell = opened.sweep.cells[index]
         self.trials = FinishedTrials(run, plan, index, failed, recent=opened.recent)
-        gaussian = claims.is_gaussian(cell, next(iter(audit.claims)))
+        gaussian = claims.is_gaussian(cell, audit.accountant)
         self._rule = cell.audit.stop_when
         self._test = None
         if self._rule is not None and self._rule.verdict:
-            self._test = claims.first_test(audit, cell)
+            self._test = claims.test(audit, cell)
         # The level of `dpaudit verify`: the run's error budget, shared by its audits.
         confidences = [entry.audit.confidence for entry in opened.sweep.cells]
         self._alpha = (1 - min(confidences)) / len(confidences)
@@ -283,7 +283,7 @@ class AuditState:
         self._unsettled: list[ConsumedPack] = []  # those that the estimates do not have yet
         self.decided: int | None = None  # trials that were enough; later ones are not folded
         self._shown: Estimate | None = None  # kept until the next fold
-        self._rows: list[EstimateRow] | None = None  # likewise, since most audits are at rest
+        self.known_rows: list[EstimateRow] | None = None  # likewise, as most audits are at rest
         self._advance(settle=True)
 
     def holds(self, pack: Pack) -> bool:
@@ -317,17 +317,13 @@ class AuditState:
         """Folds packs from `take` into the estimates; no other method may need these meanwhile."""
         for pack in packs:
             self._estimates.fold(pack)
-            self._rows = None
-
-    def reuse(self, rows: list[EstimateRow]) -> None:
-        """Sets rows that were computed before, of an audit without trials."""
-        self._rows = rows
+            self.known_rows = None
 
     def rows(self) -> list[EstimateRow]:
         """Returns the audit's part of estimates.parquet."""
-        rows = self._rows
+        rows = self.known_rows
         if rows is None or (self._audit.trials == 0 and not rows):
-            rows = self._rows = self._estimates.rows()
+            rows = self.known_rows = self._estimates.rows()
         return rows
 
     def progress(
@@ -346,7 +342,8 @@ class AuditState:
             parts: all parts of its preparation.
         """
         if self._shown is None:
-            self._shown = self._live_bound()
+            bound = self._comparable(self._cell.audit.delta, self._each_audit)
+            self._shown = bound.given(self._cell.trade_off())
         missed = sum(kind.trials for kind in self._missed.values())
         return AuditProgress(
             self._audit.label,
@@ -363,12 +360,6 @@ class AuditState:
             parts,
             index in activity.refuted,
         )
-
-    def _live_bound(self) -> Estimate:
-        """Returns the bound that is shown, with the status that the mechanism's curve gives it."""
-        cell = self._cell
-        bound = self._comparable(cell.audit.delta, self._each_audit)
-        return bound.given(cell.trade_off())
 
     def _comparable(self, delta: float, confidence: float) -> Estimate:
         """Returns the live bound; if it exceeds the claim, one that may be compared with that."""
@@ -470,16 +461,16 @@ class Estimates:
         """Returns one row per step, bound and accountant."""
         cell = self._cell
         level = (cell.audit.delta, cell.audit.confidence)
-        apart = cell.mechanism.independent_canaries(cell.adversary)
+        independent = cell.mechanism.independent_canaries(cell.adversary)
         exact = self._exact()
-        rows: list[EstimateRow] = []
+        rows = []
         for index, step in enumerate(self._audit.horizons):
             curve = cell.trade_off(step)
             bounds = [bound.given(curve) for bound in exact.get(step, ())]
-            shown = [(bound, bound.epsilon_lower) for bound in bounds]  # ε at the split level
+            with_epsilon = [(bound, bound.epsilon_lower) for bound in bounds]  # at the split level
             for spec, state in zip(self._specs, self._states[index], strict=True):
                 bound = dataclasses.replace(state.bound(*level), method=spec.name)
-                shown.append(self._worth(state, bound.given(curve, apart)))
+                with_epsilon.append(self._worth(state, bound.given(curve, independent)))
                 if state.time_uniform() or not self._audit.extended:
                     bounds.append(bound)
             if self._free is not None and step == self._audit.horizons[-1]:
@@ -487,7 +478,7 @@ class Estimates:
             free = curve_free(bounds)
             free_epsilon = math.nan if free is None else free.epsilon_lower
             free_method = "" if free is None else free.method
-            for bound, together in shown:
+            for bound, epsilon in with_epsilon:
                 values = {name: getattr(bound, name) for name in _SHOWN}
                 for accountant, epsilons in self._audit.claims.items():
                     claim = epsilons[index]
@@ -498,7 +489,7 @@ class Estimates:
                         status=bound.status.value,
                         epsilon_upper=claim if math.isfinite(claim) else math.inf,
                         accountant=accountant,
-                        epsilon_lower_together=together,
+                        epsilon_lower_together=epsilon,
                         epsilon_lower_free=free_epsilon,
                         free_estimator=free_method,
                         **values,
@@ -509,12 +500,11 @@ class Estimates:
     def _exact(self) -> dict[int, tuple[Estimate, ...]]:
         """Returns the bounds that need no trials, by step; computes them once."""
         if self._exact_bounds is None:
-            awaited = self._audit.preparation is not None
-            parts = self._prepared() if awaited else ()
+            parts = self._prepared()
             cell = self._cell
             level = (self._audit.horizons, cell.audit.delta)
             bounds = cell.mechanism.exact(cell.adversary, *level, parts)
-            if awaited and not parts:
+            if self._audit.preparation is not None and not parts:
                 return bounds
             self._exact_bounds = bounds
         return self._exact_bounds
@@ -541,7 +531,7 @@ class Estimates:
 
     def _estimators(self) -> list[EstimatorSpec]:
         """Returns the declared estimators, with time-uniform ones if looks need and lack them."""
-        if not self._cell.mechanism.sampled:
+        if not self._cell.sampled:
             return []
         declared = list(self._cell.audit.estimators)
         uniform = any(spec.method.time_uniform() for spec in declared)
@@ -560,7 +550,7 @@ class Estimates:
             return None  # none holds where canaries that share a training run are looked at early
         method = curve_free_method(time_uniform=self._looked)
         listed = any(spec.name == method for spec in self._specs)
-        if listed or not self._cell.mechanism.sampled:
+        if listed or not self._cell.sampled:
             return None
         return self._state(EstimatorSpec(name=method), last)
 
@@ -577,9 +567,7 @@ class Estimates:
         grows = len(audit.foreseen) > 1 and not audit.extended
         if uniform or method.status in _CLAIM_NO_LEVEL or not grows:
             return state
-        states = []
-        for trials in audit.looks:
-            states.append(spec.make(trials, audit.canaries or trials, family))
+        states = [spec.make(trials, audit.canaries or trials, family) for trials in audit.looks]
         shares = growth.shares(len(audit.foreseen))
         return growth.Growing(states, shares[: len(states)])
 
@@ -606,8 +594,8 @@ def _without_log_of_others(states: list[State]) -> list[State]:
 
     An entry of the log takes 90 bytes for ten steps.
     """
-    fed: list[State] = []
-    log: Logged | None = None
+    fed = []
+    log = None
     for state in states:
         if isinstance(state, Logged) and state.keeps_log_only:
             if log is not None:

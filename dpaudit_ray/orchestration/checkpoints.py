@@ -93,7 +93,7 @@ class PackCheckpoints:
 
     def last(self) -> Saved | None:
         """Returns the checkpoint to continue from, if there is one that can be read."""
-        saved: Saved | None = None
+        saved = None
         try:
             saved = self._call("checkpoint", self._pack)
         except Exception as error:  # noqa: BLE001 (boundary: a call to another process, see above)

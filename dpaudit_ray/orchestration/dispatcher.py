@@ -194,7 +194,7 @@ class Dispatcher:
         if worker not in self._pool.workers:
             return None  # it was replaced, and its pack counted as lost
         try:
-            outcome: Any = answer.result()
+            outcome = answer.result()
         except WorkerDiedError as error:
             return self._died(worker, error)
         except CallFailedError as error:

@@ -83,7 +83,7 @@ class InlineTrainer(PackTrainer):
         )
         self._gpu = work.sweep.resources.num_gpus > 0
 
-    def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, provenance.Machine]:
+    def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, provenance.Code]:
         return _NODE.id, _NODE.host, provenance.machine(modules, gpu=self._gpu)
 
 

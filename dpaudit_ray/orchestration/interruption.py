@@ -114,9 +114,10 @@ class HealthChecks:
             if channel:
                 self._open[address] = channel
         began = time.monotonic()
-        answers = {}
-        for address, channel in self._open.items():
-            answers[address] = channel.unary_unary(_HEALTH).future(b"", timeout=seconds)
+        answers = {
+            address: channel.unary_unary(_HEALTH).future(b"", timeout=seconds)
+            for address, channel in self._open.items()
+        }
         for address, answer in answers.items():
             if answer.code().name in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
                 self.silent[address] += LOOK_SECONDS + min(time.monotonic() - began, seconds)

@@ -171,7 +171,7 @@ def _translated(error: BaseException, exceptions: Any) -> BaseException:
         return error
     translated: Exception
     if isinstance(error, exceptions.RayTaskError):
-        cause: Any = error
+        cause = error
         # Ray wraps an error once per process that it passed through.
         while (cause := getattr(cause, "cause", None)) is not None:
             if isinstance(cause, DpauditError) and not hasattr(cause, "cause"):

@@ -209,7 +209,7 @@ class JobsClient:
                 reported = time.monotonic()
                 reason = " ".join(str(info.message or "Ray names no reason").split())
                 self._tell(f"job {submission} is pending for {reported - began:.0f} s: {reason}")
-            lines: list[str] = []
+            lines = []
             with contextlib.suppress(RuntimeError, OSError):  # `_info` raises if that lasts
                 lines = io.StringIO(self._client.get_job_logs(submission)).readlines()
             if lines and not over and not lines[-1].endswith("\n"):

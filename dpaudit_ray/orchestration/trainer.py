@@ -15,11 +15,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import seeds
 from ..errors import DpauditError, first_line, lines, out_of_memory, printable
-from ..mechanisms.base import Measured, Mechanism, Missed, PartSeeds, ResumableSession, Session
+from ..mechanisms.base import (
+    Measured,
+    Mechanism,
+    Members,
+    PartSeeds,
+    ResumableSession,
+    Session,
+)
 from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..plan.outcomes import Failure
 from ..storage import arrays
@@ -234,7 +240,7 @@ class PackTrainer:
             _require_some(outcome)
         return seconds
 
-    def _draw(self, pack: Pack) -> tuple[npt.NDArray[np.bool_], int]:
+    def _draw(self, pack: Pack) -> tuple[Members, int]:
         """Returns the secret bits of a pack, and the seed of its noise."""
         audit = self._brief.audits[pack.audit]
         noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
@@ -294,7 +300,7 @@ def _require_some(outcome: Measured) -> None:
 
 
 def _pack_scores(
-    pack: Pack, members: npt.NDArray[np.bool_], steps: tuple[int, ...], outcome: Measured
+    pack: Pack, members: Members, steps: tuple[int, ...], outcome: Measured
 ) -> PackScores:
     """Returns scores and utility by trial, NaN for failed ones, and the reasons of these.
 
@@ -333,7 +339,7 @@ def _attempt(work: Callable[[P], T], pack: P, trials: int = 1) -> T | Failure:
     try:
         return work(pack)
     except _AllMissedError as error:
-        first: Missed = error.args[0]
+        first = error.args[0]
         message = f"{first.message}, as all {pack.size} trials" if pack.size > 1 else first.message
         return Failure(pack, first.kind, message, lines(first.output))
     except (Exception, SystemExit) as error:  # noqa: BLE001 (boundary: a user's error is data)

@@ -48,11 +48,10 @@ class ResourceRequest:
         return cls({name: value for name, value in amounts.items() if value}, spec.label_selector)
 
     def __str__(self) -> str:
-        words = []
-        for name, value in self.resources.items():
-            words.append(
-                f"{value / GIB:.4g} GiB memory" if name == "memory" else f"{value:g} {name}"
-            )
+        words = [
+            f"{value / GIB:.4g} GiB memory" if name == "memory" else f"{value:g} {name}"
+            for name, value in self.resources.items()
+        ]
         words += [f"{key} {value}" for key, value in self.labels.items()]
         return ", ".join(words)
 
@@ -446,7 +445,7 @@ def threads(sweep: Sweep) -> int:
 def recorded_machines(run: RunDirectory) -> dict[str, list[str]]:
     """Returns addresses of the machines that trained, by kind; none if the record is damaged."""
     try:
-        raw: Any = run.read_json(MACHINES_FILE) or {}
+        raw = run.read_json(MACHINES_FILE) or {}
         return {str(kind): sorted(set(map(str, addresses))) for kind, addresses in raw.items()}
     except (RunDirectoryError, AttributeError, TypeError):
         return {}
@@ -472,7 +471,7 @@ class MachineCompatibility:
         self._has_warned = False
         self.modules = tuple(self._code.modules)
 
-    def admit(self, address: str, machine: provenance.Machine) -> str | None:
+    def admit(self, address: str, machine: provenance.Code) -> str | None:
         """Records the machine of a trainer; returns why it may not train, None if it may."""
         if why := provenance.unlike(self._code, machine):
             return why

@@ -54,7 +54,7 @@ def difference(claims: Claims, cell: Cell) -> str | None:
         return f"accountants are {', '.join(claims)}, not {', '.join(cell.audit.accountants)}"
     claimed = asked(cell)
     for name, values in claims.items():
-        if ":" in name and imports.is_data(name):
+        if imports.is_data(name):
             continue  # a user's accountant that was not imported
         low, high = _range(claimed, cell.audit.delta, name)
         epsilons = np.array(values)
@@ -145,13 +145,14 @@ def is_gaussian(cell: Cell, accountant: str) -> bool:
     return cell.claimed().gaussian
 
 
-def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
-    """Makes the test of a claim that fits the audit's trials.
+def test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
+    """Makes the test of what the first accountant claims at the last step.
 
     Args:
-        audit: the audit.
-        curve: the trade-off function that is claimed.
+        audit: the audit as planned, whose trials the test fits.
+        cell: the audit as the sweep has it.
     """
+    curve = family(cell)(cell.claimed().noise_multiplier)
     first, *later = audit.foreseen
     if audit.independent:
         return ClaimTest(curve, first, later=tuple(later))
@@ -159,11 +160,9 @@ def test(audit: PlannedAudit, curve: Curve) -> ClaimTest | RunTest:
     return RunTest(curve, planned, audit.together, audit.paired)
 
 
-def first_test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
-    """Returns the test of what the first accountant claims at the last step."""
-    claimed = cell.claimed()
-    family = curves(claimed, next(iter(audit.claims)), cell.audit.delta)
-    return test(audit, family(claimed.noise_multiplier))
+def family(cell: Cell) -> Callable[[float], Curve]:
+    """Returns the `curves` that the first accountant claims at the last step."""
+    return curves(cell.claimed(), cell.audit.accountants[0], cell.audit.delta)
 
 
 @functools.lru_cache(maxsize=256)  # families; audits of the same claim share one
@@ -201,7 +200,7 @@ def at_points(training: Training, epsilons: Floats, accountant: str) -> Curve:
         epsilons: ε of each point, float64 [n].
         accountant: its name.
     """
-    deltas = []
-    for epsilon in epsilons.tolist():
-        deltas.append(accounting.delta_of(training, epsilon, accountant).upper)
+    deltas = [
+        accounting.delta_of(training, epsilon, accountant).upper for epsilon in epsilons.tolist()
+    ]
     return Curve(epsilons, np.minimum(deltas, 1.0))

@@ -143,7 +143,7 @@ class FinishedTrials:
         ranges = self._listed
         self._listed = None
         if ranges is None:
-            few: list[PackRange] = []
+            few = []
             start = self.consumed
             for number, pack in enumerate(self.audit.packs[start : start + FEWEST], start):
                 if pack in self.stored:

@@ -138,9 +138,14 @@ class PlannedAudit:
         return self.together // 2 if self.paired else self.together
 
     @property
+    def accountant(self) -> str:
+        """The first accountant, whose claim is tested."""
+        return next(iter(self.claims))
+
+    @property
     def claim(self) -> float:
         """ε of the first accountant at the last horizon."""
-        return next(iter(self.claims.values()))[-1]
+        return self.claims[self.accountant][-1]
 
     def pack_number(self, trial: int) -> int:
         """Returns the number of the pack that a trial is in."""

@@ -29,7 +29,7 @@ def kept(sweep: Sweep, run: RunDirectory, report: Report) -> Sweep:
         report(f"warning: {run.location}: {newer}")
     grid = sweep.raw.get("grid") or ()
     by_grid = any(key.startswith("audit") for key in grid)
-    declared = {cell.audit.trials for cell in sweep.cells if cell.mechanism.sampled}
+    declared = {cell.audit.trials for cell in sweep.cells if cell.sampled}
     planned = {audit.trials for audit in plan.audits if audit.trials} if plan else set()
     if by_grid or len(declared) != 1 or len(planned) != 1:
         return sweep

@@ -240,9 +240,10 @@ class Record:
         Raises:
             StorageError: the file could not be written.
         """
-        entries = {}
-        for index, trials in decided.items():
-            entries[f"{index:03d}"] = Decision(trials, _rule(sweep, index))
+        entries = {
+            f"{index:03d}": Decision(trials, _rule(sweep, index))
+            for index, trials in decided.items()
+        }
         self.replace(missed=tuple(missed), decided=entries)
 
     def replace(self, **fields: Any) -> None:
@@ -275,7 +276,7 @@ def failed_parts(run: RunDirectory, plan: Plan) -> list[Failure]:
     entries = read(run, plan).failed_parts
     if not entries:
         return []
-    awaited = preparing.all_parts(plan, range(len(plan.audits)))
+    awaited = preparing.all_parts(plan)
     parts = {(part.preparation, part.first): part for part in awaited}
     failures = []
     for entry in entries:
@@ -337,11 +338,10 @@ def to_run(
         for pack in remaining(run, plan, enough)
         if pack.audit not in blocked and pack not in left_out
     ]
-    to_do: list[Pack] = []
-    for part in preparing.left(run, plan, packs):
-        if not blocked.intersection(part.waiting):
-            to_do.append(part)
-    return to_do + packs
+    parts = [
+        part for part in preparing.left(run, plan, packs) if not blocked.intersection(part.waiting)
+    ]
+    return [*parts, *packs]
 
 
 def complete(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:

@@ -46,15 +46,17 @@ def _plan_audit(
     extends: bool,
 ) -> PlannedAudit:
     size = pack_size(cell, sweep)
-    trials = cell.audit.trials if cell.mechanism.sampled else 0
+    trials = cell.audit.trials if cell.sampled else 0
     packs = old.packs if old else ()
     declared = old.declared if old else ()
     if trials not in declared[-1:]:
         declared = (*(declared if extends else declared[:-1]), trials)
     start = packs[-1][1] + 1 if packs else 0
     if (trials - start) // size > MAX_PACKS:
-        problem = f"is {size}, which cuts {trials} trials into more than {MAX_PACKS} packs"
-        raise SpecError("resources.pack_size", f"{problem}; raise it")
+        raise SpecError(
+            "resources.pack_size",
+            f"is {size}, which cuts {trials} trials into more than {MAX_PACKS} packs; raise it",
+        )
     up_to = cell.audit.up_to
     if old is None and up_to is not None and up_to < cell.audit.trials:
         raise SpecError(
@@ -73,8 +75,8 @@ def _plan_audit(
         packs=(*packs, *cut(start, trials, size)),
         declared=declared,
         claimed=claims.asked(cell) if claim_is_recorded else None,
-        canaries=cell.canaries if cell.mechanism.sampled else 1,
-        up_to=up_to if cell.mechanism.sampled else None,
+        canaries=cell.canaries if cell.sampled else 1,
+        up_to=up_to if cell.sampled else None,
         paired=cell.audit.paired,
     )
 
@@ -107,8 +109,10 @@ def pack_size(cell: Cell, sweep: Sweep) -> int:
         # Further canaries that are private records cost no further training step.
         step_trials = 1 if cell.adversary.private_records else unit
         return max(cell.mechanism.auto_pack_size // step_trials, 1) * unit
-    if size % unit and cell.mechanism.sampled:
-        problem = f"is {size}, but {cell.unit}, and a pack holds whole ones"
-        remedy = f"use {-(-size // unit) * unit}"
-        raise SpecError("resources.pack_size", f"{problem}; {remedy}")
+    if size % unit and cell.sampled:
+        raise SpecError(
+            "resources.pack_size",
+            f"is {size}, but {cell.unit}, and a pack holds whole ones; "
+            f"use {-(-size // unit) * unit}",
+        )
     return size

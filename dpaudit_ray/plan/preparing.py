@@ -32,15 +32,18 @@ def planned(
     if preparation is None:
         return None
     if not 1 <= preparation.parts <= MAX_PARTS:
-        problem = f"{cell.mechanism.name} has a preparation of {preparation.parts} parts"
-        raise SpecError("mechanism.name", f"{problem}; it must have 1 to {MAX_PARTS}")
+        raise SpecError(
+            "mechanism.name",
+            f"{cell.mechanism.name} has a preparation of {preparation.parts} parts; "
+            f"it must have 1 to {MAX_PARTS}",
+        )
     read = provenance.files_of_cell(cell, files)
     identity = digest([preparation.identity, preparation.parts, seed, read])
     return PlannedPreparation(identity, preparation.parts)
 
 
-def all_parts(plan: Plan, audits: Iterable[int]) -> list[Part]:
-    """Returns all parts that these audits wait for; those that several share, once."""
+def all_parts(plan: Plan, audits: Iterable[int] | None = None) -> list[Part]:
+    """Returns all parts that these audits, or all, wait for; those that several share, once."""
     parts = []
     for preparation, waiting in _waiting(plan, audits).items():
         for number in range(preparation.parts):
@@ -51,11 +54,11 @@ def all_parts(plan: Plan, audits: Iterable[int]) -> list[Part]:
 
 def _waiting(
     plan: Plan,
-    audits: Iterable[int],
+    audits: Iterable[int] | None = None,
 ) -> dict[PlannedPreparation, list[int]]:
-    """Returns each preparation that these audits wait for, with those of them."""
+    """Returns each preparation that these audits, or all, wait for, with those of them."""
     waiting: dict[PlannedPreparation, list[int]] = {}
-    for index in audits:
+    for index in range(len(plan.audits)) if audits is None else audits:
         if (preparation := plan.audits[index].preparation) is not None:
             waiting.setdefault(preparation, []).append(index)
     return waiting
@@ -65,7 +68,7 @@ def left(run: RunDirectory, plan: Plan, packs: Iterable[Pack]) -> list[Part]:
     """Returns the parts that are not stored, and that these packs or audits without any await."""
     waiting = [pack.audit for pack in packs]
     waiting += _without_packs(plan)
-    stored: dict[str, set[int]] = {}
+    stored = {}
     remaining = []
     for part in all_parts(plan, dict.fromkeys(waiting)):
         if part.preparation not in stored:
@@ -85,7 +88,7 @@ def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
     Its keys are `id`, `audits` (labels), `parts` (a number), and `done` (how many are stored).
     """
     listed = []
-    for preparation, waiting in _waiting(plan, range(len(plan.audits))).items():
+    for preparation, waiting in _waiting(plan).items():
         stored = run.parts(preparation.id)
         entry = {
             "id": preparation.id,
@@ -104,8 +107,7 @@ class Prepared:
         self._run = run
         self._plan = plan
         self._turn = threading.Lock()  # one thread at a time reads `_stored`, or adds to it
-        preparations = _waiting(plan, range(len(plan.audits)))
-        self._stored = {one.id: run.parts(one.id) for one in preparations}  # their numbers
+        self._stored = {entry.id: run.parts(entry.id) for entry in _waiting(plan)}  # their numbers
 
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part, or raises StorageError; storing it again changes nothing."""

@@ -35,25 +35,14 @@ class Code:
     device: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """Code and device of a process; None stands for a module that does not exist there."""
-
-    device: str
-    versions: Mapping[str, str]
-    modules: Mapping[str, str | None]
+def machine(modules: Iterable[str], gpu: bool = False) -> Code:
+    """Returns the code and device of this process, with those of these user modules that it has."""
+    files = {name: module_file(name) for name in modules}
+    digests = {name: _digest(file) for name, file in files.items() if file is not None}
+    return Code(digests, here(), device(gpu))
 
 
-def machine(modules: Iterable[str], gpu: bool = False) -> Machine:
-    """Returns the device and code of this process, with the user modules of these names."""
-    digests = {}
-    for name in modules:
-        file = module_file(name)
-        digests[name] = None if file is None else _digest(file)
-    return Machine(device(gpu), here(), digests)
-
-
-def unlike(code: Code, machine: Machine) -> str | None:
+def unlike(code: Code, machine: Code) -> str | None:
     """Returns the first difference of a machine from the driver's code, in words.
 
     None stands for no difference; a module that the machine lacks does not count.
@@ -65,7 +54,7 @@ def unlike(code: Code, machine: Machine) -> str | None:
             return f"it has {name} {version}, the driver {expected}"
     for name, digest in machine.modules.items():
         expected = code.modules.get(name)
-        if digest is not None and digest != expected:
+        if digest != expected:
             return f"{name} has {_short(digest)} there, {_short(expected)} where the driver runs"
     return None
 
@@ -94,7 +83,7 @@ def named_paths(sweep: Sweep) -> set[Path]:
 
 def _named_modules(sweep: Sweep) -> set[str]:
     """Returns the modules outside this project that a sweep file names."""
-    modules: set[str] = set()
+    modules = set()
     for cell in sweep.cells:
         modules.update(cell.audit.named_modules)
         for part in cell.parts:
@@ -118,7 +107,7 @@ def changes(
         recorded: the code of a run directory.
         code: the code here.
     """
-    grave: list[str] = []
+    grave = []
     harmless: list[str] = []
     for name in sorted({*recorded.modules, *code.modules}):
         old = recorded.modules.get(name)

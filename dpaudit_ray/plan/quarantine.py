@@ -52,7 +52,7 @@ def _files(run: RunDirectory, plan: Plan) -> Iterator[tuple[str, Read]]:
         for file in sorted(run.score_files(audit.id)):
             read = functools.partial(run.read_scores, audit.id, *file, steps)
             yield run.score_file(audit.id, *file), read
-    for part in preparing.all_parts(plan, range(len(plan.audits))):
+    for part in preparing.all_parts(plan):
         if part.first in run.parts(part.preparation):
             key = part.preparation, part.first
             yield part_file(*key), functools.partial(run.read_part, *key)

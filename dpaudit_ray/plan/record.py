@@ -177,7 +177,7 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
         same &= not audit.trials or cell.audit.up_to == audit.up_to
         if not cell.unimported:
             same &= cell.fingerprint == audit.fingerprint
-            same &= not cell.mechanism.sampled or cell.canaries == audit.canaries
+            same &= not cell.sampled or cell.canaries == audit.canaries
         if not same:
             raise _other(run)
         if difference := claims.difference(audit.claims, cell):
@@ -252,7 +252,7 @@ def check_estimates(
     Raises:
         RunDirectoryError: a row has not.
     """
-    planned = set[tuple[Any, ...]]()
+    planned = set()
     for audit in plan.audits:
         for accountant, epsilons in audit.claims.items():
             for step, epsilon in zip(audit.horizons, epsilons, strict=True):

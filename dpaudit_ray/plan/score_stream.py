@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from ..stats.base import Estimator, alike_in_a_row
+from ..stats.base import Estimator, Members, Scores, alike_in_a_row
 from ..stats.claim_verdict import ClaimTest, DeclaredTest, RunTest
 from ..stats.growth import Growing
 from ..stats.guess_count_bound import GuessCounter
@@ -22,14 +21,14 @@ class MissedPack:
     """Trials first..first+n-1, all of which failed: `members` bool [n], and no scores."""
 
     first: int
-    members: npt.NDArray[np.bool_]
+    members: Members
 
     @property
     def last(self) -> int:
         return self.first + len(self.members) - 1
 
     @property
-    def lost(self) -> npt.NDArray[np.bool_]:
+    def lost(self) -> Members:
         """Trials that were missed, bool [n]: all."""
         return np.ones(len(self.members), dtype=np.bool_)
 
@@ -62,19 +61,19 @@ def up_to_looks(
 
 def feed(
     state: Estimator | Growing | ClaimTest | RunTest | GuessCounter | DeclaredTest,
-    pack: ConsumedPack,
+    pack: ConsumedPack | Trials,
     column: int = -1,
 ) -> None:
     """Folds a pack into an estimator or test, in the order of its trials.
 
     Args:
         state: the estimator or test.
-        pack: one pack, or several that follow each other.
+        pack: one pack, several that follow each other, or all of a prefix.
         column: number of the recorded step whose scores are folded.
     """
     if isinstance(pack, MissedPack):
         state.miss(pack.members)
-    elif not pack.missed:
+    elif isinstance(pack, PackScores) and not pack.missed:
         state.fold(pack.scores[:, column], pack.members)
     else:
         for rows, missed in alike_in_a_row(pack.lost):
@@ -97,10 +96,10 @@ class Trials:
     """
 
     steps: tuple[int, ...]
-    members: npt.NDArray[np.bool_]
-    scores: npt.NDArray[np.float64]
-    missed: npt.NDArray[np.bool_]
-    utility: Mapping[str, npt.NDArray[np.float64]]
+    members: Members
+    scores: Scores
+    missed: Members
+    utility: Mapping[str, Scores]
 
     @classmethod
     def joined(cls, audit: PlannedAudit, packs: Iterable[ConsumedPack]) -> Trials:
@@ -109,7 +108,7 @@ class Trials:
         shape = n, len(audit.horizons)
         members, missed = np.zeros((2, n), dtype=np.bool_)
         scores = np.full(shape, math.nan)
-        utility: dict[str, npt.NDArray[np.float64]] = {}
+        utility: dict[str, Scores] = {}
         end = 0
         for pack in packs:
             end = pack.last + 1
@@ -120,23 +119,25 @@ class Trials:
                 scores[rows] = pack.scores
                 for name, values in pack.utility.items():
                     utility.setdefault(name, np.full(shape, math.nan))[rows] = values
-        return cls(audit.horizons, members, scores, missed, utility).first(end)
+        return cls(audit.horizons, members, scores, missed, utility).part(slice(end))
+
+    @property
+    def lost(self) -> Members:
+        """The trials that were missed, as `lost` of a pack."""
+        return self.missed
 
     @property
     def shown(self) -> Trials:
         """The trials that were not missed."""
-        return self._of(~self.missed) if self.missed.any() else self
+        return self.part(~self.missed) if self.missed.any() else self
 
-    def first(self, number: int) -> Trials:
-        """Returns the first trials."""
-        return self._of(slice(number))
-
-    def _of(self, rows: slice | npt.NDArray[np.bool_]) -> Trials:
+    def part(self, rows: slice | Members) -> Trials:
+        """Returns the trials of these rows."""
         utility = {name: values[rows] for name, values in self.utility.items()}
         members, scores = self.members[rows], self.scores[rows]
         return Trials(self.steps, members, scores, self.missed[rows], utility)
 
-    def with_errors(self) -> npt.NDArray[np.float64]:
+    def with_errors(self) -> Scores:
         """Returns scores at the last step by which every missed trial is guessed wrong.
 
         Returns:

@@ -311,8 +311,8 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
     checked.count("bits", audit.trials)
     # For a mechanism that was not imported, its number of trials tells whether it is sampled.
     unsampled = audit.trials == 0 and isinstance(cell.mechanism, Unread)
-    sampled = cell.mechanism.sampled and not unsampled
-    derived: dict[str, Any] = {
+    sampled = cell.sampled and not unsampled
+    derived = {
         "label": printable(cell.label),
         "trials": cell.audit.trials if sampled else 0,
         "up_to": cell.audit.up_to if sampled else None,
@@ -339,19 +339,19 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
             derived["claimed"] = claims.asked(cell) if reads else None
     except DpauditError as error:
         checked.cannot("its entry in plan.json", first_line(error), audit.label)
-    prefix = f"audits.{index}."
-    stored = {prefix + name: getattr(audit, name) for name in derived}
-    derived = {prefix + name: value for name, value in derived.items()}
-    stored[f"{prefix}claims"] = ", ".join(audit.claims)
-    derived[f"{prefix}claims"] = ", ".join(filled.audit.accountants)
-    stored |= _by_step(audit.claims, audit.horizons)
-    derived |= _by_step(_claims(audit, filled, sources), filled.horizons)
-    checked.compare(PLAN, stored, derived, audit.label)
+    place = f"audits.{index}"
+    for name, value in derived.items():
+        checked.compare(PLAN, getattr(audit, name), value, audit.label, f"{place}.{name}")
+    accountants = ", ".join(filled.audit.accountants)
+    checked.compare(PLAN, ", ".join(audit.claims), accountants, audit.label, f"{place}.claims")
+    stored = _by_step(audit.claims, audit.horizons)
+    recomputed = _by_step(_claims(audit, filled, sources), filled.horizons)
+    checked.compare(PLAN, stored, recomputed, audit.label)
 
 
 def _by_step(claimed: claims.Claims, steps: tuple[int, ...]) -> dict[str, float]:
     """Returns claims by a text that names their step and accountant."""
-    values = dict[str, float]()
+    values = {}
     for accountant, epsilons in claimed.items():
         for step, epsilon in zip(steps, epsilons, strict=False):
             values[f"claim after step {step} by {accountant}"] = epsilon
@@ -365,12 +365,12 @@ def _claims(
 ) -> claims.Claims:
     """Recomputes ε by every accountant at every recorded step; if it cannot, returns the plan's."""
     checked = sources.checked
-    derived = dict[str, tuple[float, ...]]()
+    derived = {}
     other_version = sources.plan.code[-1].versions.get("dpaudit", __version__) != __version__
     for name in cell.audit.accountants:
         derived[name] = audit.claims.get(name, ())
         try:
-            if ":" in name and is_data(name):
+            if is_data(name):
                 raise DpauditError("they take code of its author's to tell")
             values = claims.by(
                 claims.asked(cell),
@@ -407,7 +407,7 @@ def _damaged_preparations(sources: _Sources) -> set[int]:
     """Reads all parts of preparations; returns the audits that wait for a damaged one."""
     run, plan, checked = sources.run, sources.plan, sources.checked
     damaged = set[int]()
-    for part in preparing.all_parts(plan, range(len(plan.audits))):
+    for part in preparing.all_parts(plan):
         if part.first in run.parts(part.preparation):
             before = checked.different
             with checked.reading(f"preparations/{part.preparation}/{part.first}.parquet"):
@@ -507,8 +507,8 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
         checked.differs(ESTIMATES, "", f"rows of {name!r:.60}", "of an audit of the plan")
     opened = OpenSweep(sources.sweep, plan, run)
     failed = outcomes.failed(run, plan)
-    results = dict[int, Taken]()
-    rows = list[EstimateRow]()
+    results = {}
+    rows = []
     behind = False
     for index in sorted(sources.good):
         audit, cell = plan.audits[index], sources.sweep.cells[index]
@@ -518,7 +518,7 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
             unread = [spec.name for spec in cell.audit.estimators if spec.unimported]
             if unread:
                 raise DpauditError(f"{', '.join(unread)} of its author's was not imported")
-            if not cell.mechanism.sampled and cell.unimported:
+            if not cell.sampled and cell.unimported:
                 raise DpauditError("they take code or data not here")
             state = AuditState(opened, index, failures)
             derived = state.rows()

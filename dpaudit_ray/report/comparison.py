@@ -138,7 +138,7 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
     )
     for (audit, cell), answered, entry in audits:
         side = Side(entry, answered.verdict, answered.quote)
-        if cell.mechanism.sampled and audit.independent:
+        if cell.sampled and audit.independent:
             hits = HitRate.from_trials(run.trials(audit), cell.audit.confidence)
             if hits is not None:
                 side = dataclasses.replace(
@@ -179,8 +179,8 @@ def _partners(left: Run, right: Run) -> list[tuple[int, int, Changes]]:
                 changes = _changes(cell.identity(), other.identity())
                 attacks_differ = cell.adversary.name != other.adversary.name
                 candidates.append((attacks_differ, len(changes), i, j, changes))
-    pairs = dict[int, tuple[int, int, Changes]]()
-    matched = set[int]()
+    pairs = {}
+    matched = set()
     for *_, i, j, changes in sorted(candidates, key=lambda candidate: candidate[:4]):
         if i not in pairs and j not in matched:
             pairs[i] = i, j, changes

@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from ..sweep import spec
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from ..sweep.yamlfile import dump_yaml
-from .measures import claimed_at_end
 from .quote import epsilon_text, quote
 from .tables import Run
 
@@ -171,7 +170,15 @@ def for_weak(
     sizes = [size for size in sizes if size <= _MOST]
     guesses = test.hits.guesses
     rate = clopper_pearson_lower(test.hits.hits, guesses, _LUCK)
-    enough = _fewest(curve, looks, rate, sizes, alpha)
+
+    def first_size(rate: float | None) -> int | None:
+        """Returns the first of `sizes` with the required power, as of `_finds`; None for none."""
+        for size in sizes:
+            if _finds(curve, looks, rate, size, alpha):
+                return size
+        return None
+
+    enough = first_size(rate)
     if enough in planned:
         yield f"growth that `up_to` has planned: {enough:,} {effect}: `--set audit.trials={enough}`"
     elif enough:
@@ -181,9 +188,12 @@ def for_weak(
     least = None  # trials that decide if the adversary shows all that the claim allows
     if_all = "more trials: if the adversary shows all that the claim allows"
     if sizes and not enough:
-        least = _fewest(curve, looks, None, sizes, alpha)
-        if least is None:
-            yield _out_of_reach(curve, sizes[-1])
+        least = first_size(None)
+        if least is None and largest_accuracy(curve) < _SMALL_CLAIM:
+            yield f"more trials: so small a claim takes more than {sizes[-1]:,}"
+        elif least is None:
+            most = f"{sizes[-1]:,} trials"
+            yield f"more noise or fewer steps: so large a claim takes more than {most}"
         elif guesses < _FEWEST:
             yield f"{if_all}, {least:,} {effect}"
     for adversary, does in _STRONGEST.items():
@@ -211,13 +221,6 @@ def for_weak(
                 "the same threat model, read through the claimed mechanism with `curve: claimed`, "
                 f"may show a larger ε: {fresh[1]}"
             )
-
-
-def _out_of_reach(claim: Curve, trials: int) -> str:
-    """Returns the hint for a claim that no adversary decides with so many trials."""
-    if largest_accuracy(claim) < _SMALL_CLAIM:
-        return f"more trials: so small a claim takes more than {trials:,}"
-    return f"more noise or fewer steps: so large a claim takes more than {trials:,} trials"
 
 
 def _by_order(run: Run, index: int) -> Iterator[str]:
@@ -249,10 +252,10 @@ def _by_order(run: Run, index: int) -> Iterator[str]:
 
 def _certified_by_order(cell: Cell) -> bool:
     """Returns whether order statistics are quoted for the audit, and assume nothing unproved."""
-    independent = cell.mechanism.independent_canaries(cell.adversary)
-    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
     names = [spec.name for spec in cell.audit.estimators]
-    return names == [OrderStatistics.name] and independent and curve is TradeOff.GAUSSIAN
+    independent = cell.mechanism.independent_canaries(cell.adversary)
+    is_gaussian = cell.trade_off() is TradeOff.GAUSSIAN
+    return names == [OrderStatistics.name] and independent and is_gaussian
 
 
 def options_of_its_own(
@@ -285,11 +288,6 @@ def _access(adversary: Adversary) -> tuple[bool, bool]:
     return isinstance(adversary, TrajectoryAdversary), in_every_step
 
 
-def _has_more_access(adversary: Adversary, other: Adversary) -> bool:
-    access, least = _access(adversary), _access(other)
-    return access != least and all(map(operator.ge, access, least))
-
-
 def _stronger(
     run: Run,
     index: int,
@@ -299,8 +297,11 @@ def _stronger(
 
     None if it would not, or if some adversary of the run has as much access.
     """
-    if not all(_has_more_access(adversary, cell.adversary) for cell in run.sweep.cells):
-        return None
+    access = _access(adversary)
+    for cell in run.sweep.cells:
+        least = _access(cell.adversary)
+        if access == least or not all(map(operator.ge, access, least)):
+            return None
     options = {"name": adversary.name, **adversary.model_dump(exclude_defaults=True)}
     changes: dict[str, Any] = {"adversary": options}
     if "adversary" in (run.sweep.raw.get("grid") or {}):
@@ -314,15 +315,10 @@ def _stronger(
         return None
     cells = fresh[0].cells
     alpha = (1 - min(cell.audit.confidence for cell in cells)) / len(cells)
-    curves = set[Curve]()
+    curves = set()
     for cell in cells:
-        claimed = claimed_at_end(cell)
-        family = claims.curves(
-            claimed,
-            cell.audit.accountants[0],
-            cell.audit.delta,
-        )
-        curves.add(family(claimed.noise_multiplier))
+        noise = cell.claimed().noise_multiplier
+        curves.add(claims.family(cell)(noise))
     for factor in (1, *_MORE):
         trials = factor * audit.trials
         looks = growth.looks(trials, cells[0].audit.up_to)
@@ -363,23 +359,9 @@ def _finds(
     return _share_found(curve, looks, mu, trials, alpha, REQUIRED_POWER) >= REQUIRED_POWER
 
 
-def _fewest(
-    curve: Curve,
-    looks: tuple[int, ...],
-    rate: float | None,
-    sizes: Sequence[int],
-    alpha: float,
-) -> int | None:
-    """Returns the first of `sizes` with the required power, else as `_finds`; None without one."""
-    for size in sizes:
-        if _finds(curve, looks, rate, size, alpha):
-            return size
-    return None
-
-
 def _sees_all(cell: Cell) -> bool:
     """Returns whether the adversary sees all that the claim allows, as far as that is proved."""
-    curve = cell.mechanism.trade_off(cell.adversary, cell.horizons[-1])
+    curve = cell.trade_off()
     if isinstance(cell.adversary, FinalModelAdversary):  # the last model is the sum of all updates
         options = cell.mechanism.model_dump(include={"optimizer", "schedule"})
         names = [part["name"] for part in options.values()]
@@ -392,14 +374,15 @@ def _through_claim(cell: Cell) -> list[dict[str, Any]] | None:
 
     None if the claimed curve is Gaussian, no estimator can, or one has that option already.
     """
-    if claimed_at_end(cell).gaussian:
+    if cell.claimed().gaussian:
         return None
     estimators = [{"name": entry.name, **entry.options} for entry in cell.audit.estimators]
     methods = stats.estimators()
-    able = []
-    for entry in estimators:
-        if entry["name"] in methods and base.takes_family(methods[entry["name"]]):
-            able.append(entry)
+    able = [
+        entry
+        for entry in estimators
+        if entry["name"] in methods and base.takes_family(methods[entry["name"]])
+    ]
     if not able or any(entry.get("curve") == "claimed" for entry in able):
         return None
     able[0]["curve"] = "claimed"

@@ -134,7 +134,7 @@ def numbers(
         "ratio": _rounded(share),
     }
     bounds = step_bounds(run, audit).set_index("step")["bound"]
-    claims = next(iter(audit.claims.values()))
+    claims = audit.claims[audit.accountant]
     last = len(audit.horizons) - 1
     spaced = np.linspace(0, last, _STEPS).round().astype(int)
     positions = np.unique(spaced)
@@ -148,7 +148,7 @@ def numbers(
         mark = OTHER_CURVE_MARK if row["assumes_other_curve"] else ""
         values = _rounded(row["mu_lower"]), _rounded(row["epsilon_lower"])
         content["estimates"].append([row["estimator"], *values, mark])
-    if cell.mechanism.sampled:
+    if cell.sampled:
         content |= _scores(run, audit, cell)
     return content
 

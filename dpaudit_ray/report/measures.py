@@ -15,12 +15,11 @@ from scipy import special
 
 from .. import imports
 from ..accounting import Training
-from ..mechanisms.base import Claimed
-from ..plan import claims
+from ..plan import claims, score_stream
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import Trials
 from ..stats import clopper_pearson_lower, clopper_pearson_upper, gdp, profile
-from ..stats.base import alike_in_a_row, checked
+from ..stats.base import checked
 from ..stats.curve import Curve, gaussian
 from ..stats.guess_count_bound import GuessCounter
 from ..stats.threshold_rates import Worlds
@@ -47,11 +46,7 @@ class HitRate:
     def from_trials(cls, trials: Trials, confidence: float) -> HitRate | None:
         """Counts by the scores at the last step; None before the first guess."""
         counter = GuessCounter()
-        for rows, missed in alike_in_a_row(trials.missed):
-            if missed:
-                counter.miss(trials.members[rows])
-            else:
-                counter.fold(trials.scores[rows, -1], trials.members[rows])
+        score_stream.feed(counter, trials)
         if counter.guesses == 0:
             return None
         alpha = (1 - confidence) / 2
@@ -164,11 +159,6 @@ class Profile:
         return cls(observed, along.gaussian, claimed_curve(cell, audit))
 
 
-def claimed_at_end(cell: Cell) -> Claimed:
-    """Returns the releases that accountants count for the complete training run."""
-    return cell.mechanism.claimed(cell.adversary, cell.horizons[-1])
-
-
 def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
     """Returns the curve that the first accountant claims at the last step.
 
@@ -177,13 +167,12 @@ def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
         audit: the audit in the plan.
         points: number of ε at which δ is computed.
     """
-    accountant = next(iter(audit.claims))
     if audit.claim == math.inf:
         return gaussian(math.inf)
-    if ":" in accountant and imports.is_data(accountant):  # its one recorded point
+    if imports.is_data(audit.accountant):  # its one recorded point
         return Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
-    training = claimed_at_end(cell).training
-    return _curve(training, 2 * audit.claim, points, accountant)
+    training = cell.claimed().training
+    return _curve(training, 2 * audit.claim, points, audit.accountant)
 
 
 @functools.lru_cache  # audits share claims, and some accountants take seconds

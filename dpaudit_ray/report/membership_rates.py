@@ -64,13 +64,14 @@ class Reading:
             return None
         private_records = cell.adversary.private_records
         if not private_records:  # more trials would change no digit that is shown
-            trials = trials.first(max(_MOST // audit.together, 1) * audit.together)
+            most = max(_MOST // audit.together, 1) * audit.together
+            trials = trials.part(slice(most))
         scores, members = matrix(audit, trials)
         if private_records and len(scores) >= _MODELS:
             rates = lira(scores, members, confidence=cell.audit.confidence)
         else:
             rates = Membership(scores, members, cell.audit.confidence)
-        fast = next(iter(audit.claims)) in ("gaussian", "rdp")  # others take long for each point
+        fast = audit.accountant in ("gaussian", "rdp")  # others take long for each point
         claim = claimed_curve(cell, audit, points=60 if fast else 12)
         return cls(audit.id, audit.label, rates, claim)
 
@@ -126,7 +127,7 @@ def matrix(audit: PlannedAudit, trials: Trials) -> tuple[Scores, Members]:
         trials: its trials.
     """
     rows = max(len(trials.members) // audit.together, 1)
-    trials = trials.first(rows * audit.together)
+    trials = trials.part(slice(rows * audit.together))
     scores = trials.with_errors()
     finite = scores[np.isfinite(scores)]
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)

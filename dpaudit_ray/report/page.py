@@ -83,15 +83,11 @@ def environment(**options: Any) -> jinja2.Environment:
         "plain": plain,
         "percent": percent,
         "coded": _coded,
-        "embedded": _embedded,
+        "embedded": lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
         "short": many_audits.short,
         "measure": words.MEASURES.__getitem__,
     }
     return templates
-
-
-def _embedded(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def _coded(text: str) -> markupsafe.Markup:

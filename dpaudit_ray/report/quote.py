@@ -103,15 +103,15 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
         confidence=cell.audit.confidence,
         assumes="",
         claim=audit.claim,
-        accountant=next(iter(audit.claims)),
+        accountant=audit.accountant,
         estimator=estimator,
         step=audit.horizons[-1],
         together=False,
     )
     row = rows.get(estimator)
-    if row is None or (cell.mechanism.sampled and run.done(audit) == 0):
+    if row is None or (cell.sampled and run.done(audit) == 0):
         return dataclasses.replace(none, reason="nothing is measured yet")
-    if not cell.mechanism.sampled:
+    if not cell.sampled:
         epsilon = float(row["epsilon_lower"])
         return dataclasses.replace(none, epsilon=epsilon, assumes=EXACT, together=True)
     first = _with_row(none, row, run.sweep.budget.confidence)

@@ -55,7 +55,7 @@ def _audit(run: Run, index: int) -> Content:
     rows = final.drop_duplicates("estimator").to_dict("records")
     for row in rows:
         row["assumes"] = Status(row["status"]).assumes(row["mu_lower"])
-    content: Content = {
+    content = {
         "id": audit.id,
         "label": audit.label,
         "delta": cell.audit.delta,
@@ -63,7 +63,7 @@ def _audit(run: Run, index: int) -> Content:
         "estimates": rows,
         "other_curve": bool(final["assumes_other_curve"].any()),
         "claims": {name: values[-1] for name, values in audit.claims.items()},
-        "sampled": cell.mechanism.sampled,
+        "sampled": cell.sampled,
         "canaries": audit.in_a_training,
         "paired": audit.paired,
         "utility": list(utilities(audit, trials)),
@@ -71,7 +71,7 @@ def _audit(run: Run, index: int) -> Content:
     }
     scored = trials.shown
     has_scores = bool(len(scored.members))
-    if not len(estimates) or (cell.mechanism.sampled and not has_scores):
+    if not len(estimates) or (cell.sampled and not has_scores):
         return content
     curves = None
     if has_scores:
@@ -122,10 +122,7 @@ def _answer(
         }
         audits.append(content | {"row": row} | result)
     quotes = [audit.quote for audit in answer.audits]
-    measured = []
-    for name in UTILITY:
-        if not all(math.isnan(row[name]) for row in rows):
-            measured.append(name)
+    measured = [name for name in UTILITY if not all(math.isnan(row[name]) for row in rows)]
     return {
         "answer": answer,
         "audits": audits,
@@ -143,7 +140,7 @@ def _options(run: Run) -> Content:
     by_key = collections.defaultdict[str, dict[str, None]](dict)  # values in their order
     for audit, cell in run.pairs:
         trials = "none: ε is computed"
-        if cell.mechanism.sampled:
+        if cell.sampled:
             pairs = ", in pairs that share their noise" if audit.paired else ""
             trials = f"{audit.trials:,}{pairs}"
         mechanism, adversary = cell.mechanism, cell.adversary
@@ -171,7 +168,7 @@ def _many(run: Run, progress: verdict.Progress | None) -> Content:
     """Returns the map and the table of many audits, and the numbers that the browser draws."""
     answer = verdict.current(run, progress)
     numbers = [many_audits.numbers(run, index, audit) for index, audit in enumerate(answer.audits)]
-    entries: list[Content] = [{"id": entry["id"], "numbers": entry} for entry in numbers]
+    entries = [{"id": entry["id"], "numbers": entry} for entry in numbers]
     keys = many_audits.varied_keys(run)
     audit_map = many_audits.audit_map(keys, len(entries))
     data = many_audits.data({"map": dataclasses.asdict(audit_map), "audits": numbers})
@@ -182,7 +179,7 @@ def _many(run: Run, progress: verdict.Progress | None) -> Content:
         "map": audit_map,
         "facets": {str(kind): counts[kind] for kind in verdict.Verdict if counts[kind]},
         "data": data,
-        "sampled": any(cell.mechanism.sampled for cell in run.sweep.cells),
+        "sampled": any(cell.sampled for cell in run.sweep.cells),
         "pictures": [],
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -98,9 +97,7 @@ class Run:
         """`last_rows` of all audits, by id: one pass over the table for all of them."""
         table = self.table
         steps = {audit.id: audit.horizons[-1] for audit in self.plan.audits}
-        accountants = {}
-        for audit in self.plan.audits:
-            accountants[audit.id] = next(iter(audit.claims))
+        accountants = {audit.id: audit.accountant for audit in self.plan.audits}
         at_last_step = table["step"] == table["audit"].map(steps)
         by_first_accountant = table["accountant"] == table["audit"].map(accountants)
         last_rows = dict[Any, dict[str, Row]]()
@@ -187,8 +184,8 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     options = options.map(lambda value: str(value) if isinstance(value, list) else value)
     candidates = {*stated, *options.columns[options.nunique() > 1]}
     keys = {"mechanism.name", "adversary.name", *grid.keys(run.sweep.raw)}
-    set_by_grid = re.compile("|".join(rf"{re.escape(key)}(\..+)?" for key in keys))
-    visible = sorted(name for name in map(str, candidates) if set_by_grid.fullmatch(name))
+    prefixes = tuple(f"{key}." for key in keys)
+    visible = sorted(name for name in candidates if f"{name}.".startswith(prefixes))
     options["audit"] = [audit.id for audit in run.plan.audits]
     merged = table.merge(options[["audit", *visible]], on="audit")
     first = ["audit", "label", *visible]
@@ -335,7 +332,7 @@ def representative(run: Run, audit: PlannedAudit) -> str:
     """
     index = run.numbers[audit.id]
     cell = run.sweep.cells[index]
-    if not cell.mechanism.sampled:
+    if not cell.sampled:
         return EXACT
     if audit.extended or index in run.decided:
         rows = run.rows(audit)

@@ -29,7 +29,6 @@ from ..stats.claim_verdict import EVIDENCE_SHARE, RunTest
 from ..storage import strangers
 from . import detection
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test
-from .measures import claimed_at_end
 from .quote import Quote, epsilon_text, quote
 from .tables import EXACT, Run
 
@@ -145,16 +144,17 @@ def judge(
         progress: called after each audit.
     """
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
-    claiming = []
-    for index, (audit, cell) in enumerate(run.pairs):
-        if cell.mechanism.sampled and audit.claim < math.inf:
-            claiming.append(index)
+    claiming = [
+        index
+        for index, (audit, cell) in enumerate(run.pairs)
+        if cell.sampled and audit.claim < math.inf
+    ]
     alpha = (1 - confidence) / max(len(claiming), 1)
-    tests = dict[int, Test]()
-    audits = dict[int, AuditVerdict]()
-    exact = dict[int, ExactVerdict]()
+    tests = {}
+    audits = {}
+    exact = {}
     for index, cell in enumerate(run.sweep.cells):
-        if cell.mechanism.sampled:
+        if cell.sampled:
             tests[index], audits[index] = _judge_audit(run, index, alpha, thorough)
         else:
             exact[index] = _judge_exact(run, index)
@@ -162,18 +162,21 @@ def judge(
             progress(index + 1, len(run.plan.audits))
     evidence, needed = _all_evidence([tests[index] for index in claiming], 1 - confidence)
     verdicts = {index: audit.verdict for index, audit in (audits | exact).items()}
-    verdict = _together(run, verdicts, evidence >= needed)
-    if verdict is Verdict.CONSISTENT and any(audit.above for audit in audits.values()):
+    decisive = _by_mechanism(run, verdicts).values()
+    verdict = Verdict.CONSISTENT
+    if evidence >= needed or Verdict.VIOLATION in decisive:
+        verdict = Verdict.VIOLATION
+    elif Verdict.INCONCLUSIVE in decisive or any(audit.above for audit in audits.values()):
         verdict = Verdict.INCONCLUSIVE
     hints = list[str]()
     if verdict is Verdict.INCONCLUSIVE:
-        weak = []
+        weak = {}  # by number, the power of complete audits
         for index in claiming:
-            complete = audits[index].trials == audits[index].planned
-            if complete and audits[index].power < REQUIRED_POWER:
-                weak.append(index)
+            audit = audits[index]
+            if audit.trials == audit.planned and audit.power < REQUIRED_POWER:
+                weak[index] = audit.power
         if weak:
-            nearest = max(weak, key=lambda index: audits[index].power)
+            nearest = max(weak, key=weak.__getitem__)
             with contextlib.suppress(DpauditError):  # code or data of the hint are not here
                 hints += detection.for_weak(run, nearest, tests[nearest], alpha)
     return RunVerdict(
@@ -201,24 +204,6 @@ def _all_evidence(tests: Sequence[Test], alpha: float) -> tuple[float, float]:
     return average_evidence(latest), -math.log(float(shares.mean()) * alpha)
 
 
-def _together(
-    run: Run,
-    verdicts: Mapping[int, Verdict],
-    refuted: bool,
-) -> Verdict:
-    """Returns the verdict on the run.
-
-    Args:
-        run: the run.
-        verdicts: those on its audits, by number.
-        refuted: whether the evidence of all audits together refutes their claims.
-    """
-    decisive = set(_by_mechanism(run, verdicts).values())
-    if refuted or Verdict.VIOLATION in decisive:
-        return Verdict.VIOLATION
-    return Verdict.INCONCLUSIVE if Verdict.INCONCLUSIVE in decisive else Verdict.CONSISTENT
-
-
 def _by_mechanism(run: Run, verdicts: Mapping[int, Verdict]) -> dict[str, Verdict]:
     """Returns the first verdict, in their order, on each mechanism that claims anything.
 
@@ -238,9 +223,8 @@ def _by_mechanism(run: Run, verdicts: Mapping[int, Verdict]) -> dict[str, Verdic
 def _judge_exact(run: Run, index: int) -> ExactVerdict:
     """Compares ε with its claim at every recorded step, which costs no error: nothing is random."""
     audit = run.plan.audits[index]
-    accountant = next(iter(audit.claims))
     table = run.rows(audit)
-    rows = table[(table["estimator"] == EXACT) & (table["accountant"] == accountant)]
+    rows = table[(table["estimator"] == EXACT) & (table["accountant"] == audit.accountant)]
     verdict = Verdict.INCONCLUSIVE
     claim = audit.claim
     epsilon = math.nan
@@ -256,7 +240,7 @@ def _judge_exact(run: Run, index: int) -> ExactVerdict:
     quoted = quote(run, index)
     if verdict is Verdict.VIOLATION:
         quoted = dataclasses.replace(quoted, epsilon=epsilon, claim=claim, step=step)
-    return ExactVerdict(audit.label, verdict, quoted, claim, accountant, epsilon, step)
+    return ExactVerdict(audit.label, verdict, quoted, claim, audit.accountant, epsilon, step)
 
 
 def _judge_audit(
@@ -274,11 +258,10 @@ def _judge_audit(
         thorough: as of `judge`.
     """
     audit, cell = run.pairs[index]
-    claimed = claimed_at_end(cell)
+    claimed = cell.claimed()
     noise = claimed.noise_multiplier
-    accountant = next(iter(audit.claims))
-    family = claims.curves(claimed, accountant, cell.audit.delta)
-    test = claims.test(audit, family(noise))
+    accountant = audit.accountant
+    test = claims.test(audit, cell)
     watched = test if isinstance(test, RunTest) else test.process
     between_looks = () if isinstance(test, RunTest) else test.between_looks
     for pack in run.prefix(audit):
@@ -300,7 +283,7 @@ def _judge_audit(
     effective_noise = None
     if thorough or verdict is Verdict.VIOLATION:
         nested = claimed.gaussian and ":" not in accountant
-        effective_noise = test.effective_noise(family, noise, alpha, nested)
+        effective_noise = test.effective_noise(claims.family(cell), noise, alpha, nested)
     return test, AuditVerdict(
         label=audit.label,
         verdict=verdict,
@@ -452,14 +435,13 @@ def worded(run: Run, verdict: RunVerdict) -> Answer:
     audits = []
     failures = outcomes.failed(run.directory, run.plan)
     for index, cell in enumerate(run.sweep.cells):
-        if cell.mechanism.sampled:
-            audit: AuditVerdict | ExactVerdict = next(sampled)
-        else:
-            audit = next(exact)
-        if isinstance(audit, AuditVerdict):
+        audit: AuditVerdict | ExactVerdict
+        if cell.sampled:
+            audit = next(sampled)
             own_failures = [failure for failure in failures if failure.pack.audit == index]
             reason = _reason(run, index, audit, own_failures)
         else:
+            audit = next(exact)
             reason = _exact_reason(audit)
         audits.append(AuditAnswer(audit.label, audit.verdict, reason, audit.quote))
     # The largest quote of the mechanisms that decide; of those that hold together, if any do.

@@ -11,7 +11,6 @@ from ..errors import percent, plain
 from ..stats.budget import SweepBudget
 from ..sweep.cell import CANARY, Cell
 from ..sweep.grid import LABEL_SEPARATOR
-from .measures import claimed_at_end
 from .quote import Quote, epsilon_text
 
 OWN = "own assumption"
@@ -92,7 +91,7 @@ def below(quotes: Sequence[Quote]) -> list[str]:
 
 def over_canaries(quotes: Sequence[Quote]) -> Iterator[str]:
     """Yields range and mean of ε over the canaries of an audit, with the mean's interval."""
-    by_audit = collections.defaultdict[str, list[float]](list)
+    by_audit = collections.defaultdict(list)
     for quote in quotes:
         audit, _, canary = quote.label.rpartition(LABEL_SEPARATOR)
         if canary.startswith(CANARY) and quote.epsilon is not None:
@@ -121,9 +120,9 @@ def conditions(assumed: Collection[str], cells: Collection[Cell]) -> list[str]:
         for spec in cell.audit.estimators:
             if OWN in assumed and not spec.unimported and spec.method.assumes:
                 assumptions.add(f"{spec.name} assumes: {spec.method.assumes}")
-        training = claimed_at_end(cell).training
+        training = cell.claimed().training
         for name in cell.audit.accountants:
-            if ":" in name and imports.is_data(name):
+            if imports.is_data(name):
                 continue  # of a module that is not trusted
             remark = accounting.remark(training, name)
             if remark:

@@ -20,7 +20,7 @@ from pydantic import (
 
 from .. import accounting, imports, stats
 from ..errors import Mistakes, SpecError, unknown_name
-from ..plugins import Strict, carried, got, spec_error
+from ..plugins import Count, OpenShare, Strict, carried, got, spec_error
 
 T = TypeVar("T", bound=Any)
 
@@ -40,7 +40,7 @@ class EstimatorSpec(Strict):
             raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
         options = dict(raw)
         name = options.pop("name")
-        if _is_data(name):
+        if imports.is_data(name):
             return cls(name=name, options=options)
         model = options_model(_estimator_class(name, f"{key}.name"))
         try:  # by the rules of JSON: lists may become tuples, but text is not a number
@@ -77,7 +77,7 @@ class EstimatorSpec(Strict):
     @property
     def unimported(self) -> bool:
         """Whether it is a user-defined class that was not imported, since a run is only read."""
-        return _is_data(self.name)
+        return imports.is_data(self.name)
 
     @property
     def through_claim(self) -> bool:
@@ -89,7 +89,7 @@ class StopWhen(Strict):
     """Rules that end an audit, by time-uniform bounds after each pack; the first one counts."""
 
     verdict: bool = False  # once the trials refute the claim, at the level of `dpaudit verify`
-    within: float | None = Field(default=None, gt=0, lt=1)  # once ε ≥ (1 - within) claim
+    within: OpenShare | None = None  # once ε ≥ (1 - within) claim
 
     @model_validator(mode="after")
     def _names_a_rule(self) -> Self:
@@ -102,9 +102,9 @@ class AuditSpec(Strict):
     """Number of trials (that may grow `up_to`), level, and what is computed from the scores."""
 
     trials: int = Field(ge=1, le=100_000_000)  # trainings, or canaries of all trainings
-    delta: float = Field(gt=0, lt=1)  # δ of claims and bounds; below 1 / N
-    confidence: float = Field(default=0.95, gt=0, lt=1)  # of each lower bound
-    record_every: int | None = Field(default=None, ge=1)  # judge as if training ended after each
+    delta: OpenShare  # δ of claims and bounds; below 1 / N
+    confidence: OpenShare = 0.95  # of each lower bound
+    record_every: Count | None = None  # judge as if training ended after each
     # of lower bounds
     estimators: list[EstimatorSpec] = Field(
         default_factory=lambda: [EstimatorSpec(name="accuracy")], min_length=1
@@ -145,10 +145,6 @@ class AuditSpec(Strict):
         """User modules that its estimators and accountants come from."""
         names = [*self.accountants, *(estimator.name for estimator in self.estimators)]
         return {name.partition(":")[0] for name in names if ":" in name}
-
-
-def _is_data(name: str) -> bool:
-    return ":" in name and imports.is_data(name)
 
 
 def _estimator_class(name: str, key: str) -> type[stats.Estimator]:

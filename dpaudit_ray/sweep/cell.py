@@ -38,7 +38,7 @@ class Cell(Strict):
 
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
-        if self.audit.paired and (self.adversary.one_run or not self.mechanism.sampled):
+        if self.audit.paired and (self.adversary.one_run or not self.sampled):
             runs = "one training run" if self.adversary.one_run else "no training runs"
             raise SpecError(
                 "audit.paired",
@@ -61,16 +61,17 @@ class Cell(Strict):
 
     def _misfit(self, key: str, estimator: EstimatorSpec) -> SpecError:
         """Makes the error of an estimator that cannot judge the scores of this audit."""
-        fitting = []
-        for name, method in stats.estimators().items():
-            if method.status.holds and self._can_judge(method):
-                fitting.append(name)
+        fitting = sorted(
+            name
+            for name, method in stats.estimators().items()
+            if method.status.holds and self._can_judge(method)
+        )
         if estimator.method.by_pair:
             needs = "pairs of training runs; set audit.paired: true, or"
         else:
             source = "pairs do" if self.audit.paired else f"{self.adversary.name} does"
             needs = f"scores of many training runs, one of each, which {source} not give;"
-        names = ", ".join(sorted(fitting))
+        names = ", ".join(fitting)
         return SpecError(key, f"{estimator.name} takes {needs} choose another estimator: {names}")
 
     def _can_judge(self, method: type[stats.Estimator]) -> bool:
@@ -80,6 +81,11 @@ class Cell(Strict):
         if self.independent:
             return True
         return method.one_run or (method.by_run and not self.adversary.one_run)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether trials are run."""
+        return self.mechanism.sampled
 
     @property
     def independent(self) -> bool:
@@ -169,10 +175,11 @@ class Cell(Strict):
     @functools.cached_property
     def budget(self) -> Budget:
         """The audit's error budget, shared by estimators that hold their level, at every step."""
-        deciding = []
-        for estimator in self.audit.estimators:
-            if estimator.unimported or estimator.make(planned=self.audit.trials).status.holds:
-                deciding.append(estimator.name)
+        deciding = [
+            estimator.name
+            for estimator in self.audit.estimators
+            if estimator.unimported or estimator.make(planned=self.audit.trials).status.holds
+        ]
         return Budget(self.audit.confidence, tuple(deciding), self.horizons)
 
 

@@ -52,7 +52,7 @@ def cells(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     grid = checked(tree)
     for values in itertools.product(*grid.values()):
         cell = copy.deepcopy({section: tree.get(section) for section in SECTIONS})
-        labels: dict[str, str] = {}
+        labels = {}
         for (key, rows), row in zip(grid.items(), values, strict=True):
             parts = _parts(key)
             in_label = _distinguishing(parts, rows)
@@ -163,10 +163,9 @@ def located(
         A copy of `node`.
     """
     if isinstance(node, dict):
-        copied = {}
-        for name, value in node.items():
-            copied[name] = located(value, folders, name.rpartition(".")[2])
-        return copied
+        return {
+            name: located(value, folders, name.rpartition(".")[2]) for name, value in node.items()
+        }
     if isinstance(node, list):
         return [located(item, folders, key) for item in node]
     if isinstance(node, str) and node and key in _LOCATIONS:

@@ -3,7 +3,16 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    field_validator,
+)
 
 from ..plugins import Strict
 
@@ -64,11 +73,11 @@ class ResourceSpec(Strict):
     label_selector: dict[LabelKey, LabelSelector] = Field(default_factory=dict)  # of nodes, as Ray
     pack_size: AutoOrCount = "auto"  # trials that are trained together
     max_concurrent_trainers: AutoOrCount = "auto"  # auto: as many as have room
-    max_trial_failures: int = Field(default=100, ge=0)  # packs that may fail
-    max_worker_losses: int = Field(default=100, ge=0)  # trainers that may die
+    max_trial_failures: NonNegativeInt = 100  # packs that may fail
+    max_worker_losses: NonNegativeInt = 100  # trainers that may die
     pack_deadline: AutoOrSeconds = "auto"  # seconds of silence; auto: by packs so far
-    grace_seconds: float = Field(default=30, ge=0)  # for running packs, when stopped
-    checkpoint_minutes: float | None = Field(default=10, gt=0)  # between saves; null: none
+    grace_seconds: NonNegativeFloat = 30  # for running packs, when stopped
+    checkpoint_minutes: PositiveFloat | None = 10  # between saves; null: none
 
     @field_validator("num_gpus")
     @classmethod

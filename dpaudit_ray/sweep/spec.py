@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, NonNegativeInt
 
 from .. import __version__
 from ..errors import REQUIRED, Mistakes, SpecError, unknown_key
@@ -36,7 +36,7 @@ class _Heading(Strict):
     """The keys that belong to no audit."""
 
     name: Name  # of the sweep, and of its run directory's folder
-    seed: int = Field(default=0, ge=0)  # of secret bits, noise and coins
+    seed: NonNegativeInt = 0  # of secret bits, noise and coins
 
 
 class Sweep(_Heading):
@@ -65,7 +65,7 @@ class Sweep(_Heading):
     @functools.cached_property
     def budget(self) -> SweepBudget:
         """The error budget of the sweep, shared by all bounds that a decision may rest on."""
-        return SweepBudget(tuple(cell.budget for cell in self.cells if cell.mechanism.sampled))
+        return SweepBudget(tuple(cell.budget for cell in self.cells if cell.sampled))
 
     def identity(self) -> dict[str, Any]:
         """Returns options that change a result, but not the trials, since a run may be extended."""

@@ -94,7 +94,7 @@ def read_data(
         SpecError: the data set needs a path.
     """
     if path is None:
-        options: dict[str, Any] = {"name": name or "breast_cancer"}
+        options = {"name": name or "breast_cancer"}
         return DataEntry(options, _parse_data(options).load())
     source = Path(os.path.expanduser(path))
     absolute = str(source.absolute())

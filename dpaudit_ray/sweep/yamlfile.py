@@ -70,19 +70,21 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Constructs a value; a value that its tag does not allow is an error with its place."""
         if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
-            problem = f"a number has {len(node.value):,} characters; write at most {MAX_DIGITS}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+            raise _unusable(
+                node, f"a number has {len(node.value):,} characters; write at most {MAX_DIGITS}"
+            )
         try:
             return super().construct_object(node, deep)
         except (yaml.YAMLError, RecursionError, MemoryError):
             raise
         except Exception as error:  # PyYAML passes on anything that a conversion raises
             kind = node.tag.removeprefix(_TAG)
-            problem = f"{node.value!r:.40} cannot be read as {kind} ({first_line(error)})"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+            raise _unusable(
+                node, f"{node.value!r:.40} cannot be read as {kind} ({first_line(error)})"
+            ) from error
 
     def _refuse(self, problem: str) -> None:
-        mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         raise yaml.composer.ComposerError(None, None, problem, mark)
 
 
@@ -94,14 +96,17 @@ _Loader.add_implicit_resolver(*_FLOAT)
 _Dumper.add_implicit_resolver(*_FLOAT)
 
 
+def _unusable(node: yaml.Node, problem: str) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     """Constructs a mapping; a repeated key is an error."""
-    keys = set[str]()
+    keys = set()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):
             if key.value in keys:
-                problem = f"{key.value} is given twice; remove one of them"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                raise _unusable(key, f"{key.value} is given twice; remove one of them")
             keys.add(key.value)
     return loader.construct_mapping(node, deep=True)
 
@@ -112,8 +117,11 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 def read_text(path: Path) -> str:
     """Returns the text of a sweep file. Raises SpecError if it cannot be read."""
     if path.suffix in _TABLES:
-        remedy = f"`dpaudit init --data-path {path}` writes one for it"
-        raise SpecError("", f"{path} is a table and no sweep file; {remedy}")
+        raise SpecError(
+            "",
+            f"{path} is a table and no sweep file; `dpaudit init --data-path {path}` writes one "
+            "for it",
+        )
     try:
         return strangers.content(str(path), strangers.SWEEP).decode()
     except (OSError, ValueError) as error:

@@ -47,7 +47,7 @@ from dpaudit_ray.orchestration.workers import (
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.plan.model import Pack, Plan
 from dpaudit_ray.plan.outcomes import Failure
-from dpaudit_ray.plan.provenance import Code, Machine
+from dpaudit_ray.plan.provenance import Code
 from dpaudit_ray.storage.run_directory import RunDirectory
 from dpaudit_ray.sweep import spec
 from dpaudit_ray.sweep.resources import ResourceSpec
@@ -777,8 +777,8 @@ def machines(directory: RunDirectory, tiny: dict) -> Callable[..., MachineCompat
     return opened
 
 
-def machine(device: str = "Abacus", own: str | None = "a" * 64, **versions: str) -> Machine:
-    return Machine(device, HERE | versions, {"own": own})
+def machine(device: str = "Abacus", own: str | None = "a" * 64, **versions: str) -> Code:
+    return Code({"own": own} if own else {}, HERE | versions, device)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_one_world_alone_has_no_reading(tmp_path):
     for inside in (True, False):
         alone = dataclasses.replace(trials, members=np.full_like(trials.members, inside))
         assert Reading.of_audit(run, 0, alone) is None
-    assert Reading.of_audit(run, 0, trials.first(1)) is None
+    assert Reading.of_audit(run, 0, trials.part(slice(1))) is None
 
 
 def test_too_few_trials_tell_nothing(tmp_path):

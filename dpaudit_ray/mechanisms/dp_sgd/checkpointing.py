@@ -63,10 +63,11 @@ class PackCheckpoints:
         saved, self.recorded = self.recorded, {}
         steps.restore(saved, self.step)
         if self._observer is not None:
-            state = {}
-            for name, array in saved.items():
-                if name.startswith(_OBSERVER):
-                    state[name.removeprefix(_OBSERVER)] = tensor(array, theta.device)
+            state = {
+                name.removeprefix(_OBSERVER): tensor(array, theta.device)
+                for name, array in saved.items()
+                if name.startswith(_OBSERVER)
+            }
             self._observer.restore(state)
         return tensor(saved["theta"], theta.device)
 

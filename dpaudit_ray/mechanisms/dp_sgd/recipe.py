@@ -11,7 +11,16 @@ import functools
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PrivateAttr,
+    model_validator,
+)
 
 from ... import accounting, imports
 from ...accounting import Sampling
@@ -19,7 +28,8 @@ from ...adversaries.base import Adversary, ShadowPlan
 from ...data.base import Data, Dataset
 from ...errors import SpecError, first_line, plain
 from ...models.base import Model, Shape, as_input, input_dtype
-from ...plugins import Strict, carried, nested, parse
+from ...plugins import Count, OpenShare, Strict, carried, nested, parse
+from ..base import StepCount
 from .sampling import Fixed, Sampler, Sizes
 from .updates import Constant, Optimizer, Schedule, Sgd
 
@@ -52,28 +62,28 @@ class Recipe(Strict):
     data: Annotated[Data, nested(Data)]  # what is trained on
     model: Annotated[Model, nested(Model)]  # what is trained
     loss: Annotated[str, AfterValidator(_loss_name)] = "cross-entropy"  # or `mse`, or yours
-    steps: int = Field(ge=1, le=10**7)  # of a training
-    batch_size: int = Field(ge=1)  # expected, where batches vary
-    learning_rate: float = Field(gt=0)  # of the first step after the warm-up
+    steps: StepCount  # of a training
+    batch_size: Count  # expected, where batches vary
+    learning_rate: PositiveFloat  # of the first step after the warm-up
     # C, the norm to clip each gradient to; null, for none, where there is no noise
     clip_norm: Annotated[float, _NoneIsInfinite] = Field(gt=0, allow_inf_nan=True)
     # σ: a sum's noise has deviation σC; 0: none, which claims nothing
-    noise_multiplier: float | None = Field(default=None, ge=0)
-    epsilon: float | None = Field(default=None, gt=0)  # in place of σ: the claim at `delta`
-    delta: float | None = Field(default=None, gt=0, lt=1)  # of `epsilon`; else the audit's
+    noise_multiplier: NonNegativeFloat | None = None
+    epsilon: PositiveFloat | None = None  # in place of σ: the claim at `delta`
+    delta: OpenShare | None = None  # of `epsilon`; else the audit's
     accountant: str | None = None  # of `epsilon`; else the audit's first
     sampling: Annotated[Sampler, nested(Sampler)] = Fixed()  # how batches are drawn
     batches: Literal["known"] = "known"  # the others', to the adversary
     optimizer: Annotated[Optimizer, nested(Optimizer)] = Sgd()  # how θ moves
     schedule: Annotated[Schedule, nested(Schedule)] = Constant()  # of the rate
-    physical_batch_size: int | None = Field(default=None, ge=1)  # larger ones go in parts
-    augmentations: int = Field(default=1, ge=1)  # random views of an image in each step
+    physical_batch_size: Count | None = None  # larger ones go in parts
+    augmentations: Count = 1  # random views of an image in each step
     # data, or a share of the data, that accuracy and loss are measured on
     held_out: Annotated[Data | float | None, BeforeValidator(_share_or_data)] = None
-    reserved: float | None = Field(default=None, gt=0, lt=1)  # share that adversaries have
+    reserved: OpenShare | None = None  # share that adversaries have
     engine: Literal["packed", "opacus"] = "packed"  # `opacus`: model by model
     precision: Literal["float32", "tf32"] = "float32"  # of matrix products
-    seed: int = Field(default=0, ge=0)  # of θ_0 and of the others' batches
+    seed: NonNegativeInt = 0  # of θ_0 and of the others' batches
     _noise: float | None = PrivateAttr(default=None)  # of `epsilon`, if computed elsewhere
 
     @model_validator(mode="after")
@@ -85,9 +95,11 @@ class Recipe(Strict):
                 if getattr(self, key) is not None:
                     raise SpecError(key, "belongs to epsilon, which is not given; leave it out")
         elif self.noise_multiplier is not None:
-            problem = f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}"
-            rule = "each states how much noise there is; leave one out"
-            raise SpecError("epsilon", f"{problem}: {rule}")
+            raise SpecError(
+                "epsilon",
+                f"is {self.epsilon:g}, and noise_multiplier is {self.noise_multiplier:g}: "
+                "each states how much noise there is; leave one out",
+            )
         if math.isinf(self.clip_norm) and self.noise_multiplier != 0:
             raise SpecError("clip_norm", "is required where there is noise; give a norm")
         name = self.accountant
@@ -95,8 +107,9 @@ class Recipe(Strict):
         if name is not None and ":" not in name and name not in names:
             raise SpecError("accountant", f"unknown accountant {name!r}; known: {', '.join(names)}")
         if self.augmentations > 1 and self.engine != "packed":
-            problem = f"is {self.augmentations}, which engine: {self.engine} does not do"
-            raise SpecError("augmentations", problem)
+            raise SpecError(
+                "augmentations", f"is {self.augmentations}, which engine: {self.engine} does not do"
+            )
         if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
             raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
         self.schedule.check(self.steps)
@@ -141,10 +154,11 @@ class Recipe(Strict):
     @property
     def sampled_at(self) -> tuple[float, Sampling]:
         """Probability that a step has the canary, and how it is sampled. Loads the data for N."""
-        if self.sampling.in_known_steps:
-            return 1.0, Sampling.POISSON
-        rate = self.sampling.rate(self.sizes)
-        return rate, self.sampling.claim if rate < 1 else Sampling.POISSON
+        if not self.sampling.in_known_steps:
+            rate = self.sampling.rate(self.sizes)
+            if rate < 1:
+                return rate, self.sampling.claim
+        return 1.0, Sampling.POISSON
 
     @property
     def sizes(self) -> Sizes:
@@ -153,8 +167,11 @@ class Recipe(Strict):
         size = self.trained_records(total)
         if self.batch_size > size:
             share = "" if size == total else f" to train on, of {total}"
-            problem = f"is {self.batch_size}, but {self.data.name} has {size} examples{share}"
-            raise SpecError("mechanism.batch_size", f"{problem}; use at most {size}")
+            raise SpecError(
+                "mechanism.batch_size",
+                f"is {self.batch_size}, but {self.data.name} has {size} examples{share}; "
+                f"use at most {size}",
+            )
         return Sizes(size, self.batch_size)
 
     def trained_records(self, examples: int) -> int:
@@ -177,8 +194,10 @@ class Recipe(Strict):
             return 0
         count = round(share * examples)
         if count < 1:
-            problem = f"is {share:g}, which is 0 of {examples} examples; take one or more"
-            raise SpecError(f"mechanism.{option}", problem)
+            raise SpecError(
+                f"mechanism.{option}",
+                f"is {share:g}, which is 0 of {examples} examples; take one or more",
+            )
         return count
 
     def check_adversary(self, adversary: Adversary) -> None:
@@ -186,14 +205,22 @@ class Recipe(Strict):
         period = adversary.period
         sampling = self.sampling
         if self.noise_multiplier == 0 and not adversary.private_records:
-            problem = f"is 0, of which nothing is claimed that {adversary.name} could audit"
-            raise SpecError("mechanism.noise_multiplier", f"{problem}; use a number above 0")
+            raise SpecError(
+                "mechanism.noise_multiplier",
+                f"is 0, of which nothing is claimed that {adversary.name} could audit; "
+                "use a number above 0",
+            )
         if self.steps % period:
-            problem = f"is {period}, which does not divide the {self.steps} steps; use a divisor"
-            raise SpecError("adversary.period", problem)
+            raise SpecError(
+                "adversary.period",
+                f"is {period}, which does not divide the {self.steps} steps; use a divisor",
+            )
         if period > 1 and not sampling.in_known_steps and sampling.claim is not Sampling.POISSON:
-            problem = f"is {period}, but no claim holds for sampling {sampling.name} where steps"
-            raise SpecError("adversary.period", f"{problem} are left out; use 1, or poisson")
+            raise SpecError(
+                "adversary.period",
+                f"is {period}, but no claim holds for sampling {sampling.name} where steps "
+                "are left out; use 1, or poisson",
+            )
         if not self.data.has_classes and self.loss == "cross-entropy":
             raise SpecError(
                 "mechanism.loss",
@@ -220,8 +247,10 @@ class Recipe(Strict):
     def check_known_start(self) -> None:
         """Raises SpecError unless an adversary can choose θ_0, one for all trials."""
         if self.hidden_start:
-            problem = "is random, but the adversary chooses one start for all trials; use fixed"
-            raise SpecError("mechanism.model.initialization", problem)
+            raise SpecError(
+                "mechanism.model.initialization",
+                "is random, but the adversary chooses one start for all trials; use fixed",
+            )
 
     def check_views(self, shape: Shape) -> None:
         """Raises SpecError if examples of `shape` cannot be augmented as the options state."""
@@ -251,12 +280,17 @@ class Recipe(Strict):
             private_rows = {row.tobytes() for row in private.x}
             shared = sum(row.tobytes() in private_rows for row in other.x)
             if shared:
-                problem = f"{shared} of the {records} records of {plan.data.name} are private ones"
-                raise SpecError(key, f"{problem} too; give others")
+                raise SpecError(
+                    key,
+                    f"{shared} of the {records} records of {plan.data.name} are private ones too; "
+                    "give others",
+                )
         if records < self.batch_size:
-            rule = f"fewer than a batch of {self.batch_size}"
-            problem = f"gives shadow models {records} records, {rule}"
-            raise SpecError(key, f"{problem}; give more, or lower mechanism.batch_size")
+            raise SpecError(
+                key,
+                f"gives shadow models {records} records, fewer than a batch of {self.batch_size}; "
+                "give more, or lower mechanism.batch_size",
+            )
 
     def check_private_records(self, adversary: Adversary) -> None:
         """Raises SpecError unless all models share batches, and a record is in one per epoch."""
@@ -270,8 +304,11 @@ class Recipe(Strict):
             ("adversary.records", canaries, canaries > records, f"{records}"),
         ):
             if is_wrong:
-                problem = f"is {value}; of {records} records in {batches} batches an epoch"
-                raise SpecError(key, f"{problem}, {adversary.name} takes {remedy}")
+                raise SpecError(
+                    key,
+                    f"is {value}; of {records} records in {batches} batches an epoch, "
+                    f"{adversary.name} takes {remedy}",
+                )
 
     def check_model(self, data: Dataset) -> int:
         """Builds the model and finds how it can be packed; returns its number of parameters.
@@ -301,21 +338,28 @@ class Recipe(Strict):
         except SpecError:
             raise
         except Exception as error:  # a user's code may raise anything
-            problem = f"does not run on examples of shape {data.x.shape[1:]}: {first_line(error)}"
-            remedy = "its first layer must take these"
-            raise SpecError("mechanism.model", f"{model.name} {problem}; {remedy}") from error
+            raise SpecError(
+                "mechanism.model",
+                f"{model.name} does not run on examples of shape {data.x.shape[1:]}: "
+                f"{first_line(error)}; its first layer must take these",
+            ) from error
         shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else []
         fits = len(shape) == 2 and shape[1] >= 1
         if fits and self.loss == "cross-entropy":
             is_logistic = data.classes == 2 and shape[1] == 1
             fits = shape[1] == data.classes or is_logistic
         if not fits:
-            problem = f"{model.name} gives {shape or type(outputs).__name__} for two examples of"
-            remedy = "give one output per class (one alone for two classes)"
-            raise SpecError("mechanism.model", f"{problem} {data.classes} classes; {remedy}")
+            raise SpecError(
+                "mechanism.model",
+                f"{model.name} gives {shape or type(outputs).__name__} for two examples of "
+                f"{data.classes} classes; give one output per class (one alone for two classes)",
+            )
         if not outputs.isfinite().all():
-            problem = f"{model.name} gives values that are not finite for the first two examples"
-            raise SpecError("mechanism.model", f"{problem}; mend its layers or scale the features")
+            raise SpecError(
+                "mechanism.model",
+                f"{model.name} gives values that are not finite for the first two examples; "
+                "mend its layers or scale the features",
+            )
         if self.loss != "cross-entropy":
             check_loss(self.loss, outputs, y[:2])
         packed.settle(x, y, remembered=True)
@@ -401,6 +445,8 @@ def check_like(
     other_shape = other.x.shape[1:]
     has_same_kind = other_shape == shape and other.y.dtype == data.y.dtype
     if not has_same_kind or other.classes > data.classes:
-        problem = f"{name} has examples of shape {other_shape} in {other.classes} classes"
-        rule = f"the data of {shape} in {data.classes}; give the same features"
-        raise SpecError(key, f"{problem}, {rule}, and no other class")
+        raise SpecError(
+            key,
+            f"{name} has examples of shape {other_shape} in {other.classes} classes, the data of "
+            f"{shape} in {data.classes}; give the same features, and no other class",
+        )

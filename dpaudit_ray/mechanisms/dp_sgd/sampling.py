@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Generator
 
 from ...accounting import Sampling
 from ...plugins import Plugin
@@ -53,7 +54,7 @@ class Sampler(Plugin):
     def batches(
         self,
         sizes: Sizes,
-        rng: np.random.Generator,
+        rng: Generator,
     ) -> Iterator[Indices]:
         """Yields the batch of the other records at steps 1, 2, ... without end.
 
@@ -64,7 +65,7 @@ class Sampler(Plugin):
         self,
         sizes: Sizes,
         shape: tuple[int, ...],
-        rng: np.random.Generator,
+        rng: Generator,
     ) -> Iterator[Coins]:
         """Yields whether each canary is sampled at steps 1, 2, ... without end.
 
@@ -94,7 +95,7 @@ class _Shuffled(Sampler):
     def batches(
         self,
         sizes: Sizes,
-        rng: np.random.Generator,
+        rng: Generator,
     ) -> Iterator[Indices]:
         while True:
             order = rng.permutation(sizes.examples)[: sizes.per_epoch * sizes.batch_size]
@@ -104,7 +105,7 @@ class _Shuffled(Sampler):
 class Fixed(_Shuffled):
     """Fixed batches: epochs of shuffled data, cut into full ones. The canary is in every step."""
 
-    claim = Sampling.POISSON  # at rate 1
+    claim: ClassVar[Sampling] = Sampling.POISSON  # at rate 1
     in_known_steps = True
 
     name: Literal["fixed"] = "fixed"
@@ -113,7 +114,7 @@ class Fixed(_Shuffled):
         self,
         sizes: Sizes,
         shape: tuple[int, ...],
-        rng: np.random.Generator,
+        rng: Generator,
     ) -> Iterator[Coins]:
         return itertools.repeat(np.ones(shape, np.bool_))
 
@@ -131,7 +132,7 @@ class Poisson(Sampler):
     def batches(
         self,
         sizes: Sizes,
-        rng: np.random.Generator,
+        rng: Generator,
     ) -> Iterator[Indices]:
         while True:
             yield np.flatnonzero(rng.random(sizes.examples) < sizes.rate)
@@ -140,7 +141,7 @@ class Poisson(Sampler):
         self,
         sizes: Sizes,
         shape: tuple[int, ...],
-        rng: np.random.Generator,
+        rng: Generator,
     ) -> Iterator[Coins]:
         while True:
             yield rng.random(shape) < sizes.rate
@@ -167,6 +168,6 @@ class BallsAndBins(Sampler):
     def batches(
         self,
         sizes: Sizes,
-        rng: np.random.Generator,
+        rng: Generator,
     ) -> Iterator[Indices]:
         return map(np.flatnonzero, self.coins(sizes, (sizes.examples,), rng))

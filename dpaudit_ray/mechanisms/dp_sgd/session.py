@@ -139,10 +139,8 @@ class PublicView:
             values = self._named(row)
 
             def query_loss(x: Tensor) -> Tensor:
-                gradients: Values = grad(self._loss)(values, x, y)
-                stepped = {}
-                for name, value in values.items():
-                    stepped[name] = value - rate * gradients[name]
+                gradients = grad(self._loss)(values, x, y)
+                stepped = {name: value - rate * gradients[name] for name, value in values.items()}
                 return self._loss(stepped, query.x[0], query.y[0])
 
             return cast(Tensor, grad(query_loss)(x))
@@ -160,9 +158,10 @@ class PublicView:
         if not self._is_checked:
             self._check(x[:1], y[:1])
             self._is_checked = True
-        results = []
-        for models in slices(len(theta), max(1, _NUMBERS // theta.shape[1])):
-            results.append(vmap(function)(theta[models], x[models], y[models]))
+        results = [
+            vmap(function)(theta[models], x[models], y[models])
+            for models in slices(len(theta), max(1, _NUMBERS // theta.shape[1]))
+        ]
         return torch.cat(results).detach()
 
     def _check(self, x: Tensor, y: Tensor) -> None:
@@ -179,12 +178,15 @@ class PublicView:
         except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
             is_right = False
         if not is_right:
-            problem = f"crafts by torch.func, which does not run {type(module).__name__} as it is"
-            raise SpecError("adversary.name", f"{problem}; use static-poison")
+            raise SpecError(
+                "adversary.name",
+                f"crafts by torch.func, which does not run {type(module).__name__} as it is; "
+                "use static-poison",
+            )
 
     def _gradient(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         values = self._named(row)
-        gradients: Values = grad(self._loss)(values, x, y)
+        gradients = grad(self._loss)(values, x, y)
         return torch.cat([part.flatten() for part in gradients.values()])
 
     def _named(self, row: Tensor) -> Values:
@@ -203,8 +205,10 @@ class PublicView:
 
 def _check_floating(x: Tensor) -> None:
     if not x.is_floating_point():
-        problem = "crafts by gradients, but the network takes whole numbers; use biased-dimension"
-        raise SpecError("adversary.name", problem)
+        raise SpecError(
+            "adversary.name",
+            "crafts by gradients, but the network takes whole numbers; use biased-dimension",
+        )
 
 
 def open_session(
@@ -241,9 +245,8 @@ def _with_stored_canary(
     training: DpSgdTraining, adversary: CanaryAdversary[Any], stored: Arrays
 ) -> DpSgdSession:
     """Opens a session with the arrays of `craft_canary`."""
-    tensors = {}
-    for name, array in stored.items():
-        tensors[name] = tensor(array, training.initial.device)
+    device = training.initial.device
+    tensors = {name: tensor(array, device) for name, array in stored.items()}
     if _START in tensors:
         training = training.starting(tensors.pop(_START))
     kinds = {frozenset(kind.__dataclass_fields__): kind for kind in adversary.stored_canaries}
@@ -260,8 +263,10 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
     session = DpSgdSession.craft(training, cast(CanaryAdversary[Any], adversary), seed)
     canary = session.canary
     if type(canary) not in adversary.stored_canaries:
-        problem = f"crafts a {type(canary).__name__}, which is more than tensors"
-        raise SpecError("adversary.name", f"{problem}; leave out crafted_once")
+        raise SpecError(
+            "adversary.name",
+            f"crafts a {type(canary).__name__}, which is more than tensors; leave out crafted_once",
+        )
     tensors = dict(vars(canary))
     if session.training is not training:
         tensors[_START] = session.training.initial
@@ -369,9 +374,9 @@ class DpSgdSession(ResumableSession):
         measures = training.recipe.measures
         shape = (len(members), len(horizons))
         unknown = np.full(shape, np.nan)  # until training gets there
-        record = {}
-        for name in ("scores", *measures):
-            record[name] = np.array(saved.recorded.get(name, unknown))
+        record = {
+            name: np.array(saved.recorded.get(name, unknown)) for name in ("scores", *measures)
+        }
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
         see = observer.see if isinstance(observer, TrajectoryObserver) else None
         path = training.run(inside, seed, inserted, adversary.period, watch, saved)
@@ -405,17 +410,19 @@ class DpSgdSession(ResumableSession):
         if observer is None:
             initial = self.training.initial.clone()
             final = _FinalModels(initial, theta.clone(), self.training.model)
-            scores: Any = self.adversary.score(self.canary, final)
+            scores = self.adversary.score(self.canary, final)
         else:
             scores = observer.scores()
         if isinstance(scores, Tensor) and scores.shape == bits.shape:
             return cast(Scores, scores.double().flatten().cpu().numpy())
         shape = f"shape {tuple(scores.shape)}" if hasattr(scores, "shape") else f"{scores!r:.40}"
         scorer = type(observer or self.adversary).__name__
-        problem = f"the scores of {scorer} are a {type(scores).__name__} of {shape}"
         owner = "canary" if bits.dim() > 1 else "model"
-        rule = f"they must be a Tensor of shape {tuple(bits.shape)}, one for each {owner}"
-        raise SpecError("adversary.name", f"{problem}; {rule}")
+        raise SpecError(
+            "adversary.name",
+            f"the scores of {scorer} are a {type(scores).__name__} of {shape}; they must be a "
+            f"Tensor of shape {tuple(bits.shape)}, one for each {owner}",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -200,8 +200,10 @@ def check_apart(canary: Canary, bits: int) -> None:
         owners = {(parameter, j % bits) for j, parameter in zip(canaries, parameters, strict=True)}
         if len(owners) == len(set(parameters)):
             return
-    problem = "crafted canaries that share parameters, or no gradients; they are not `apart`"
-    raise SpecError("adversary.name", problem)
+    raise SpecError(
+        "adversary.name",
+        "crafted canaries that share parameters, or no gradients; they are not `apart`",
+    )
 
 
 def _longest(directions: Tensor) -> float:
@@ -357,8 +359,10 @@ class OpacusSteps:
         try:
             self._module = GradSampleModule(copy.deepcopy(module).to(device))
         except NotImplementedError as error:
-            problem = f"is opacus, which does not take this model ({first_line(error):.200})"
-            raise SpecError("mechanism.engine", f"{problem}; use packed") from error
+            raise SpecError(
+                "mechanism.engine",
+                f"is opacus, which does not take this model ({first_line(error):.200}); use packed",
+            ) from error
         self._parameters = list(trained(self._module).values())
         self._optimizer = DPOptimizer(
             recipe.optimizer.torch(self._parameters, recipe.learning_rate),

@@ -12,10 +12,10 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from ...errors import SpecError
-from ...plugins import Plugin
+from ...plugins import Count, Plugin
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
@@ -112,7 +112,7 @@ class Adam(Optimizer):
 
     name: Literal["adam"] = "adam"
     betas: Annotated[tuple[_Decay, _Decay], _ListAsTuple] = (0.9, 0.999)  # decay of both moments
-    eps: float = Field(default=1e-8, gt=0)  # keeps the quotient finite
+    eps: PositiveFloat = 1e-8  # keeps the quotient finite
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
         if not state:
@@ -144,7 +144,7 @@ class Schedule(Plugin):
     kind = "schedule"
     home = "dpaudit_ray.mechanisms.dp_sgd.updates"
 
-    warmup: int = Field(default=0, ge=0)  # steps in which the rate rises from 0
+    warmup: NonNegativeInt = 0  # steps in which the rate rises from 0
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
@@ -166,9 +166,11 @@ class Schedule(Plugin):
         """Raises SpecError if the training has too few `steps` for this schedule."""
         required = self.warmup + self.length
         if required > steps:
-            problem = f"is {self.name} over {required} steps ({self.warmup} of them to warm up)"
-            remedy = "shorten it, or raise mechanism.steps"
-            raise SpecError("schedule", f"{problem}, but there are only {steps}; {remedy}")
+            raise SpecError(
+                "schedule",
+                f"is {self.name} over {required} steps ({self.warmup} of them to warm up), but "
+                f"there are only {steps}; shorten it, or raise mechanism.steps",
+            )
 
 
 class Constant(Schedule):
@@ -187,8 +189,8 @@ class Cosine(Schedule):
     """
 
     name: Literal["cosine"] = "cosine"
-    final: float = Field(default=0.0, ge=0)  # share of the rate at the end
-    over: int | None = Field(default=None, ge=1)  # steps of the fall; null: to the end
+    final: NonNegativeFloat = 0.0  # share of the rate at the end
+    over: Count | None = None  # steps of the fall; null: to the end
 
     @property
     def length(self) -> int:

@@ -214,14 +214,12 @@ def strongest_threshold(outside: Mass, inside: Mass) -> tuple[float, float]:
     mu = _mu(outside, inside, points)
     largest = np.flatnonzero(mu >= mu.max() - _LEVEL)  # all of a gap between the two densities
     best = int(largest[len(largest) // 2])
-    bounds = _around(points, best)
-    tolerance = 1e-6 * (bounds[1] - bounds[0])
 
     def loss(point: float) -> float:
         (mu_at_point,) = _mu(outside, inside, np.array([point]))
         return -float(mu_at_point)
 
-    refined = _least(loss, bounds, tolerance)
+    refined = _least_around(loss, points, best, relative=1e-6)
     if -refined.fun > mu[best] + _LEVEL:
         return float(-refined.fun), float(refined.x)
     return float(mu[best]), float(points[best])
@@ -337,22 +335,21 @@ def best_width(process: Process, steps: int) -> float:
     log_widths = np.linspace(low, high, intervals + 1)
     losses = [loss(log_width) for log_width in log_widths]
     best = int(np.argmin(losses))
-    refined = _least(loss, _around(log_widths, best), tolerance=1e-2)
+    refined = _least_around(loss, log_widths, best, absolute=1e-2)
     if refined.fun < losses[best]:
         return math.exp(refined.x)
     return math.exp(log_widths[best])
 
 
-def _around(points: Floats, index: int) -> tuple[float, float]:
-    """Returns the neighbours of a point; at an end the point itself."""
-    last = len(points) - 1
-    return points[max(index - 1, 0)], points[min(index + 1, last)]
-
-
-def _least(
+def _least_around(
     function: Callable[[float], float],
-    bounds: tuple[float, float],
-    tolerance: float,
+    points: Floats,
+    index: int,
+    absolute: float = 0.0,
+    relative: float = 0.0,
 ) -> Any:
-    options = {"xatol": tolerance}
-    return optimize.minimize_scalar(function, bounds=bounds, method="bounded", options=options)
+    """Minimizes between the neighbours of a point, to a tolerance, or a share of their distance."""
+    low = points[max(index - 1, 0)]
+    high = points[min(index + 1, len(points) - 1)]
+    options = {"xatol": absolute + relative * (high - low)}
+    return optimize.minimize_scalar(function, bounds=(low, high), method="bounded", options=options)

@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat
 
 from ...adversaries.base import Adversary
 from ...adversaries.landscape import LandscapeAdversary
 from ...errors import SpecError, plain
+from ...plugins import Count
 from ...stats import Estimate, Status, TradeOff
-from ..base import Claimed, Horizons, Mechanism, Prepared, Session, recorded_steps
+from ..base import Claimed, Horizons, Mechanism, Prepared, Session, StepCount, recorded_steps
 from .process import FirstStep, Gradient, Process
 
 SMALLEST_NOISE = 0.25  # noise multiplier from which on the grid holds all densities that matter
@@ -49,15 +50,15 @@ class Landscape(Mechanism):
     }
 
     name: Literal["landscape"] = "landscape"
-    steps: int = Field(ge=1, le=10**7)  # of the process; one has the canary
-    batch_size: int = Field(ge=1)  # B, by which sums are divided
-    noise_multiplier: float = Field(gt=0)  # σ: a sum's noise has deviation σC
-    clip_norm: float = Field(default=1.0, gt=0)  # C, the size of the canary
+    steps: StepCount  # of the process; one has the canary
+    batch_size: Count  # B, by which sums are divided
+    noise_multiplier: PositiveFloat  # σ: a sum's noise has deviation σC
+    clip_norm: PositiveFloat = 1.0  # C, the size of the canary
     gradient: Gradient = "threshold"  # shape of the others' sum
     width: Annotated[float | Literal["tuned"], BeforeValidator(_width)] = "tuned"  # of the rise
     first_step: FirstStep = "unscaled"  # over B (`scaled`) or not
     backend: Literal["sampled", "exact"] = "sampled"  # run trials, or closed forms
-    seed: int = Field(default=0, ge=0)  # of the trials
+    seed: NonNegativeInt = 0  # of the trials
 
     @property
     def sampled(self) -> bool:
@@ -87,8 +88,9 @@ class Landscape(Mechanism):
             (two_searches, adversary, "threshold", "a search needs a number as mechanism.width"),
         ):
             if is_wrong:
-                problem = f"is {getattr(owner, key)}, but {reason}; leave it out"
-                raise SpecError(f"{owner.kind}.{key}", problem)
+                raise SpecError(
+                    f"{owner.kind}.{key}", f"is {getattr(owner, key)}, but {reason}; leave it out"
+                )
         if self._tunes_width or is_searched or not self.sampled:
             self._check_grid()
 
@@ -171,10 +173,11 @@ class Landscape(Mechanism):
         from .exact import MAX_ENTRIES, entries
 
         if self.noise_multiplier < SMALLEST_NOISE:
-            rule = f"exact densities need at least {SMALLEST_NOISE}"
-            remedy = "raise it or use backend: sampled"
-            problem = f"is {self.noise_multiplier:g}, but {rule}; {remedy}"
-            raise SpecError("mechanism.noise_multiplier", problem)
+            raise SpecError(
+                "mechanism.noise_multiplier",
+                f"is {self.noise_multiplier:g}, but exact densities need at least "
+                f"{SMALLEST_NOISE}; raise it or use backend: sampled",
+            )
         process = self.model_copy(update={"width": 1.0}).process(LandscapeAdversary())
         required = entries(process, self.steps)
         if required > MAX_ENTRIES:

@@ -7,15 +7,12 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
 from ...errors import plain
-
-Floats = npt.NDArray[np.float64]
 
 # Okabe and Ito's palette: colour-blind readers distinguish its colours, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -149,7 +146,7 @@ def legend(
         size: font size, in points.
         above: places it in two columns above the panel, not where it hides least.
     """
-    layout: Any = {}
+    layout = {}
     if above:
         layout = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
     axes.legend(frameon=False, fontsize=size, **layout)

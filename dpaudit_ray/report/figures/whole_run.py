@@ -16,6 +16,7 @@ from ...plan.model import PlannedAudit
 from ...plan.preparing import Prepared
 from ...stats import Status
 from ...sweep.grid import LABEL_SEPARATOR, shared_parts
+from ..measures import Floats
 from ..quote import PROVED
 from ..tables import EXACT, Run, representative
 from .primitives import (
@@ -23,7 +24,6 @@ from .primitives import (
     CLAIM,
     COLOURS,
     DASHES,
-    Floats,
     canvas,
     epsilon_at,
     legend,
@@ -44,7 +44,7 @@ def all_figures(run: Run) -> Iterator[tuple[str, str, bytes]]:
     """Yields all figures of a run that have content: name, caption, and PNG."""
     yield "overview", "Lower bound and claim of every audit", png(bars_figure(bounds_table(run)))
     captions = dict[str | None, str]({None: ""})  # by estimator; None is the audit's own
-    if not any(cell.mechanism.sampled for cell in run.sweep.cells):
+    if not any(cell.sampled for cell in run.sweep.cells):
         estimated = set(run.estimates["estimator"])
         for cell in run.sweep.cells:
             for name, what in cell.mechanism.exact_estimators.items():
@@ -134,19 +134,21 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
         else:
             labels[line] = audit.label
             assumes[line] = str(bounds["assumes"].iloc[-1]) if len(bounds) else ""
-        accountant, claims = next(iter(audit.claims.items()))
-        panel = panels.setdefault((audit.horizons, accountant, claims), len(panels))
-        table = pd.DataFrame({"step": audit.horizons, "claim": claims})
+        claims = audit.claims[audit.accountant]
+        panel = panels.setdefault((audit.horizons, audit.accountant, claims), len(panels))
+        rows = {
+            "step": audit.horizons,
+            "claim": claims,
+            "panel": panel,
+            "line": line,
+            "audit": audit.id,
+            "delta": cell.audit.delta,
+        }
+        table = pd.DataFrame(rows)
         table["bound"] = table["step"].map(bounds["bound"]).astype(float)
-        table = table.assign(
-            panel=panel,
-            line=line,
-            audit=audit.id,
-            delta=cell.audit.delta,
-        )
         tables.append(table)
     table = pd.concat(tables)
-    titles = dict[Any, str]()
+    titles = {}
     for number, names in table.groupby("panel")["line"].unique().items():
         shared, short = shared_parts([labels[name] for name in names])
         titles[number] = shared if len(names) > 1 else short[0]
@@ -160,11 +162,11 @@ def bounds_table(run: Run, estimator: str | None = None) -> pd.DataFrame:
 
 def _label_without(audit: PlannedAudit, option: str) -> str:
     """Returns the audit's label without its parts that are, or set, an `option`."""
-    parts = audit.label.split(LABEL_SEPARATOR)
-    remaining = []
-    for part in parts:
-        if option not in (part, part.partition("=")[0]):
-            remaining.append(part)
+    remaining = [
+        part
+        for part in audit.label.split(LABEL_SEPARATOR)
+        if option not in (part, part.partition("=")[0])
+    ]
     return LABEL_SEPARATOR.join(remaining)
 
 
@@ -224,8 +226,8 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
         **options: of `canvas`.
     """
     last = last_bounds(bounds)
-    names = list[tuple[str, str]]()  # label and font weight of each row, from above
-    rows = dict[int, int]()  # of each line
+    names = []  # label and font weight of each row, from above
+    rows = {}  # of each line
     for _, panel in last.groupby("panel"):
         title = panel["title"].iloc[0]
         if panel["line"].nunique() > 1 and title:
@@ -295,10 +297,7 @@ def evolution_figure(
     Raises:
         SpecError: `ax` are fewer axes than panels.
     """
-    panels = []
-    for _, panel in bounds.groupby("panel"):
-        if panel["step"].nunique() > 1:
-            panels.append(panel)
+    panels = [panel for _, panel in bounds.groupby("panel") if panel["step"].nunique() > 1]
     if not panels:
         return None
     columns = min(_COLUMNS, len(panels))
