@@ -111,8 +111,9 @@ class Samplewise:
                 torch.autograd.backward(loss)
         gradients = []
         for parameter in parameters:
-            gradient = torch.zeros_like(parameter)  # if the loss does not depend on it
-            if parameter.grad is not None:
+            if parameter.grad is None:  # the loss does not depend on it
+                gradient = torch.zeros_like(parameter)
+            else:
                 gradient = parameter.grad.to_dense()  # an embedding's is sparse
             gradients.append(gradient.detach().flatten())
         torch.cat(gradients, out=out)

@@ -230,7 +230,7 @@ class _Unformed(SampleGradients):
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         scaled = self.g * weights[:, :, None, None]
-        for row, x, g in zip(out.split(1), self.inputs, scaled, strict=True):
+        for row, x, g in zip(torch.split(out, 1), self.inputs, scaled, strict=True):
             self.rule.write_sum(row, x, g)
 
 
