@@ -62,7 +62,11 @@ def divergences(
     return np.asarray(divergence, dtype=np.float64)
 
 
-def to_epsilon(rdp: npt.ArrayLike, orders: npt.ArrayLike, delta: float) -> tuple[float, float]:
+def to_epsilon(
+    rdp: npt.ArrayLike,
+    orders: npt.ArrayLike,
+    delta: float,
+) -> tuple[float, float]:
     """Converts divergences to (ε, best order) at δ; Balle et al. 2020, Theorem 21."""
     alphas = np.asarray(orders, dtype=np.float64)
     converted = np.asarray(rdp) + np.log1p(-1 / alphas)

@@ -234,7 +234,10 @@ def estimate(
     return dataclasses.replace(bound, note=note)
 
 
-def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Members]:
+def checked(
+    scores: npt.ArrayLike,
+    members: npt.ArrayLike,
+) -> tuple[Scores, Members]:
     """Returns float64 scores and boolean members of one length, or raises ValueError."""
     values = np.asarray(scores, dtype=np.float64)
     bits = np.asarray(members)
@@ -325,7 +328,11 @@ def check_apart(scores: Scores, members: Members, remedy: str) -> None:
                 )
 
 
-def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int:
+def check_runs(
+    runs: npt.ArrayLike,
+    scores: int,
+    method: type[Estimator],
+) -> int:
     """Returns the number of scores of each training run, 0 if they differ.
 
     Args:

@@ -138,7 +138,11 @@ class Wagers:
         if self.epochs and is_placed:
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
 
-    def _outcomes(self, scores: Scores, members: Members) -> npt.NDArray[np.int64]:
+    def _outcomes(
+        self,
+        scores: Scores,
+        members: Members,
+    ) -> npt.NDArray[np.int64]:
         """Returns the number of the outcome of each trial, int64 [n], below OUTCOMES."""
         finite = np.isfinite(scores)
         with np.errstate(invalid="ignore", over="ignore"):

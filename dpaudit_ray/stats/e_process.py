@@ -90,7 +90,13 @@ def _before(values: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(values)[:-1]])
 
 
-def _log_wealth(values: Floats, share: float, mean: Floats, variance: Floats, m: float) -> Floats:
+def _log_wealth(
+    values: Floats,
+    share: float,
+    mean: Floats,
+    variance: Floats,
+    m: float,
+) -> Floats:
     """Computes log wealth of bets that maximise its expected growth, to second order."""
     edge = mean - m
     stakes = np.clip(edge / (variance + edge**2), 0.0, share / m)
@@ -119,7 +125,12 @@ def anytime_lower(
     return root(excess, 0.5, top, xtol=1e-14, rtol=1e-14)
 
 
-def log_mixture(rate: float, hits: int, trials: int, prior: tuple[float, float] = UNIFORM) -> float:
+def log_mixture(
+    rate: float,
+    hits: int,
+    trials: int,
+    prior: tuple[float, float] = UNIFORM,
+) -> float:
     """Averages the likelihood ratio against `rate` over rates above it, Beta(prior); its log."""
     a, b = prior
     misses = trials - hits

@@ -68,7 +68,12 @@ def nonnegative(name: str, value: npt.ArrayLike) -> Floats:
     return array
 
 
-def check_counts(correct: int, guesses: int, canaries: int, delta: float = 0.0) -> None:
+def check_counts(
+    correct: int,
+    guesses: int,
+    canaries: int,
+    delta: float = 0.0,
+) -> None:
     """Raises ValueError unless 0 ≤ correct ≤ guesses ≤ canaries and 0 ≤ δ ≤ 1."""
     if not 0 <= correct <= guesses:
         raise ValueError(f"correct must lie in 0..{guesses} (guesses), got {correct}")

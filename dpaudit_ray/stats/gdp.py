@@ -64,7 +64,10 @@ def _log_delta(epsilon: Floats, mu: Floats) -> Floats:
     return np.where(mu > 0, log_delta, -np.inf)
 
 
-def _last_where(holds: Callable[[Floats], npt.NDArray[np.bool_]], start: Floats) -> Floats:
+def _last_where(
+    holds: Callable[[Floats], npt.NDArray[np.bool_]],
+    start: Floats,
+) -> Floats:
     """Returns the largest x ≥ 0 with holds(x), for a condition that is true up to a point."""
     high = start.astype(np.float64)
     while np.any(grow := holds(high) & np.isfinite(high)):

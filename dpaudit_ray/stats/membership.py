@@ -403,7 +403,12 @@ def _independent_levels(alpha: float) -> list[tuple[float, float]]:
     return list(zip(first.tolist(), second.tolist(), strict=True))
 
 
-def sentence(fpr: float, rate: Interval, confidence: float, claim: Curve | None = None) -> str:
+def sentence(
+    fpr: float,
+    rate: Interval,
+    confidence: float,
+    claim: Curve | None = None,
+) -> str:
     """Puts a TPR in words, for 1,000 members.
 
     Args:

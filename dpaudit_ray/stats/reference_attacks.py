@@ -226,7 +226,12 @@ def _lira(logits: Floats, sides: list[_Side], variance: Variance) -> Scores:
     return (without**2 - inside**2) / 2 + np.log(deviations[0] / deviations[1])
 
 
-def _rmia(logits: Floats, sides: list[_Side], gamma: float, slope: float) -> Scores:
+def _rmia(
+    logits: Floats,
+    sides: list[_Side],
+    gamma: float,
+    slope: float,
+) -> Scores:
     without = sides[0].mean
     inside = slope * without + 1 - slope
     if len(sides) > 1:

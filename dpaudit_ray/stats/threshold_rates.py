@@ -152,7 +152,11 @@ class EpsDelta(Logged, Estimator):
         return self._estimate(epsilon, math.nan, (delta, confidence), trials, float(threshold))
 
 
-def best_test(worlds: Worlds, alpha: float, gain: Gain) -> tuple[float, float]:
+def best_test(
+    worlds: Worlds,
+    alpha: float,
+    gain: Gain,
+) -> tuple[float, float]:
     """Returns the largest gain over all thresholds, and that threshold; or (0, NaN).
 
     A block of neighbouring thresholds is excluded if even its lowest rates, of either kind, gain
@@ -222,7 +226,9 @@ def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> An
 
 
 def rates_at_most(
-    errors: tuple[npt.ArrayLike, npt.ArrayLike], sizes: tuple[float, float], alpha: float
+    errors: tuple[npt.ArrayLike, npt.ArrayLike],
+    sizes: tuple[float, float],
+    alpha: float,
 ) -> tuple[Rates, Rates]:
     """Bounds false-positive and false-negative rates from above, float64 [n] each.
 

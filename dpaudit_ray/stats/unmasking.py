@@ -58,7 +58,13 @@ class Judged:
     threshold: float = math.nan
 
 
-def hit_rate(guesses: Floats, wrong: Floats, alpha: float, revealed: int, missed: int) -> Floats:
+def hit_rate(
+    guesses: Floats,
+    wrong: Floats,
+    alpha: float,
+    revealed: int,
+    missed: int,
+) -> Floats:
     """Computes the hit rate that some numbers of guesses would certify.
 
     Args:
@@ -100,7 +106,12 @@ class Masks:
         self._fit: Floats | None = None
         self._refit()
 
-    def adaptive(self, alpha: float, revealed: int = 0, missed: int = 0) -> Judged:
+    def adaptive(
+        self,
+        alpha: float,
+        revealed: int = 0,
+        missed: int = 0,
+    ) -> Judged:
         """Reveals bits while fewer, surer guesses promise more `hit_rate`; guesses the others."""
         while self._reveal(alpha, revealed, missed):
             self._refit()

@@ -74,7 +74,13 @@ _unpacked: Any = cgutils.unpack_tuple
 class _Emitter:
     """Emits an intrinsic's instructions; `sizes` are the static ones except the first, `lanes`."""
 
-    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+    def __init__(
+        self,
+        context: Any,
+        builder: Any,
+        signature: Any,
+        args: Any,
+    ) -> None:
         arrays, numbers, static = signature.args
         self.builder = builder
         self.lanes, *self.sizes = (kind.count for kind in static.types)
