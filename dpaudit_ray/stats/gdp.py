@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .error_rates import Floats, in_unit, nonnegative, shaped
+from .error_rates import Floats, as_floats, in_unit, nonnegative, shaped
 
 _BISECTIONS = 60  # from a bracket of ratio 2 this is below one unit in the last place
 
@@ -47,7 +47,7 @@ def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
 
 def true_positive_rate(fpr: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
     """Returns the ROC curve: the largest true-positive rate of a test of a μ-GDP mechanism."""
-    rate = np.asarray(fpr, dtype=np.float64)
+    rate = as_floats(fpr)
     if not np.all((rate >= 0) & (rate <= 1)):
         raise ValueError(f"fpr must lie in [0, 1], got {fpr!r}")
     quantile = special.ndtri(rate)
