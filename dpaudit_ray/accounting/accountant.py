@@ -48,7 +48,12 @@ class Accountant(ABC):
                 low = middle
         return math.exp(high)
 
-    def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[float]:
+    def epsilons(
+        self,
+        training: Training,
+        steps: Sequence[int],
+        delta: float,
+    ) -> list[float]:
         """Returns upper bounds on ε at δ after each of `steps`, up to `training.steps`."""
         return [self.epsilon(training.after(count), delta) for count in steps]
 

@@ -174,7 +174,11 @@ def clt_epsilon(
 
 
 def clt_noise_multiplier(
-    epsilon: float, steps: int, delta: float, sample_rate: float = 1.0, tolerance: float = 0.01
+    epsilon: float,
+    steps: int,
+    delta: float,
+    sample_rate: float = 1.0,
+    tolerance: float = 0.01,
 ) -> float:
     """Returns a noise multiplier by `clt_epsilon`: too small, since that is no upper bound."""
 
@@ -184,7 +188,11 @@ def clt_noise_multiplier(
     return _bisected_noise(claim, epsilon, tolerance)
 
 
-def _bisected_noise(claim: Callable[[float], float], epsilon: float, tolerance: float) -> float:
+def _bisected_noise(
+    claim: Callable[[float], float],
+    epsilon: float,
+    tolerance: float,
+) -> float:
     _check_target(epsilon, tolerance)
     coarse_tolerance = max(tolerance, 0.01)
     low, high = 0.0, _FIRST_NOISE

@@ -107,7 +107,11 @@ def least_epsilon(training: Training, delta: float) -> float:
     return _epsilon((training,), delta, pessimistic=False)
 
 
-def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> float:
+def _epsilon(
+    events: tuple[Training, ...],
+    delta: float,
+    pessimistic: bool,
+) -> float:
     """Bounds ε at δ of all events in both orders, from above if `pessimistic`, else from below."""
     width = max(_width(part, delta) for part in events)
     if not pessimistic:
@@ -116,7 +120,11 @@ def _epsilon(events: tuple[Training, ...], delta: float, pessimistic: bool) -> f
 
 
 @functools.lru_cache(maxsize=4)  # with little noise each takes 150 MB
-def _composed(events: tuple[Training, ...], width: float, pessimistic: bool) -> list[LossSum]:
+def _composed(
+    events: tuple[Training, ...],
+    width: float,
+    pessimistic: bool,
+) -> list[LossSum]:
     """Returns the loss of all events, with the record against without it, and the reverse."""
     steps = (step_losses(part.after(1), width, pessimistic) for part in events)
     counts = [part.steps for part in events]
@@ -204,7 +212,11 @@ class Losses:
 
 
 @functools.lru_cache(maxsize=4)
-def step_losses(training: Training, width: float, pessimistic: bool) -> tuple[Losses, ...]:
+def step_losses(
+    training: Training,
+    width: float,
+    pessimistic: bool,
+) -> tuple[Losses, ...]:
     """Discretises the loss of one step with its record against without it, and the reverse.
 
     Args:

@@ -33,7 +33,12 @@ class Prv(Accountant):
     def epsilon(self, training: Training, delta: float) -> float:
         return self.epsilons(training, [training.steps], delta)[0]
 
-    def epsilons(self, training: Training, steps: Sequence[int], delta: float) -> list[float]:
+    def epsilons(
+        self,
+        training: Training,
+        steps: Sequence[int],
+        delta: float,
+    ) -> list[float]:
         accountant = _library_accountant((training,), delta / 1000)  # one grid, for the most steps
         return _epsilons(accountant, delta, [[count] for count in steps])
 
@@ -66,7 +71,11 @@ def _library_failures() -> Iterator[None]:
         raise UnansweredError(f"prv failed: {error}") from error
 
 
-def _epsilons(accountant: Any, delta: float, counts: list[list[int]]) -> list[float]:
+def _epsilons(
+    accountant: Any,
+    delta: float,
+    counts: list[list[int]],
+) -> list[float]:
     """Computes ε at δ for each item of `counts`, the numbers of steps of all events."""
     intervals = []
     with _library_failures():

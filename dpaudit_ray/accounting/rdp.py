@@ -9,7 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ..stats.error_rates import Floats
+from ..stats.error_rates import Floats, as_floats
 from .accountant import Accountant
 from .training import Adjacency, Training
 
@@ -49,7 +49,7 @@ def divergences(
         sample_rate: probability that a record takes part in a step.
         orders: above 1.
     """
-    alphas = np.atleast_1d(np.asarray(orders, dtype=np.float64))
+    alphas = np.atleast_1d(as_floats(orders))
     if not np.all(alphas > 1):
         raise ValueError(f"orders must exceed 1, got {orders!r}")
     if sample_rate == 1:
@@ -59,12 +59,16 @@ def divergences(
     divergence = compute_rdp(
         q=sample_rate, noise_multiplier=noise_multiplier, steps=steps, orders=alphas.tolist()
     )
-    return np.asarray(divergence, dtype=np.float64)
+    return as_floats(divergence)
 
 
-def to_epsilon(rdp: npt.ArrayLike, orders: npt.ArrayLike, delta: float) -> tuple[float, float]:
+def to_epsilon(
+    rdp: npt.ArrayLike,
+    orders: npt.ArrayLike,
+    delta: float,
+) -> tuple[float, float]:
     """Converts divergences to (ε, best order) at δ; Balle et al. 2020, Theorem 21."""
-    alphas = np.asarray(orders, dtype=np.float64)
+    alphas = as_floats(orders)
     converted = np.asarray(rdp) + np.log1p(-1 / alphas)
     bounds = converted - np.log(delta * alphas) / (alphas - 1)
     best = int(np.argmin(bounds))

@@ -100,7 +100,10 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 
 
-def philox(key: int, counter: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox(
+    key: int,
+    counter: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns four words of 32 random bits for each counter, int64 each (Philox4x32-10).
 
     Args:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .error_rates import in_unit
+from .error_rates import as_floats, in_unit
 from .lower_bound import Estimate, Status, TradeOff
 
 T = TypeVar("T")
@@ -67,7 +67,8 @@ class Estimator(ABC):
 
     def miss(self, members: Members) -> None:
         """Adds trials, bool [n], that were run and gave no output: each counts as a wrong guess."""
-        self._miss(checked(np.full(len(members), math.nan), members)[1])
+        _, bits = checked(np.full(len(members), math.nan), members)
+        self._miss(bits)
 
     def _miss(self, members: Members) -> None:
         """Folds scores that every threshold guesses wrongly by: NaN would be right to call out."""
@@ -163,8 +164,9 @@ def _method_class(method: str | type[Estimator]) -> type[Estimator]:
         return method
     methods = estimators()
     if method not in methods:
-        known = f"known: {', '.join(sorted(methods))}"
-        raise ValueError(f"unknown method {method!r}; {REPLACEMENTS.get(method, known)}")
+        names = ", ".join(sorted(methods))
+        remedy = REPLACEMENTS.get(method, f"known: {names}")
+        raise ValueError(f"unknown method {method!r}; {remedy}")
     return methods[method]
 
 
@@ -234,9 +236,12 @@ def estimate(
     return dataclasses.replace(bound, note=note)
 
 
-def checked(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Scores, Members]:
+def checked(
+    scores: npt.ArrayLike,
+    members: npt.ArrayLike,
+) -> tuple[Scores, Members]:
     """Returns float64 scores and boolean members of one length, or raises ValueError."""
-    values = np.asarray(scores, dtype=np.float64)
+    values = as_floats(scores)
     bits = np.asarray(members)
     if values.ndim != 1 or bits.shape != values.shape:
         raise ValueError(
@@ -325,7 +330,11 @@ def check_apart(scores: Scores, members: Members, remedy: str) -> None:
                 )
 
 
-def check_runs(runs: npt.ArrayLike, scores: int, method: type[Estimator]) -> int:
+def check_runs(
+    runs: npt.ArrayLike,
+    scores: int,
+    method: type[Estimator],
+) -> int:
     """Returns the number of scores of each training run, 0 if they differ.
 
     Args:

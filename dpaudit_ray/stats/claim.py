@@ -39,7 +39,7 @@ from .base import Estimator, Members, Scores
 from .curve import Curve, gaussian
 from .cut import Cut
 from .e_process import log_mean, log_mixture
-from .error_rates import Counts, Floats, last_refuted
+from .error_rates import Counts, Floats, as_floats, last_refuted
 from .lower_bound import Estimate, Status
 from .trial_log import TrialLog
 
@@ -138,7 +138,11 @@ class Wagers:
         if self.epochs and is_placed:
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
 
-    def _outcomes(self, scores: Scores, members: Members) -> npt.NDArray[np.int64]:
+    def _outcomes(
+        self,
+        scores: Scores,
+        members: Members,
+    ) -> npt.NDArray[np.int64]:
         """Returns the number of the outcome of each trial, int64 [n], below OUTCOMES."""
         finite = np.isfinite(scores)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -212,8 +216,8 @@ class ConstantStakes:
     """Constant stakes at some (ε, δ), with logarithms that serve many looks."""
 
     def __init__(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> None:
-        odds = np.exp(-np.asarray(epsilons, dtype=np.float64))[:, None, None]
-        mean = np.asarray(deltas, dtype=np.float64)[:, None, None] * SHARES[:, None]
+        odds = np.exp(-as_floats(epsilons))[:, None, None]
+        mean = as_floats(deltas)[:, None, None] * SHARES[:, None]
         share = STAKES * odds / (1 + mean * odds)
         self._log_right = np.log1p(share * (1 - mean))
         self._log_abstain = np.log1p(-share * mean)

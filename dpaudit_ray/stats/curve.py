@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy import special
 
 from . import gdp
-from .error_rates import Floats, nonnegative
+from .error_rates import Floats, as_floats, nonnegative
 
 _POINTS = 40  # of a Gaussian claim; more changes no bound in its third digit
 _LARGEST = 700.0  # largest ε whose e^ε is finite; points beyond bound no trial
@@ -35,8 +35,8 @@ class Curve:
     deltas: Floats
 
     def __post_init__(self) -> None:
-        e = np.atleast_1d(np.asarray(self.epsilons, np.float64))
-        d = np.atleast_1d(np.asarray(self.deltas, np.float64))
+        e = np.atleast_1d(as_floats(self.epsilons))
+        d = np.atleast_1d(as_floats(self.deltas))
         if e.ndim != 1 or e.shape != d.shape or len(e) == 0:
             raise ValueError(
                 f"epsilons and deltas must be two 1-D arrays of one length, "
@@ -75,7 +75,7 @@ class Curve:
         Args:
             fpr: false-positive rates, [n] in [0, 1].
         """
-        rates = np.atleast_1d(np.asarray(fpr, dtype=np.float64))[:, None]
+        rates = np.atleast_1d(as_floats(fpr))[:, None]
         growth = np.exp(np.minimum(self.epsilons, _LARGEST))
         steep = growth * rates + self.deltas
         flat = 1 - (1 - self.deltas - rates) / growth  # the same line with both errors exchanged
@@ -105,7 +105,7 @@ class Responses:
         """
         e, d = _hull(curve)
         x = np.exp(e)
-        slopes = (d[:-1] - d[1:]) / (x[1:] - x[:-1])
+        slopes = (d[:-1] - d[1:]) / np.diff(x)
         wrong = np.append(slopes, 0.0)  # wrong answers above a level
         shares = np.zeros(len(e))
         remainder = 1 - d[-1]
@@ -138,9 +138,10 @@ class Responses:
     def mean_log_odds(self, low: npt.ArrayLike, high: npt.ArrayLike) -> Floats:
         """Averages log odds between two shares of the trials, counted from the surest; [n] each."""
         edges, total = self.cumulated(self.log_odds)
-        begin = np.asarray(low, np.float64)
-        end = np.asarray(high, np.float64)
-        difference = np.interp(end, edges, total) - np.interp(begin, edges, total)
+        begin = as_floats(low)
+        end = as_floats(high)
+        total_to_end = np.interp(end, edges, total)
+        difference = total_to_end - np.interp(begin, edges, total)
         return np.asarray(difference / (end - begin))
 
 
@@ -151,7 +152,8 @@ def gaussian(mu: float) -> Curve:
         return Curve(np.zeros(1), np.full(1, mu > 0, np.float64))
     # Worlds at ±μ/2 have log odds μ x at distance x from their midpoint.
     x = np.linspace(0.0, mu / 2 + 8.0, 2000)
-    trials = special.ndtr(x - mu / 2) - special.ndtr(-x - mu / 2)  # share within x
+    # Share of the trials within x.
+    trials = special.ndtr(x - mu / 2) - special.ndtr(-x - mu / 2)
     error_rate = special.expit(-mu * x)
     errors = np.cumsum(np.gradient(trials) * error_rate)
     share = trials
@@ -180,7 +182,8 @@ def _hull(curve: Curve) -> tuple[Floats, Floats]:
         while len(corners) > 1:
             a, b = corners[-2:]
             rise_to_b = (d[b] - d[a]) * (x[i] - x[a])
-            if rise_to_b < (d[i] - d[a]) * (x[b] - x[a]):
+            rise_to_i = (d[i] - d[a]) * (x[b] - x[a])
+            if rise_to_b < rise_to_i:
                 break
             corners.pop()
         corners.append(i)

@@ -82,8 +82,8 @@ def _fitted(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
         means_middle = inside.mean() / 2 + outside.mean() / 2
         medians = np.median(inside), np.median(outside)
         medians_middle = medians[0] / 2 + medians[1] / 2
-        distances = np.abs(np.concatenate([inside - medians[0], outside - medians[1]]))
-        deviation = np.median(distances) / special.ndtri(0.75)
+        differences = np.concatenate([inside - medians[0], outside - medians[1]])
+        deviation = np.median(np.abs(differences)) / special.ndtri(0.75)
         variance = math.pi / 8 * (1 / len(inside) + 1 / len(outside))
         error = math.sqrt(variance) * deviation
         is_near = abs(means_middle - medians_middle) <= _FAR * error
@@ -144,6 +144,7 @@ def _between(pooled: Floats, below: int) -> float:
 
 def normal_scores(scores: Scores, earlier: Floats) -> Floats:
     """Returns the normal quantile of each score's rank among `earlier` ones, which are sorted."""
-    below = np.searchsorted(earlier, scores, "left") + np.searchsorted(earlier, scores, "right")
-    rank = (below + 1) / (2 * (len(earlier) + 1))
+    below = np.searchsorted(earlier, scores, "left")
+    up_to = np.searchsorted(earlier, scores, "right")
+    rank = (below + up_to + 1) / (2 * (len(earlier) + 1))
     return np.asarray(special.ndtri(rank))

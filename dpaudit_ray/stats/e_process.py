@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .error_rates import Floats, in_unit, root
+from .error_rates import Floats, as_floats, in_unit, root
 
 # Two gamblers share the stake. The bold one wins most on outcomes of small variance (many
 # canaries), the cautious one on hits and misses, where one early loss costs much. Each: the
@@ -30,7 +30,7 @@ UNIFORM = (1.0, 1.0)  # parameters of a Beta distribution over hit rates
 def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
     """Returns the largest mean of outcomes in [0, 1] refuted at `alpha`, at any look, or 1/2."""
     in_unit("alpha", alpha)
-    values = np.asarray(outcomes, dtype=np.float64)
+    values = as_floats(outcomes)
     if values.ndim != 1 or not np.all((values >= 0) & (values <= 1)):
         raise ValueError("outcomes must be a 1-D array of numbers in [0, 1]")
     if len(values) == 0:
@@ -61,14 +61,14 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
 
 def evidence(outcomes: npt.ArrayLike, mean: float) -> Floats:
     """Computes log wealth of bets against "no mean exceeds `mean`", an e-process, float64 [n]."""
-    values = np.asarray(outcomes, dtype=np.float64)
+    values = as_floats(outcomes)
     wealth = [_log_wealth(values, *gambler, mean) for gambler in _moments(values)]
     return log_mean(wealth)
 
 
 def log_mean(logs: npt.ArrayLike) -> Floats:
     """Computes the log of the mean wealth of gamblers from their logs, [gamblers, any]."""
-    wealth = np.asarray(logs, dtype=np.float64)
+    wealth = as_floats(logs)
     return np.asarray(np.logaddexp.reduce(wealth) - math.log(len(wealth)))  # quicker than logsumexp
 
 
@@ -87,10 +87,17 @@ def _moments(values: Floats) -> list[tuple[float, Floats, Floats]]:
 
 def _before(values: Floats) -> Floats:
     """Sums the values before each one, float64 [n]."""
-    return np.concatenate([[0.0], np.cumsum(values)[:-1]])
+    sums = np.cumsum(values)
+    return np.concatenate([[0.0], sums[:-1]])
 
 
-def _log_wealth(values: Floats, share: float, mean: Floats, variance: Floats, m: float) -> Floats:
+def _log_wealth(
+    values: Floats,
+    share: float,
+    mean: Floats,
+    variance: Floats,
+    m: float,
+) -> Floats:
     """Computes log wealth of bets that maximise its expected growth, to second order."""
     edge = mean - m
     stakes = np.clip(edge / (variance + edge**2), 0.0, share / m)
@@ -119,7 +126,12 @@ def anytime_lower(
     return root(excess, 0.5, top, xtol=1e-14, rtol=1e-14)
 
 
-def log_mixture(rate: float, hits: int, trials: int, prior: tuple[float, float] = UNIFORM) -> float:
+def log_mixture(
+    rate: float,
+    hits: int,
+    trials: int,
+    prior: tuple[float, float] = UNIFORM,
+) -> float:
     """Averages the likelihood ratio against `rate` over rates above it, Beta(prior); its log."""
     a, b = prior
     misses = trials - hits
@@ -144,5 +156,6 @@ def _log_beta_tail(a: float, b: float, x: float) -> float:
     ratios = (a + b + k) / (b + 1 + k) * (1 - x)
     terms = np.cumprod(ratios)
     series = 1 + float(terms.sum())
-    density = b * math.log1p(-x) + a * math.log(x) - math.log(b) - special.betaln(a, b)
+    log_powers = b * math.log1p(-x) + a * math.log(x)
+    density = log_powers - math.log(b) - special.betaln(a, b)
     return float(density + math.log(series))

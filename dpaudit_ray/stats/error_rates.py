@@ -52,9 +52,14 @@ def clopper_pearson_lower(
     return shaped(np.where(k <= 0, 0.0, bound))
 
 
+def as_floats(values: npt.ArrayLike) -> Floats:
+    """Returns values as an array of float64, without a copy if they are one."""
+    return np.asarray(values, dtype=np.float64)
+
+
 def in_unit(name: str, value: npt.ArrayLike) -> Floats:
     """Returns `value` as an array; ValueError under `name` where an entry is outside (0, 1)."""
-    array = np.asarray(value, dtype=np.float64)
+    array = as_floats(value)
     if not np.all((array > 0) & (array < 1)):
         raise ValueError(f"{name} must lie in (0, 1), got {value!r}")
     return array
@@ -62,13 +67,18 @@ def in_unit(name: str, value: npt.ArrayLike) -> Floats:
 
 def nonnegative(name: str, value: npt.ArrayLike) -> Floats:
     """Returns `value` as an array; ValueError under `name` where an entry is below 0 or NaN."""
-    array = np.asarray(value, dtype=np.float64)
+    array = as_floats(value)
     if not np.all(array >= 0):
         raise ValueError(f"{name} must be at least 0, got {value!r}")
     return array
 
 
-def check_counts(correct: int, guesses: int, canaries: int, delta: float = 0.0) -> None:
+def check_counts(
+    correct: int,
+    guesses: int,
+    canaries: int,
+    delta: float = 0.0,
+) -> None:
     """Raises ValueError unless 0 ≤ correct ≤ guesses ≤ canaries and 0 ≤ δ ≤ 1."""
     if not 0 <= correct <= guesses:
         raise ValueError(f"correct must lie in 0..{guesses} (guesses), got {correct}")
@@ -82,7 +92,7 @@ def _checked(
     successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
 ) -> tuple[Floats, Floats, Floats]:
     k = nonnegative("successes", successes)
-    n = np.asarray(trials, dtype=np.float64)
+    n = as_floats(trials)
     if not np.all(k <= n):
         raise ValueError(f"successes must be at most trials, got {successes!r} of {trials!r}")
     return k, n, in_unit("alpha", alpha)
@@ -170,10 +180,11 @@ def miss_probability(n: int, level: float) -> float:
     from scipy import linalg  # as long again
 
     k = np.arange(n)
-    above = np.asarray(special.betaincinv(n - k, k + 1, level), dtype=np.float64)  # 1 - u(k)
-    logs = np.asarray(special.gammaln(np.arange(n + 1.0) + 1), dtype=np.float64)
+    above = as_floats(special.betaincinv(n - k, k + 1, level))  # 1 - u(k)
+    logs = as_floats(special.gammaln(np.arange(n + 1.0) + 1))  # of factorials
     tail = logs[n - k] - (n - k) * np.log(above)
-    below = np.exp(logs[n] - logs[k] - tail + special.xlogy(k, 1 - above))
+    log_below = logs[n] - logs[k] - tail + special.xlogy(k, 1 - above)
+    below = np.exp(log_below)
     first = np.empty(n)
     for start in range(0, n, _BLOCK):
         rows = slice(start, min(start + _BLOCK, n))
@@ -197,7 +208,8 @@ def _transitions(lags: Counts, above: Floats, tail: Floats, logs: Floats) -> Flo
     stop = lags.shape[1]
     rows = slice(stop - len(lags), stop)
     with np.errstate(divide="ignore", invalid="ignore"):
-        powers = lags * np.log(above[None, :stop] - above[rows, None])
+        widths = above[None, :stop] - above[rows, None]
+        powers = lags * np.log(widths)
     differences = powers + tail[None, :stop] - tail[rows, None]
     exponent = differences - logs[np.abs(lags)]
     later = np.exp(np.where(lags > 0, exponent, 0.0))

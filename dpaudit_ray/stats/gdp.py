@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from .error_rates import Floats, in_unit, nonnegative, shaped
+from .error_rates import Floats, as_floats, in_unit, nonnegative, shaped
 
 _BISECTIONS = 60  # from a bracket of ratio 2 this is below one unit in the last place
 
@@ -47,7 +47,7 @@ def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
 
 def true_positive_rate(fpr: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
     """Returns the ROC curve: the largest true-positive rate of a test of a μ-GDP mechanism."""
-    rate = np.asarray(fpr, dtype=np.float64)
+    rate = as_floats(fpr)
     if not np.all((rate >= 0) & (rate <= 1)):
         raise ValueError(f"fpr must lie in [0, 1], got {fpr!r}")
     quantile = special.ndtri(rate)
@@ -64,7 +64,10 @@ def _log_delta(epsilon: Floats, mu: Floats) -> Floats:
     return np.where(mu > 0, log_delta, -np.inf)
 
 
-def _last_where(holds: Callable[[Floats], npt.NDArray[np.bool_]], start: Floats) -> Floats:
+def _last_where(
+    holds: Callable[[Floats], npt.NDArray[np.bool_]],
+    start: Floats,
+) -> Floats:
     """Returns the largest x ≥ 0 with holds(x), for a condition that is true up to a point."""
     high = start.astype(np.float64)
     while np.any(grow := holds(high) & np.isfinite(high)):

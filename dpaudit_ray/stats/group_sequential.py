@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy import special
 
 from .base import Members, Scores
-from .error_rates import Counts, Floats, in_unit, root
+from .error_rates import Counts, Floats, as_floats, in_unit, root
 from .guess_count_bound import Guesses
 from .lower_bound import Status
 
@@ -94,7 +94,7 @@ def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
         spending: `pocock` or `obrien-fleming`.
     """
     in_unit("alpha", alpha)
-    f = np.asarray(shares, dtype=np.float64)
+    f = as_floats(shares)
     if spending == "pocock":
         return np.asarray(alpha * np.log1p(math.expm1(1) * f))
     quantile = special.ndtri(alpha / 2) / np.sqrt(f)

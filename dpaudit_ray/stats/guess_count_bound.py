@@ -44,7 +44,12 @@ class GuessCounter:
     _cut: Cut | None = None
     _due: int = cut.FIRST  # trials after which a cut is learnt
 
-    def fold(self, scores: Scores, members: Members, batch: int = 1) -> tuple[Members, Members]:
+    def fold(
+        self,
+        scores: Scores,
+        members: Members,
+        batch: int = 1,
+    ) -> tuple[Members, Members]:
         """Adds trials in order.
 
         Args:
@@ -74,7 +79,12 @@ class GuessCounter:
         if self._due > cut.LAST:
             self._log = TrialLog()  # a sweep has many of them
 
-    def _fold(self, scores: Scores, members: Members, batch: int) -> tuple[Members, Members]:
+    def _fold(
+        self,
+        scores: Scores,
+        members: Members,
+        batch: int,
+    ) -> tuple[Members, Members]:
         """Guesses trials by the current threshold rule, then adds them to the totals.
 
         Arguments and results are those of `fold`.
@@ -133,7 +143,10 @@ class GuessCounter:
         return mean_out / 2 + mean_in / 2
 
 
-def _totals(start: float, steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _totals(
+    start: float,
+    steps: npt.NDArray[Any],
+) -> npt.NDArray[Any]:
     """Returns the running total before each step, and after the last: [n + 1]."""
     return np.cumsum(np.concatenate([[start], steps]))
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy import special
 
 from . import gdp
-from .error_rates import Floats
+from .error_rates import Floats, as_floats
 
 _RANK_TOLERANCE = 1e-10  # of eigenvalues, relative to the largest
 
@@ -63,9 +63,9 @@ def bounds(
         full_norms: float [N], norms of the derivatives by all parameters, which are then clipped
             and released together. None if there are no other than the attacked weights.
     """
-    columns = np.asarray(features, dtype=np.float64)
-    p = np.asarray(probabilities, dtype=np.float64)
-    y = np.asarray(labels, dtype=np.float64)
+    columns = as_floats(features)
+    p = as_floats(probabilities)
+    y = as_floats(labels)
     if columns.ndim != 2 or p.shape != (columns.shape[1],) or y.shape != p.shape:
         raise ValueError(
             f"features must be [d, N] and probabilities and labels [N], "
@@ -97,7 +97,7 @@ def bounds_of_gram(
     attacked_norms = np.sqrt(np.diag(gram))
     norms = attacked_norms
     if full_norms is not None:
-        norms = np.asarray(full_norms, dtype=np.float64)
+        norms = as_floats(full_norms)
         if norms.shape != p.shape or not np.all(norms >= attacked_norms * (1 - 1e-6)):
             raise ValueError(
                 f"full_norms must be a norm for each of {len(p)} records, "
@@ -127,7 +127,7 @@ def bounds_of_gram(
 
 def epsilon(mu: npt.ArrayLike, delta: float) -> Floats:
     """Returns ε at δ of exact label bounds μ, float64 [N]; NaN stays NaN."""
-    values = np.atleast_1d(np.asarray(mu, dtype=np.float64))
+    values = np.atleast_1d(as_floats(mu))
     finite = np.isfinite(values)
     result = np.full_like(values, np.nan)
     result[finite] = gdp.epsilon(values[finite], delta)
@@ -147,8 +147,8 @@ def coefficients(features: npt.ArrayLike, gradient: npt.ArrayLike) -> Floats:
         float64 [N], NaN if the system does not determine it: a dead neuron's, or a record whose
         column lies in the span of the others.
     """
-    columns = np.asarray(features, dtype=np.float64)
-    total = np.asarray(gradient, dtype=np.float64)
+    columns = as_floats(features)
+    total = as_floats(gradient)
     if columns.ndim != 2 or total.shape != columns.shape[:1]:
         raise ValueError(
             f"features must be [d, N] and gradient [d], got shapes {columns.shape}, {total.shape}"

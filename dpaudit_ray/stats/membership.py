@@ -30,7 +30,7 @@ from scipy import special
 
 from .base import Members, Scores
 from .curve import Curve
-from .error_rates import Floats, clopper_pearson_lower, first_where, in_unit, root
+from .error_rates import Floats, as_floats, clopper_pearson_lower, first_where, in_unit, root
 from .share_bounds import betting_lower, binomial_lower, evidence
 
 RATES = (0.1, 0.01, 0.001)  # FPRs that are reported if enough scores resolve them
@@ -70,7 +70,7 @@ class Membership:
 
     def __post_init__(self) -> None:
         in_unit("confidence", self.confidence)
-        scores = np.asarray(self.scores, np.float64)
+        scores = as_floats(self.scores)
         bits = np.asarray(self.members)
         if scores.ndim not in (1, 2) or bits.shape != scores.shape:
             shapes = f"{scores.shape} and {bits.shape}"
@@ -403,7 +403,12 @@ def _independent_levels(alpha: float) -> list[tuple[float, float]]:
     return list(zip(first.tolist(), second.tolist(), strict=True))
 
 
-def sentence(fpr: float, rate: Interval, confidence: float, claim: Curve | None = None) -> str:
+def sentence(
+    fpr: float,
+    rate: Interval,
+    confidence: float,
+    claim: Curve | None = None,
+) -> str:
     """Puts a TPR in words, for 1,000 members.
 
     Args:

@@ -164,7 +164,12 @@ def balanced(scores: Scores, guesses: int) -> tuple[int, int]:
     return above, guesses - above
 
 
-def hits_of(scores: Scores, members: Members, positive: int, negative: int) -> tuple[int, int]:
+def hits_of(
+    scores: Scores,
+    members: Members,
+    positive: int,
+    negative: int,
+) -> tuple[int, int]:
     """Counts correct guesses, and guesses (Algorithm 1).
 
     Args:
@@ -229,7 +234,13 @@ def largest_refuted(refuted: Callable[[float], bool], largest: float) -> float:
     return low
 
 
-def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+def p_value(
+    correct: int,
+    guesses: int,
+    canaries: int,
+    epsilon: float,
+    delta: float,
+) -> float:
     """Bounds the probability of `correct` or more correct guesses under (ε, δ)-DP.
 
     Args:
@@ -301,7 +312,11 @@ def independent_epsilon_lower(
     return max(0.0, float(special.logit(rate)))
 
 
-def told_outright(trials: int, delta: float, alpha: float) -> tuple[int, float]:
+def told_outright(
+    trials: int,
+    delta: float,
+    alpha: float,
+) -> tuple[int, float]:
     """Returns k and β: Bin(trials, δ) exceeds k with probability β, at most `alpha` / 20.
 
     Args:

@@ -54,7 +54,13 @@ class OneRunFdp(Canaries, Estimator):
         epsilon = float(gdp.epsilon(mu, delta))
         return self._estimate(epsilon, mu, (delta, confidence), total, threshold)
 
-    def lower(self, correct: int, guesses: int, canaries: int, confidence: float) -> float:
+    def lower(
+        self,
+        correct: int,
+        guesses: int,
+        canaries: int,
+        confidence: float,
+    ) -> float:
         """Bounds μ by correct guesses of canaries of one run; arguments as of `mu_lower`."""
         return mu_lower(correct, guesses, canaries, confidence)
 
@@ -89,7 +95,13 @@ def mu_lower(correct: int, guesses: int, canaries: int, confidence: float) -> fl
     return largest_refuted(refuted, _LARGEST_MU)
 
 
-def _refuted(mu: float, correct: int, guesses: int, canaries: int, level: float) -> bool:
+def _refuted(
+    mu: float,
+    correct: int,
+    guesses: int,
+    canaries: int,
+    level: float,
+) -> bool:
     """Returns whether the masses of Algorithm 3, started at `level`, exceed those of μ-GDP."""
     rho = level * correct / canaries
     eta = level * (guesses - correct) / canaries

@@ -57,7 +57,13 @@ class OrderStatistics(OneRunFdp):
         mistakes = ranked_mistakes(from_median(scores), members, 0.0, Diverged())
         return mu_lower(mistakes, 1 - confidence)
 
-    def lower(self, correct: int, guesses: int, canaries: int, confidence: float) -> float:
+    def lower(
+        self,
+        correct: int,
+        guesses: int,
+        canaries: int,
+        confidence: float,
+    ) -> float:
         return gaussian_mu(correct, guesses, canaries, confidence)
 
     def _status_at(self, mu: float) -> Status:

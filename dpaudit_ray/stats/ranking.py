@@ -30,7 +30,7 @@ from scipy import special
 from . import cut, gdp
 from .base import Estimator, Members, Scores
 from .curve import Curve, Responses, gaussian
-from .error_rates import Counts, Floats
+from .error_rates import Counts, Floats, as_floats
 from .lower_bound import Estimate, Status
 from .trial_log import LEARN, Diverged, Logged
 
@@ -313,7 +313,7 @@ def _overlap(edges: Counts, ranks: Counts) -> Floats:
     """Counts how many of the first ranks lie in each block, float64 [ranks, blocks]."""
     ranks_behind = ranks[:, None] - edges[:-1]
     counts = np.clip(ranks_behind, 0, np.diff(edges))
-    return np.asarray(counts, dtype=np.float64)
+    return as_floats(counts)
 
 
 def _poisson(counts: Counts, mean: float) -> Floats:

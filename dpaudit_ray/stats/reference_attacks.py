@@ -217,16 +217,22 @@ class _Side:
 
 def _lira(logits: Floats, sides: list[_Side], variance: Variance) -> Scores:
     deviations = [side.deviation(variance) for side in sides]
-    distances = [
-        (logits - side.mean) / deviation for side, deviation in zip(sides, deviations, strict=True)
-    ]
+    distances = []
+    for side, deviation in zip(sides, deviations, strict=True):
+        distances.append((logits - side.mean) / deviation)
     if len(sides) == 1:
         return distances[0]
     without, inside = distances
-    return (without**2 - inside**2) / 2 + np.log(deviations[0] / deviations[1])
+    log_ratio = np.log(deviations[0] / deviations[1])
+    return (without**2 - inside**2) / 2 + log_ratio
 
 
-def _rmia(logits: Floats, sides: list[_Side], gamma: float, slope: float) -> Scores:
+def _rmia(
+    logits: Floats,
+    sides: list[_Side],
+    gamma: float,
+    slope: float,
+) -> Scores:
     without = sides[0].mean
     inside = slope * without + 1 - slope
     if len(sides) > 1:

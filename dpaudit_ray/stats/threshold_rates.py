@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy import special
 
 from .base import Estimator, Members, Scores
-from .error_rates import Counts, Rates, clopper_pearson_upper
+from .error_rates import Counts, Rates, as_floats, clopper_pearson_upper
 from .lower_bound import Estimate, Status
 from .trial_log import LEARN, Logged, settled
 
@@ -94,7 +94,7 @@ class Worlds:
 
     def errors(self, thresholds: npt.ArrayLike) -> tuple[Counts, Counts]:
         """Counts false positives and false negatives at each threshold, int64 [n] each."""
-        h = np.atleast_1d(np.asarray(thresholds, dtype=np.float64))
+        h = np.atleast_1d(as_floats(thresholds))
         true_negatives = np.searchsorted(self.outside, h, side="left")
         false_positives = len(self.outside) - true_negatives
         false_negatives = np.searchsorted(self.inside, h, side="left")
@@ -152,7 +152,11 @@ class EpsDelta(Logged, Estimator):
         return self._estimate(epsilon, math.nan, (delta, confidence), trials, float(threshold))
 
 
-def best_test(worlds: Worlds, alpha: float, gain: Gain) -> tuple[float, float]:
+def best_test(
+    worlds: Worlds,
+    alpha: float,
+    gain: Gain,
+) -> tuple[float, float]:
     """Returns the largest gain over all thresholds, and that threshold; or (0, NaN).
 
     A block of neighbouring thresholds is excluded if even its lowest rates, of either kind, gain
@@ -213,8 +217,8 @@ def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> An
         fnr: false-negative rates, float [n].
         delta: in [0, 1).
     """
-    a = np.asarray(fpr, dtype=np.float64)
-    b = np.asarray(fnr, dtype=np.float64)
+    a = as_floats(fpr)
+    b = as_floats(fnr)
     with np.errstate(divide="ignore", invalid="ignore"):
         by_power = np.log(np.maximum(1 - delta - a, 0) / b)
         by_size = np.log(np.maximum(1 - delta - b, 0) / a)
@@ -222,7 +226,9 @@ def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> An
 
 
 def rates_at_most(
-    errors: tuple[npt.ArrayLike, npt.ArrayLike], sizes: tuple[float, float], alpha: float
+    errors: tuple[npt.ArrayLike, npt.ArrayLike],
+    sizes: tuple[float, float],
+    alpha: float,
 ) -> tuple[Rates, Rates]:
     """Bounds false-positive and false-negative rates from above, float64 [n] each.
 

@@ -41,10 +41,10 @@ _LOW, _HIGH = np.array(_RAMPS).T[:, :, None]  # ends of the ramps, [8, 1] each
 _BOTTOM = np.maximum(_LOW, -_REACH)
 _TOP = np.minimum(_HIGH, _REACH)
 # Prior weights of the ramps: a steady rise, as of Gaussian noise, is the likeliest.
-_FAVOUR = np.log([[1.0], [1.0], [1.0], [4.0], [1.0], [1.0], [0.3], [0.6]])
+_FAVOUR = np.log([1.0, 1.0, 1.0, 4.0, 1.0, 1.0, 0.3, 0.6])[:, None]
 # Of the log odds halfway up a ramp: free, or for the last two about even, as where both worlds
 # look alike mirrored. Otherwise the luck of early trials makes one of two equal sides look surer.
-_LEVEL_SD = np.repeat([[2.0], [0.05]], [6, 2], axis=0)
+_LEVEL_SD = np.repeat([2.0, 0.05], [6, 2])[:, None]
 _RISE_SD = 8.0  # of the height of a ramp
 _NEWTON_STEPS, _NEWTON_REACH, _CLOSE = 12, 4.0, 5e-2  # in log odds: the fit need not be finer
 
@@ -58,7 +58,13 @@ class Judged:
     threshold: float = math.nan
 
 
-def hit_rate(guesses: Floats, wrong: Floats, alpha: float, revealed: int, missed: int) -> Floats:
+def hit_rate(
+    guesses: Floats,
+    wrong: Floats,
+    alpha: float,
+    revealed: int,
+    missed: int,
+) -> Floats:
     """Computes the hit rate that some numbers of guesses would certify.
 
     Args:
@@ -100,7 +106,12 @@ class Masks:
         self._fit: Floats | None = None
         self._refit()
 
-    def adaptive(self, alpha: float, revealed: int = 0, missed: int = 0) -> Judged:
+    def adaptive(
+        self,
+        alpha: float,
+        revealed: int = 0,
+        missed: int = 0,
+    ) -> Judged:
         """Reveals bits while fewer, surer guesses promise more `hit_rate`; guesses the others."""
         while self._reveal(alpha, revealed, missed):
             self._refit()
@@ -275,12 +286,14 @@ def _average(
     level, rise = theta
     prior = (level / _LEVEL_SD) ** 2 + (rise / _RISE_SD) ** 2
     # log(1 + e^x), in a fifth of the time of logaddexp
-    log_sum = np.maximum(log_odds, 0) + np.log(1 + np.exp(-np.abs(log_odds)))
+    smaller_term = np.exp(-np.abs(log_odds))
+    log_sum = np.maximum(log_odds, 0) + np.log(1 + smaller_term)
     likelihood = _sum(inside * log_odds - revealed * log_sum)
     log_volume = np.log(_LEVEL_SD * np.sqrt(determinant))
     evidence = _FAVOUR + likelihood - prior / 2 - log_volume
     shares = np.exp(evidence - evidence.max())
-    chances = special.expit(log_odds / np.sqrt(1 + np.pi / 8 * variance))
+    shrinkage = np.sqrt(1 + np.pi / 8 * variance)
+    chances = special.expit(log_odds / shrinkage)
     return (shares * chances).sum(0) / shares.sum(), theta
 
 

@@ -63,7 +63,11 @@ class PatchCut:
     rows: int  # of a patch, computed together: a divisor of its height
 
     @classmethod
-    def from_weight(cls, shape: Sequence[int], dtype: torch.dtype) -> PatchCut | None:
+    def from_weight(
+        cls,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> PatchCut | None:
         """Returns None if a row of a patch does not fit into the registers."""
         _, channels, height, width = shape
         row = width * channels
@@ -112,7 +116,12 @@ class Pooled:
 class ConvPoolRule(Rule):
     """relu(pool(x * W + b)), of a convolution without dilation and groups."""
 
-    def __init__(self, convolution: Conv2dRule, window: tuple[Pair, Pair], rectified: bool) -> None:
+    def __init__(
+        self,
+        convolution: Conv2dRule,
+        window: tuple[Pair, Pair],
+        rectified: bool,
+    ) -> None:
         self.owner = convolution
         self.convolution = convolution
         self.size, self.stride = window
@@ -126,7 +135,12 @@ class ConvPoolRule(Rule):
         cuts = {dtype: PatchCut.from_weight(self.weight.shape, dtype) for dtype in _DTYPES}
         self.cuts = {dtype: cut for dtype, cut in cuts.items() if cut is not None}
 
-    def takes(self, size: Sequence[int], dtype: torch.dtype, batch: int) -> bool:
+    def takes(
+        self,
+        size: Sequence[int],
+        dtype: torch.dtype,
+        batch: int,
+    ) -> bool:
         """Returns whether loops can compute this layer.
 
         Args:
@@ -144,7 +158,12 @@ class ConvPoolRule(Rule):
         y, saved = self.forward_shared(theta, x, inputs=len(theta))
         return y.flatten(0, 1), saved
 
-    def forward_shared(self, theta: Tensor, x: Tensor, inputs: int = 1) -> tuple[Tensor, Pooled]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        inputs: int = 1,
+    ) -> tuple[Tensor, Pooled]:
         images = self.images(x, inputs)
         y, marks = self.pooled(theta, images, self.windows(x.shape[2:]))
         return y.movedim(-1, 2), Pooled(images, marks, x.shape[2:])
@@ -165,7 +184,12 @@ class ConvPoolRule(Rule):
         _, height, width, channels = images.shape
         return images.view(inputs, -1, height, width * channels)
 
-    def pooled(self, theta: Tensor, images: Tensor, windows: Pair) -> tuple[Tensor, Tensor]:
+    def pooled(
+        self,
+        theta: Tensor,
+        images: Tensor,
+        windows: Pair,
+    ) -> tuple[Tensor, Tensor]:
         """Returns outputs and marks, [n, B, h, w, o].
 
         Args:
@@ -195,7 +219,12 @@ class ConvPoolRule(Rule):
         )
         return y, marks
 
-    def _stacked(self, theta: Tensor, inputs: int, lanes: int) -> tuple[Tensor, Tensor]:
+    def _stacked(
+        self,
+        theta: Tensor,
+        inputs: int,
+        lanes: int,
+    ) -> tuple[Tensor, Tensor]:
         """Returns weights and biases of models with the same input side by side.
 
         Their outputs are filled up with zeros to blocks of one vector.
@@ -237,7 +266,11 @@ class ConvPoolRule(Rule):
         return self.samples_shared(theta, saved, [by_model(g, len(theta))], {})
 
     def samples_shared(
-        self, theta: Tensor, saved: Pooled, parts: Sequence[Tensor], cache: dict[object, Tensor]
+        self,
+        theta: Tensor,
+        saved: Pooled,
+        parts: Sequence[Tensor],
+        cache: dict[object, Tensor],
     ) -> SampleGradients:
         like = parts[0]
         n, batch = saved.marks.shape[:2]
@@ -330,7 +363,12 @@ class _Samples(SampleGradients):
 class ConvPool(nn.Module):
     """A convolution, its pooling and the ReLU behind it, by loops if they can, else one by one."""
 
-    def __init__(self, rule: ConvPoolRule, behind: Sequence[nn.Module], passes: Passes) -> None:
+    def __init__(
+        self,
+        rule: ConvPoolRule,
+        behind: Sequence[nn.Module],
+        passes: Passes,
+    ) -> None:
         super().__init__()
         self.rule = rule
         self._passes = passes
@@ -348,7 +386,10 @@ class ConvPool(nn.Module):
         return y
 
 
-def merge_pooling(layers: Sequence[nn.Module], passes: Passes) -> list[nn.Module]:
+def merge_pooling(
+    layers: Sequence[nn.Module],
+    passes: Passes,
+) -> list[nn.Module]:
     """Returns the layers with every convolution and the pooling behind it as one `ConvPool`.
 
     A ReLU is moved behind the pooling that follows it, where it has less to do: the maximum of
@@ -501,7 +542,12 @@ class _Head:
         features_gradient: gradient of the features [n, B, h · w · o], after `backward`.
     """
 
-    def __init__(self, rules: Sequence[LinearRule], theta: Tensor, features: Tensor) -> None:
+    def __init__(
+        self,
+        rules: Sequence[LinearRule],
+        theta: Tensor,
+        features: Tensor,
+    ) -> None:
         self._rules = rules
         self._theta = theta
         _, _, rows, columns, channels = features.shape

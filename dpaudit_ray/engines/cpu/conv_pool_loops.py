@@ -53,7 +53,11 @@ class Steps(NamedTuple):
 # Forward ------------------------------------------------------------------------------------------
 
 
-def line_room(pooled: Winners, channels: int, steps: Steps) -> tuple[Floats, Winners]:
+def line_room(
+    pooled: Winners,
+    channels: int,
+    steps: Steps,
+) -> tuple[Floats, Winners]:
     """Allocates buffers for one convolved image, and for a row of windows and their marks."""
     out = pooled[0]
     rows, columns = out.shape[2:4]
@@ -220,7 +224,12 @@ class Scratch(NamedTuple):
     values: Integers  # the listed gradients as integers
 
 
-def scratch(images: Floats, marks: Bytes, dtype: npt.DTypeLike, steps: Steps) -> Scratch:
+def scratch(
+    images: Floats,
+    marks: Bytes,
+    dtype: npt.DTypeLike,
+    steps: Steps,
+) -> Scratch:
     """Allocates the buffers in which the gradients of one sample are formed.
 
     Args:
@@ -262,7 +271,11 @@ def scratch(images: Floats, marks: Bytes, dtype: npt.DTypeLike, steps: Steps) ->
     )
 
 
-def _starts(cells: Sequence[int], row: int, steps: Sequence[int]) -> Integers:
+def _starts(
+    cells: Sequence[int],
+    row: int,
+    steps: Sequence[int],
+) -> Integers:
     """Returns the starts of rows and columns of cells in an image with rows of so many numbers."""
     down, across = (np.arange(count, dtype=np.int32) for count in cells)
     starts: Integers = down[:, None] * (steps[0] * row) + across * steps[1]
@@ -347,7 +360,11 @@ def _overlap(steps: Steps) -> bool:
 
 @inlined
 def _spread_windows(
-    g: Floats, room: Scratch, windows: tuple[int, int, int], steps: Steps, static: Static
+    g: Floats,
+    room: Scratch,
+    windows: tuple[int, int, int],
+    steps: Steps,
+    static: Static,
 ) -> None:
     """Writes one sample's gradients by position into the grid: the sums over windows won."""
     rows, columns, outputs = windows
@@ -595,7 +612,11 @@ def descend(
 
 
 @inlined
-def _form_at(stage: Stage, sample: tuple[int, int, int], g: Floats) -> Any:
+def _form_at(
+    stage: Stage,
+    sample: tuple[int, int, int],
+    g: Floats,
+) -> Any:
     """Forms gradients from those of windows, g; returns their squared norm.
 
     `sample` is the model, the number in the batch, and the number among the few.

@@ -34,7 +34,11 @@ class MlpLoops:
     flattens: bool  # whether examples may have any shape
 
     @classmethod
-    def from_module(cls, module: nn.Module, slots: dict[str, Slot]) -> MlpLoops | None:
+    def from_module(
+        cls,
+        module: nn.Module,
+        slots: dict[str, Slot],
+    ) -> MlpLoops | None:
         """Returns loops for a small chain of linear layers and ReLU; None for other modules."""
         layers = list(module.named_children()) if is_plain(module, nn.Sequential) else []
         has_flatten = bool(layers) and is_flatten(layers[0][1])
@@ -85,7 +89,13 @@ class MlpLoops:
 
 
 @compiled
-def _forward(theta: Floats, x: Floats, widths: Integers, starts: Integers, acts: Floats) -> None:
+def _forward(
+    theta: Floats,
+    x: Floats,
+    widths: Integers,
+    starts: Integers,
+    acts: Floats,
+) -> None:
     """Writes the activations of every layer behind another.
 
     Args:

@@ -45,7 +45,10 @@ def torchs(threads: int = 0) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def spread(task: Callable[[int, slice], None], models: int) -> None:
+def spread(
+    task: Callable[[int, slice], None],
+    models: int,
+) -> None:
     """Calls `task` on several threads, each with its number and its part of range(models).
 
     If there are several, torch has one thread inside each of them.
@@ -61,7 +64,10 @@ def spread(task: Callable[[int, slice], None], models: int) -> None:
         future.result()
 
 
-def beside(task: Callable[[], object], worth: bool) -> Callable[[], object]:
+def beside(
+    task: Callable[[], object],
+    worth: bool,
+) -> Callable[[], object]:
     """Starts `task` on another thread if it is `worth` it, else runs it; returns how to wait."""
     if not worth or count() < 2:
         task()

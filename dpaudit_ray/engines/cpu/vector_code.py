@@ -68,21 +68,28 @@ def lanes(itemsize: int, row: int) -> int:
 _I64, _I32, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
 _FUSED = ("contract",)  # a product and a sum may be one instruction
 _allocated: Any = cgutils.alloca_once
+_unpacked: Any = cgutils.unpack_tuple
 
 
 class _Emitter:
     """Emits an intrinsic's instructions; `sizes` are the static ones except the first, `lanes`."""
 
-    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+    def __init__(
+        self,
+        context: Any,
+        builder: Any,
+        signature: Any,
+        args: Any,
+    ) -> None:
         arrays, numbers, static = signature.args
         self.builder = builder
         self.lanes, *self.sizes = (kind.count for kind in static.types)
         self.pointers = []
-        structs = cgutils.unpack_tuple(builder, args[0])
+        structs = _unpacked(builder, args[0])
         for kind, struct in zip(arrays.types, structs, strict=True):
             array = context.make_array(kind)(context, builder, struct)
             self.pointers.append(array.data)
-        self.numbers = cgutils.unpack_tuple(builder, args[1], numbers.count)
+        self.numbers = _unpacked(builder, args[1], numbers.count)
         element = context.get_value_type(arrays.types[0].dtype)
         self.type = ir.VectorType(element, self.lanes)
         self.bytes = ir.VectorType(_I8, self.lanes)

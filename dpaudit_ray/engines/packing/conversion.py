@@ -85,7 +85,7 @@ def find_obstacle(module: nn.Module) -> str | None:
 
 
 def converted(
-    module: nn.Module, slots: dict[str, Slot], passes: Passes, path: str = ""
+    module: nn.Module, slots: dict[str, Slot], passes: Passes, path: str = "",
 ) -> nn.Module:  # fmt: skip
     """Returns `module`, changed in place, with a `Layer` of the `passes` where parameters are.
 
@@ -118,7 +118,11 @@ def converted(
     return module
 
 
-def _with_rule(module: nn.Module, slots: dict[str, Slot], passes: Passes) -> nn.Module:
+def _with_rule(
+    module: nn.Module,
+    slots: dict[str, Slot],
+    passes: Passes,
+) -> nn.Module:
     """Returns a layer of the rule of a module's class, with what torch computes before it."""
     layer = Layer(RULES[type(module)](module, slots), passes)
     if isinstance(module, nn.Conv2d):

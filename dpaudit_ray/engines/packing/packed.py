@@ -158,7 +158,12 @@ class PackedModel:
         return torch.cat(outputs)
 
     def clipped_sums(
-        self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, weights: Tensor | None = None
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip_norm: float,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Returns Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) for every model i: float [n, p].
 
@@ -200,7 +205,13 @@ class PackedModel:
             sums(0, slice(0, n))
         return out
 
-    def viewed_sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
+    def viewed_sums(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip_norm: float,
+    ) -> Tensor:
         """Returns `clipped_sums` of examples x [B, K, ...] with K views, by their mean loss."""
         self.settle(x[:, 0], y)
         if self._viewed is None:
@@ -210,7 +221,13 @@ class PackedModel:
         with torchs():
             return self._viewed.clipped_sums(theta, x, y, clip_norm, None)
 
-    def _write_sums(self, out: Tensor, theta: Tensor, step: Step, weights: Tensor) -> None:
+    def _write_sums(
+        self,
+        out: Tensor,
+        theta: Tensor,
+        step: Step,
+        weights: Tensor,
+    ) -> None:
         loops = self._loops if theta.device.type == "cpu" else None
         if loops is not None and not loops.fits(theta, step.x):
             loops = None
@@ -223,7 +240,11 @@ class PackedModel:
 
         self._by_groups(theta, compute)
 
-    def _by_groups(self, theta: Tensor, compute: Callable[[slice, int], None]) -> None:
+    def _by_groups(
+        self,
+        theta: Tensor,
+        compute: Callable[[slice, int], None],
+    ) -> None:
         """Calls `compute` for groups of models; for half as many once memory does not suffice."""
         start = 0
         while start < len(theta):
@@ -263,7 +284,12 @@ class PackedModel:
         return Groups.for_cpu(self._source, self._convolutions_in_loops)
 
 
-def _key(module: nn.Module, x: Tensor, y: Tensor, options: Hashable) -> Hashable:
+def _key(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    options: Hashable,
+) -> Hashable:
     """Returns a key that equal modules of the same code share; None if an instance has own code."""
     code = []
     for part in module.modules():

@@ -60,7 +60,12 @@ class Passes:
         self._applied: set[Rule] = set()
         self._shared: dict[Rule, tuple[Tensor, Any]] = {}
 
-    def outputs(self, theta: Tensor, x: Tensor, at_once: int) -> list[Tensor]:
+    def outputs(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        at_once: int,
+    ) -> list[Tensor]:
         """Returns outputs [models, B, c] of each group.
 
         Args:
@@ -179,7 +184,12 @@ class Passes:
             raise ValueError(f"a layer is given {rows} rows of {models * len(batch)}")
         return x, False
 
-    def layer_output(self, rule: Rule, x: Tensor, shared: bool) -> tuple[Tensor, Any]:
+    def layer_output(
+        self,
+        rule: Rule,
+        x: Tensor,
+        shared: bool,
+    ) -> tuple[Tensor, Any]:
         """Returns the group's output [n*B, ...] and what is saved; applied once if `shared`."""
         if not shared:
             return rule.forward(self.theta, x)
@@ -208,7 +218,9 @@ class Chain(nn.Sequential):
     """A Sequential whose call goes through `merged` layers; items are the layers themselves."""
 
     def __init__(
-        self, layers: Mapping[str, nn.Module], merged: Sequence[nn.Module] | None = None
+        self,
+        layers: Mapping[str, nn.Module],
+        merged: Sequence[nn.Module] | None = None,
     ) -> None:
         super().__init__(OrderedDict(layers))
         self.merged = tuple(self if merged is None else merged)  # None for a slice of a chain
@@ -224,14 +236,23 @@ class _Apply(torch.autograd.Function):
     """A `Layer` as an operation of autograd."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, _anchor: Tensor, layer: Layer, shared: bool) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        _anchor: Tensor,
+        layer: Layer,
+        shared: bool,
+    ) -> Tensor:
         ctx.layer = layer
         ctx.shared = shared
         y, ctx.saved = layer.passes.layer_output(layer.rule, x.detach(), shared)
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(
+        ctx: Any,
+        g: Tensor,
+    ) -> tuple[Tensor | None, None, None, None]:
         rule, passes = ctx.layer.rule, ctx.layer.passes
         passes.records.append(Record(rule, ctx.saved, g, ctx.shared))
         if not ctx.needs_input_grad[0]:

@@ -43,7 +43,12 @@ class Samplewise:
         return torch.stack(outputs)
 
     def clipped_sums(
-        self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float, weights: Tensor | None
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip_norm: float,
+        weights: Tensor | None,
     ) -> Tensor:
         """Returns Σ_j weights[i, j] · clip(∇ℓ(θ_i; x_j, y_j), C) of every model i, float [n, p].
 
@@ -111,8 +116,9 @@ class Samplewise:
                 torch.autograd.backward(loss)
         gradients = []
         for parameter in parameters:
-            gradient = torch.zeros_like(parameter)  # if the loss does not depend on it
-            if parameter.grad is not None:
+            if parameter.grad is None:  # the loss does not depend on it
+                gradient = torch.zeros_like(parameter)
+            else:
                 gradient = parameter.grad.to_dense()  # an embedding's is sparse
             gradients.append(gradient.detach().flatten())
         torch.cat(gradients, out=out)
@@ -124,7 +130,11 @@ class Samplewise:
         parts = zip(named.items(), torch.split(row, sizes), strict=True)
         values = {name: part.view(p.shape) for (name, p), part in parts}
 
-        def loss(values: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+        def loss(
+            values: dict[str, Tensor],
+            example: Tensor,
+            label: Tensor,
+        ) -> Tensor:
             inputs = example if self.views else example.unsqueeze(0)
             # Torch does not restore the weights that it ties in a layer that a module has twice.
             outputs = functional_call(self.module, values, (inputs,), tie_weights=False)
@@ -135,7 +145,10 @@ class Samplewise:
 
 
 @contextlib.contextmanager
-def placed(module: nn.Module, row: Tensor) -> Iterator[list[nn.Parameter]]:
+def placed(
+    module: nn.Module,
+    row: Tensor,
+) -> Iterator[list[nn.Parameter]]:
     """Puts the flat parameters `row` [p] into the module; restores its own afterwards."""
     parameters = list(trained(module).values())
     before = [(p.data, p.grad) for p in parameters]
@@ -172,7 +185,7 @@ def _mappable(module: nn.Module) -> Iterator[None]:
 
 
 def _with_state(
-    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """Returns the arguments of a recurrent layer, with zeros for a missing state."""
     if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):

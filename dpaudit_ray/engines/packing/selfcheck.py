@@ -193,7 +193,11 @@ def _expected(candidate: Candidate, dtype: torch.dtype) -> _Expected:
     return _Expected(theta, x, y, weights, clip_norm, sums, alone.outputs(theta, x))
 
 
-def _difference(candidate: Candidate, make: Callable[[], Any], expected: _Expected) -> str | None:
+def _difference(
+    candidate: Candidate,
+    make: Callable[[], Any],
+    expected: _Expected,
+) -> str | None:
     """Returns why a way is wrong, compared with autograd; None if it is right."""
     theta = expected.theta
     x = expected.x.clone()

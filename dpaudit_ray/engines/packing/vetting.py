@@ -37,7 +37,12 @@ _READS = (
 )
 
 
-def vet(module: nn.Module, x: Tensor, many: Tensor, thorough: bool = True) -> None:
+def vet(
+    module: nn.Module,
+    x: Tensor,
+    many: Tensor,
+    thorough: bool = True,
+) -> None:
     """Calls the module on batches that differ in other examples, and compares its outputs.
 
     Args:
@@ -208,7 +213,10 @@ def _state(module: nn.Module) -> dict[str, object]:
     return state
 
 
-def _check_state(module: nn.Module, before: Mapping[str, object]) -> dict[str, object]:
+def _check_state(
+    module: nn.Module,
+    before: Mapping[str, object],
+) -> dict[str, object]:
     """Returns the module's present state. Raises SpecError if an entry of `before` has changed."""
     now = _state(module)
     for name, value in before.items():

@@ -146,7 +146,11 @@ class Rule(ABC):
 
     owner: Rule | None = None  # another rule of the same parameters: a pass applies one
 
-    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        slots: Mapping[str, Slot],
+    ) -> None:
         """Takes settings from the layer, and the slots of its parameters by their names in it."""
         self.weight = slots["weight"]
         self.bias = slots.get("bias")
@@ -169,7 +173,11 @@ class Rule(ABC):
         """Returns per-sample gradients from the output's gradient g [n*B, ...]."""
 
     def samples_shared(
-        self, theta: Tensor, saved: Any, parts: Sequence[Tensor], cache: dict[object, Tensor]
+        self,
+        theta: Tensor,
+        saved: Any,
+        parts: Sequence[Tensor],
+        cache: dict[object, Tensor],
     ) -> SampleGradients:
         """Returns per-sample gradients after `forward_shared`.
 

@@ -23,7 +23,11 @@ class Conv2dRule(Rule):
     If its padding is not the same zeros on both sides, a layer before it pads (`padding`).
     """
 
-    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        slots: Mapping[str, Slot],
+    ) -> None:
         assert isinstance(layer, nn.Conv2d)
         super().__init__(layer, slots)
         self._groups = layer.groups
@@ -88,7 +92,11 @@ class Conv2dRule(Rule):
         return _WithBias(self.weight, self.bias, gradients)
 
     def samples_shared(
-        self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
+        self,
+        theta: Tensor,
+        x: Tensor,
+        parts: Sequence[Tensor],
+        cache: dict[object, Tensor],
     ) -> SampleGradients:
         """Implements `Rule.samples_shared`; patches of the batch are unfolded once, in `cache`."""
         if self._groups > 1:
@@ -143,7 +151,12 @@ class Conv2dRule(Rule):
             yield rows, self.unfold(x[rows])
 
     def _backward(
-        self, weight: Tensor, x: Tensor, g: Tensor, of_x: bool, groups: int = 1
+        self,
+        weight: Tensor,
+        x: Tensor,
+        g: Tensor,
+        of_x: bool,
+        groups: int = 1,
     ) -> Tensor:
         """Returns the gradient of the input if `of_x`, else that of the weight."""
         no_bias, transposed, output_padding = None, False, (0, 0)
@@ -230,7 +243,7 @@ class _Unformed(SampleGradients):
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
         scaled = self.g * weights[:, :, None, None]
-        for row, x, g in zip(out.split(1), self.inputs, scaled, strict=True):
+        for row, x, g in zip(torch.split(out, 1), self.inputs, scaled, strict=True):
             self.rule.write_sum(row, x, g)
 
 
@@ -253,7 +266,10 @@ def _pair(numbers: Sequence[int]) -> Pair:
     return int(numbers[0]), int(numbers[1])
 
 
-def as_2d(layer: nn.Conv1d, slots: Mapping[str, Slot]) -> tuple[nn.Conv2d, dict[str, Slot]]:
+def as_2d(
+    layer: nn.Conv1d,
+    slots: Mapping[str, Slot],
+) -> tuple[nn.Conv2d, dict[str, Slot]]:
     """Returns the same convolution of images of height 1, and the slots of its parameters."""
     padding = layer.padding if isinstance(layer.padding, str) else (0, int(layer.padding[0]))
     flat = nn.Conv2d(

@@ -28,7 +28,12 @@ def keeps(samples: int, positions: int, inputs: int, outputs: int) -> bool:
     return size <= positions**2 * (inputs + outputs) and samples * size <= _KEPT
 
 
-def outer_products(weight: Slot, bias: Slot | None, x: Tensor, g: Tensor) -> SampleGradients:
+def outer_products(
+    weight: Slot,
+    bias: Slot | None,
+    x: Tensor,
+    g: Tensor,
+) -> SampleGradients:
     """Returns gradients of weights [o, d] and biases [o], formed only where that is cheaper.
 
     Args:

@@ -59,7 +59,11 @@ class LinearRule(Rule):
         return outer_products(self.weight, self.bias, x, g)
 
     def samples_shared(
-        self, theta: Tensor, x: Tensor, parts: Sequence[Tensor], cache: dict[object, Tensor]
+        self,
+        theta: Tensor,
+        x: Tensor,
+        parts: Sequence[Tensor],
+        cache: dict[object, Tensor],
     ) -> SampleGradients:
         if x.dim() > 2:
             return super().samples_shared(theta, x, parts, cache)
@@ -137,7 +141,11 @@ def _product(weight: Tensor, x: Tensor) -> Tensor:
 class EmbeddingRule(Rule):
     """y_t = W[x_t]. The norm of a sample's gradient is that of its g, summed by token."""
 
-    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        slots: Mapping[str, Slot],
+    ) -> None:
         assert isinstance(layer, nn.Embedding)
         super().__init__(layer, slots)
         self._padding_token = layer.padding_idx
@@ -194,7 +202,11 @@ class _Rows(SampleGradients):
 class AffineRule(Rule):
     """y = w ⊙ x̂ + b by channel (GroupNorm) or entry (LayerNorm); x̂ is computed by the module."""
 
-    def __init__(self, layer: nn.Module, slots: Mapping[str, Slot]) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        slots: Mapping[str, Slot],
+    ) -> None:
         super().__init__(layer, slots)
         self._by_channel = isinstance(layer, nn.GroupNorm)
 
