@@ -1,30 +1,34 @@
-"""Arguments and options that several verbs take; `--help` waits for what is imported here."""
+"""Arguments and options of several verbs. Imports here must be fast, since `--help` needs them."""
 
 import functools
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from .. import imports
 from ..errors import Exit
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 # Panels of the help, in its order.
-SCRIPTS, SWEEPS = "Audit a training script", "Audit many training runs: a sweep"
-RESULTS, ADVANCED = "Read results", "Advanced"
+SCRIPTS = "Audit a training script"
+SWEEPS = "Audit many training runs: a sweep"
+RESULTS = "Read results"
+ADVANCED = "Advanced"
 
 
 flag = functools.partial(typer.Option, metavar="")  # the help shows no <bool> after it
 
 
 def exit_code(verdict: str) -> Exit:
-    """What a verb that judges ends with."""
+    """Returns the exit code of a verdict."""
     decided = {"VIOLATION": Exit.VIOLATION, "CONSISTENT": Exit.COMPLETE}
     return decided.get(verdict, Exit.INCONCLUSIVE)
 
 
 def _trust(reads: bool) -> Callable[[typer.Context, str | None], str | None]:
-    """A callback that puts `--trust` in force until the verb ends."""
+    """Returns a callback that applies `--trust` until the verb ends."""
 
     def enter(context: typer.Context, modules: str | None) -> str | None:
         context.with_resource(imports.trusting(imports.Trust.parse(modules, reads)))
@@ -36,9 +40,25 @@ def _trust(reads: bool) -> Callable[[typer.Context, str | None], str | None]:
 ANY_ERROR = "2 wrong usage or input"
 
 
-def epilog(example: str, exit_codes: str) -> str:
-    """Returns the end of a verb's help; Typer begins a line at each empty one."""
-    return f"Example: dpaudit {example}\n\nExit codes: {exit_codes}."
+def verb(
+    app: typer.Typer,
+    panel: str,
+    example: str,
+    exit_codes: str,
+    name: str | None = None,
+) -> Callable[[Function], Function]:
+    """Returns a decorator that makes a function a verb.
+
+    Args:
+        app: the verbs of a file.
+        panel: panel of the help.
+        example: arguments of `dpaudit` in the help.
+        exit_codes: exit codes in the help.
+        name: name of the verb; by default that of the function.
+    """
+    # Typer begins a line at each empty one.
+    epilog = f"Example: dpaudit {example}\n\nExit codes: {exit_codes}."
+    return app.command(name, rich_help_panel=panel, epilog=epilog)
 
 
 _RUN = "Run directory, or its s3://, gs:// or az:// address."

@@ -17,29 +17,31 @@ from .arguments import (
     Details,
     RunPath,
     TrustedToRead,
-    epilog,
     exit_code,
+    verb,
 )
 from .read_verbs import open_run
 from .terminal import Columns, Figure, number, plural
 
 if TYPE_CHECKING:
     from ..report.check import Checked
-    from ..report.comparison import Comparison
+    from ..report.comparison import Comparison, Side
 
 app = typer.Typer()
-_MAX_LINES = 20  # of differences that are shown
+_MOST_DIFFERENCES = 20  # that are printed
 
 
-@app.command(
-    rich_help_panel=RESULTS,
-    epilog=epilog(
-        "verify runs/quickstart --details",
-        f"0 no violation found, 1 violation, {ANY_ERROR}, 5 inconclusive",
-    ),
+@verb(
+    app,
+    RESULTS,
+    "verify runs/quickstart --details",
+    f"0 no violation found, 1 violation, {ANY_ERROR}, 5 inconclusive",
 )
 def verify(
-    run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, details: Details = False
+    run: RunPath,
+    as_json: AsJson = False,
+    trust: TrustedToRead = None,
+    details: Details = False,
 ) -> None:
     """Judge a run: test whether its trials contradict the claims."""
     from ..report import verdict
@@ -53,11 +55,12 @@ def verify(
     raise typer.Exit(exit_code(of_run.verdict))
 
 
-@app.command(
-    rich_help_panel=ADVANCED,
-    epilog=epilog("check runs/quickstart", f"0 nothing differs, {ANY_ERROR}, or any difference"),
-)
-def check(run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None) -> None:
+@verb(app, ADVANCED, "check runs/quickstart", f"0 nothing differs, {ANY_ERROR}, or any difference")
+def check(
+    run: RunPath,
+    as_json: AsJson = False,
+    trust: TrustedToRead = None,
+) -> None:
     """Recompute claims, bits, bounds and verdict from the stored scores, and report differences.
 
     This writes nothing and runs no code of the sweep's author unless --trust names it.
@@ -73,29 +76,29 @@ def check(run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None) ->
 
 
 def _show_check(checked: Checked) -> None:
+    if not checked.in_order:
+        places = plural(checked.different, "place")
+        terminal.say(f"differs in {places}: {checked.location}")
+    for difference in checked.differences[:_MOST_DIFFERENCES]:
+        terminal.say(f"  {difference}")
+    if checked.different > _MOST_DIFFERENCES:
+        terminal.say(f"  and {checked.different - _MOST_DIFFERENCES:,} more places")
+    for note in checked.notes:
+        terminal.explain(f"note: {note}")
+    for reason, audits in checked.unchecked.items():
+        labels = f"{terminal.and_more(audits)}: " if audits else ""
+        terminal.explain(f"not checked: {labels}{reason}")
+    result = "recomputed"
+    if checked.in_order:
+        result = "in order"
+        if checked.partial:
+            result += f" as far as it goes (partial, {checked.partial})"
     counts = [plural(count, name.removesuffix("s")) for name, count in checked.derived.items()]
     verdict = f", the verdict ({checked.verdict})" if checked.verdict else ""
-    if not checked.in_order:
-        terminal.say(
-            f"not what it says, in {plural(checked.different, 'place')}: {checked.location}"
-        )
-    for difference in checked.differences[:_MAX_LINES]:
-        terminal.say(f"  {difference}")
-    if (more := checked.different - _MAX_LINES) > 0:
-        terminal.say(f"  and {more:,} more places")
-    for line in checked.notes:
-        terminal.explain(f"told: {line}")
-    for line, audits in checked.unchecked.items():
-        labels = f"{terminal.and_more(audits)}: " if audits else ""
-        terminal.explain(f"not checked: {labels}{line}")
-    partial = f" as far as it goes (partial, {checked.partial})" if checked.partial else ""
-    ending = f"in order{partial}" if checked.in_order else "derived again"
-    terminal.explain(f"{ending}: {', '.join(counts) or 'nothing'}{verdict}")
+    terminal.explain(f"{result}: {', '.join(counts) or 'nothing'}{verdict}")
 
 
-@app.command(
-    rich_help_panel=ADVANCED, epilog=epilog("compare runs/a runs/b", f"0 compared, {ANY_ERROR}")
-)
+@verb(app, ADVANCED, "compare runs/a runs/b", f"0 compared, {ANY_ERROR}")
 def compare(
     run: RunPath,
     other: Annotated[str, typer.Argument(metavar="RUN2", help="Run to compare with.")],
@@ -106,8 +109,10 @@ def compare(
     from ..report.comparison import compare as compare_runs
 
     comparison = compare_runs(open_run(run), open_run(other))
-    first, second = (place.rstrip("/").rpartition("/")[2] for place in comparison.locations)
-    names = (first, second) if first != second else comparison.locations
+    names = comparison.locations
+    first, second = (location.rstrip("/").rpartition("/")[2] for location in names)
+    if first != second:
+        names = (first, second)
     if as_json:
         raw = dataclasses.asdict(comparison)
         for entry, pair in zip(raw["pairs"], comparison.pairs, strict=True):
@@ -120,10 +125,10 @@ def compare(
 def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
     verdicts = comparison.verdicts
     terminal.say(f"1: {names[0]}, {verdicts[0]}; 2: {names[1]}, {verdicts[1]}")
-    for change in comparison.changes[:_MAX_LINES]:
-        terminal.explain(f"  {change.key}: {_stated(change.old)} -> {_stated(change.new)}")
-    if (more := len(comparison.changes) - _MAX_LINES) > 0:
-        terminal.say(f"  and {more} more")
+    for change in comparison.changes[:_MOST_DIFFERENCES]:
+        terminal.explain(f"  {change.key}: {_setting(change.old)} -> {_setting(change.new)}")
+    if len(comparison.changes) > _MOST_DIFFERENCES:
+        terminal.say(f"  and {len(comparison.changes) - _MOST_DIFFERENCES} more")
     for line in comparison.code:
         terminal.explain(f"  {line}")
     if not comparison.changes:
@@ -135,36 +140,39 @@ def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
             terminal.explain(f"only in {name}: {', '.join(labels)}")
 
 
-def _stated(value: Any) -> str:
+def _setting(value: Any) -> str:
+    """Returns a value of a sweep file as text."""
     from ..sweep.yamlfile import dump_yaml
 
-    if value is None or isinstance(value, float):
-        return "not set" if value is None else plain(value, "")
+    if value is None:
+        return "not set"
+    if isinstance(value, float):
+        return plain(value, "")
     return dump_yaml({"v": value}, in_one_line=True)[4:-2]
 
 
 def _show_pairs(comparison: Comparison) -> None:
     from ..report import words
-    from ..report.quote import claimed
 
-    sides = [side for pair in comparison.pairs for side in pair.sides]
+    sides: list[Side] = []
+    differing = []
+    for pair in comparison.pairs:
+        sides += pair.sides
+        if pair.differs:
+            differing.append(" / ".join(dict.fromkeys(side.label for side in pair.sides)))
     quotes = [side.quote for side in sides]
     rates = [f"{number(s.low)} to {number(s.high)}" if s.rate >= 0 else "–" for s in sides]
     columns: Columns = {
         "audit": [side.label for side in sides],
         "run": [1, 2] * len(comparison.pairs),
         "trials": [tables.progress_figure(side.entry) for side in sides],
-        "eps >=": list(map(tables.quoted, quotes)),
-        "assumes": [quote.assumes or "none yet" for quote in quotes],
-        "claim": [Figure(claimed(quote.claim)) for quote in quotes],
+        **tables.quote_columns(quotes),
         "right guesses": list(map(Figure, rates)),
     }
     terminal.show_table(words.heading(quotes), columns)
     for sentence in words.below(quotes):
         terminal.explain(sentence)
-    differ = [" / ".join(dict.fromkeys(side.label for side in pair.sides))
-              for pair in comparison.pairs if pair.differs]  # fmt: skip
-    terminal.explain(f"differ: {'; '.join(differ) or 'none, as far as this shows'}")
+    terminal.explain(f"differ: {'; '.join(differing) or 'none, as far as this shows'}")
     terminal.explain(
         "right guesses: their rate, in a two-sided interval at the audit's confidence; audits "
         "differ where these do not meet, or an exact eps is another one. A larger lower bound "

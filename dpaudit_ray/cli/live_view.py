@@ -1,8 +1,8 @@
-"""The live view of a sweep: drawn again and again on a terminal, a line now and then elsewhere.
+"""The live view of a sweep: a picture that is redrawn on a terminal, else a line from time to time.
 
-One thread writes, and nobody else: whoever has something to show hands it over and goes on. So a
-message may come from any thread and from a signal's handler, which must not wait for a lock that
-the code it interrupts may hold; and a terminal that is paused (Ctrl-S) holds up no sweep.
+Only one thread writes. All others put jobs into its queue and continue. So a message may come from
+any thread and from a signal handler, which must not wait for a lock that the interrupted code may
+hold; and a terminal that is paused (Ctrl-S) does not stop a sweep.
 """
 
 from __future__ import annotations
@@ -32,49 +32,60 @@ from .terminal import ALARM, duration, marked, plural, speed
 
 PLAIN_SECONDS = 5.0  # between two lines of a log
 _REFRESH_SECONDS = 0.25
-_WRITE_SECONDS = 1.0  # that a thread waits for its line before it ends the process
+_WRITE_SECONDS = 1.0  # for which a thread waits for its line before it ends the process
 _STATES = ("running", "given up", "waiting", "done")  # of audits, in the order of the picture
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """A moment of a sweep: a snapshot, once there is one, and what is known beside it."""
+    """A moment of a sweep.
+
+    Attributes:
+        progress: the last snapshot; None before the first.
+        phase: the current activity, if it is not training; empty while packs end.
+        phase_seconds: time since the phase began.
+        rate: trials per second; NaN while it is unknown.
+        seconds_left: remaining time; NaN while it is unknown.
+    """
 
     progress: Progress | None
-    phase: str  # what goes on instead of training; empty while packs end
+    phase: str
     phase_seconds: float
-    rate: float  # in trials per second; NaN while unknown, like the next
+    rate: float
     seconds_left: float
 
     @property
     def pace(self) -> str:
-        """Speed and remaining time, or what goes on instead."""
+        """Phase and its time, or speed and remaining time."""
         if self.phase:
             return f"{self.phase}, {duration(self.phase_seconds)}"
         return f"{speed(self.rate)} trials/s, ETA {duration(self.seconds_left)}"
 
     def picture(self, width: int, height: int) -> RenderableType:
-        """The picture, of less than `height` lines: at most two thirds, so that others stay."""
+        """Draws less than `height` lines, at most two thirds of them: other output stays."""
         progress = self.progress
         if progress is None:
             return _one_line(f"{self.pace} ...")
         parts: list[RenderableType] = [_one_line(_totals(progress, f"  {self.pace}"))]
+        rows = max(height * 2 // 3 - 4, 0)
+        if rows == 0:
+            return Group(*parts)
         legend, labels = shorten_labels([printable(audit.label) for audit in progress.audits])
-        shown, rows = list(range(len(labels))), max(height * 2 // 3 - 4, 0)
-        if len(shown) > rows:
-            shown.sort(key=lambda index: _urgency(progress, index))
-        hidden = [_state(progress, index) for index in shown[rows:]]
-        if rows:
-            parts += [_one_line(legend, "dim")] * bool(legend)
-            parts.append(_table(progress, labels, shown[:rows]))
-        if rows and hidden:
-            counts = ", ".join(f"{n} {state}" for state, n in sorted(Counter(hidden).items()))
-            parts.append(_one_line(f"+{len(hidden)} more: {counts}", "dim"))
+        indices = list(range(len(labels)))
+        if len(indices) > rows:
+            indices.sort(key=lambda index: _urgency(progress, index))
+        if legend:
+            parts.append(_one_line(legend, "dim"))
+        parts.append(_table(progress, labels, indices[:rows]))
+        hidden = Counter(_state(progress, index) for index in indices[rows:])
+        if hidden:
+            counts = ", ".join(f"{count} {state}" for state, count in sorted(hidden.items()))
+            parts.append(_one_line(f"+{hidden.total()} more: {counts}", "dim"))
         return Group(*parts)
 
     @property
     def log_line(self) -> str:
-        """A line for a log, with the first audit that is under way; at the end, a table follows."""
+        """A line for a log, with the first audit that is not done; tables follow at the end."""
         progress = self.progress
         if progress is None or not progress.audits:
             return self.pace
@@ -90,18 +101,22 @@ class View:
 
 
 def final_line(progress: Progress, seconds: float) -> Text:
-    """The sentence that stays on the screen in place of the picture, since tables follow."""
-    took = "" if progress.activity.pack_seconds is None else f" in {duration(seconds)}"
+    """Returns the sentence that replaces the picture at the end, since tables follow."""
     states = [_state(progress, index) for index in range(len(progress.audits))]
-    done = f"{states.count('done')} of {plural(len(states), 'audit')} done"
+    text = f"; {states.count('done')} of {plural(len(states), 'audit')} done"
+    if progress.activity.pack_seconds is not None:
+        text = f" in {duration(seconds)}{text}"
     above = sum(audit.above for audit in progress.audits)
-    alarm = f", {above} above its claim (!)" * bool(above)
-    return _totals(progress, f"{took}; {done}{alarm}")
+    if above:
+        text += f", {above} above its claim (!)"
+    return _totals(progress, text)
 
 
 def _state(progress: Progress, index: int) -> str:
-    audit, activity = progress.audits[index], progress.activity
-    if audit.decided is not None or audit.done + activity.failed.get(index, 0) >= audit.trials:
+    audit = progress.audits[index]
+    activity = progress.activity
+    finished = audit.done + activity.failed.get(index, 0)
+    if audit.decided is not None or finished >= audit.trials:
         return "done"
     if index in activity.running:
         return "running"
@@ -112,10 +127,13 @@ def _order(progress: Progress, index: int) -> tuple[int, int]:
     return _STATES.index(_state(progress, index)), index
 
 
-def _urgency(progress: Progress, index: int) -> tuple[bool, bool, tuple[int, int]]:
-    """Sorts running audits first, and bounds above their claim before audits at rest."""
-    running = _state(progress, index) == "running"
-    return not running, not progress.audits[index].above, _order(progress, index)
+def _urgency(
+    progress: Progress,
+    index: int,
+) -> tuple[bool, bool, tuple[int, int]]:
+    """Sorts running audits first, then those with a bound above their claim, then all others."""
+    is_running = _state(progress, index) == "running"
+    return not is_running, not progress.audits[index].above, _order(progress, index)
 
 
 def _totals(progress: Progress, more: str) -> Text:
@@ -126,44 +144,54 @@ def _totals(progress: Progress, more: str) -> Text:
 
 
 def _bound(audit: AuditProgress) -> str:
-    has_bound = audit.done and not math.isnan(audit.epsilon_lower)
-    return marked(epsilon_text(audit.epsilon_lower, digits=2), audit.above) if has_bound else "–"
+    if audit.done == 0 or math.isnan(audit.epsilon_lower):
+        return "–"
+    return marked(epsilon_text(audit.epsilon_lower, digits=2), audit.above)
 
 
-def _table(progress: Progress, labels: list[str], shown: list[int]) -> Table:
+def _table(
+    progress: Progress,
+    labels: list[str],
+    indices: list[int],
+) -> Table:
     table = Table(box=None, pad_edge=False, header_style="underline")
     table.add_column("audit", min_width=12)
     for head in ("trials", "ε ≥ so far", "δ", "assumes", "claim"):
         table.add_column(head, justify="left" if head == "assumes" else "right", no_wrap=True)
-    for index in shown:
-        audit, state = progress.audits[index], _state(progress, index)
+    for index in indices:
+        audit = progress.audits[index]
+        state = _state(progress, index)
+        bound = _bound(audit)
         done = f"{audit.done:,} / {audit.trials:,}"
         if audit.waits:
             done = f"prepared {audit.parts_done:,} / {audit.parts:,}"
         elif audit.decided is not None:
             done = f"{audit.done:,} enough"
-        bound, claim = _bound(audit), claimed(audit.claim, 2)
-        cells = done, bound, plain(audit.delta), state if bound == "–" else audit.assumes, claim
-        style = ALARM if audit.above else "dim" * (state in ("waiting", "done"))
+        assumes = state if bound == "–" else audit.assumes
+        style = "dim" if state in ("waiting", "done") else ""
+        if audit.above:
+            style = ALARM
+        cells = (done, bound, plain(audit.delta), assumes, claimed(audit.claim, 2))
         table.add_row(_one_line(labels[index]), *map(Text, cells), style=style)
     return table
 
 
 def _one_line(text: str | Text, style: str = "") -> Text:
     line = Text(text, style) if isinstance(text, str) else text
-    line.no_wrap, line.overflow = True, "ellipsis"
+    line.no_wrap = True
+    line.overflow = "ellipsis"
     return line
 
 
 class Display:
-    """Shows snapshots, phases and messages while it is open; takes them from any thread."""
+    """Shows snapshots, phases and messages of any thread while it is open."""
 
     def __init__(self) -> None:
         self._console = Console(**terminal.VERBATIM)
         self._plain = not terminal.interactive() or self._console.is_dumb_terminal
         self._interval = PLAIN_SECONDS if self._plain else _REFRESH_SECONDS
         self._live: Live | None = None
-        # When it was handed over, what is to be done, and whether nothing is written after it.
+        # Time of the request, a function of this time, and whether nothing is written after it.
         self._jobs = queue.SimpleQueue[tuple[float, Callable[[float], None], bool]]()
         self._writer = threading.Thread(target=self._write, name="display", daemon=True)
         self._open = False
@@ -175,7 +203,7 @@ class Display:
     def __enter__(self) -> Display:
         self._began = self._last_shown = time.monotonic()
         if not self._plain:
-            # Lines of others, such as warnings, go above the picture, where they would be shown.
+            # Lines of other code, such as warnings, go above the picture if a terminal shows them.
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
@@ -190,72 +218,82 @@ class Display:
 
     def __exit__(self, *error: Any) -> None:
         self._open = False
-        self._hand_over(self._finish, last=True)
+        self._request(self._finish, last=True)
         self._writer.join()
 
     def __call__(self, progress: Progress) -> None:
-        self._hand_over(lambda now: self._take(progress, now))
+        self._request(lambda now: self._update(progress, now))
 
     def phase(self, text: str) -> None:
-        """Shows what goes on from now on, until there is a snapshot."""
-        self._hand_over(lambda now: self._enter_phase(text, now))
+        """Shows an activity until the next snapshot."""
+        self._request(lambda now: self._enter_phase(text, now))
 
-    def judging(self, judged: int, audits: int) -> None:
+    def judging(self, done: int, audits: int) -> None:
         """Shows how many of the audits are judged."""
-        self.phase(f"judging the claims, {judged:,} of {audits:,} audits")
+        self.phase(f"judging the claims, {done:,} of {audits:,} audits")
 
     def tell(self, text: str) -> None:
-        """Writes a line to standard error; above the picture where that is the same terminal.
+        """Writes a line to standard error; above the picture if both are on the same terminal.
 
-        It is the last line when it comes from a thread: that is about to end this process.
+        A line of a thread other than the main one is the last: this thread ends the process.
         """
         if not (self._open and self._writer.is_alive()):
             terminal.complain(text)
             return
         ends = threading.current_thread() is not threading.main_thread()
-        self._hand_over(lambda _: self._say(text), last=ends)
+        self._request(lambda _: self._print(text), last=ends)
         if ends:
             self._writer.join(_WRITE_SECONDS)
 
-    def _hand_over(self, job: Callable[[float], None], last: bool = False) -> None:
+    def _request(
+        self,
+        job: Callable[[float], None],
+        last: bool = False,
+    ) -> None:
         self._jobs.put((time.monotonic(), job, last))
 
     def _write(self) -> None:
-        """The writer thread: does what is handed over, and shows what goes on in between."""
+        """Runs jobs in the writer thread, and refreshes the view in between."""
         last = False
         while not last:
             try:
                 now, job, last = self._jobs.get(timeout=_REFRESH_SECONDS)
+                self._run(job, now)
             except queue.Empty:
-                now, job = time.monotonic(), lambda now: None
-            self._surviving(job, now)
+                now = time.monotonic()
             if now - self._last_shown >= self._interval and not last:
-                self._surviving(self._show, now)
+                self._run(self._show, now)
 
-    def _surviving(self, job: Callable[[float], None], now: float) -> None:
+    def _run(
+        self,
+        job: Callable[[float], None],
+        now: float,
+    ) -> None:
         try:
             job(now)
-        except OSError:  # nobody sees this terminal any more
+        except OSError:  # the terminal is closed
             terminal.silence()
             if self._live is not None:
                 self._live.stop()
                 self._live = None
 
-    def _take(self, progress: Progress, now: float) -> None:
-        before, self._progress = self._progress, progress
+    def _update(self, progress: Progress, now: float) -> None:
+        previous = self._progress
+        self._progress = progress
         self._speed.see(progress, now)
-        # A pack that is done counts once a snapshot has its trials.
-        unseen = progress.left and math.isnan(self._speed.rate(now))
-        self._enter_phase(progress.phase or (self._phase if unseen else ""), now)
-        if before is None or before.done != progress.done == progress.trials:
+        # The phase lasts until a snapshot has trials of a pack, so that there is a speed.
+        has_speed = not (progress.left and math.isnan(self._speed.rate(now)))
+        if progress.phase or has_speed:
+            self._enter_phase(progress.phase, now)
+        if previous is None or previous.done != progress.done == progress.trials:
             self._last_shown = -math.inf  # the first snapshot and the last are shown at once
 
     def _enter_phase(self, text: str, now: float) -> None:
-        if text.partition(",")[0] != self._phase.partition(",")[0]:  # else only its numbers change
+        if text.partition(",")[0] != self._phase.partition(",")[0]:  # not only its numbers change
             self._phase_began = now
         self._phase = text
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._live is None or not sys.stderr.isatty():
             terminal.complain(text)
         else:
@@ -263,12 +301,14 @@ class Display:
 
     def _show(self, now: float) -> None:
         self._last_shown = now
-        progress, rate, left = self._progress, math.nan, math.nan
-        if progress is not None:
-            rate, left = self._speed.rate(now), self._speed.seconds_left(progress, now)
-        elif not self._phase:
+        progress = self._progress
+        if progress is None and not self._phase:
             return
-        view = View(progress, self._phase, now - self._phase_began, rate, left)
+        rate = seconds_left = math.nan
+        if progress is not None:
+            rate = self._speed.rate(now)
+            seconds_left = self._speed.seconds_left(progress, now)
+        view = View(progress, self._phase, now - self._phase_began, rate, seconds_left)
         if self._plain:
             terminal.say(view.log_line)
         elif self._live is not None:
@@ -276,7 +316,7 @@ class Display:
             self._live.update(view.picture(size.width, size.height), refresh=True)
 
     def _finish(self, now: float) -> None:
-        """Leaves the sentence about the end on the screen, or nothing of what never began."""
+        """Replaces the picture by the final sentence, or by nothing if there was no snapshot."""
         if self._live is not None:
             self._live.transient = self._progress is None
             if self._progress is not None:

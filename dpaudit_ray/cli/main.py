@@ -1,4 +1,4 @@
-"""Runs `dpaudit VERB`; turns errors into one line and an exit code. Other files have the verbs."""
+"""Runs `dpaudit VERB`, and turns errors into one line and an exit code."""
 
 import io
 import os
@@ -20,7 +20,7 @@ from .arguments import flag
 # Click's class, wherever Typer keeps its copy of it.
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
 _MAX_WORD = 400  # characters of a word in a message; no path and no name is longer
-_MAX_MISTAKES = 20  # that are shown of one sweep file
+_MAX_MISTAKES = 20  # of one sweep file that are printed
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,11 +52,11 @@ def main() -> Never:
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without ε still shows the rest
+            stream.reconfigure(errors="replace")  # for a terminal without ε
     if "_DPAUDIT_COMPLETE" in os.environ or re.search("-completion$", "".join(sys.argv[1:2])):
         app(prog_name="dpaudit")  # Typer answers the shell and ends the process
     code = _run_app(debug) or Exit.COMPLETE
-    if interruption.head_lost.is_set():  # Ray would wait at the end for what does not answer
+    if interruption.head_lost.is_set():  # Ray would wait at the end for its lost head
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
@@ -64,7 +64,7 @@ def main() -> Never:
 
 
 def _respelled(arguments: list[str]) -> list[str]:
-    """`verify` of a script, as it was spelled once, is `audit`."""
+    """Replaces `verify` of a script, the old spelling, by `audit`."""
     scripts = [word for word in arguments[1:] if re.search(r"\.py(:\w*)?$", word)]
     if arguments[:1] != ["verify"] or not scripts:
         return arguments
@@ -86,7 +86,7 @@ def _run_app(debug: bool) -> int | None:
         return getattr(error, "exit_code", Exit.USAGE)
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
-            return Exit.COMPLETE  # who read the help has gone: rich ends the process
+            return Exit.COMPLETE  # the reader of the help is gone: rich ends the process
         terminal.complain(f"code that the sweep file names has called sys.exit({error.code!r})")
         return Exit.USAGE
     except Exception as error:  # noqa: BLE001 (Python would exit with 1, which says "violation")
@@ -102,12 +102,13 @@ def _run_app(debug: bool) -> int | None:
 
 
 def _error_lines(error: Exception) -> list[str]:
-    """A line for each mistake; none where Typer has printed its help instead."""
+    """Returns a line for each mistake; none if Typer has printed its help instead."""
     if isinstance(error, DpauditError):
         problems = error.problems if isinstance(error, SpecError) else (error,)
-        lines = [" ".join(map(_cut, str(problem).split())) for problem in problems]
-        more = [f"and {len(lines) - _MAX_MISTAKES} more"] * (len(lines) > _MAX_MISTAKES)
-        return lines[:_MAX_MISTAKES] + more
+        lines = [" ".join(map(_shortened, str(problem).split())) for problem in problems]
+        if len(lines) > _MAX_MISTAKES:
+            lines[_MAX_MISTAKES:] = [f"and {len(lines) - _MAX_MISTAKES} more"]
+        return lines
     message = str(getattr(error, "format_message", error.__str__)())
     verb = getattr(getattr(error, "ctx", None), "command_path", "dpaudit")
     if isinstance(error.__cause__, ValidationError):
@@ -116,5 +117,5 @@ def _error_lines(error: Exception) -> list[str]:
     return [f"{message.removesuffix('.')}{end} see {verb} --help"] if message else []
 
 
-def _cut(word: str) -> str:
+def _shortened(word: str) -> str:
     return word if len(word) <= _MAX_WORD else f"{word[:60]}... ({len(word)} characters)"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from . import tables, terminal
-from .arguments import ANY_ERROR, RESULTS, AsJson, Details, RunPath, TrustedToRead, epilog
+from .arguments import ANY_ERROR, RESULTS, AsJson, Details, RunPath, TrustedToRead, verb
 
 if TYPE_CHECKING:
     from ..report.tables import Run
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(
-    rich_help_panel=RESULTS, epilog=epilog("status runs/quickstart", f"0 shown, {ANY_ERROR}")
-)
+@verb(app, RESULTS, "status runs/quickstart", f"0 shown, {ANY_ERROR}")
 def status(
-    run: RunPath, as_json: AsJson = False, trust: TrustedToRead = None, details: Details = False
+    run: RunPath,
+    as_json: AsJson = False,
+    trust: TrustedToRead = None,
+    details: Details = False,
 ) -> None:
     """Show progress, bounds, verdict, failures and the driver of a run. Needs no cluster."""
     from ..report import verdict
@@ -34,10 +35,7 @@ def status(
         _show_status(opened, summary, details)
 
 
-@app.command(
-    rich_help_panel=RESULTS,
-    epilog=epilog("report runs/quickstart --format csv", f"0 written, {ANY_ERROR}"),
-)
+@verb(app, RESULTS, "report runs/quickstart --format csv", f"0 written, {ANY_ERROR}")
 def report(
     run: RunPath,
     format: Annotated[
@@ -63,7 +61,7 @@ def report(
 
 
 def open_run(location: str) -> Run:
-    """Opens a run to read, and says which of its content was taken from its record."""
+    """Opens a run, and warns of values that are read from its record instead of recomputed."""
     from ..mechanisms.base import Recorded
     from ..plan import record
     from ..report.tables import Run
@@ -74,7 +72,7 @@ def open_run(location: str) -> Run:
     if unread := sorted(set(run.sweep.unread_modules)):
         modules = ",".join(unread)
         terminal.complain(
-            f"what takes code of {modules} to tell, claims among it, is as plan.json has it; "
+            f"claims and other values that need code of {modules} are those of plan.json; "
             f"--trust {modules} runs that code"
         )
     elif any(isinstance(cell.mechanism, Recorded) for cell in run.sweep.cells):
@@ -86,19 +84,25 @@ def open_run(location: str) -> Run:
 
 
 def failure_lines(run: Run) -> list[str]:
-    """A line for each audit and kind of failure."""
+    """Returns a line for each audit and kind of failure."""
     from ..errors import printable
     from ..plan import outcomes
 
     file = f"{run.directory.location}/{outcomes.FILE}"
-    return [
-        f"{kind.label}: {'' if kind.packs == 1 else f'{kind.packs} packs of '}trials "
-        f"{kind.first}-{kind.last} failed: {printable(kind.message)}; traceback in {file}"
-        for kind in outcomes.by_kind(outcomes.failed(run.directory, run.plan), run.plan)
-    ]
+    lines = []
+    for kind in outcomes.by_kind(outcomes.failed(run.directory, run.plan), run.plan):
+        packs = "" if kind.packs == 1 else f"{kind.packs} packs of "
+        lines.append(
+            f"{kind.label}: {packs}trials {kind.first}-{kind.last} failed: "
+            f"{printable(kind.message)}; traceback in {file}"
+        )
+    return lines
 
 
-def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
+def _status_entries(
+    run: Run,
+    summary: Answer | None,
+) -> dict[str, Any]:
     from ..plan import outcomes, preparing
     from ..report import membership_rates
     from ..report.tables import best, overview
@@ -117,7 +121,8 @@ def _status_entries(run: Run, summary: Answer | None) -> dict[str, Any]:
         ],
         "preparations": preparing.entries(*where),
         "audits": overview(run),
-        "membership": membership_rates.entries(run) if summary else {},  # of few enough trials
+        # Without a summary there are so many trials that this would take long.
+        "membership": membership_rates.entries(run) if summary else {},
         "best_certified": best(run),
         "decided": {run.plan.audits[index].id: trials for index, trials in run.decided.items()},
         "failures": [dataclasses.asdict(failure) for failure in outcomes.failed(*where)],
@@ -147,6 +152,6 @@ def _show_status(run: Run, summary: Answer | None, details: bool) -> None:
     else:
         remedy = "`dpaudit run` resumes it"
         if outcomes.only_failed(*where, run.decided):
-            remedy = "all that is left has failed; mend it, then `dpaudit run --retry-failed`"
-        last = f"; {driver}" if driver else ""
-        terminal.say(f"not complete{last}: {remedy}")
+            remedy = "all remaining work has failed; fix it, then `dpaudit run --retry-failed`"
+        silent_driver = f"; {driver}" if driver else ""
+        terminal.say(f"not complete{silent_driver}: {remedy}")

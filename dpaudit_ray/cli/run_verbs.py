@@ -17,8 +17,8 @@ from .arguments import (
     StoragePath,
     Sweep,
     Trusted,
-    epilog,
     flag,
+    verb,
 )
 
 app = typer.Typer()
@@ -26,7 +26,7 @@ _CODES = f"0 complete, {ANY_ERROR}, 3 finished with failed trials, 4 stopped and
 _STOPPED = "stopped; finished packs are safe: run the same command to resume"
 
 
-@app.command(rich_help_panel=SWEEPS, epilog=epilog("run sweep.yaml --set audit.trials=200", _CODES))
+@verb(app, SWEEPS, "run sweep.yaml --set audit.trials=200", _CODES)
 def run(  # noqa: PLR0913 (options of a command line)
     sweep: Sweep,
     storage_path: StoragePath = "runs",
@@ -81,9 +81,12 @@ def run(  # noqa: PLR0913 (options of a command line)
     raise typer.Exit(Exit.STOPPED if result.stopped else Exit.FAILED_TRIALS)
 
 
-@app.command(rich_help_panel=SWEEPS, epilog=epilog("plan sweep.yaml", f"0 planned, {ANY_ERROR}"))
+@verb(app, SWEEPS, "plan sweep.yaml", f"0 planned, {ANY_ERROR}")
 def plan(
-    sweep: Sweep, storage_path: StoragePath = "runs", changes: Set = None, trust: Trusted = None
+    sweep: Sweep,
+    storage_path: StoragePath = "runs",
+    changes: Set = None,
+    trust: Trusted = None,
 ) -> None:
     """Forecast a sweep: its audits, packs, time, largest bounds, and the modules that it runs.
 
@@ -100,12 +103,11 @@ def plan(
     tables.show_code(provenance.sweep_code(prepared))
 
 
-@app.command(
-    rich_help_panel=SWEEPS,
-    epilog=epilog(
-        "submit sweep.yaml --address http://HEAD:8265 --storage-path s3://bucket/runs",
-        f"{_CODES}; 0 at once with --no-wait",
-    ),
+@verb(
+    app,
+    SWEEPS,
+    "submit sweep.yaml --address http://HEAD:8265 --storage-path s3://bucket/runs",
+    f"{_CODES}; 0 at once with --no-wait",
 )
 def submit(  # noqa: PLR0913 (options of a command line)
     sweep: Annotated[
@@ -155,8 +157,11 @@ def submit(  # noqa: PLR0913 (options of a command line)
 
     prepared = spec.load(sweep, parse_changes(changes))
     package = WorkingDirPackage(Path(working_dir), tuple(exclude or ()), tuple(include or ()))
-    options = [word for change in changes or () for word in ("--set", change)]
-    options += [] if trust is None else ["--trust", trust]
+    options: list[str] = []
+    for change in changes or ():
+        options += ["--set", change]
+    if trust is not None:
+        options += ["--trust", trust]
     job = SweepJob(prepared, sweep, storage_path, package, options, python, install)
     if Path(job.run).is_dir() and planning.finished(prepared, RunDirectory(job.run)):
         terminal.complain(f"{job.run} is complete; next: dpaudit report {job.run}")
@@ -169,6 +174,6 @@ def submit(  # noqa: PLR0913 (options of a command line)
     try:
         code = cluster.follow(submission, terminal.pass_on)
     except KeyboardInterrupt:
-        terminal.complain("the job goes on; the same command follows it again")
+        terminal.complain("the job continues; the same command follows it again")
         code = Exit.STOPPED
     raise typer.Exit(code)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..errors import SpecError
 from . import terminal
-from .arguments import ANY_ERROR, SCRIPTS, Address, AsJson, epilog, exit_code, flag
+from .arguments import ANY_ERROR, SCRIPTS, Address, AsJson, exit_code, flag, verb
 from .terminal import duration
 
 if TYPE_CHECKING:
@@ -32,12 +32,11 @@ _LINE_SECONDS = 5.0  # between two lines of a log
 _REFRESH_SECONDS = 0.25  # between two states of the line on a terminal
 
 
-@app.command(
-    rich_help_panel=SCRIPTS,
-    epilog=epilog(
-        "audit train.py:main --budget 10min",
-        f"0 no violation found, 1 violation, {ANY_ERROR}, 5 inconclusive",
-    ),
+@verb(
+    app,
+    SCRIPTS,
+    "audit train.py:main --budget 10min",
+    f"0 no violation found, 1 violation, {ANY_ERROR}, 5 inconclusive",
 )
 def audit(  # noqa: PLR0913 (options of a command line)
     script: Annotated[

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import SpecError, suggestion
 from . import terminal
-from .arguments import ADVANCED, ANY_ERROR, SWEEPS, AsJson, epilog, flag
+from .arguments import ADVANCED, ANY_ERROR, SWEEPS, AsJson, flag, verb
 from .terminal import Columns, Figure
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ _KEYS: dict[Kind, str] = {
     "sampling": "mechanism.sampling.name",
     "schedules": "mechanism.schedule.name",
 }
-# Listed without `--all`: the most frequent in `jobs/`, except the papers', which miss their level.
+# Listed without `--all`: the most frequent in `jobs/`, but those of papers, which miss their level.
 _COMMON_ESTIMATORS = ("accuracy", "eps-delta", "one-run", "one-run-adaptive", "one-run-fdp")
-_REPEATS = 5  # runs, of which every figure of `bench` is the median
+_REPEATS = 5  # runs; each figure of `bench` is their median
 _DATA = typer.Option("--data", metavar="NAME", help="Use a data set of `dpaudit list data`.")
 _PATH = typer.Option(
     "--data-path",
@@ -48,10 +48,7 @@ _MODEL = typer.Option(
 )
 
 
-@app.command(
-    rich_help_panel=ADVANCED,
-    epilog=epilog("bench --models fcnn,convnet", f"0 measured, {ANY_ERROR}"),
-)
+@verb(app, ADVANCED, "bench --models fcnn,convnet", f"0 measured, {ANY_ERROR}")
 def bench(
     models: Annotated[
         str, typer.Option(metavar="NAMES", help="Measure these, separated by commas. Default: all.")
@@ -69,7 +66,8 @@ def bench(
 
     names = models.split(",") if models else list(benchmark.WORKLOADS)
     measured = benchmark.measure(names, threads, _REPEATS, gpu)
-    rows, product = measured.rows, measured.matmul_flop_per_second
+    rows = measured.rows
+    product = measured.matmul_flop_per_second
     figures = {
         "trials/s": [f"{row.trials_per_second:.3g}" for row in rows],
         "model-steps/s": [f"{1 / row.packed_seconds:,.4g}" for row in rows],
@@ -95,10 +93,7 @@ def bench(
         terminal.say(f"written to {json_file}")
 
 
-@app.command(
-    rich_help_panel=SWEEPS,
-    epilog=epilog("init sweep.yaml --data-path table.csv", f"0 written, {ANY_ERROR}"),
-)
+@verb(app, SWEEPS, "init sweep.yaml --data-path table.csv", f"0 written, {ANY_ERROR}")
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Sweep file to write.")] = Path(
         "sweep.yaml"
@@ -128,7 +123,7 @@ def init(
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        remedy = "give the name of a file in a folder that is there"
+        remedy = "give the name of a file in an existing folder"
         raise SpecError("FILE", f"cannot write {file}: {error.strerror}; {remedy}") from error
     for note in entry.notes:
         terminal.explain(note)
@@ -136,19 +131,17 @@ def init(
 
 
 def _names(context: typer.Context, incomplete: str) -> list[str]:
-    """Returns the names that a shell may complete, of the kind before them."""
+    """Returns the names of a kind that a shell may complete."""
     from ..sweep import schema
 
     kind = context.params.get("kind")
-    known = [entry.name for entry in schema.entries(kind)] if kind in _KEYS else []
-    return [name for name in known if name.startswith(incomplete)]
+    if kind not in _KEYS:
+        return []
+    names = [entry.name for entry in schema.entries(kind)]
+    return [name for name in names if name.startswith(incomplete)]
 
 
-@app.command(
-    "list",
-    rich_help_panel=SWEEPS,
-    epilog=epilog("list adversaries loss", f"0 listed, {ANY_ERROR}"),
-)
+@verb(app, SWEEPS, "list adversaries loss", f"0 listed, {ANY_ERROR}", name="list")
 def list_names(
     kind: Annotated[
         Kind | None, typer.Argument(metavar="KIND", help=f"Show one of {', '.join(_KEYS)}.")
@@ -168,27 +161,27 @@ def list_names(
         if as_json:
             terminal.show_json({k: list(map(dataclasses.asdict, v)) for k, v in by_kind.items()})
             return
-        for kind, entries in by_kind.items():
+        for each_kind, entries in by_kind.items():
             names = ", ".join(entry.name for entry in entries)
-            terminal.explain(f"{kind} ({_KEYS[kind]}): {names}")
+            terminal.explain(f"{each_kind} ({_KEYS[each_kind]}): {names}")
         terminal.explain(
-            "`dpaudit list KIND` says a line of each, `dpaudit list KIND NAME` its options; one "
-            "of your own is named package.module:Class"
+            "`dpaudit list KIND` describes each in a line, `dpaudit list KIND NAME` has its "
+            "options; name your own as package.module:Class"
         )
         return
     by_name = {entry.name: entry for entry in schema.entries(kind)}
     if name is not None:
         if name not in by_name:
             names = f"{suggestion(name, by_name)}known: {', '.join(by_name)}"
-            raise SpecError("NAME", f"{name!r} is none of the {kind}{names}")
+            raise SpecError("NAME", f"{name!r} is not one of the {kind}{names}")
         _show_entry(_KEYS[kind], by_name[name], as_json)
     elif as_json:
         terminal.show_json(list(map(dataclasses.asdict, by_name.values())))
     else:
-        listed = [*by_name]
+        listed = list(by_name)
         hint = f"goes to {_KEYS[kind]}; `dpaudit list {kind} NAME` has options"
         if kind == "estimators" and not show_all:
-            listed = [*_COMMON_ESTIMATORS]
+            listed = list(_COMMON_ESTIMATORS)
             hint += f"; --all lists all {len(by_name)}"
         lines = [by_name[listed_name].line for listed_name in listed]
         terminal.show_table("", {"name": listed, "what it is": lines})
@@ -202,14 +195,18 @@ def _show_entry(key: str, entry: Entry, as_json: bool) -> None:
     for paragraph in (f"{entry.name} ({key})", *entry.text.split("\n\n")):
         terminal.explain(paragraph)
         terminal.say("")
-    if not (options := entry.options):
+    options = entry.options
+    if not options:
         terminal.say("no options")
         return
-    defaults = ["required" if option.required else _written(option.default) for option in options]
-    names, takes = zip(*((option.name, option.takes) for option in options), strict=True)
-    terminal.show_table("", {"option": names, "takes": takes, "default": defaults})
+    columns: Columns = {
+        "option": [option.name for option in options],
+        "takes": [option.takes for option in options],
+        "default": ["required" if o.required else _in_yaml(o.default) for o in options],
+    }
+    terminal.show_table("", columns)
 
 
-def _written(value: Any) -> str:
-    """A default as one would write it in the file."""
+def _in_yaml(value: Any) -> str:
+    """Returns a default as it is written in a sweep file."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

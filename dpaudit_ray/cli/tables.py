@@ -18,19 +18,29 @@ if TYPE_CHECKING:
     from ..report.verdict import Answer, RunVerdict
 
 
-_MANY = 40  # audits, beyond which `dpaudit run` ends with a summary
-_TELLING = 10  # audits of that summary
+_MANY = 40  # audits; if there are more, `dpaudit run` ends with a summary
+_SUMMARISED = 10  # audits of that summary
 
 
-def show_overview(run: Run, answer: Answer | None, details: bool = False) -> None:
-    """Prints a line per audit with the ε to quote; with `details` all that is known of it."""
+def show_overview(
+    run: Run,
+    answer: Answer | None,
+    details: bool = False,
+) -> None:
+    """Prints a line per audit.
+
+    Args:
+        run: the run.
+        answer: verdicts; None if it takes too long to judge.
+        details: show all bounds, not only the ε to quote.
+    """
     from ..report import verdict, words
-    from ..report.quote import claimed
     from ..report.tables import overview
     from ..stats import Status
     from ..storage.scores import UTILITY
 
-    rows, quotes = overview(run), verdict.quotes(run, answer)
+    rows = overview(run)
+    quotes = verdict.quotes(run, answer)
 
     def column(name: str) -> list[Any]:
         return [row[name] for row in rows]
@@ -39,90 +49,94 @@ def show_overview(run: Run, answer: Answer | None, details: bool = False) -> Non
         "audit": column("label"),
         "verdict": [str(audit.verdict) for audit in answer.audits] if answer else None,
         "trials": [progress_figure(row) for row in rows] if any(column("trials")) else None,
-        head(quotes): [quoted(quote) for quote in quotes],
-        "assumes": [quote.assumes or "none yet" for quote in quotes],
-        "claim": [Figure(claimed(value)) for value in column("epsilon_upper")],
+        **quote_columns(quotes, head(quotes)),
     }
     for name in UTILITY:
         is_measured = not all(map(math.isnan, column(name)))
         columns[words.MEASURES[name]] = column(name) if is_measured else None
     sentences = words.below(quotes)
-    if details:
-        # A bound through another curve than the claim's says nothing against it: its mark is *.
-        other_curve = column("assumes_other_curve")
-        above = [
-            row["epsilon_lower"] > row["epsilon_upper"] and not row["assumes_other_curve"]
-            for row in rows
-        ]
-        alone = [
-            number(bound) + (f" {words.OTHER_CURVE_MARK}" if other else "")
-            for bound, other in zip(column("epsilon_lower"), other_curve, strict=True)
-        ]
-        flags = {"interim": "interim", "above_claim": "above its claim"}
-        notes = [", ".join(text for key, text in flags.items() if row[key]) for row in rows]
+    if not details:
+        sentences.append("--details shows all other bounds, and what they mean")
+    else:
+        # A bound through another curve than the claim's is no evidence against it: its mark is *.
+        bounds = []
+        notes = []
+        for row in rows:
+            bound = number(row["epsilon_lower"])
+            other_curve = row["assumes_other_curve"]
+            is_above = row["epsilon_lower"] > row["epsilon_upper"] and not other_curve
+            if other_curve:
+                bound += f" {words.OTHER_CURVE_MARK}"
+            bounds.append(marked(bound, is_above))
+            flags = {"interim": row["interim"], "above its claim": row["above_claim"]}
+            notes.append(", ".join(flag for flag, is_set in flags.items() if is_set))
         columns |= {
             "estimator": column("estimator"),
             "mu": column("mu_lower"),
-            "eps alone": list(map(marked, alone, above)),
+            "eps alone": bounds,
             "assumption-free eps": column("epsilon_lower_free"),
             "note": notes if any(notes) else None,
         }
         assumed = {Status(row["status"]).assumes(row["mu_lower"]) for row in rows if row["status"]}
         sentences += words.explained(sorted(assumed - {quote.assumes for quote in quotes}))
         sentences += [words.AS_WRITTEN, words.MU, *words.conditions(assumed, run.sweep.cells)]
-        sentences += [words.level(run.sweep.budget)] * bool(run.sweep.budget.audits)
-        if any(other_curve):
+        if run.sweep.budget.audits:
+            sentences.append(words.level(run.sweep.budget))
+        if any(column("assumes_other_curve")):
             sentences.append(words.OTHER_CURVE)
-        if any(above):
+        if any(bound.startswith("!") for bound in bounds):
             sentences.append("!: above its claim, as one true claim in many is by chance")
-        sentences += [words.ABOVE] * any(column("above_claim"))
-    else:
-        sentences.append("--details shows all other bounds, and what they mean")
+        if any(column("above_claim")):
+            sentences.append(words.ABOVE)
     terminal.show_table(f"{run.sweep.name}: {words.heading(quotes)}", columns, details)
     for sentence in sentences:
         terminal.explain(sentence)
 
 
-def show_summary(run: Run, answer: Answer | None) -> None:
-    """Prints how many audits have which verdict, and the lines of those that say most.
-
-    A violation says most; of the others, an ε that is near its claim.
-    """
-    from collections import Counter
-
-    from ..report import verdict, words
+def quote_columns(quotes: Sequence[Quote], name: str = "eps >=") -> Columns:
+    """Returns columns of quoted bounds under the head `name`, their assumptions and claims."""
     from ..report.quote import claimed
+
+    return {
+        name: [marked(quote.text, quote.above) for quote in quotes],
+        "assumes": [quote.assumes or "none yet" for quote in quotes],
+        "claim": [Figure(claimed(quote.claim)) for quote in quotes],
+    }
+
+
+def show_summary(run: Run, answer: Answer | None) -> None:
+    """Prints how many audits have which verdict, and the lines of a few.
+
+    These are violations, and then the bounds that are nearest to their claims.
+    """
+    from ..report import verdict, words
 
     quotes = verdict.quotes(run, answer)
     if len(quotes) <= _MANY:
         show_overview(run, answer)
         return
     verdicts = [str(audit.verdict) for audit in answer.audits] if answer else []
-    counts = Counter(verdicts)
-    by_verdict = [f"{counts[kind]:,} {kind}" for kind in verdict.Verdict if counts[kind]]
-    order = [str(kind) for kind in verdict.Verdict]
 
     def rank(index: int) -> tuple[bool, float, int]:
         quote = quotes[index]
         share = (quote.epsilon or 0.0) / quote.claim if quote.claim else 0.0
-        violated = bool(verdicts) and verdicts[index] == order[0]
-        return not violated, -share, index
+        is_violation = bool(verdicts) and verdicts[index] == verdict.Verdict.VIOLATION
+        return not is_violation, -share, index
 
-    shown = sorted(range(len(quotes)), key=rank)[:_TELLING]
-    chosen = [quotes[index] for index in shown]
+    indices = sorted(range(len(quotes)), key=rank)[:_SUMMARISED]
+    chosen = [quotes[index] for index in indices]
     columns: Columns = {
         "audit": [quote.label for quote in chosen],
-        "verdict": [verdicts[index] for index in shown] if verdicts else None,
-        head(chosen): [quoted(quote) for quote in chosen],
-        "assumes": [quote.assumes or "none yet" for quote in chosen],
-        "claim": [Figure(claimed(quote.claim)) for quote in chosen],
+        "verdict": [verdicts[index] for index in indices] if verdicts else None,
+        **quote_columns(chosen, head(chosen)),
     }
-    totals = f": {', '.join(by_verdict)}" if by_verdict else ""
+    counts = [f"{verdicts.count(v):,} {v}" for v in verdict.Verdict if v in verdicts]
+    totals = f": {', '.join(counts)}" if counts else ""
     terminal.explain(f"{plural(len(quotes), 'audit')}{totals}")
     terminal.show_table(f"{run.sweep.name}, nearest to claims: {words.heading(chosen)}", columns)
     location = run.directory.location
     terminal.explain(
-        f"{len(quotes) - len(shown):,} more: `dpaudit status {location}` lists all audits, "
+        f"{len(quotes) - len(indices):,} more: `dpaudit status {location}` lists all audits, "
         f"`dpaudit report {location}` draws a map of them"
     )
 
@@ -133,72 +147,72 @@ def head(quotes: Sequence[Quote]) -> str:
 
 
 def show_answer(run: Run, answer: Answer | None) -> None:
-    """Prints verdict, why, and what would help; `answer` is None where judging takes long."""
+    """Prints verdict, reason and next steps; `answer` is None if it takes too long to judge."""
     if answer is None:
-        verify = f"`dpaudit verify {run.directory.location}`"
-        terminal.explain(f"this run has too many trials to be judged here: {verify} does")
+        terminal.explain(
+            "this run has too many trials to be judged here: "
+            f"`dpaudit verify {run.directory.location}` judges it"
+        )
         return
     terminal.explain(answer.sentence)
-    _show_help(answer.help)
-
-
-def _show_help(lines: Sequence[str]) -> None:
-    for line in lines:
-        terminal.explain(f"  it would help: {line}")
+    for line in answer.help:
+        terminal.explain(f"  next step: {line}")
 
 
 def progress_figure(row: dict[str, Any]) -> Figure:
-    """Trials that are done, and beside them those that are planned, where these are more."""
-    done, planned = number(row["done"]), number(row["trials"])
-    return Figure(planned if row["done"] == row["trials"] else f"{done}/{planned}")
-
-
-def quoted(quote: Quote) -> Figure:
-    """The ε of a quote as tables show it."""
-    return marked(quote.text, quote.above)
+    """Returns the trials that are done, of those that are planned if these are more."""
+    done = number(row["done"])
+    if row["done"] == row["trials"]:
+        return Figure(done)
+    return Figure(f"{done}/{number(row['trials'])}")
 
 
 def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> None:
-    """Prints the verdict, the nearest hint, a line per audit, with `details` on what it rests."""
+    """Prints the verdict, the first next step, and a line per audit.
+
+    Args:
+        judged: the verdict with its numbers.
+        answer: the verdict in words.
+        details: show the numbers on which the verdict depends.
+    """
     from ..report import verdict, words
     from ..report.quote import claimed
 
     quotes = [audit.quote for audit in answer.audits]
+    heading = words.heading(quotes)
+    sentences = words.below(quotes)
     terminal.explain(answer.sentence)
-    _show_help(answer.help[:1])
-    heading, sentences = words.heading(quotes), words.below(quotes)
+    for line in answer.help[:1]:
+        terminal.explain(f"  next step: {line}")
     if audits := judged.audits:
         columns: Columns = {
             "audit": [a.label for a in audits],
             "verdict": [a.verdict for a in audits],
-            "eps >=": [quoted(a.quote) for a in audits],
-            "assumes": [a.quote.assumes or "none yet" for a in audits],
-            "claim": [Figure(claimed(a.claim)) for a in audits],
+            **quote_columns([a.quote for a in audits]),
             "noise\nat most": [a.effective_noise or Figure("any") for a in audits],
         }
         sentences += [f"{audit.label}: {audit.divergence}" for audit in audits if audit.lopsided]
         if details:
+            power_head = f"chance\nto see {verdict.LESS_NOISE}".replace("% ", "%\n")
             columns |= {
                 "claimed\nnoise": [a.noise_multiplier for a in audits],
-                f"chance\nto see {verdict.LESS_NOISE}".replace("% ", "%\n"): [
-                    Figure(percent(round(a.power, 2))) for a in audits
-                ],
+                power_head: [Figure(percent(round(a.power, 2))) for a in audits],
                 "log10\ne-value": [a.evidence for a in audits],
                 "threshold": [a.needed for a in audits],
                 "trials": [a.trials for a in audits],
                 "refuted\nafter": [a.refuted_after or Figure("never") for a in audits],
             }
             sentences += [f"{audit.label}: {audit.remark}" for audit in audits if audit.remark]
-            wrong = percent(round(1 - judged.confidence, 6))
+            false_alarms = percent(round(1 - judged.confidence, 6))
             sentences.append(
                 f"all audits together: log10 e-value {judged.evidence:.3f}, threshold "
                 f"{judged.needed:.3f}; an e-value that reaches its threshold refutes, and so do "
                 f"tests for the declared number of trials; wrong about a true claim in at most "
-                f"{wrong} of runs, however often it is asked; CONSISTENT: each mechanism has an "
-                f"audit that would have noticed {verdict.LESS_NOISE}"
+                f"{false_alarms} of runs, however often they are judged; CONSISTENT: each "
+                f"mechanism has an audit that would have noticed {verdict.LESS_NOISE}"
             )
         else:
-            sentences.append("--details shows what the verdict rests on")
+            sentences.append("--details shows what the verdict depends on")
         terminal.show_table(heading, columns, details)
     if exact := judged.exact:
         columns = {
@@ -219,11 +233,12 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> N
 
 
 def show_plan(name: str, outlook: Outlook) -> None:
-    """Prints a line per audit, what the columns mean, and the time that is left."""
+    """Prints a line per audit, the meaning of the columns, and the remaining time."""
     from ..report.quote import claimed
 
     audits = outlook.audits
-    trials, packs = sum(a.trials for a in audits), sum(a.packs for a in audits)
+    trials = sum(a.trials for a in audits)
+    packs = sum(a.packs for a in audits)
     done = sum(a.packs_done for a in audits)
     terminal.show_table(
         f"{name}: {plural(trials, 'trial')} in {plural(packs, 'pack')}, {done:,} packs done",
@@ -248,7 +263,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
             f"{preparation.parts} parts done, {duration(preparation.seconds)} with one trainer"
         )
     if outlook.problem is None and any(math.isnan(audit.seconds) for audit in sampled):
-        terminal.explain("time ?: packs can be timed once what they wait for is done")
+        terminal.explain("time ?: packs can be timed once their preparations are done")
     if sampled:
         terminal.say(
             f"left to do: about {duration(outlook.seconds / outlook.workers)} on this machine with "
@@ -261,17 +276,17 @@ def show_plan(name: str, outlook: Outlook) -> None:
 
 
 def show_code(code: Code) -> None:
-    """Prints the user's modules that a sweep runs: its file is code as much as they are."""
+    """Prints the modules of the user that a sweep runs: its file is code, as they are."""
     if code.modules:
         names = ", ".join(f"{name} ({digest[:12]})" for name, digest in code.modules.items())
         terminal.explain(
-            f"runs code: {names}; with a sweep file of somebody else's, read them first, or say "
-            "which may run: --trust"
+            f"runs code: {names}; if you have not written the sweep file, read them first, or "
+            "name those that may run: --trust"
         )
 
 
 def _explain_power(audits: list[AuditOutlook]) -> None:
-    """Prints what the columns mean, and what would help the audit of the least power."""
+    """Prints the meaning of the columns, and a next step for the audit of the least power."""
     from ..forecast.forecast import USUAL_POWER
     from ..stats import Status
 
@@ -280,13 +295,16 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
         "an attack that sees all that it allows (not the chance to notice less noise, which `run` "
         "gives for the attack as it is); needed: trials that would give it 4 times in 5"
     )
-    if assumed := [audit.label for audit in audits if audit.status is not Status.CERTIFIED]:
+    assumed = [audit.label for audit in audits if audit.status is not Status.CERTIFIED]
+    if assumed:
         labels = terminal.and_more(assumed)
         terminal.explain(f"max eps and power assume a Gaussian curve for {labels}")
-    if weak := [audit for audit in audits if (audit.power or 0.0) < USUAL_POWER]:
+    weak = [audit for audit in audits if (audit.power or 0.0) < USUAL_POWER]
+    if weak:
         weak.sort(key=lambda audit: audit.power or 0.0)
         labels = terminal.and_more([audit.label for audit in weak])
-        terminal.explain(f"power {_power(weak[0])}, {labels}: {'; '.join(_advice(weak[0]))}")
+        advice = "; ".join(_advice(weak[0]))
+        terminal.explain(f"power {_power(weak[0])}, {labels}: {advice}")
 
 
 def _power(audit: AuditOutlook) -> Figure:
@@ -294,6 +312,7 @@ def _power(audit: AuditOutlook) -> Figure:
 
 
 def _advice(audit: AuditOutlook) -> Iterator[str]:
+    """Yields what the trials of an audit can show, and how to show more."""
     from ..report.quote import epsilon_text
 
     if audit.claim == 0:
@@ -302,11 +321,11 @@ def _advice(audit: AuditOutlook) -> Iterator[str]:
     if not audit.claim < math.inf:
         yield "nothing is claimed, so no bound comes near; more noise, or another accountant"
         return
-    shown = "nothing"
+    bound = "nothing"
     if audit.likely:
-        likely = epsilon_text(audit.likely, digits=2)
-        shown = f"{likely} of the {epsilon_text(audit.claim, digits=2)}"
-    yield f"{audit.trials:,} trials show {shown}, 4 times in 5"
+        claim = epsilon_text(audit.claim, digits=2)
+        bound = f"{epsilon_text(audit.likely, digits=2)} of the {claim}"
+    yield f"{audit.trials:,} trials show {bound}, 4 times in 5"
     needed = audit.trials_needed
     if needed is None:
         yield "more of them do not show 90 % of such a claim: take more noise, or fewer steps"

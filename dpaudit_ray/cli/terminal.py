@@ -1,7 +1,7 @@
-"""Output of the command line; beside this only the live view writes to the terminal.
+"""Output of the command line; only the live view writes to the terminal by other means.
 
-Labels, names and messages are text of others: nothing in them reaches the terminal as a command.
-Whoever reads the output may go away, with the pipe or the terminal: that is no error.
+Labels, names and messages come from users: no control sequence in them reaches the terminal. It is
+not an error if the pipe or the terminal is closed before all is printed.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from ..orchestration import ray_internals
 
 ALARM = "bold red"  # style of a bound above its claim
 VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels are user text
-_UNLIMITED = 10_000  # columns: rich must neither cut nor wrap what has been fitted
+_UNLIMITED = 10_000  # columns: rich must neither truncate nor wrap lines that fit already
 _SENTENCE_WIDTH = 100
 _GAP = 2  # columns between columns
-_LEAST = 24  # characters of a label that stay in one line
+_UNBROKEN = 24  # characters of a label that stay in one line
 _JUDGING_SECONDS = 2.0  # between two lines about progress
-Columns = dict[str, Sequence[Any] | None]  # values by head; None for a column that is left out
+Columns = dict[str, Sequence[Any] | None]  # values by head; None for a column that is not shown
 
 
 # Numbers, times and marks as people read them -----------------------------------------------------
@@ -44,12 +44,12 @@ class Figure(str):
 
 
 def marked(bound: str, above_claim: bool) -> Figure:
-    """The text of a bound; one above its claim has a mark, by which tables show it in red."""
+    """Returns the text of a bound; one above its claim has a mark, and tables show it in red."""
     return Figure(f"! {bound}" if above_claim else bound)
 
 
 def number(value: Any) -> str:
-    """A value as people read it: 1,234, 0.500 or 1.2e-4; – for NaN and None; text as it is."""
+    """Returns a value as text: 1,234, 0.500 or 1.2e-4; – for NaN and None."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -62,41 +62,43 @@ def number(value: Any) -> str:
 
 
 def duration(seconds: float) -> Figure:
-    """Seconds as 8s, 3m 20s or 5h 07m; ? where they are not known."""
+    """Returns seconds as 8s, 3m 20s or 5h 07m; ? if they are unknown."""
     if not math.isfinite(seconds):
         return Figure("?")
     if 0 < seconds < 1:
         return Figure("<1s")
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes == 0:
-        return Figure(f"{rest}s")
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return Figure(f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s")
+    if hours:
+        return Figure(f"{hours}h {minutes:02d}m")
+    return Figure(f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s")
 
 
 def speed(per_second: float) -> str:
-    """A rate with two digits, or with all that are before the point; ? where it is not known."""
+    """Returns a rate with two digits, or all before the decimal point; ? if it is unknown."""
     if math.isnan(per_second):
         return "?"
     return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 audit`, `2,000 audits`."""
-    return f"{count:,} {noun}" + "s" * (count != 1)
+    """Returns `1 audit`, `2,000 audits`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def and_more(items: Sequence[str], most: int = 1) -> str:
-    """The first `most` of them, and how many more there are."""
-    more = f" and {len(items) - most} more" * (len(items) > most)
-    return ", ".join(items[:most]) + more
+    """Returns the first `most` items, and the number of others."""
+    text = ", ".join(items[:most])
+    if len(items) > most:
+        text += f" and {len(items) - most} more"
+    return text
 
 
 # What is printed ---------------------------------------------------------------------------------
 
 
 def interactive() -> bool:
-    """Whether somebody watches standard output on a terminal."""
+    """Returns whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -106,7 +108,7 @@ def say(text: str) -> None:
 
 
 def explain(text: str) -> None:
-    """Prints a sentence in lines of at most 100 columns, and of the terminal's."""
+    """Prints a sentence in lines of at most 100 columns, or of the terminal's if it has fewer."""
     columns = shutil.get_terminal_size().columns if interactive() else _SENTENCE_WIDTH
     columns = max(20, min(columns, _SENTENCE_WIDTH))
     say(textwrap.fill(text, columns, subsequent_indent="  ", break_on_hyphens=False))
@@ -118,20 +120,20 @@ def complain(text: str) -> None:
 
 
 class JudgingLines:
-    """Prints "judging: 120 of 500 audits" to standard error while that takes long."""
+    """Prints "judging: 120 of 500 audits" to standard error every two seconds."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
-    def __call__(self, judged: int, audits: int) -> None:
+    def __call__(self, done: int, audits: int) -> None:
         now = time.monotonic()
-        if judged < audits and now - self._last >= _JUDGING_SECONDS:
+        if done < audits and now - self._last >= _JUDGING_SECONDS:
             self._last = now
-            complain(f"judging: {judged:,} of {audits:,} audits")
+            complain(f"judging: {done:,} of {audits:,} audits")
 
 
 def add(text: str) -> None:
-    """Prints lines that belong to the one before or after to standard error."""
+    """Prints lines to standard error, without the program's name."""
     _put(lines(text), sys.stderr)
 
 
@@ -146,61 +148,65 @@ def show_json(value: Any) -> None:
 
 
 def silence(*streams: TextIO) -> None:
-    """Redirects these streams, or those of the two that have no reader left, to nowhere."""
+    """Redirects streams to nowhere; by default standard streams whose reader is gone."""
     for stream in streams or (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             if streams or not _has_reader(stream):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def show_table(title: str, columns: Columns, whole: bool = False) -> None:
-    """Prints an aligned table of columns by their heads, which may have two lines.
+def show_table(title: str, columns: Columns, unlimited: bool = False) -> None:
+    """Prints an aligned table.
 
     Text is aligned to the left, numbers to the right. In a terminal, the common part of labels
-    of audits stands above the table, and text folds at its words, the last column first. If that
-    is not enough, each cell has a line of its own.
+    of audits is printed above the table, and text folds at its words, the last column first. If
+    that is not enough, each cell has a separate line.
 
     Args:
         title: a sentence above the table; may be empty.
-        columns: values by head.
-        whole: lines may be longer than the terminal's.
+        columns: values by head, which may have two lines.
+        unlimited: lines may be longer than the terminal's.
     """
-    fitted = interactive() and not whole
-    shown = list[_Column]()
+    must_fit = interactive() and not unlimited
+    table = list[_Column]()
     legend = ""
     for head, values in columns.items():
         if values is None:
             continue
         cells = [number(value) for value in values]
-        if head == "audit" and fitted:
+        if head == "audit" and must_fit:
             from ..sweep.grid import shorten_labels  # loads pydantic, for which --help has no time
 
             legend, cells = shorten_labels(cells)
         is_text = any(isinstance(value, str) and not isinstance(value, Figure) for value in values)
-        shown.append(_Column(head, cells, is_text))
+        table.append(_Column(head, cells, is_text))
     for line in filter(None, (title, legend)):
         explain(line)
-    room = shutil.get_terminal_size().columns
-    in_rows = not fitted or _narrow(shown, room)
-    # Colours are for terminals, and not where NO_COLOR is set.
-    console = Console(
-        width=_UNLIMITED if in_rows else room, force_terminal=interactive(), **VERBATIM
-    )
+    width = shutil.get_terminal_size().columns
+    fits = not must_fit or _narrow(table, width)
+    # Rich uses colours in terminals only, and not if NO_COLOR is set.
+    console = Console(width=_UNLIMITED if fits else width, force_terminal=interactive(), **VERBATIM)
     with console.capture() as captured:
-        if in_rows:
-            console.print(_grid(shown))
+        if fits:
+            console.print(_grid(table))
         else:
-            for row in zip(*(column.cells for column in shown), strict=True):
-                for column, cell in zip(shown, row, strict=True):
-                    console.print(Text(column.head.replace("\n", " "), "bold"), _styled(cell))
+            for index in range(len(table[0].cells)):
+                for column in table:
+                    name = Text(column.head.replace("\n", " "), "bold")
+                    console.print(name, _styled(column.cells[index]))
     for line in captured.get().splitlines():
         _put(line.rstrip(), sys.stdout)
 
 
 class _Column:
-    """A column of a table; `width` begins as that of its longest line."""
+    """A column of a table; `width` is that of its longest line until it is narrowed."""
 
-    def __init__(self, head: str, cells: list[str], is_text: bool) -> None:
+    def __init__(
+        self,
+        head: str,
+        cells: list[str],
+        is_text: bool,
+    ) -> None:
         self.head = head
         self.cells = cells
         self.is_text = is_text
@@ -208,25 +214,29 @@ class _Column:
         self.width = max(map(cell_len, (*head.split("\n"), *cells)))
 
     def least(self, is_first: bool) -> int:
-        """Returns the width that it needs: words of text and of the head, and numbers, are whole.
+        """Returns the smallest width, in which words of text and of the head, and numbers, fit.
 
-        Labels, in the first column, and long words fold anywhere, but not below `_LEAST`.
+        Labels, in the first column, and long words fold anywhere, but not below `_UNBROKEN`.
         """
         unbroken = self.cells
         if self.is_text and not is_first:
             unbroken = " ".join(self.cells).split()
         width = max(map(cell_len, unbroken), default=0)
         if self.is_text:
-            width = min(width, _LEAST)
+            width = min(width, _UNBROKEN)
         return max(width, *map(cell_len, self.head.split()))
 
 
-def _narrow(columns: list[_Column], room: int) -> bool:
-    """Narrows columns to `room`: text from the last, heads, then the first; False if none fit."""
-    first, *others = columns
-    excess = sum(column.width + _GAP for column in columns) - _GAP - room
-    texts = [column for column in others if column.is_text]
-    numbers = [column for column in others if not column.is_text]
+def _narrow(columns: list[_Column], width: int) -> bool:
+    """Narrows columns to a width: texts from the last, then numbers' heads, then the first column.
+
+    Returns:
+        Whether they fit.
+    """
+    excess = sum(column.width + _GAP for column in columns) - _GAP - width
+    first = columns[0]
+    texts = [column for column in columns[1:] if column.is_text]
+    numbers = [column for column in columns[1:] if not column.is_text]
     for column in (*reversed(texts), *numbers, first):
         narrowing = min(column.width - column.least(column is first), excess)
         if narrowing > 0:
@@ -254,7 +264,7 @@ def _styled(cell: str) -> Text:
 
 
 def _put(text: str, stream: TextIO, newline: bool = True) -> None:
-    if ray_internals.JOB in os.environ:  # nobody watches the output of a job as it comes
+    if ray_internals.JOB in os.environ:  # the output of a job is read later
         text = re.sub("^", time.strftime("%Y-%m-%d %H:%M:%S "), text, flags=re.MULTILINE)
     try:
         typer.echo(text, stream, newline)

@@ -53,7 +53,10 @@ class Npz(Data):
         return scaled_images(x) if has_images else x
 
 
-def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
+def read_npz(
+    path: str,
+    what: str,
+) -> tuple[np.ndarray, np.ndarray, str]:
     """Reads arrays from an .npz file; nothing is unpickled.
 
     Args:
@@ -85,10 +88,15 @@ def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
     return arrays["x"], arrays["y"], str(file)
 
 
-def _bounded_arrays(archive: Any, stored: int) -> dict[str, np.ndarray]:
+def _bounded_arrays(
+    archive: Any,
+    stored: int,
+) -> dict[str, np.ndarray]:
     """Reads `x` and `y` of an .npz file of `stored` bytes. Raises as `np.load`, or if too large."""
     names = [name for name in "xy" if name in archive.files]
-    members = [m for m in archive.zip.infolist() if m.filename.removesuffix(".npy") in names]
+    members = [
+        member for member in archive.zip.infolist() if member.filename.removesuffix(".npy") in names
+    ]
     decoding.require_members(members, stored)
     arrays = {name: archive[name] for name in names}
     for array in arrays.values():  # empty texts have no bytes
@@ -97,7 +105,10 @@ def _bounded_arrays(archive: Any, stored: int) -> dict[str, np.ndarray]:
 
 
 def labels(
-    y: np.ndarray, source: str, order: Sequence[str | float] = (), regression: bool = False
+    y: np.ndarray,
+    source: str,
+    order: Sequence[str | float] = (),
+    regression: bool = False,
 ) -> np.ndarray:
     """Converts labels.
 
@@ -122,7 +133,8 @@ def labels(
             raise DataError(f"{source} has {unlisted[0]!r:.40}; list it in `label_order`, too")
         return np.array([classes[cell] for cell in cells], dtype=np.int64)
     if kind in "OUST":
-        values = listed(sorted({str(cell) for cell in y.tolist()}))
+        texts = {str(cell) for cell in y.tolist()}
+        values = listed(sorted(texts))
         raise DataError(f"{source} is text; `label_order: {values}` takes its values to 0, 1, ...")
     if regression and kind in "iufb":
         return y.astype(np.float32)
@@ -140,4 +152,9 @@ def listed(values: Sequence[str | float]) -> str:
     first = list(values[:_MOST_LISTED])
     if len(values) > _MOST_LISTED:
         first.append("...")
-    return yaml.safe_dump(first, default_flow_style=True, allow_unicode=True, width=10**6).strip()
+    return yaml.safe_dump(
+        first,
+        default_flow_style=True,
+        allow_unicode=True,
+        width=10**6,
+    ).strip()

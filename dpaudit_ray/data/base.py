@@ -123,7 +123,10 @@ def _stamps(files: tuple[Path, ...]) -> Stamps | None:
         stats = [file.stat() for file in files]
     except (OSError, ValueError):
         return None  # reading reports the problem
-    if not stats or time.time_ns() - max(stat.st_mtime_ns for stat in stats) < _SETTLED_NS:
+    if not stats:
+        return None
+    age = time.time_ns() - max(stat.st_mtime_ns for stat in stats)
+    if age < _SETTLED_NS:
         return None
     return tuple((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
 
@@ -167,7 +170,11 @@ def scaled_images(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     return scaled
 
 
-def require_finite(x: npt.NDArray[np.generic], source: str, name: str = "x") -> None:
+def require_finite(
+    x: npt.NDArray[np.generic],
+    source: str,
+    name: str = "x",
+) -> None:
     """Raises DataError if x [N, ...] has a NaN or infinite value."""
     rows = np.argwhere(~np.isfinite(x))[:, 0]
     if len(rows):
@@ -177,7 +184,9 @@ def require_finite(x: npt.NDArray[np.generic], source: str, name: str = "x") -> 
 
 
 def checked(
-    x: npt.NDArray[np.generic], y: npt.NDArray[np.int64 | np.float32], source: str
+    x: npt.NDArray[np.generic],
+    y: npt.NDArray[np.int64 | np.float32],
+    source: str,
 ) -> Dataset:
     """Returns arrays as a data set.
 
@@ -205,7 +214,8 @@ def checked(
         require_finite(y, source, "y")
         return dataset
     classes = np.unique(y)
-    if len(classes) < 2 or classes[0] != 0 or classes[-1] != len(classes) - 1:
+    has_gap = classes[0] != 0 or classes[-1] != len(classes) - 1
+    if has_gap or len(classes) < 2:
         first = [str(value) for value in classes[:_MOST_CLASSES]]
         if len(classes) > _MOST_CLASSES:
             first.append("...")

@@ -63,11 +63,17 @@ class Csv(Data):
             table[name] = _days(table[name])
         for name, value in self.fill.items():
             table[name] = table[name].fillna(str(value) if name in self.categories else value)
-        problems = [*self._missing(table, label), *self._not_numbers(table.drop(columns=label))]
+        problems = list(self._missing(table, label))
+        problems += self._not_numbers(table.drop(columns=label))
         y: np.ndarray = np.empty(0, np.int64)
         if not table[label].isna().any():
             try:
-                y = labels(table[label].to_numpy(), label, self.label_order, self.regression)
+                y = labels(
+                    table[label].to_numpy(),
+                    label,
+                    self.label_order,
+                    self.regression,
+                )
             except DataError as error:
                 problems.append(str(error))
         for name, (low, high) in self.ranges.items():
@@ -104,7 +110,8 @@ class Csv(Data):
                 raise
             return self._guess_with("encoding", self._other_encoding())
         kinds = {name: _kind(table[name]) for name in _text(table)}
-        if self.decimal == "." and any(option == "decimal" for _, option in kinds.values()):
+        has_commas = any(option == "decimal" for _, option in kinds.values())
+        if has_commas and self.decimal == ".":
             return self._guess_with("decimal", ",")
         values = sorted(table[label].dropna().unique().tolist())
         is_continuous = label not in kinds and (
@@ -143,13 +150,18 @@ class Csv(Data):
         }
         return {key: value for key, value in guessed.items() if value}, notes
 
-    def _guess_with(self, option: str, value: str) -> tuple[dict[str, Any], list[str]]:
+    def _guess_with(
+        self,
+        option: str,
+        value: str,
+    ) -> tuple[dict[str, Any], list[str]]:
         options, notes = self.model_copy(update={option: value}).guess()
         return options | {option: value}, notes
 
     def _missing(self, table: Any, label: str) -> Iterator[str]:
         """Yields a line for each column in which cells have no finite value."""
-        missing = table.replace([np.inf, -np.inf], np.nan).isna()
+        finite = table.replace([np.inf, -np.inf], np.nan)
+        missing = finite.isna()
         for name, count in missing.sum().items():
             if count:
                 row = int(missing[name].to_numpy().argmax()) + 1
@@ -178,7 +190,11 @@ class Csv(Data):
                 f"column {name!r} is {content}, such as {_example(features[name])}: {remedy}, or "
                 f"leave it out: `drop: {names}`"
             )
-        counts = {name: features[name].nunique() for name in self.categories if name in features}
+        counts = {
+            category: features[category].nunique()
+            for category in self.categories
+            if category in features
+        }
         if len(features) * sum(counts.values()) > _MOST_CELLS:
             largest = max(counts, key=lambda name: counts[name])
             yield (
@@ -186,7 +202,10 @@ class Csv(Data):
                 "each of which takes too much memory; merge values, or `drop` it"
             )
 
-    def _table(self, nameless: bool = False) -> tuple[str, str, Any]:
+    def _table(
+        self,
+        nameless: bool = False,
+    ) -> tuple[str, str, Any]:
         """Reads the table, and checks that options name its columns.
 
         Args:
@@ -201,7 +220,8 @@ class Csv(Data):
         import pandas as pd
 
         file = existing_file(self.path, self.name, _REMEDY)
-        header = [*self._parsed(file, header=None, nrows=1, dtype=str).iloc[0].dropna()]
+        first_row = self._parsed(file, header=None, nrows=1, dtype=str).iloc[0]
+        header = [*first_row.dropna()]
         separator = ","
         if len(header) == 1:
             separator = next((character for character in ";\t|" if character in header[0]), ",")
@@ -215,10 +235,12 @@ class Csv(Data):
         table = self._parsed(
             file, sep=separator, dtype=text, skipinitialspace=True, low_memory=False
         ).rename(columns=str.strip)
-        empty = [name for name in table if _is_nameless(name) and table[name].isna().all()]
+        is_empty = table.isna().all()
+        empty = [name for name in table if _is_nameless(name) and is_empty[name]]
         table = table.drop(columns=empty)  # from separators at the ends of lines
         names = [*table.columns]
-        label = self.label or next((n for n in reversed(names) if n not in self.drop), names[-1])
+        candidates = (name for name in reversed(names) if name not in self.drop)
+        label = self.label or next(candidates, names[-1])
         # Pandas makes an index of the first cells if rows have more cells than the header.
         if not table.index.equals(pd.RangeIndex(len(table))):
             raise DataError(
@@ -246,7 +268,7 @@ class Csv(Data):
                         f"{suggestion(name, names)}columns: {listed(names)}"
                     )
         other_uses = {label, *self.dates, *self.ranges}
-        for option, used in (("drop", {label}), ("categories", other_uses)):
+        for option, used in {"drop": {label}, "categories": other_uses}.items():
             conflicts = used.intersection(getattr(self, option))
             if conflicts:
                 raise DataError(
@@ -260,7 +282,13 @@ class Csv(Data):
     def _parsed(self, file: Path, **options: Any) -> Any:
         """Reads the file by `encoding` and `decimal`. Raises DataError if that fails."""
         try:
-            return read_csv(file, _REMEDY, encoding=self.encoding, decimal=self.decimal, **options)
+            return read_csv(
+                file,
+                _REMEDY,
+                encoding=self.encoding,
+                decimal=self.decimal,
+                **options,
+            )
         except DataError as error:
             if not isinstance(error.__cause__, UnicodeError):
                 raise
@@ -284,7 +312,8 @@ def _days(cells: Any) -> Any:
     for day_format in _DAY_FORMATS:
         times = pd.to_datetime(cells, format=day_format, errors="coerce", utc=True)
         if not (times.isna() & cells.notna()).any():
-            return (times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+            since_1970 = times - pd.Timestamp(0, tz="UTC")
+            return since_1970 / pd.Timedelta(days=1)
     return cells
 
 
@@ -306,7 +335,8 @@ def _example(cells: Any) -> str:
     """Returns the first cell that is not a number, and its row, as text."""
     import pandas as pd
 
-    row = int(cells.map(lambda cell: pd.notna(cell) and not _is_number(str(cell))).argmax())
+    is_text = cells.map(lambda cell: pd.notna(cell) and not _is_number(str(cell)))
+    row = int(is_text.argmax())
     return f"{str(cells.iloc[row])!r:.40} in row {row + 1}"
 
 

@@ -90,10 +90,12 @@ class CaliforniaHousing(Data):
                 "let scikit-learn download the data"
             )
             file = existing_file(self.path, self.name, remedy)
-            table = _read_table(file, remedy, dict.fromkeys(_HOUSING, np.float64)).to_numpy()
+            types = dict.fromkeys(_HOUSING, np.float64)
+            table = _read_table(file, remedy, types).to_numpy()
             require_finite(table, str(file))
             x, target = table[:, :-1], table[:, -1]
-        return checked(standardized(x), (target > np.median(target)).astype(np.int64), self.name)
+        is_above = target > np.median(target)
+        return checked(standardized(x), is_above.astype(np.int64), self.name)
 
 
 class Bank(Data):
@@ -125,7 +127,8 @@ class Bank(Data):
             cells = table[column].to_numpy(np.str_)[:, None]
             features.append(np.equal(cells, np.unique(cells)))
         x = np.concatenate(features, axis=1, dtype=np.float32)
-        return checked(x, table["y"].eq("yes").to_numpy(np.int64), str(file))
+        y = table["y"].eq("yes").to_numpy(np.int64)
+        return checked(x, y, str(file))
 
 
 class CervicalCancer(Data):
@@ -143,7 +146,8 @@ class CervicalCancer(Data):
         file = existing_file(self.path, self.name, remedy)
         types = dict.fromkeys([*_CERVICAL_FEATURES, "Biopsy"], np.float64)
         table = _read_table(file, remedy, types, na_values=["?"])
-        features, y = table.to_numpy()[:, :-1], table["Biopsy"]
+        features = table.to_numpy()[:, :-1]
+        y = table["Biopsy"]
         if not y.isin([0, 1]).all():
             raise DataError(f"{file}: column Biopsy must hold 0 and 1; {remedy}")
         missing = np.isnan(features)
@@ -204,7 +208,12 @@ class Location(_Records):
     name: Literal["location"] = "location"
 
 
-def _read_table(file: Path, remedy: str, types: Mapping[str, type], **options: Any) -> Any:
+def _read_table(
+    file: Path,
+    remedy: str,
+    types: Mapping[str, type],
+    **options: Any,
+) -> Any:
     """Reads the columns of `types`, in this order; only `options` name missing values."""
     options |= {"usecols": list(types), "dtype": types, "keep_default_na": False}
     table = read_csv(file, remedy, **options)

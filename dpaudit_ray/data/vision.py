@@ -56,13 +56,20 @@ class _Images(Data):
                 x[:, channel] /= pixels.std(dtype=np.float64) or 1.0
         return checked(x, y, str(self._root / self.folder))
 
-    def _read(self, train: bool) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    def _read(
+        self,
+        train: bool,
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         from torchvision import datasets
 
         try:
             for file in filter(os.path.isfile, self.files()):
                 strangers.require(file.stat().st_size, decoding.FREE)
-            source: Any = getattr(datasets, self.source)(self._root, train, download=self.download)
+            source: Any = getattr(datasets, self.source)(
+                self._root,
+                train,
+                download=self.download,
+            )
             pixels = np.asarray(source.data)
             y = np.asarray(source.targets, np.int64)
         except _FAILURES as error:

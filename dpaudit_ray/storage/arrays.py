@@ -83,7 +83,11 @@ def same(first: Arrays, second: Arrays) -> bool:
     return encoded(first) == encoded(second)
 
 
-def _array(content: bytearray, dtype_name: str, shape: list[int]) -> npt.NDArray[Any]:
+def _array(
+    content: bytearray,
+    dtype_name: str,
+    shape: list[int],
+) -> npt.NDArray[Any]:
     """Returns bytes of a file as an array. Raises ValueError if they cannot be such a one."""
     try:
         dtype = np.dtype(dtype_name)

@@ -64,7 +64,12 @@ class LastingError(OSError):
         renewable: whether the same run can continue as soon as credentials are renewed.
     """
 
-    def __init__(self, problem: str, remedy: str, renewable: bool = False) -> None:
+    def __init__(
+        self,
+        problem: str,
+        remedy: str,
+        renewable: bool = False,
+    ) -> None:
         super().__init__(problem)
         self.remedy = remedy
         self.renewable = renewable
@@ -144,7 +149,11 @@ class Bucket:
         except BaseError as error:
             raise ValueError(first_line(error)) from error
 
-    def read(self, name: str, most: int = strangers.RECORD) -> bytes | None:
+    def read(
+        self,
+        name: str,
+        most: int = strangers.RECORD,
+    ) -> bytes | None:
         """Returns an object's content, None if there is no such object.
 
         Raises:
@@ -166,7 +175,12 @@ class Bucket:
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, content: bytes, passage: Passage | None = None) -> None:
+    def write(
+        self,
+        name: str,
+        content: bytes,
+        passage: Passage | None = None,
+    ) -> None:
         """Replaces an object, or creates it.
 
         Args:
@@ -229,7 +243,10 @@ class Bucket:
     def names(self, folder: str) -> list[str]:
         return [name for name, _, _ in self.stamps(folder)]
 
-    def stamps(self, folder: str) -> list[tuple[str, int, int]]:
+    def stamps(
+        self,
+        folder: str,
+    ) -> list[tuple[str, int, int]]:
         """Returns name, bytes and time of last change (ns) of each object in `folder`, sorted."""
         stamps = []
         for entry in _request(self._listed, folder):
@@ -279,7 +296,12 @@ class Bucket:
             raise OSError("a list of the store is not complete")
 
     @contextlib.contextmanager
-    def locked(self, name: str, *, alone: bool) -> Iterator[bool]:
+    def locked(
+        self,
+        name: str,
+        *,
+        alone: bool,
+    ) -> Iterator[bool]:
         """Needs no lock, since uploads are conditional: yields true."""
         yield True
 
@@ -297,7 +319,11 @@ class Bucket:
             return _request(obstore.get, self._store, name).meta
 
 
-def _request(action: Callable[..., T], *arguments: Any, **options: Any) -> T:
+def _request(
+    action: Callable[..., T],
+    *arguments: Any,
+    **options: Any,
+) -> T:
     """Returns what `action` returns; raises OSError for what it raises."""
     try:
         return action(*arguments, **options)

@@ -131,7 +131,11 @@ _STRUCT = 12
 _SIZES = ((2,), (3,), (5, 1), (7, 1), (8, 1))
 
 
-def page_totals(content: bytes, start: int, stop: int) -> tuple[int, int]:
+def page_totals(
+    content: bytes,
+    start: int,
+    stop: int,
+) -> tuple[int, int]:
     """Returns the bytes and the values that the pages of a column decode to.
 
     Arrow allocates by the headers of pages, and not by the file's footer, which may state less.
@@ -162,7 +166,10 @@ def page_totals(content: bytes, start: int, stop: int) -> tuple[int, int]:
 
 
 def _read_struct(
-    content: bytes, start: int, path: tuple[int, ...], integers: dict[tuple[int, ...], int]
+    content: bytes,
+    start: int,
+    path: tuple[int, ...],
+    integers: dict[tuple[int, ...], int],
 ) -> int:
     """Reads the integers of a struct, and of the structs in it.
 
@@ -199,7 +206,11 @@ def _read_struct(
     return start + 1
 
 
-def _read_integer(content: bytes, start: int, signed: bool = True) -> tuple[int, int]:
+def _read_integer(
+    content: bytes,
+    start: int,
+    signed: bool = True,
+) -> tuple[int, int]:
     """Reads an integer of 7 bits a byte, the lowest first, its sign in the last bit.
 
     Returns:

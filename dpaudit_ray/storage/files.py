@@ -40,7 +40,11 @@ class Folder:
         self.location = str(self._root)
         self.passage: Passage = contextlib.nullcontext
 
-    def read(self, name: str, most: int = strangers.RECORD) -> bytes | None:
+    def read(
+        self,
+        name: str,
+        most: int = strangers.RECORD,
+    ) -> bytes | None:
         """Returns a file's content, None if there is no such file.
 
         Raises:
@@ -51,7 +55,12 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def write(self, name: str, content: bytes, passage: Passage | None = None) -> None:
+    def write(
+        self,
+        name: str,
+        content: bytes,
+        passage: Passage | None = None,
+    ) -> None:
         """Stores a file, with the folders above it; replaces an existing one.
 
         Args:
@@ -102,7 +111,10 @@ class Folder:
         """Returns the names of the files in `folder`; none if it does not exist."""
         return [entry.name for entry in self._files(folder)]
 
-    def stamps(self, folder: str) -> list[tuple[str, int, int]]:
+    def stamps(
+        self,
+        folder: str,
+    ) -> list[tuple[str, int, int]]:
         """Returns name, bytes and time of last change (ns) of each file in `folder`, sorted."""
         files = [(entry.name, entry.stat()) for entry in self._files(folder)]
         return sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
@@ -127,7 +139,12 @@ class Folder:
         return sorted(paths + folders)
 
     @contextlib.contextmanager
-    def locked(self, name: str, *, alone: bool) -> Iterator[bool]:
+    def locked(
+        self,
+        name: str,
+        *,
+        alone: bool,
+    ) -> Iterator[bool]:
         """Locks a file while this is open; yields whether there is a lock.
 
         A user who may open the file can lock it, and so stop the run: only its owner may, unless a
@@ -199,7 +216,10 @@ def reason(error: BaseException) -> str:
 
 
 def _write(
-    path: Path, content: bytes, passage: Passage, publish: Callable[[Path, Path], object]
+    path: Path,
+    content: bytes,
+    passage: Passage,
+    publish: Callable[[Path, Path], object],
 ) -> None:
     """Writes and syncs a file, publishes it, syncs its folder: then a power cut loses nothing.
 

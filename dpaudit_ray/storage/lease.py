@@ -46,7 +46,12 @@ class Lease:
         run: the run directory, for this owner.
     """
 
-    def __init__(self, run: RunDirectory, owner: str, before: str | None) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        owner: str,
+        before: str | None,
+    ) -> None:
         self.owner = owner
         self.before = before
         self.run = run.owned_by(owner)
@@ -61,7 +66,11 @@ class Lease:
     @contextlib.contextmanager
     def renewed(self, entry: Entry, beat: float) -> Iterator[None]:
         """Renews the lease every `beat` seconds while this is open, then deletes it."""
-        thread = threading.Thread(target=self._renew, args=(entry, beat), daemon=True)
+        thread = threading.Thread(
+            target=self._renew,
+            args=(entry, beat),
+            daemon=True,
+        )
         thread.start()
         try:
             yield
@@ -133,7 +142,12 @@ def held(
     before = (stale or {}).get("owner")
     lease = Lease(run, secrets.token_hex(8), before if isinstance(before, str) else None)
     pid = os.getpid()
-    entry = {"owner": lease.owner, **_where(), "pid": pid, "started": _started(pid)}
+    entry = {
+        "owner": lease.owner,
+        **_where(),
+        "pid": pid,
+        "started": _started(pid),
+    }
     _take(run, entry | {"beat": 0}, stale)
     with lease.renewed(entry, beat):
         yield lease
@@ -259,7 +273,10 @@ class Holder:
         )
 
 
-def holder(run: RunDirectory, wait: float = 2 * BEAT_SECONDS + 2) -> Holder | None:
+def holder(
+    run: RunDirectory,
+    wait: float = 2 * BEAT_SECONDS + 2,
+) -> Holder | None:
     """Returns the driver that works on a run now, on any machine; None without one.
 
     Args:

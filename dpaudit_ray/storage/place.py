@@ -62,7 +62,11 @@ class Patience:
     sleep: Callable[[float], object] = time.sleep
     tell: Callable[[str], object] = lambda line: None
 
-    def __call__(self, action: Callable[..., T], *arguments: Any) -> T:
+    def __call__(
+        self,
+        action: Callable[..., T],
+        *arguments: Any,
+    ) -> T:
         """Returns `action(*arguments)`; raises its last OSError when the time is over."""
         started = time.monotonic()
         slept = 0.0  # more than the clock shows if `sleep` is another function
@@ -107,7 +111,12 @@ class Place:
         LeaseLostError: from writes, if the owner does not hold the lease any more.
     """
 
-    def __init__(self, location: str, patience: Patience = _ONCE, owner: str | None = None) -> None:
+    def __init__(
+        self,
+        location: str,
+        patience: Patience = _ONCE,
+        owner: str | None = None,
+    ) -> None:
         self._patience = patience
         self.owner = owner
         try:
@@ -123,7 +132,12 @@ class Place:
             self._folder.passage = self._owned
 
     @classmethod
-    def under(cls, storage_path: str, name: str, patience: Patience = _ONCE) -> Self:
+    def under(
+        cls,
+        storage_path: str,
+        name: str,
+        patience: Patience = _ONCE,
+    ) -> Self:
         """Opens the directory `name` in a storage path, which is a folder or an address."""
         _, separator, path = storage_path.rpartition("://")
         if not path.strip("/") and (separator or not path):
@@ -228,8 +242,14 @@ class Place:
         with self._readable(name):
             return strangers.parsed(text)
 
-    def write_json(self, name: str, value: Any, passage: Passage | None = None) -> None:
-        self._write(name, json.dumps(value, indent=1).encode(), passage)
+    def write_json(
+        self,
+        name: str,
+        value: Any,
+        passage: Passage | None = None,
+    ) -> None:
+        content = json.dumps(value, indent=1).encode()
+        self._write(name, content, passage)
 
     def create_json(self, name: str, value: Any) -> Any:
         """Writes a JSON file unless it exists.
@@ -262,7 +282,12 @@ class Place:
         self._try(name, self._folder.move, name, new_name)
         return new_name
 
-    def _create(self, name: str, content: bytes, difference: Callable[[], str | None]) -> None:
+    def _create(
+        self,
+        name: str,
+        content: bytes,
+        difference: Callable[[], str | None],
+    ) -> None:
         """Writes a file once.
 
         Args:
@@ -284,13 +309,21 @@ class Place:
                 "with the stored file"
             )
 
-    def _numbered(self, folder: str, owner: str) -> Iterator[tuple[int, ...]]:
+    def _numbered(
+        self,
+        folder: str,
+        owner: str,
+    ) -> Iterator[tuple[int, ...]]:
         """Yields the numbers in the names of an audit's or a preparation's files in `folder`."""
         path = f"{folder}/{owner}"
         names = self._read_with(path, self._folder.names, path)
         return filter(None, (numbers(folder, name) for name in names))
 
-    def _content(self, name: str, most: int = strangers.RECORD) -> bytes | None:
+    def _content(
+        self,
+        name: str,
+        most: int = strangers.RECORD,
+    ) -> bytes | None:
         """Returns a file's content, None without a file; StrangeFileError past `most` bytes."""
         return self._read_with(name, self._folder.read, name, most)
 
@@ -318,10 +351,20 @@ class Place:
                 f"{self.location}/{name} is not readable ({reason(error)}); {remedy}"
             ) from error
 
-    def _write(self, name: str, content: bytes, passage: Passage | None = None) -> None:
+    def _write(
+        self,
+        name: str,
+        content: bytes,
+        passage: Passage | None = None,
+    ) -> None:
         self._try(name, self._folder.write, name, content, passage)
 
-    def _try(self, name: str, action: Callable[..., T], *arguments: Any) -> T:
+    def _try(
+        self,
+        name: str,
+        action: Callable[..., T],
+        *arguments: Any,
+    ) -> T:
         """Returns `action(*arguments)`, which writes the file `name`; raises StorageError."""
         try:
             return self._patience(action, *arguments)
@@ -334,7 +377,12 @@ class Place:
                 "same command again"
             ) from error
 
-    def _read_with(self, name: str, action: Callable[..., T], *arguments: Any) -> T:
+    def _read_with(
+        self,
+        name: str,
+        action: Callable[..., T],
+        *arguments: Any,
+    ) -> T:
         """Returns `action(*arguments)`, which reads the file or folder `name`.
 
         Raises:
@@ -378,7 +426,11 @@ def numbers(folder: str, name: str) -> tuple[int, ...]:
     return () if match is None else tuple(map(int, match.groups()))
 
 
-def foreign(path: str, audits: Collection[str], preparations: Collection[str]) -> bool:
+def foreign(
+    path: str,
+    audits: Collection[str],
+    preparations: Collection[str],
+) -> bool:
     """Returns whether a file is in a folder of scores or the like, but not one of the run.
 
     Args:

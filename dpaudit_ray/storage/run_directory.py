@@ -64,7 +64,13 @@ class RunDirectory(ScoreFiles):
     def parts(self, preparation: str) -> set[int]:
         return {part for (part,) in self._numbered("preparations", preparation)}
 
-    def write_checkpoint(self, audit: str, pack: Bounds, step: int, arrays: Arrays) -> None:
+    def write_checkpoint(
+        self,
+        audit: str,
+        pack: Bounds,
+        step: int,
+        arrays: Arrays,
+    ) -> None:
         """Stores the arrays from which the training of a pack resumes after `step`."""
         self._write(_checkpoint(audit, pack, step), encoded_arrays(arrays))
 

@@ -61,7 +61,11 @@ class EstimateRow:
     free_estimator: str
 
 
-_ARROW: dict[Any, pa.DataType] = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+_ARROW: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+}
 _ESTIMATE_TYPES = {field.name: _ARROW[field.type] for field in dataclasses.fields(EstimateRow)}
 ESTIMATE_SCHEMA = pa.schema(_ESTIMATE_TYPES | {"step": pa.int32()})
 
@@ -106,7 +110,14 @@ class PackScores:
         rows = slice(first - self.first, last - self.first + 1)
         utility = {name: values[rows] for name, values in self.utility.items()}
         missed = {trial: why for trial, why in self.missed.items() if first <= trial <= last}
-        return type(self)(first, self.members[rows], self.steps, self.scores[rows], utility, missed)
+        return type(self)(
+            first,
+            self.members[rows],
+            self.steps,
+            self.scores[rows],
+            utility,
+            missed,
+        )
 
     @classmethod
     def joined(cls, packs: Sequence[Self]) -> Self:
@@ -138,7 +149,8 @@ class PackScores:
             if trial in self.missed:
                 return f"gave a score for trial {trial}, which was missed ({self.missed[trial]})"
             return f"gave no score for trial {trial} ({again.missed[trial]})"
-        for row, column in np.argwhere(before.view(np.int64) != after.view(np.int64)):
+        differs = before.view(np.int64) != after.view(np.int64)
+        for row, column in np.argwhere(differs):
             trial = self.first + row
             return f"gave {after[row, column]:.6g} for trial {trial}, not {before[row, column]:.6g}"
         return None
@@ -159,13 +171,20 @@ class PackScores:
         if self.missed:
             names.append(MISSED)
             reasons = [self.missed.get(trial, "") for trial in trials.tolist()]
-            columns.append(pa.array(np.repeat(np.array(reasons, object), k), pa.string()))
+            repeated = np.repeat(np.array(reasons, object), k)
+            columns.append(pa.array(repeated, pa.string()))
         return pa.Table.from_arrays(columns, schema=_schema_of(names))
 
     def digest(self, audit: str) -> str:
         """Returns the SHA-256 of all that the file contains; it changes with any number."""
         missed = sorted((int(trial), why) for trial, why in self.missed.items())
-        head = [audit, int(self.first), [*map(int, self.steps)], sorted(self.utility), missed]
+        head = [
+            audit,
+            int(self.first),
+            [*map(int, self.steps)],
+            sorted(self.utility),
+            missed,
+        ]
         sha256 = hashlib.sha256(json.dumps(head).encode())
         sha256.update(np.asarray(self.members, dtype=np.bool_).tobytes())
         for values in self._measured:
@@ -173,7 +192,8 @@ class PackScores:
         return sha256.hexdigest()
 
     def encoded(self, audit: str) -> bytes:
-        return encoded(self.table(audit).replace_schema_metadata({_DIGEST: self.digest(audit)}))
+        metadata = {_DIGEST: self.digest(audit)}
+        return encoded(self.table(audit).replace_schema_metadata(metadata))
 
     @property
     def _measured(self) -> list[npt.NDArray[np.float64]]:
@@ -181,7 +201,13 @@ class PackScores:
         return [self.scores, *(self.utility[name] for name in UTILITY if name in self.utility)]
 
     @classmethod
-    def from_table(cls, table: pa.Table, audit: str, first: int, last: int) -> Self:
+    def from_table(
+        cls,
+        table: pa.Table,
+        audit: str,
+        first: int,
+        last: int,
+    ) -> Self:
         """Restores a pack from its table.
 
         Args:
@@ -215,8 +241,9 @@ class PackScores:
         )
         if not pack.table(audit).drop(["score", *measured]).equals(unmeasured):
             raise error
-        if not all(np.isnan(values[pack.lost]).all() for values in pack._measured):
-            raise ValueError("it has scores of trials that were missed")
+        for values in pack._measured:
+            if not np.isnan(values[pack.lost]).all():
+                raise ValueError("it has scores of trials that were missed")
         return pack
 
 
@@ -252,7 +279,9 @@ def encoded(table: pa.Table, compression: str = "zstd") -> bytes:
 
 
 def decoded(
-    content: bytes, schema_of: Callable[[list[str]], pa.Schema], most_rows: int | None = None
+    content: bytes,
+    schema_of: Callable[[list[str]], pa.Schema],
+    most_rows: int | None = None,
 ) -> pa.Table:
     """Reads a table as `encoded` has written it, in bounded memory.
 
@@ -359,7 +388,10 @@ class ScoreFiles(Place):
         """Returns first and last trial of each score file of an audit, compacted or not."""
         return {(first, last) for first, last in self._numbered("scores", audit)}
 
-    def stamps(self, audit: str) -> list[tuple[str, int, int]]:
+    def stamps(
+        self,
+        audit: str,
+    ) -> list[tuple[str, int, int]]:
         """Returns name, bytes and time of last change (ns) of each score file of an audit."""
         return self._read_with(f"scores/{audit}", self._folder.stamps, f"scores/{audit}")
 

@@ -298,7 +298,7 @@ def test_a_failed_pack_counts_as_misses_and_is_shown(failed, finished):
     assert re.fullmatch("biased-dimension +[A-Z]+ +80/90 .* Gaussian steps .*", row)
     assert "biased-dimension: trials 40-49 failed: ValueError: boom" in status.out
     assert status.out.splitlines()[-1] == (
-        "not complete: all that is left has failed; mend it, then `dpaudit run --retry-failed`"
+        "not complete: all remaining work has failed; fix it, then `dpaudit run --retry-failed`"
     )
     bounds = [pd.read_parquet(run / "estimates.parquet") for run in (failed, finished)]
     assert [set(table["trials"]) for table in bounds] == [{90}, {90}]
@@ -446,8 +446,11 @@ def test_a_shell_completes_names(line, completed_as, monkeypatch, capsys):
         ("audit a --seed x", "--seed: must be a whole number, got 'x'; see dpaudit audit --help"),
         ("bench --threads 0", "--threads: must be at least 1, got '0'; see dpaudit bench --help"),
         ("list estmators", "KIND: 'estmators' is not one of 'accountants', 'adversaries', 'data'"),
-        ("list models fccn", "NAME: 'fccn' is none of the models; did you mean fcnn? known: alex"),
-        ("list models xyz", "NAME: 'xyz' is none of the models; known:"),
+        (
+            "list models fccn",
+            "NAME: 'fccn' is not one of the models; did you mean fcnn? known: alex",
+        ),
+        ("list models xyz", "NAME: 'xyz' is not one of the models; known:"),
         (
             "run {} --executor inline --address a:1",
             "address: is 'a:1', but inline joins no cluster",

@@ -83,7 +83,7 @@ def test_tables_fold_labels_on_a_narrow_terminal(capsys, monkeypatch):
         "audit", "x" * 26, "x" * 4, "trials 1,000", "claimed eps 2.250",
         "audit " + "y" * 10, "trials 2,000", "claimed eps ! 7.750",
     ]  # fmt: skip
-    terminal.show_table("", columns, whole=True)
+    terminal.show_table("", columns, unlimited=True)
     assert "x" * 30 in capsys.readouterr().out
 
 

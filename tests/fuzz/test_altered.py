@@ -179,7 +179,7 @@ def test_a_run_that_is_read(runs, place, data, violating, name, verb):
         if outcome.code == 0:
             assert "in order as far as it goes" in outcome.out
         else:
-            assert outcome.out.startswith("not what it says") != outcome.err.startswith("dpaudit: ")
+            assert outcome.out.startswith("differs in ") != outcome.err.startswith("dpaudit: ")
     if verb == ("verify", "--json") and outcome.code != 2:
         again = dpaudit("verify", runs[violating], "--json")
         claims = [[a["claim"] for a in json.loads(o.out)["audits"]] for o in (outcome, again)]

@@ -233,7 +233,7 @@ def test_a_plan_shows_what_is_prepared_and_what_it_costs(tmp_path, log):
     file = write_sweep(tmp_path, sweep())
     shown = dpaudit("plan", file, "--storage-path", tmp_path).out
     assert "a preparation for noise=1.0 and 1 more: 0 of 4 parts done, " in shown
-    assert "packs can be timed once what they wait for is done" in shown
+    assert "packs can be timed once their preparations are done" in shown
     assert made(log) == [0]
     assert not (tmp_path / "prepared").exists()
     assert inline(file, tmp_path).code == 0

@@ -81,7 +81,7 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
         r"[\d,]+ trials would notice .* `--set name=.* --set audit.trials=\d+`", found.help[0]
     )
     for verb, hints in (("status", found.help), ("verify", found.help[:1])):
-        told = " ".join(dpaudit(verb, tmp_path / "few").out.split()).split("it would help: ")[1:]
+        told = " ".join(dpaudit(verb, tmp_path / "few").out.split()).split("next step: ")[1:]
         assert len(told) == len(hints)
         assert all(map(str.startswith, told, hints))
     assert "<code>--set name=" in Path(page.write(weak)).read_text()

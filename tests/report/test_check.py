@@ -218,7 +218,7 @@ def test_a_change_is_named(run, change):
     outcome = dpaudit("check", run)
     assert outcome.code == 2, outcome.out
     assert outcome.err == ""
-    assert outcome.out.startswith("not what it says, in ")
+    assert outcome.out.startswith("differs in ")
     assert any(line.startswith(f"  {place}") for line in outcome.out.splitlines()), outcome.out
     assert contents(run) == before
 
@@ -244,7 +244,7 @@ def test_many_places_are_counted(run):
 
     change_table(run / "estimates.parquet", sevens)
     out = dpaudit("check", run).out
-    assert out.startswith("not what it says, in 24 places: ")
+    assert out.startswith("differs in 24 places: ")
     assert out.count("\n  estimates.parquet: ") == 20
     assert "\n  and 4 more places\n" in out
     assert len(json.loads(dpaudit("check", run, "--json").out)["differences"]) == 24

@@ -93,7 +93,7 @@ def test_status_knows_the_driver_and_the_failures_while_the_sweep_runs(
     assert seen[0].splitlines()[-1].startswith("not complete; a driver is at work: process ")
     assert raw[0]["driver"]["host"] == socket.gethostname()
     after = dpaudit("status", tmp_path / "tiny").out
-    assert after.splitlines()[-1].startswith("not complete: all that is left has failed; ")
+    assert after.splitlines()[-1].startswith("not complete: all remaining work has failed; ")
     assert json.loads(dpaudit("status", tmp_path / "tiny", "--json").out)["driver"] is None
 
 
