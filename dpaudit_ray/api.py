@@ -1,12 +1,12 @@
 """Runs a sweep from its specification to its result, in one call: `dpaudit_ray.run`."""
 
 import contextlib
-import dataclasses
 import importlib
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -85,7 +85,7 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         raise SpecError("sweep", f"is a {kind}; give a sweep file's path, its content or a Sweep")
     if executor != "ray":
         _require_gpu(prepared)
-    patience = dataclasses.replace(place.OPENING, tell=tell)
+    patience = replace(place.OPENING, tell=tell)
     directory = RunDirectory.under(storage_path, prepared.name, patience)
     prepared = planning.kept(prepared, directory, tell)
     phase("checking for another driver")
@@ -99,13 +99,13 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     stop = Stop(prepared.resources.grace_seconds, tell)
     with stop.listening(), lease.held(directory, known=stale_lease) as own_lease:
         plan = planning.open_run(prepared, own_lease.run, tell)
-        running = own_lease.run.patient(dataclasses.replace(place.RUNNING, tell=tell))
+        running = own_lease.run.patient(replace(place.RUNNING, tell=tell))
         show = show or notebook_progress()
         job = _Job(prepared, plan, running, own_lease, stop, show, tell, phase)
         return job.run(executor, address, retry_failed)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Job:
     """A planned run whose lease this process holds; the arguments are those of `run`."""
 
@@ -117,7 +117,7 @@ class _Job:
     show: Callable[[Progress], None]
     tell: Tell
     phase: Tell
-    connection: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+    connection: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
         """Runs what is missing; again if storage has lost files meanwhile."""

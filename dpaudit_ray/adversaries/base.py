@@ -7,10 +7,10 @@ in no object that reaches either.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from ..plugins import Count, Plugin
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SHADOWS_PER_PART = 16  # shadow models that are trained together
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GradientCanary:
     """A gradient that is added to the clipped sum, norm at most C.
 
@@ -35,7 +35,7 @@ class GradientCanary:
     direction: Tensor
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SampleCanary:
     """Examples that join the batch, one for each bit: `x` [m, ...], `y` [m]; clipped as others."""
 
@@ -43,7 +43,7 @@ class SampleCanary:
     y: Tensor
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RecordCanary(SampleCanary):
     """Private records, at `indices` int64 [m] of the data: in or out of all batches with them."""
 
@@ -173,7 +173,7 @@ class FinalModel(Protocol):
         """Gradient of the summed loss of these examples under every final model, float [n, p]."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ShadowPlan:
     """Shadow models to train before any trial, in packs, on `data` or on records in reserve."""
 

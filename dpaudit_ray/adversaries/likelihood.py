@@ -10,9 +10,9 @@ Poisson sampling, and for fixed batches, at q = 1; close for one batch an epoch.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .base import GradientCanary, PublicKnowledge
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Statistic = Literal["likelihood-ratio", "sum"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Reading:
     """The steps that have the canary, and how they are scored.
 
@@ -54,7 +54,7 @@ class Reading:
         return torch.logaddexp(not_sampled, ratio + math.log(q))
 
 
-@dataclasses.dataclass
+@dataclass
 class Sums:
     """Base of observers that add up scores of steps: [n], or [n, m] of several canaries."""
 
@@ -71,7 +71,7 @@ class Sums:
         self.total = state["shown"]
 
 
-@dataclasses.dataclass
+@dataclass
 class Projected(Sums):
     """An observer that adds up the scores of steps by their projection on a canary of norm C."""
 

@@ -7,11 +7,11 @@ a CPU.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +35,7 @@ _COPIES = 4  # of θ in a step: the parameters, their update, sums, and intermed
 _STEPS = 250  # of a trial, as in Cebere et al.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Workload:
     """Synthetic data on which a model is measured, with the shape of the papers' data."""
 
@@ -57,7 +57,7 @@ _WORKLOADS = (
 WORKLOADS = {workload.model: workload for workload in _WORKLOADS}
 
 
-@dataclasses.dataclass
+@dataclass
 class Row:
     """Speed of a model on this machine; all times are seconds per model and step.
 
@@ -83,9 +83,9 @@ class Row:
     packed_seconds: float
     packs: dict[int, float]
     opacus_seconds: float
-    ratio: float = dataclasses.field(init=False)
-    trials_per_second: float = dataclasses.field(init=False)
-    flop_per_second: float = dataclasses.field(init=False)
+    ratio: float = field(init=False)
+    trials_per_second: float = field(init=False)
+    flop_per_second: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.ratio = self.opacus_seconds / self.packed_seconds
@@ -93,7 +93,7 @@ class Row:
         self.flop_per_second = self.flop / self.packed_seconds
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Benchmark:
     """All rows, and the machine on which they were measured."""
 

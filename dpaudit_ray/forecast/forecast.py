@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,7 +39,7 @@ _SEED = 20231
 _ALL_RIGHT = 1e6  # μ of canaries that are all guessed right
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class AuditOutlook:
     """Forecast of an audit.
 
@@ -81,7 +81,7 @@ class AuditOutlook:
         return self.power is not None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Outlook:
     """Forecast of a sweep on this machine; packs that wait for a preparation take NaN seconds."""
 
@@ -210,7 +210,7 @@ def _with_bounds(
                 )
         likely = _likely_bound(audit.claim, runs, USUAL_POWER, *level)
     curve = cell.trade_off()
-    return dataclasses.replace(
+    return replace(
         outlook,
         largest_certifiable=stats.power.largest_certifiable(runs, *level),
         power=_power(audit.claim, aim, runs, *level),
@@ -260,7 +260,7 @@ def _with_simulated_bounds(
         powers[number] = float(np.mean(epsilons >= CLAIM_SHARE * outlook.claim))
     curve = cell.trade_off()
     independent = cell.mechanism.independent_canaries(cell.adversary)
-    return dataclasses.replace(
+    return replace(
         outlook,
         largest_certifiable=bounds(trials, _ALL_RIGHT)[0],
         power=powers[trials],
@@ -301,7 +301,7 @@ class UnpreparedError(Exception):
     """Packs cannot be timed before their preparation is done."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PreparationOutlook:
     """Forecast of a preparation."""
 

@@ -7,7 +7,6 @@ Each call is a process forked from it; its result comes back as a file, its outp
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -17,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -33,7 +33,7 @@ _END_SECONDS = 5.0  # for a server whose connection was closed
 Stop = Literal["hung", "memory"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Limits:
     """Limits of one call: `seconds`, and `gib` of memory for all its processes; None: no limit."""
 
@@ -54,7 +54,7 @@ class Limits:
         return None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Ended:
     """A call that has ended.
 

@@ -6,10 +6,10 @@ secret bits, only `Session.run` gets any.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -34,7 +34,7 @@ Horizons = tuple[int, ...]  # steps whose scores are recorded, increasing
 StepCount = Annotated[int, Field(ge=1, le=10**7)]  # of a training
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Claimed:
     """The claim of a mechanism: Gaussian releases of sensitivity one, for accountants to bound.
 
@@ -69,7 +69,7 @@ class Claimed:
         return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Preparation:
     """Work that is done once, before packs, for all audits of one seed, files and `identity`."""
 
@@ -77,7 +77,7 @@ class Preparation:
     identity: Mapping[str, Any]  # options, as plain JSON
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PartSeeds:
     """Seeds of a part of a preparation."""
 
@@ -85,7 +85,7 @@ class PartSeeds:
     part: int  # 128 bits, for this part only
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Missed:
     """A trial without a score."""
 
@@ -94,7 +94,7 @@ class Missed:
     output: str  # printed by the trial
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Measured:
     """Scores of a pack, and the utility of its models.
 
@@ -106,8 +106,8 @@ class Measured:
     """
 
     scores: Scores
-    utility: Mapping[str, Scores] = dataclasses.field(default_factory=dict)
-    missed: Mapping[int, Missed] = dataclasses.field(default_factory=dict)
+    utility: Mapping[str, Scores] = field(default_factory=dict)
+    missed: Mapping[int, Missed] = field(default_factory=dict)
 
     @classmethod
     def of(cls, scored: Scores | Measured) -> Measured:

@@ -7,11 +7,11 @@ model before the step, and the derivatives of its logit.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -314,7 +314,7 @@ class LabelGradient(Mechanism):
         return Shape.from_module(module)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Shape:
     """Shape of a chain of layers: widths from the input to the logit, and the activation."""
 
@@ -390,7 +390,7 @@ class Shape:
         return Pass(tuple(inputs[:-1]), tuple(slopes), probabilities)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Pass:
     """A forward and backward pass of N records.
 
@@ -428,7 +428,7 @@ class Pass:
         return np.sqrt(squares)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Target:
     """A trained target, as arrays that can be stored.
 
@@ -525,7 +525,7 @@ class Target:
         return release, columns
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Noise:
     """Clipping and noise of a step: C, σ, and whether all parameters are clipped together."""
 
@@ -534,7 +534,7 @@ class Noise:
     clips_all: bool
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Release:
     """A step's release, as far as labels depend on it.
 
@@ -597,7 +597,7 @@ class Release:
         return bounds.solver(self.gram)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Trials:
     """A session of trials, each with one record of one release.
 

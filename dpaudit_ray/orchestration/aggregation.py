@@ -10,12 +10,12 @@ take seconds: they are computed outside of the lock that folding needs, for SHAR
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import plan as planning
@@ -235,7 +235,7 @@ class OpenSweep:
         self.budget = sweep.budget
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Taken:
     """State of an audit, with the packs that its estimates do not have yet.
 
@@ -406,7 +406,7 @@ class AuditState:
             kind = reason.partition(": ")[0]
             first = MissedTrials(self._audit.id, kind, 0, trial, reason)
             entry = self._missed.get(kind, first)
-            self._missed[kind] = dataclasses.replace(entry, trials=entry.trials + 1)
+            self._missed[kind] = replace(entry, trials=entry.trials + 1)
 
 
 def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
@@ -469,7 +469,7 @@ class Estimates:
             bounds = [bound.given(curve) for bound in exact.get(step, ())]
             with_epsilon = [(bound, bound.epsilon_lower) for bound in bounds]  # at the split level
             for spec, state in zip(self._specs, self._states[index], strict=True):
-                bound = dataclasses.replace(state.bound(*level), method=spec.name)
+                bound = replace(state.bound(*level), method=spec.name)
                 with_epsilon.append(self._worth(state, bound.given(curve, independent)))
                 if state.time_uniform() or not self._audit.extended:
                     bounds.append(bound)
@@ -579,9 +579,9 @@ class Estimates:
         level = self._cell.audit
         if not state.time_uniform() and bound.status not in _CLAIM_NO_LEVEL:
             if self._audit.extended:
-                bound = dataclasses.replace(bound, status=Status.EXTENDED)
+                bound = replace(bound, status=Status.EXTENDED)
             elif bound.trials < self._audit.looks[0] and not state.interim_valid:
-                bound = dataclasses.replace(bound, status=Status.INTERIM)
+                bound = replace(bound, status=Status.INTERIM)
         if not bound.status.holds:
             return bound, math.nan
         if self._each == level.confidence:

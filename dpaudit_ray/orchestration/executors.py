@@ -3,9 +3,9 @@
 Each is a file `<name>_executor` with a function `dispatcher(work)`, its name in `ExecutorName`.
 """
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..plan.model import Pack, Plan
@@ -20,7 +20,7 @@ NO_MEMORY = "its node ran out of memory; with resources.memory or a larger num_c
 TRAINER = "-trainer-"  # between the sweep's name and a number, in the names of trainers
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Work:
     """A planned sweep for which workers are started.
 
@@ -57,7 +57,7 @@ class CallFailedError(Exception):
     """The worker that was called lives; another process that it called does not."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Node:
     """A node that is alive, all its resources, and its daemon's address (port 0: no daemon)."""
 
@@ -65,10 +65,10 @@ class Node:
     host: str
     port: int
     resources: Mapping[str, float]
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Cluster:
     """The nodes at present.
 
@@ -110,7 +110,7 @@ class Executor(Protocol):
         """Returns the nodes that workers may run on."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Done:
     """A pack that is stored and folded.
 
@@ -129,7 +129,7 @@ class Done:
     opening: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Lost:
     """A trainer that infrastructure has ended.
 

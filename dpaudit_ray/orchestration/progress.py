@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def tell_nobody(line: str) -> None:
     """Drops a line for the user."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Activity:
     """The part of a snapshot that only the driver knows.
 
@@ -42,8 +42,8 @@ class Activity:
     trainers: int = 0
     pack_seconds: float | None = None
     last_result: float | None = None
-    failed: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    lost: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    failed: Mapping[int, int] = field(default_factory=dict)
+    lost: Mapping[int, int] = field(default_factory=dict)
     training_seconds: float | None = None
     running: frozenset[int] = frozenset()
     over: frozenset[int] = frozenset()
@@ -51,7 +51,7 @@ class Activity:
     refuted: frozenset[int] = frozenset()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class AuditProgress:
     """A snapshot of one audit.
 
@@ -101,13 +101,13 @@ class AuditProgress:
         return self.judged or self.above
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Progress:
     """A snapshot of the sweep; `saved` has the last checkpoint's step of each long pack."""
 
     audits: tuple[AuditProgress, ...]
     activity: Activity = Activity()
-    saved: Mapping[Pack, int] = dataclasses.field(default_factory=dict)
+    saved: Mapping[Pack, int] = field(default_factory=dict)
 
     @property
     def done(self) -> int:

@@ -1,7 +1,6 @@
 """Runs workers as actors of a Ray cluster, which is joined, or started on this machine."""
 
 import contextlib
-import functools
 import logging
 import os
 import queue
@@ -11,6 +10,7 @@ import signal
 import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future
+from functools import cached_property, partial
 from typing import Any
 
 from ..errors import DpauditError, NoClusterError
@@ -97,7 +97,7 @@ class RayExecutor:
             task = task.options(name=name)
         reference = task.remote(*arguments)
         answer: Future[Any] = Future()
-        reference.future().add_done_callback(functools.partial(self._arrive, answer, is_trainer))
+        reference.future().add_done_callback(partial(self._arrive, answer, is_trainer))
         return answer
 
     def wait(self, timeout: float) -> list[Future[Any]]:
@@ -116,7 +116,7 @@ class RayExecutor:
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         nodes = [Node(*map(node.get, keys)) for node in alive]
         draining = ray_internals.draining_nodes(self._ray)
-        memory_kills = functools.partial(ray_internals.memory_kills, self._ray)
+        memory_kills = partial(ray_internals.memory_kills, self._ray)
         return Cluster(tuple(nodes), draining, self._grows, memory_kills)
 
     def end_actors_of(self, owner: str) -> int:
@@ -135,17 +135,17 @@ class RayExecutor:
                     ended += TRAINER in actor["name"]
         return ended
 
-    @functools.cached_property
+    @cached_property
     def _grows(self) -> bool:
         return ray_internals.autoscales(self._ray)
 
-    @functools.cached_property
+    @cached_property
     def _brief(self) -> Brief:
         # Neither this nor the sweep is an object of Ray's: Ray ends a driver that looks for its
         # objects while their node leaves, silently and with an exit code that means a violation.
         return Brief.from_plan(self._work.plan, self._work.sweep)
 
-    @functools.cached_property
+    @cached_property
     def _datasets(self) -> dict[str, Any]:
         """References by key: Ray keeps one copy on every node, and all trainers there map it."""
         data: dict[str, Any] = {}
@@ -214,7 +214,7 @@ def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
     from .actors import Trainer
 
     context = ray.get_runtime_context()
-    channel = functools.partial(ray_internals.channel, ray)
+    channel = partial(ray_internals.channel, ray)
     liveness = HeadLiveness(context.gcs_address, channel, work.tell)
     try:
         request = ResourceRequest.from_spec(work.sweep.resources)
@@ -314,7 +314,7 @@ def _join(ray: Any, address: str, origin: str) -> None:
     try:
         if has_port(address):  # else "auto": Ray looks for it
             # Ray would try for minutes, or for ever where the head is a stopped process.
-            channel = functools.partial(ray_internals.channel, ray)
+            channel = partial(ray_internals.channel, ray)
             with contextlib.closing(HealthChecks(channel)) as checks:
                 checks.ask({address}, ANSWER_SECONDS)
                 if checks.silent.get(address):

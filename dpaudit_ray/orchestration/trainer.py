@@ -5,13 +5,13 @@ The scores go to the aggregator, which stores them: a trainer knows nothing of t
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,7 +43,7 @@ T = TypeVar("T")
 P = TypeVar("P", bound=Pack)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Brief:
     """The part of a plan that a trainer needs; its size does not depend on the number of packs.
 
@@ -60,7 +60,7 @@ class Brief:
     @classmethod
     def from_plan(cls, plan: Plan, sweep: Sweep) -> Brief:
         """Returns the brief of a planned sweep."""
-        audits = tuple(dataclasses.replace(audit, packs=()) for audit in plan.audits)
+        audits = tuple(replace(audit, packs=()) for audit in plan.audits)
         return cls(plan.seed, audits, tuple(cell.mechanism.worked_out() for cell in sweep.cells))
 
 
@@ -217,7 +217,7 @@ class PackTrainer:
             again = self.attempt(pack, afresh=True)
             if isinstance(again, Failure) or first.difference(again) is not None:
                 message = before.message.removesuffix(_UNLIKE) + _UNLIKE
-                return dataclasses.replace(before, message=message)
+                return replace(before, message=message)
         return first
 
     def by_steps(self, audit: int) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import math
 import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import NoClusterError, RunDirectoryError
@@ -33,12 +33,12 @@ MACHINES_FILE = "machines.json"  # addresses by kind of machine
 GIB = 2**30
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ResourceRequest:
     """The resources of a node that a trainer needs, by Ray's names, and a label selector."""
 
     resources: Mapping[str, float]
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_spec(cls, spec: ResourceSpec) -> ResourceRequest:
@@ -258,7 +258,7 @@ class Capacity:
         return fitting
 
 
-@dataclasses.dataclass
+@dataclass
 class Shortage:
     """Trainers of a node that were killed for its memory, and the limit that follows.
 
@@ -293,7 +293,7 @@ class Shortage:
         return self.limit
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class Worker:
     """A trainer, as the driver sees it.
 
@@ -316,7 +316,7 @@ class Worker:
     node: str = ""
     address: str = ""
     pack: Pack | None = None
-    suspected: set[Pack] = dataclasses.field(default_factory=set)
+    suspected: set[Pack] = field(default_factory=set)
     leaving: bool = False
     proven: bool = False
     since: float = 0.0

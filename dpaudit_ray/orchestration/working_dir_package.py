@@ -7,14 +7,14 @@ secrets too. So it gets a copy of the files that git tracks and the sweep names.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fnmatch
-import functools
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ..errors import SpecError, printable
@@ -41,7 +41,7 @@ _INCLUDE = "; send them with --include NAME"
 _SUBMODULE = b"160000"  # mode of an entry of git's index
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Unsent:
     """A file, or a folder of several files of which none is sent."""
 
@@ -55,7 +55,7 @@ class Unsent:
         return f"{self.path}/ ({self.files:,} files, {self.size:,} bytes)"
 
 
-@dataclasses.dataclass
+@dataclass
 class Listing:
     """The files of a folder, in the order of their names.
 
@@ -65,9 +65,9 @@ class Listing:
         unsent: files that neither git tracks nor the sweep names.
     """
 
-    sent: dict[Path, int] = dataclasses.field(default_factory=dict)
-    withheld: list[Path] = dataclasses.field(default_factory=list)
-    unsent: list[Unsent] = dataclasses.field(default_factory=list)
+    sent: dict[Path, int] = field(default_factory=dict)
+    withheld: list[Path] = field(default_factory=list)
+    unsent: list[Unsent] = field(default_factory=list)
 
     def add(self, folder: Path, below: Listing) -> None:
         """Adds a folder; several entries of one without a file that is sent become one."""
@@ -81,7 +81,7 @@ class Listing:
             self.unsent += below.unsent
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class WorkingDirPackage:
     """The files of a folder that a job needs: tracked by git, named by the sweep, or included.
 
@@ -149,7 +149,7 @@ class WorkingDirPackage:
             with _readable():
                 shutil.copy(self.folder / path, folder / path)
 
-    @functools.cached_property
+    @cached_property
     def listing(self) -> Listing:
         """All files below the folder."""
         if not self.folder.is_dir():
@@ -157,7 +157,7 @@ class WorkingDirPackage:
         with _readable():
             return self._list_folder(Path(), included=False)
 
-    @functools.cached_property
+    @cached_property
     def _omitted(self) -> tuple[str, ...]:
         """Patterns of files and folders that are neither sent nor listed."""
         ray_ignore = self.folder / RAY_IGNORE
@@ -166,11 +166,11 @@ class WorkingDirPackage:
         ignored = [line for line in lines if line and not line.startswith("#")]
         return (HIDDEN, *MADE, *ignored, *self.excludes)
 
-    @functools.cached_property
+    @cached_property
     def _tracked(self) -> frozenset[Path] | None:
         return _tracked_by_git(self.folder.resolve())
 
-    @functools.cached_property
+    @cached_property
     def _parents(self) -> frozenset[Path]:
         """Folders that lead to a file which is tracked or named."""
         folder = self.folder.resolve()

@@ -1,9 +1,9 @@
 """Claims of accountants for each audit: computed with its plan, and checked when that is read."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +101,7 @@ def _mu(training: Training) -> float:
     return math.sqrt(fixed.steps) / fixed.unit_noise
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _last(claimed: Claimed, delta: float, name: str) -> float:
     return by((claimed,), delta, name)[0]
 
@@ -165,7 +165,7 @@ def family(cell: Cell) -> Callable[[float], Curve]:
     return curves(cell.claimed(), cell.audit.accountants[0], cell.audit.delta)
 
 
-@functools.lru_cache(maxsize=256)  # families; audits of the same claim share one
+@lru_cache(maxsize=256)  # families; audits of the same claim share one
 def curves(
     claimed: Claimed,
     accountant: str,
@@ -179,7 +179,7 @@ def curves(
         delta: δ at which the curve has to be accurate.
     """
 
-    @functools.lru_cache(maxsize=64)  # a search for the effective noise tries ten at most
+    @lru_cache(maxsize=64)  # a search for the effective noise tries ten at most
     def at_noise(noise: float) -> Curve:
         training = dataclasses.replace(claimed.training, noise_multiplier=noise)
         if claimed.gaussian and (accountant == "gaussian" or not noise):

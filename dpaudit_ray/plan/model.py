@@ -1,9 +1,9 @@
 """The plan of a sweep: its audits, and the packs of trials that make them up."""
 
 import bisect
-import dataclasses
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -23,7 +23,7 @@ Step = Annotated[int, Field(ge=1, le=_MOST)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Pack:
     """Trials first..last (inclusive) of one audit: the unit of work, of retry and of storage."""
 
@@ -46,7 +46,7 @@ class Pack:
         return f"trials {self.first}-{self.last}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Part(Pack):
     """Part number `first` of a preparation; `audit` is one of those that wait for it."""
 
@@ -62,7 +62,7 @@ class Part(Pack):
         return f"part {self.first + 1} of its preparation"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PlannedPreparation:
     """A preparation of the plan: `id` is a digest of all that determines its arrays."""
 
@@ -70,7 +70,7 @@ class PlannedPreparation:
     parts: Annotated[int, Field(ge=1, le=MAX_PARTS)]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PlannedAudit:
     """An audit with fixed pack bounds.
 
@@ -180,7 +180,7 @@ class PlannedAudit:
         return np.asarray(of_first_runs[canary - start] ^ in_second_run)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Plan:
     """All audits of a sweep, the files it reads, and the code that computed its trials, in turn."""
 

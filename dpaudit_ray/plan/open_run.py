@@ -1,7 +1,7 @@
 """Opens the run directory of a sweep: for a new run, to resume it, or to extend it."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..errors import RunDirectoryError, plain
@@ -107,7 +107,7 @@ def preview(
         report("trials raised after a look: ε allows for it, and may fall; `up_to` plans growth")
     if difference := provenance.other_files(previous.data, plan.data):
         raise RunDirectoryError(f"{run.location} was run on other data ({difference}); {RESTORE}")
-    plan = dataclasses.replace(plan, data=previous.data)
+    plan = replace(plan, data=previous.data)
     preparations = {audit.preparation.id for audit in plan.audits if audit.preparation}
     if begun or any(map(run.parts, preparations)):
         return _followed(plan, previous, run, report)
@@ -190,7 +190,7 @@ def _followed(plan: Plan, previous: Plan, run: RunDirectory, report: Report) -> 
         raise RunDirectoryError(
             f"{run.location} was run with other code{comments} ({_listed(grave)}); {RESTORE}"
         )
-    return dataclasses.replace(plan, code=previous.code)
+    return replace(plan, code=previous.code)
 
 
 def _has_trials(plan: Plan, run: RunDirectory) -> bool:

@@ -10,9 +10,9 @@ bit is known where it is prepared: its audits are not started. `--retry-failed` 
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
@@ -32,7 +32,7 @@ MOST_OUTPUTS = 100  # files of an audit: of a thousand trials that fail, no one 
 _LONGEST_OUTPUT = 2**16  # characters of such a file
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Failure:
     """A pack or part whose training run raised an exception."""
 
@@ -57,7 +57,7 @@ class Failure:
         return cls(pack, "OutOfMemory", f"out of memory; {remedy}", detail)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FailureGroup:
     """Failed packs of one audit with the same exception.
 
@@ -83,7 +83,7 @@ class FailureGroup:
 _Text = Annotated[str, Field(max_length=LONGEST)]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class MissedTrials:
     """Trials of the audit with this id that failed in one way; `message` is that of the first."""
 
@@ -94,7 +94,7 @@ class MissedTrials:
     message: _Text
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Decision:
     """The number of trials that was enough by a rule of `stop_when`, and that rule."""
 
@@ -102,7 +102,7 @@ class Decision:
     rule: Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _FailedPack:
     audit: int
     first: int
@@ -112,7 +112,7 @@ class _FailedPack:
     traceback: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _FailedPart:
     preparation: str
     part: int
@@ -121,14 +121,14 @@ class _FailedPart:
     traceback: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Outcomes:
     """The content of the file; decisions are by number of the audit, as `"000"`."""
 
     failed_packs: tuple[_FailedPack, ...] = ()
     failed_parts: tuple[_FailedPart, ...] = ()
     missed: tuple[MissedTrials, ...] = ()
-    decided: Mapping[str, Decision] = dataclasses.field(default_factory=dict)
+    decided: Mapping[str, Decision] = field(default_factory=dict)
 
 
 _FILE_TYPE = TypeAdapter(Outcomes)
@@ -194,7 +194,7 @@ class Record:
         new = sorted(printed.keys() - stored)
         for trial in new[: max(0, MOST_OUTPUTS - len(stored))]:
             self._run.write_output(audit, trial, f"{lines(printed[trial])[:_LONGEST_OUTPUT]}\n")
-        scores = dataclasses.replace(scores, outputs={})
+        scores = replace(scores, outputs={})
         self._run.write_scores(audit, scores)
         with self._turn:
             if pack in self.failed:
@@ -249,9 +249,9 @@ class Record:
     def replace(self, **fields: Any) -> None:
         """Writes the file with other content of these fields. Raises StorageError."""
         with self._turn:
-            content = dataclasses.replace(self._content, **fields)
+            content = replace(self._content, **fields)
             if content != self._content:
-                self._run.write_json(FILE, dataclasses.asdict(content))
+                self._run.write_json(FILE, asdict(content))
                 self._content = content
 
 
@@ -380,7 +380,7 @@ def by_kind(failures: Iterable[Failure], plan: Plan) -> list[FailureGroup]:
             last=pack.last,
             message=failure.message,
         )
-        groups[key] = dataclasses.replace(
+        groups[key] = replace(
             group,
             packs=group.packs + 1,
             trials=group.trials + pack.size,

@@ -1,6 +1,5 @@
 """Digests of the code and data that compute trials: another version may give other scores."""
 
-import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -8,6 +7,7 @@ import itertools
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol, runtime_checkable
 
@@ -26,7 +26,7 @@ _MOVES_NO_SCORE = ("ray", "python")  # their versions are recorded, and may diff
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Code:
     """Code that computes trials, and the machine that it runs on."""
 
@@ -173,7 +173,7 @@ def _short(digest: str | None) -> str:
     return "no file" if digest is None else f"SHA-256 {digest[:12]}..."
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class InputFile:
     """A file with its content when the run began; `sha256` is in hexadecimal digits."""
 

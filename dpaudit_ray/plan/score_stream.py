@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ..storage.scores import PackScores
 from .model import PlannedAudit
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class MissedPack:
     """Trials first..first+n-1, all of which failed: `members` bool [n], and no scores."""
 
@@ -83,7 +83,7 @@ def feed(
                 state.fold(pack.scores[rows, column], pack.members[rows])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Trials:
     """All trials of a prefix.
 

@@ -6,11 +6,11 @@ one. Nothing is computed from a file that differs itself.
 """
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ _BESIDE = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Difference:
     """A value in a file of the run directory that does not follow from the sweep and the scores.
 
@@ -73,7 +73,7 @@ class Difference:
         return f"{self.file}: {position}: {values}" if position else f"{self.file}: {values}"
 
 
-@dataclasses.dataclass
+@dataclass
 class Checked:
     """The results of checking a run.
 
@@ -89,13 +89,13 @@ class Checked:
     """
 
     location: str
-    differences: list[Difference] = dataclasses.field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
     different: int = 0
-    derived: dict[str, int] = dataclasses.field(default_factory=dict)
+    derived: dict[str, int] = field(default_factory=dict)
     verdict: str = ""
     partial: str = ""
-    unchecked: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)
+    unchecked: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def in_order(self) -> bool:
@@ -191,7 +191,7 @@ class Checked:
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Sources:
     """A run whose sweep and plan belong together.
 
@@ -202,7 +202,7 @@ class _Sources:
     sweep: Sweep
     plan: Plan
     checked: Checked
-    good: set[int] = dataclasses.field(default_factory=set)
+    good: set[int] = field(default_factory=set)
 
 
 def check_run(location: str) -> Checked:
@@ -675,7 +675,7 @@ def _check_verdict(
     derived = verdict.derived(run)
     checked = sources.checked
     with checked.reading(verdict.FILE):
-        recorded = verdict.stored(dataclasses.replace(run, estimates=stored))
+        recorded = verdict.stored(replace(run, estimates=stored))
         if recorded is not None:
             checked.compare(verdict.FILE, _comparable(recorded), _comparable(derived))
         elif sources.run.read_text(verdict.FILE) is not None:
@@ -685,7 +685,7 @@ def _check_verdict(
 
 def _comparable(answer: verdict.Answer) -> dict[str, Any]:
     """Returns an answer without its hints, which depend on the code and data that are here."""
-    content = dataclasses.asdict(answer)
+    content = asdict(answer)
     del content["help"]
     content["audits"] = dict(enumerate(content["audits"]))
     return content

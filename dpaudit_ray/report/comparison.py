@@ -4,9 +4,9 @@ A larger lower bound alone means little. Audits differ if the intervals of their
 guesses do not overlap, or if an exact ε is another number.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..plan.open_run import differences
@@ -19,7 +19,7 @@ from .verdict import Verdict
 _SAME = 1e-9  # relative: an exact ε of another machine is the same
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Change:
     """A setting of two sweeps that differs: a dotted key, and its values as in YAML, or None."""
 
@@ -31,7 +31,7 @@ class Change:
 Changes = tuple[Change, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Side:
     """An audit of a run that is compared with one of another run.
 
@@ -57,7 +57,7 @@ class Side:
         return str(self.entry["label"])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Pair:
     """Two audits that are compared, and the settings that differ."""
 
@@ -81,7 +81,7 @@ class Pair:
         return self.left.high < self.right.low or self.right.high < self.left.low
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Comparison:
     """Two runs, left and right.
 
@@ -141,7 +141,7 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
         if cell.sampled and audit.independent:
             hits = HitRate.from_trials(run.trials(audit), cell.audit.confidence)
             if hits is not None:
-                side = dataclasses.replace(
+                side = replace(
                     side,
                     rate=hits.rate,
                     low=hits.low,
@@ -157,8 +157,8 @@ def _changes(old: Any, new: Any) -> Changes:
 
 def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
     """Yields differences in versions, user's modules, machine and data of the last trials."""
-    old = dataclasses.asdict(left.plan.code[-1])
-    new = dataclasses.asdict(right.plan.code[-1])
+    old = asdict(left.plan.code[-1])
+    new = asdict(right.plan.code[-1])
     for key, before, now in differences(old, new):
         yield f"{key} {before or 'none'!s:.60} -> {now or 'none'!s:.60}"
     old_data = {file.sha256 for file in left.plan.data}

@@ -4,10 +4,10 @@ A figure for each of 500 audits would take minutes to draw and megabytes to stor
 than FEW audits begins with a map of all of them, and draws the figures of one when it is chosen.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import markupsafe
@@ -29,7 +29,7 @@ _PANELS = 12  # maps side by side
 _ACROSS = 25  # cells of a row where no two keys vary
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Varied:
     """A key of the grid: its name, and the text of its value by audit."""
 
@@ -37,7 +37,7 @@ class Varied:
     values: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class AuditMap:
     """A map of all audits: a panel for each value of further keys, a cell for each audit.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from ..sweep.cell import Cell
 Floats = npt.NDArray[np.float64]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class HitRate:
     """The rate of correct guesses, counted as `accuracy` does, and its two-sided interval."""
 
@@ -91,7 +91,7 @@ def utilities(audit: PlannedAudit, trials: Trials) -> Iterator[dict[str, Any]]:
         }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ObservedTradeOff:
     """Observed error rates at every threshold, and μ of the fit: estimates, not bounds."""
 
@@ -138,7 +138,7 @@ def gaussian_trade_off(alpha: npt.ArrayLike, mu: float) -> Floats:
     return np.asarray(1 - gdp.true_positive_rate(alpha, mu), dtype=np.float64)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Profile:
     """The observed trade-off curve of the last step's scores, and the claimed one."""
 

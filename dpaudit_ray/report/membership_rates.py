@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ _MOST = 1_000_000  # trials that are read
 _FEWEST = 20  # trials: with fewer, no FPR up to 1/2 is resolved
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Reading:
     """Membership rates of an audit at its last step.
 
@@ -81,14 +81,14 @@ class Reading:
         points = []
         for fpr, rate in self.shown.points.items():
             claim = float(self.claim.true_positive_rate(fpr)[0])
-            values = (fpr, *dataclasses.astuple(rate), claim)
+            values = (fpr, *astuple(rate), claim)
             points.append(dict(zip(_POINT, values, strict=True)))
         return {
             "trainings": len(self.shown.scores),
             "confidence": self.shown.confidence,
             "points": points,
-            "auc": dataclasses.asdict(self.shown.auc),
-            "balanced_accuracy": dataclasses.asdict(self.shown.balanced_accuracy),
+            "auc": asdict(self.shown.auc),
+            "balanced_accuracy": asdict(self.shown.balanced_accuracy),
         }
 
     @property
@@ -107,7 +107,7 @@ class Reading:
     def curves(self) -> pd.DataFrame:
         """The ROC curve and its claim as a table with columns series, x, y, low, high."""
         fpr = list(self.shown.roc)
-        rates = [dataclasses.astuple(rate) for rate in self.shown.roc.values()]
+        rates = [astuple(rate) for rate in self.shown.roc.values()]
         observed = pd.DataFrame(rates, columns=["y", "low", "high"]).assign(x=fpr)
         observed["high"] = observed["high"].shift(-1, fill_value=1.0)  # holds up to the next FPR
         x = np.geomspace(self.shown.least_fpr, 1, 100)

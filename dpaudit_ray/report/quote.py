@@ -5,8 +5,8 @@ bounds of the run hold simultaneously. The sweep decides which bound it is, with
 number that assumes something unproved is not quoted above a claim that nothing refutes.
 """
 
-import dataclasses
 import math
+from dataclasses import dataclass, replace
 
 from ..errors import percent, plain
 from ..stats import Status
@@ -16,7 +16,7 @@ _SMALLEST_PLAIN = 0.01  # of an ε with three decimals
 PROVED = ("assumption-free", "Gaussian steps", EXACT)  # the assumptions of a certified ε
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Quote:
     """The quoted lower bound of an audit, with its meaning.
 
@@ -110,10 +110,10 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     )
     row = rows.get(estimator)
     if row is None or (cell.sampled and run.done(audit) == 0):
-        return dataclasses.replace(none, reason="nothing is measured yet")
+        return replace(none, reason="nothing is measured yet")
     if not cell.sampled:
         epsilon = float(row["epsilon_lower"])
-        return dataclasses.replace(none, epsilon=epsilon, assumes=EXACT, together=True)
+        return replace(none, epsilon=epsilon, assumes=EXACT, together=True)
     first = _with_row(none, row, run.sweep.budget.confidence)
     if not first.above or may_exceed_claim(row, refuted):
         return first
@@ -121,7 +121,7 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     if free is not None:
         return _with_row(none, free, run.sweep.budget.confidence)
     reason = f"what {estimator} shows ({first.assumes}) is above the claim, and does not refute it"
-    return dataclasses.replace(first, epsilon=None, reason=reason)
+    return replace(first, epsilon=None, reason=reason)
 
 
 def _with_row(
@@ -132,7 +132,7 @@ def _with_row(
     """Returns a quote of a row's bound, familywise at `confidence` if it has such a bound."""
     familywise = float(row["epsilon_lower_together"])
     holds = not math.isnan(familywise)
-    return dataclasses.replace(
+    return replace(
         none,
         epsilon=familywise if holds else float(row["epsilon_lower"]),
         confidence=confidence if holds else none.confidence,

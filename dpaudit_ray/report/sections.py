@@ -122,7 +122,10 @@ def _answer(
         }
         audits.append(content | {"row": row} | result)
     quotes = [audit.quote for audit in answer.audits]
-    measured = [name for name in UTILITY if not all(math.isnan(row[name]) for row in rows)]
+    measured = []
+    for name in UTILITY:
+        if not all(math.isnan(row[name]) for row in rows):
+            measured.append(name)
     return {
         "answer": answer,
         "audits": audits,

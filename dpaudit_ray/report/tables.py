@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -87,12 +87,12 @@ class Run:
         """Returns an audit's last step with the claim of the first accountant, by estimator."""
         return self._last_rows.get(audit.id, {})
 
-    @functools.cached_property
+    @cached_property
     def numbers(self) -> dict[str, int]:
         """The number of each audit in the plan, by its id."""
         return {audit.id: number for number, audit in enumerate(self.plan.audits)}
 
-    @functools.cached_property
+    @cached_property
     def _last_rows(self) -> dict[Any, dict[str, Row]]:
         """`last_rows` of all audits, by id: one pass over the table for all of them."""
         table = self.table
@@ -105,7 +105,7 @@ class Run:
             last_rows.setdefault(row["audit"], {})[row["estimator"]] = row
         return last_rows
 
-    @functools.cached_property
+    @cached_property
     def anytime(self) -> set[str]:
         """Estimators whose bounds hold before all trials are finished."""
         names = {name for name, method in stats.estimators().items() if method.interim_valid}
@@ -115,12 +115,12 @@ class Run:
                     names.add(spec.name)
         return names
 
-    @functools.cached_property
+    @cached_property
     def _positions(self) -> dict[Any, Any]:
         """Positions of an audit's rows in `table`, by its id."""
         return self.table.groupby("audit").indices
 
-    @functools.cached_property
+    @cached_property
     def table(self) -> pd.DataFrame:
         """All rows of estimates.parquet, with the audit's label and marks of the bound.
 
@@ -142,12 +142,12 @@ class Run:
         table["above_claim"] = _above_claim(table, is_gaussian)
         return table
 
-    @functools.cached_property
+    @cached_property
     def complete(self) -> bool:
         """Whether the run is marked as complete, and no trial or part is missing."""
         return outcomes.complete(self.directory, self.plan, self.decided)
 
-    @functools.cached_property
+    @cached_property
     def decided(self) -> dict[int, int]:
         """Trials that were enough, by number of the audits that `stop_when` has ended."""
         return outcomes.decided(self.directory, self.sweep, self.plan)

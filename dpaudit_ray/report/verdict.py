@@ -10,11 +10,11 @@ the same.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -49,7 +49,7 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "INCONCLUSIVE"  # it is not, and neither would a violation have been
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Judged:
     label: str
     verdict: Verdict
@@ -58,7 +58,7 @@ class _Judged:
     accountant: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class AuditVerdict(_Judged):
     """The verdict on one sampled audit, and the numbers that it rests on.
 
@@ -103,7 +103,7 @@ class AuditVerdict(_Judged):
         return f"diverging depends on the canary: {inside:,} trainings with it, {outside:,} without"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ExactVerdict(_Judged):
     """The verdict on one audit without trials: ε at δ is known at every recorded step."""
 
@@ -111,7 +111,7 @@ class ExactVerdict(_Judged):
     step: int  # the last one, or the one that exceeds its claim most
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RunVerdict:
     """The verdict on all audits, sampled and exact, and their evidence together."""
 
@@ -239,7 +239,7 @@ def _judge_exact(run: Run, index: int) -> ExactVerdict:
         step = int(row["step"])
     quoted = quote(run, index)
     if verdict is Verdict.VIOLATION:
-        quoted = dataclasses.replace(quoted, epsilon=epsilon, claim=claim, step=step)
+        quoted = replace(quoted, epsilon=epsilon, claim=claim, step=step)
     return ExactVerdict(audit.label, verdict, quoted, claim, audit.accountant, epsilon, step)
 
 
@@ -308,7 +308,7 @@ def _judge_audit(
 # The stored answer -------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class AuditAnswer:
     """The verdict on one audit, its reason, and the ε to quote."""
 
@@ -318,7 +318,7 @@ class AuditAnswer:
     quote: Quote
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Answer:
     """The verdict on a run in words.
 
@@ -348,7 +348,7 @@ def current(run: Run, progress: Progress | None = None) -> Answer:
         return answer
     stamps = _stamps(run)
     answer = derived(run, progress)
-    content = {"of": _basis(run), **dataclasses.asdict(answer)}
+    content = {"of": _basis(run), **asdict(answer)}
     with contextlib.suppress(StorageError):
         seal = strangers.seal(_digest(content) + stamps)
         run.directory.write_json(FILE, {**content, "seal": seal})
@@ -397,7 +397,7 @@ def _basis(run: Run) -> str:
             run.plan.fingerprint,
             [[audit.label, audit.trials, run.done(audit)] for audit in run.plan.audits],
             sorted(str(failure.pack) for failure in outcomes.failed(run.directory, run.plan)),
-            [dataclasses.astuple(kind) for kind in recorded.missed],
+            [astuple(kind) for kind in recorded.missed],
             run.complete,
             run.estimates.to_csv(index=False),
         ]

@@ -1,8 +1,8 @@
 """Lists the names that a sweep file can use, with their options, from each class's JSON schema."""
 
-import dataclasses
 import importlib
 import inspect
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -32,7 +32,7 @@ _TYPES = {
 _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Option:
     """An option of a name; a required one has no default."""
 
@@ -42,7 +42,7 @@ class Option:
     required: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Entry:
     """A name, and the options of its class."""
 
@@ -91,7 +91,7 @@ def _entry(
             first = options.setdefault(key, option)
             if option.takes != first.takes:
                 both = f"{first.takes} | {option.takes}"
-                options[key] = dataclasses.replace(first, takes=both)
+                options[key] = replace(first, takes=both)
     options.pop("name", None)
     text = inspect.getdoc(cls) or ""
     line = text.partition("\n")[0]

@@ -135,7 +135,7 @@ def test_a_leak_that_no_number_of_these_trials_could_refute_is_not_consistent(st
     assert found.verdict is Verdict.INCONCLUSIVE
 
 
-def test_audits_are_judged_together_by_averaged_evidence(tiny, tmp_path):
+def test_audits_are_judged_together_by_averaged_evidence(tiny, tmp_path, monkeypatch):
     """Four audits, none of which is refuted by itself, all of them too well told apart."""
     tiny["grid"] = {"adversary": [{"name": "loss", "example": i} for i in range(4)]}
     tiny["audit"] |= {"trials": 300, "record_every": 6}
@@ -145,8 +145,12 @@ def test_audits_are_judged_together_by_averaged_evidence(tiny, tmp_path):
     mean = np.log10(np.mean([10**audit.evidence for audit in found.audits]))
     assert found.evidence <= mean + 1e-9, "the latest evidence, which is at most the largest"
     assert found.needed == pytest.approx(np.log10(1 / (0.3 * 0.05)))
-    alike = dict.fromkeys(range(4), Verdict.CONSISTENT)
-    assert verdict._together(run, alike, True) is Verdict.VIOLATION
+    alone = {"mechanism": Verdict.CONSISTENT}
+    monkeypatch.setattr(verdict, "_by_mechanism", lambda run, verdicts: alone)
+    for evidence in (2.0, 0.0):
+        monkeypatch.setattr(verdict, "_all_evidence", lambda *_, found=evidence: (found, 1.0))
+        refuted = verdict.judge(run, thorough=False).verdict is Verdict.VIOLATION
+        assert refuted == (evidence > 1)
 
 
 @pytest.mark.parametrize("runs", [0, 1, 3], ids=["trials", "mixed", "runs"])

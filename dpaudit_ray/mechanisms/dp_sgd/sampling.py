@@ -105,7 +105,7 @@ class _Shuffled(Sampler):
 class Fixed(_Shuffled):
     """Fixed batches: epochs of shuffled data, cut into full ones. The canary is in every step."""
 
-    claim: ClassVar[Sampling] = Sampling.POISSON  # at rate 1
+    claim = Sampling.POISSON  # at rate 1
     in_known_steps = True
 
     name: Literal["fixed"] = "fixed"

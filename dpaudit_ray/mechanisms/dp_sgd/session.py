@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -97,7 +97,7 @@ class PublicView:
             raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
         options = {"steps": steps, "schedule": Constant()}
         recipe = self._training.recipe.model_copy(update=options)
-        training = dataclasses.replace(self._training, recipe=recipe)
+        training = replace(self._training, recipe=recipe)
         elsewhere = training.elsewhere(*self.outside, seed)
         *_, last = elsewhere.simulate(1, noisy=False, seed=seed)
         return last[0]
@@ -233,7 +233,7 @@ def open_session(
         return _with_stored_canary(training, attack, prepared[0])
     if plan is not None:
         theta = np.concatenate([part["theta"] for part in prepared])
-        training = dataclasses.replace(
+        training = replace(
             training,
             shadows=torch.from_numpy(theta).to(training.initial),
             reserved=_shadow_records(training, plan),
@@ -297,7 +297,7 @@ def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> Examples:
     return training.reserved
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _FinalModels:
     """Final models as a hidden-state adversary gets them: copies, to work on in place."""
 
@@ -312,7 +312,7 @@ class _FinalModels:
         return self.model.clipped_sums(self.final, x, y, math.inf)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DpSgdSession(ResumableSession):
     """DP-SGD against one adversary, whose canary is crafted.
 
@@ -366,7 +366,7 @@ class DpSgdSession(ResumableSession):
             for name, value in vars(inserted).items():
                 if torch.is_tensor(value):
                     copies[name] = value.clone()
-            inserted = dataclasses.replace(inserted, **copies)
+            inserted = replace(inserted, **copies)
 
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
@@ -425,7 +425,7 @@ class DpSgdSession(ResumableSession):
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FrozenSession:
     """DP-SGD with a learning rate of zero: every step is taken at θ_0.
 

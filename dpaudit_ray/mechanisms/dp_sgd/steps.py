@@ -7,12 +7,12 @@ rows of one matrix.
 """
 
 import copy
-import dataclasses
-import functools
 import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ _LARGEST_NORM = 1e30  # stands for no clipping: Opacus multiplies it by a noise 
 _OPTIMIZER = "optimizer."  # prefix of an optimizer's moments among the names of a state
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Inserted:
     """A canary at one step, and the models that have it.
 
@@ -54,13 +54,13 @@ class Inserted:
     inside: Tensor
     weights: Tensor | None = None
 
-    @functools.cached_property
+    @cached_property
     def rows(self) -> tuple[Tensor, ...]:
         """Numbers of the models that have it, for each of its examples."""
         bits = self.inside.view(len(self.inside), -1)
         return self._indices(bits.t())
 
-    @functools.cached_property
+    @cached_property
     def examples(self) -> tuple[Tensor, ...]:
         """Numbers of its examples, for each model that may have some."""
         bits = self.inside.view(len(self.inside), -1)
@@ -94,7 +94,7 @@ def summed(directions: Tensor, inside: Tensor) -> Tensor:
     return (directions.t() @ bits.t()).t()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Insertion:
     """A canary over a training: it joins steps that `period` divides, if its coins are 1."""
 
@@ -139,7 +139,7 @@ class Insertion:
             return GradientCanary(directions)
         return crafted
 
-    @functools.cached_property
+    @cached_property
     def _everywhere(self) -> Inserted:
         """The insertion if all models sample it: rows are looked up once for all such steps."""
         assert not isinstance(self.canary, ChangingCanary)
@@ -271,7 +271,7 @@ class PackedSteps:
         update = self._update
         # Drawn for the whole pack, so that how it is split for the gradients changes nothing.
         is_worth_a_thread = update.device.type == "cpu" and update.numel() >= _LARGE
-        wait_for_noise = beside(functools.partial(self._draw, update), is_worth_a_thread)
+        wait_for_noise = beside(partial(self._draw, update), is_worth_a_thread)
         weights = None if inserted is None else inserted.weights
         compute = self._model.viewed_sums if recipe.augmentations > 1 else self._model.clipped_sums
         for part in parts(len(y), recipe):
@@ -306,7 +306,7 @@ class PackedSteps:
                 (rows,) = inserted.rows
                 update[rows] += directions if directions.dim() == 1 else directions[rows]
             return
-        compute = functools.partial(self._model.clipped_sums, clip_norm=self._recipe.clip_norm)
+        compute = partial(self._model.clipped_sums, clip_norm=self._recipe.clip_norm)
         if len(canary.y) <= len(theta):  # by examples or by models, whichever takes fewer passes
             for example, rows in enumerate(inserted.rows):
                 if len(rows):

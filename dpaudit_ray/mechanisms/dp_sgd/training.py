@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +109,7 @@ def divide(
     return trained, held_out, reserved if len(reserved.y) else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DpSgdTraining:
     """The public part of DP-SGD, on one device; also what an adversary may know before a trial.
 
@@ -212,12 +212,12 @@ class DpSgdTraining:
     def elsewhere(self, x: Tensor, y: Tensor, seed: int) -> DpSgdTraining:
         """Returns the same training on other records, with batches drawn from `seed`."""
         batches = _batches(self.recipe, len(y), seed, self.initial.device)
-        return dataclasses.replace(self, x=x, y=y, batches=batches)
+        return replace(self, x=x, y=y, batches=batches)
 
     def starting(self, initial: Tensor) -> DpSgdTraining:
         """Returns the same training from another public θ_0, float [p]."""
         self.recipe.check_known_start()
-        return dataclasses.replace(self, initial=initial.to(self.initial))
+        return replace(self, initial=initial.to(self.initial))
 
     @property
     def clip_norm(self) -> float:

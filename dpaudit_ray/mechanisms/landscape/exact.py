@@ -17,11 +17,11 @@ polynomial on each panel, so the mass below any point is exact, too. The two wor
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -52,13 +52,13 @@ _TO_COEFFICIENTS = np.linalg.inv(legendre.legvander(_NODES, ORDER - 1))
 _TO_INTEGRAL = np.stack([legendre.legint(column) for column in _TO_COEFFICIENTS.T])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Panels:
     """Intervals between increasing `edges`, float64 [n + 1], with ORDER nodes on each."""
 
     edges: Floats
 
-    @functools.cached_property
+    @cached_property
     def nodes(self) -> Floats:
         """Quadrature nodes, float64 [n, ORDER], increasing."""
         lower, upper = self.edges[:-1], self.edges[1:]
@@ -66,7 +66,7 @@ class Panels:
         halves = (upper - lower) / 2
         return middles[:, None] + halves[:, None] * _NODES
 
-    @functools.cached_property
+    @cached_property
     def weights(self) -> Floats:
         """Quadrature weights of the nodes, float64 [n, ORDER]."""
         widths = np.diff(self.edges)
@@ -90,14 +90,14 @@ class Panels:
         return cls(np.append(np.concatenate(edges), high))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Mass:
     """A density, float64 [n, ORDER] at the nodes of `panels`, and its integrals."""
 
     panels: Panels
     density: Floats
 
-    @functools.cached_property
+    @cached_property
     def _sums(self) -> tuple[Floats, Floats]:
         """Mass below and above every panel edge, float64 [n + 1] each."""
         masses = (self.density * self.panels.weights).sum(axis=1)
@@ -180,7 +180,7 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
     return sparse.csc_array((values, rows, starts), shape=shape)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Power:
     """The strength of a pair of densities.
 
@@ -300,7 +300,7 @@ def final_power(process: Process, steps: int) -> Power:
     return power(outside, inside, TUNED_AT)
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def best_threshold(process: Process, steps: int) -> float:
     """Returns the threshold h whose final model has the largest μ.
 
@@ -310,14 +310,14 @@ def best_threshold(process: Process, steps: int) -> float:
     """
 
     def mu(threshold: float) -> float:
-        return final_power(dataclasses.replace(process, threshold=threshold), steps).mu
+        return final_power(replace(process, threshold=threshold), steps).mu
 
     tests = process.first_noise * special.ndtri(1 - _RATES)
     thresholds = [process.threshold, *map(float, tests)]
     return max(thresholds, key=mu)
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def best_width(process: Process, steps: int) -> float:
     """Returns the half-width w of a linear g whose final model has the largest ε at `TUNED_AT`.
 
@@ -326,7 +326,7 @@ def best_width(process: Process, steps: int) -> float:
     """
 
     def loss(log_width: float) -> float:
-        wider = dataclasses.replace(process, width=math.exp(log_width))
+        wider = replace(process, width=math.exp(log_width))
         return -final_power(wider, steps).epsilon
 
     low = math.log(process.step_noise / 4)

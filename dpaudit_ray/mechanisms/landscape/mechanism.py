@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat
@@ -158,12 +158,12 @@ class Landscape(Mechanism):
         threshold = process.canary / 2 if isinstance(option, str) else float(option)
         relative_width = 1.0 if self.width == "tuned" else float(self.width)
         width = process.step_noise * relative_width
-        process = dataclasses.replace(process, threshold=threshold, width=width)
+        process = replace(process, threshold=threshold, width=width)
         if self._tunes_width:
             width = exact.best_width(process, self.steps)
         elif option == "searched":
             threshold = exact.best_threshold(process, self.steps)
-        return dataclasses.replace(process, threshold=threshold, width=width)
+        return replace(process, threshold=threshold, width=width)
 
     @property
     def _tunes_width(self) -> bool:
