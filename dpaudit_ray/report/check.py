@@ -275,7 +275,7 @@ def _check_plan(sources: _Sources, sweep: Sweep) -> None:
     """
     plan, checked = sources.plan, sources.checked
     if any(cell.unimported for cell in sweep.cells):
-        checked.cannot(f"the fingerprint of {SWEEP}", "takes code of its author's to tell")
+        checked.cannot(f"the fingerprint of {SWEEP}", "it needs code that was not imported")
     damaged = _damaged_preparations(sources)
     for index, audit in enumerate(plan.audits):
         before = checked.different
@@ -319,7 +319,7 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
     }
     try:
         if cell.unimported:
-            checked.cannot("its fingerprint", "takes code of its author's", audit.label)
+            checked.cannot("its fingerprint", "it needs code that was not imported", audit.label)
         else:
             derived |= {
                 "fingerprint": cell.fingerprint,

@@ -300,7 +300,7 @@ def test_runs_of_all_kinds_are_in_order(made, tmp_path, monkeypatch):
     outcome = completed(dpaudit("check", location))
     assert "\nin order: " in f"\n{outcome.out}"
     if made is waiting_for_a_preparation:  # what a stranger wrote is not run, and said
-        unread = "not checked: the fingerprint of sweep.yaml: takes code of its author's"
+        unread = "not checked: the fingerprint of sweep.yaml: it needs code that was not imported"
         assert unread in outcome.out
         assert "not checked: what preparations hold: " in outcome.out
         trusted = completed(dpaudit("check", location, "--trust", "tests"))
