@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from dpaudit_ray import accounting
 from dpaudit_ray.cli import tables
 from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
-from dpaudit_ray.report import detection, many_audits, page, verdict, words
+from dpaudit_ray.report import detection, page, verdict, words
 from dpaudit_ray.report.many_audits import Varied, audit_map, data
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import curve
@@ -137,7 +138,7 @@ def test_a_run_of_many_audits_ends_with_a_summary(many, capsys):
 def test_exact_numbers_are_no_lower_bounds(many):
     quotes = verdict.quotes(many, None)
     assert words.relation(quotes) == "≥"
-    exact = [many_audits.dataclasses.replace(quote, assumes="exact") for quote in quotes]
+    exact = [replace(quote, assumes="exact") for quote in quotes]
     assert words.relation(exact) == "="
     assert words.relation([*quotes, *exact]) == ""
     assert tables.head(exact) == "eps ="
