@@ -142,14 +142,14 @@ def test_scripts_that_cannot_be_audited(script, kind):
     rest, said = UNUSABLE[kind]
     script.write_text(HEAD + rest)
     delta = () if kind == "no δ" else ("--delta", "1e-5")
-    budget = "1s" if kind == "no step" else "60s"
+    budget = "1s" if kind == "no step" else "30min"
     assert said in refused("own_training.py:main", "--budget", budget, *delta)
 
 
 def test_a_script_that_keeps_its_promise(script):
     """One look decides; pages are written; the old spelling says the new one."""
     script.write_text(HEAD + GOOD)
-    options = ["--budget", "60s", "--layers", "0", "--junit", "out.xml"]
+    options = ["--budget", "30min", "--layers", "0", "--junit", "out.xml"]
     outcome = dpaudit("verify", "own_training.py:main", *options)
     assert outcome.code == 0, outcome
     assert outcome.err.startswith("`dpaudit audit own_training.py:main` is the new spelling\n")
@@ -175,7 +175,7 @@ def test_a_function_of_a_notebook(script):
     ]
     notebook.write_text(json.dumps({"cells": cells}))
     with pytest.raises(AssertionError, match=r"step 1 \(own_training.ipynb, cell 2:13\): expected"):
-        assert_private(f"{notebook}:half", budget="60s", layers=(0,))
+        assert_private(f"{notebook}:half", budget="30min", layers=(0,))
 
 
 def test_progress_moves_whatever_goes_on(monkeypatch, capsys):
@@ -209,11 +209,11 @@ def test_assert_private(script):
     """Half the noise raises, with the finding; so does less than the accountant says."""
     script.write_text(HEAD + GOOD)
     with pytest.raises(AssertionError, match="noise multiplier of 4"):
-        assert_private(f"{script}:half", budget="60s", layers=(0,))
-    kept = assert_private(f"{script}:main", budget=60, layers=(0,))
+        assert_private(f"{script}:half", budget="30min", layers=(0,))
+    kept = assert_private(f"{script}:main", budget=1800, layers=(0,))
     assert kept.verdict is Verdict.CONSISTENT
     with pytest.raises(AssertionError, match=r"epsilon=0\.1"):
-        assert_private(f"{script}:main", budget=60, layers=(0,), epsilon=0.1)
+        assert_private(f"{script}:main", budget=1800, layers=(0,), epsilon=0.1)
     with pytest.raises(AssertionError, match="L0 was left out"):
         assert_private(f"{script}:main", budget=1, layers=(1,))
     for main in (lambda: None, os.getcwd):
@@ -237,7 +237,7 @@ def main():
 
 @pytest.mark.parametrize(
     ("budget", "why"),
-    [(60, "noise that cannot be drawn again"), (1, "the budget ended the run after step")],
+    [(1800, "noise that cannot be drawn again"), (1, "the budget ended the run after step")],
 )
 def test_what_was_not_seen_is_no_violation_and_a_run_that_was_cut_claims_nothing(
     budget, why, script
@@ -272,6 +272,6 @@ def main():
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
 def test_typed_keys_of_jax(script):
     script.write_text(HEAD + TYPED)
-    found = assert_private(f"{script}:main", budget=120, layers=(0,), conclusive=False)
+    found = assert_private(f"{script}:main", budget=1800, layers=(0,), conclusive=False)
     assert not found.findings
     assert {look.name: look.done for look in found.looks}["noise and clipping"]
