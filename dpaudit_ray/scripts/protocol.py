@@ -1,0 +1,479 @@
+"""Messages between a watched run of a script and the checks that judge it.
+
+A run appends entries to a record, a file of JSON lines, as it goes on: a run that is killed leaves
+those of its steps so far. At its end it returns a `RunResult`. Both sides see the same dataclasses,
+so a misspelt field is an error of types, and never a check that is silently not done. The watched
+process imports this module in the script's environment: it needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+_LARGEST_RECORD = 2**30  # bytes; a look at a step takes some kilobytes
+
+History = tuple[tuple[float, float, int], ...]  # (σ, q, steps), as accountants of Opacus have it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What a watched run does beside training the model.
+
+    Attributes:
+        seed: of all coins and canaries.
+        inspects: steps are replayed with other noise and other examples.
+        canary: "steps" puts one into every other step by coins, "run" into all steps or none.
+        member: of a "run" canary, whether it is in.
+        reseeds: constants that the script seeds generators with are mixed with `seed`.
+        most_steps: the run ends after so many releases.
+        seconds: the run ends at its first release after so many.
+        one_more: the data set gets one record more.
+        pinned: releases are replaced by random numbers of a seed. "alone" changes nothing else;
+            "exchanged" has another record in place of `record`; "noised" has other noise in the
+            steps with that record; "shaken" has other random numbers after them.
+        record: index of the record that a pinned run is about; None lets the run choose it.
+        answers: ε that engines gave an earlier run, by a digest of the question.
+    """
+
+    seed: int
+    inspects: bool = False
+    canary: Literal["", "steps", "run"] = ""
+    member: bool = False
+    reseeds: bool = False
+    most_steps: int | None = None
+    seconds: float | None = None
+    one_more: bool = False
+    pinned: Literal["", "alone", "exchanged", "noised", "shaken"] = ""
+    record: int | None = None
+    answers: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of a record. `line` is the script's line that was running, as file:number, or ""."""
+
+    line: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Made(Entry):
+    """A call of `make_private`; `target_epsilon` and `target_delta` if the script asked for them.
+
+    `records` is None for data that come as a stream.
+    """
+
+    phase: str
+    records: int | None
+    batches: int
+    noise: float
+    expected_batch_size: float | None
+    poisson_sampling: bool = True
+    replaced_sampler: str = ""  # class of a sampler that Opacus drops
+    target_epsilon: float | None = None
+    target_delta: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """Squared distance, by tensor, that a change of one example moves a release."""
+
+    change: str
+    squares: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Correlation:
+    """The most striking correlation of `pairs` pairs of noise vectors of one kind."""
+
+    kind: Literal["steps", "tensors", "neighbours"]
+    between: tuple[int, int]
+    numbers: int
+    value: float
+    pairs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LawDistance:
+    """Kolmogorov distance of so many standardised numbers of noise from the normal law."""
+
+    distance: float
+    numbers: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepInspection(Entry):
+    """One step, replayed; lists have an entry for each tensor of its release.
+
+    Attributes:
+        optimizer: number of the optimizer or call site.
+        noise: noise multiplier that the step's own call states, if it does.
+        bound: length of a clipped gradient in what is released, if known.
+        norms: squared lengths of the release; inf if it is not finite.
+        replays: whether the same generators gave the same release; without it the rest is empty.
+        draws: of the noise.
+        squares: squared distance of these draws from their mean.
+        shifts: how far changes of one example moved the release.
+        empty: how far a record without a gradient moved it.
+        without_noise: indices of tensors with numbers that a record moves and no draw does.
+        counts: the last number of the release is a count that sets the clipping bound.
+    """
+
+    step: int
+    optimizer: int
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    norms: tuple[float, ...]
+    noise: float | None = None
+    bound: float | None = None
+    ghost: bool = False
+    replays: bool = True
+    draws: int = 0
+    squares: tuple[float, ...] = ()
+    shifts: tuple[Shift, ...] = ()
+    empty: tuple[float, ...] = ()
+    without_noise: tuple[int, ...] = ()
+    correlations: tuple[Correlation, ...] = ()
+    law: LawDistance | None = None
+    counts: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GhostInspection(Entry):
+    """Longest clipped gradient of one record in a backward pass of ghost clipping."""
+
+    step: int
+    longest: float
+    change: str
+    bound: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForwardInspection(Entry):
+    """A forward pass, repeated with another record in one place.
+
+    Attributes:
+        mixes: whether outputs of other records changed, and `by` how much of their size.
+        time_first: the changed outputs show that records lie along the second dimension.
+        buffers: names of buffers that learn from records.
+        carried: names of attributes that one pass leaves to the next, which depends on them.
+        unseen: why the repeats show nothing; "" if they do.
+    """
+
+    mixes: bool = False
+    by: float = 0.0
+    time_first: bool = False
+    buffers: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
+    unseen: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CollateInspection(Entry):
+    """A batch that was collated again without one record.
+
+    `changes`: what the other records' rows are changed with it; `record` is its index in the data
+    set, and `chosen_as` says why this one, as "the longest record".
+    """
+
+    changes: bool
+    record: int
+    chosen_as: str
+    seen: str = ""  # such as "padded from 9 to 7 positions"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial(Entry):
+    """Outcome of a step with a canary or without: scores have mean 1 with it, else 0."""
+
+    step: int
+    member: bool
+    score: float
+    noise: float | None
+    rate: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cut(Entry):
+    """The time budget ended the run after so many steps."""
+
+    seconds: float
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CarriedSum(Entry):
+    """A step adds to a sum of gradients that another walk through the data left."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArraysGiven(Entry):
+    """A loop of one's own gave arrays: of its clipped "sum", or of its "noise"."""
+
+    step: int
+    kind: Literal["sum", "noise"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Process(Entry):
+    """A process that the script started and nobody watches."""
+
+    started_by: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PinnedStep(Entry):
+    """A step of a pinned run.
+
+    Attributes:
+        member: whether it has the record that is exchanged.
+        release: digests of what it would have released.
+        update: digests of the gradients that reached the optimizer in place of the pinned ones;
+            the same as pinned if nothing came in between.
+        rows: length of each example's gradient.
+        generators: digest of the generator's state.
+        drawn: number of records.
+    """
+
+    member: bool
+    release: tuple[str, ...]
+    update: tuple[str, ...] = ()
+    rows: tuple[float, ...] = ()
+    generators: str = ""
+    drawn: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What one accountant states: its history, and ε at each δ; None if it fails.
+
+    Attributes:
+        data: number of the group of data that its engine trains on; engines whose data share a
+            record have the same number.
+        loaded: the part of the history that was loaded from a checkpoint.
+    """
+
+    name: str
+    history: History
+    deltas: tuple[float, ...] = ()
+    epsilons: tuple[float | None, ...] = ()
+    data: int = 0
+    loaded: History = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class AccountedStep:
+    """Noise multiplier and sampling rate that one release was accounted with."""
+
+    optimizer: int
+    step: int
+    noise: float
+    rate: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """An ε that the script was given by accountant number `claim`, after so many releases."""
+
+    delta: float
+    epsilon: float
+    steps: int
+    claim: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """Counts of the draws of one data set at one rate; see `draw_counts`.
+
+    Attributes:
+        records: in the data set; None if that is not known.
+        sizes: records in each draw.
+        rate: that the draws were accounted with; None if no accountant tells.
+        window: draws in which each record comes once on average, and how many `windows`.
+        shared: pairs of draws of one window that share a record.
+        most: draws that the most frequent record is in; None if indices were not recorded.
+        twice: records drawn into a batch they were in already.
+    """
+
+    records: int
+    sizes: tuple[int, ...]
+    rate: float | None = None
+    window: int = 0
+    windows: int = 0
+    shared: int = 0
+    most: int | None = None
+    twice: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class UnevenStep:
+    """A step with another number of per-example gradients than records were drawn."""
+
+    step: int
+    rows: int
+    drawn: int
+    passes: int = 1  # backward passes that gave them
+
+
+@dataclasses.dataclass(frozen=True)
+class OutsideSteps:
+    """Steps of an optimizer that no engine wraps.
+
+    `when`: "import", "before" or "after" training became private. `private`: it updates parameters
+    of a private network, with these `names`.
+    """
+
+    when: Literal["import", "before", "after"]
+    private: bool
+    optimizer: str
+    names: tuple[str, ...]
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Leftovers:
+    """Names of values that are returned or saved and carry more than releases.
+
+    Attributes:
+        gradients: a gradient of a private parameter that was never released.
+        other_gradients: a gradient of a parameter of no private network.
+        examples: gradients of single records.
+        saved: gradients of single records in a file.
+        records: arrays whose rows are records of the data.
+        outside: parameters that another optimizer updated once there was a private one.
+        earlier: parameters as an earlier step left them.
+        statistics: mean, deviation or extremes of the records.
+        tensors: neither private parameters nor what some network had before.
+    """
+
+    gradients: tuple[str, ...] = ()
+    other_gradients: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Marks:
+    """δ, ε and public names that `@audited` states."""
+
+    delta: float | None = None
+    epsilon: float | None = None
+    public: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What is known at the end of a run.
+
+    Attributes:
+        made: calls of `make_private`.
+        steps: releases of each optimizer or call site.
+        claims: of the accountants whose claim is the script's.
+        unused: sizes of draws that led to no step.
+        moved: steps between which other code changed private parameters.
+        warmed: private parameters that the records trained before, without noise.
+        beside: classes of other networks that the records trained without noise.
+        standardised: columns that were scaled by themselves.
+        seeded: generators seeded with constants, as "torch.manual_seed(3)".
+        noise_seeds: first seeds of the optimizers' own generators.
+        published: of a pinned run, names and digests of what is returned, saved or decided by.
+        chosen: of a pinned run, the record that is exchanged.
+        lines: the script's line for each place that a finding names.
+        final: digest of the private parameters.
+        seconds: that training took, and `inspecting` those that the watcher took of them.
+        returned_nothing: the function returned None.
+    """
+
+    made: int = 0
+    steps: tuple[int, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    accounted: tuple[AccountedStep, ...] = ()
+    reported: tuple[Report, ...] = ()
+    answers: dict[str, float] = dataclasses.field(default_factory=dict)
+    moved: int = 0
+    draws: tuple[Draws, ...] = ()
+    unused: tuple[int, ...] = ()
+    uneven: tuple[UnevenStep, ...] = ()
+    warmed: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    standardised: int = 0
+    outside: tuple[OutsideSteps, ...] = ()
+    seeded: tuple[str, ...] = ()
+    noise_seeds: tuple[int, ...] = ()
+    published: tuple[tuple[str, str], ...] = ()
+    chosen: int | None = None
+    chosen_as: str = ""
+    lines: dict[str, str] = dataclasses.field(default_factory=dict)
+    left: Leftovers = Leftovers()
+    final: str = ""
+    seconds: float = 0.0
+    inspecting: float = 0.0
+    returned_nothing: bool = False
+    marks: Marks = Marks()
+
+
+Record = Sequence[Entry]
+E = TypeVar("E", bound=Entry)
+_KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in Entry.__subclasses__()}
+
+
+def encode(entry: Entry) -> str:
+    """Returns an entry as one line of JSON."""
+    return json.dumps({"kind": type(entry).__name__} | dataclasses.asdict(entry))
+
+
+def entries_of(record: Record, kind: type[E]) -> list[E]:
+    """Returns the entries of one kind, in their order."""
+    return [entry for entry in record if isinstance(entry, kind)]
+
+
+def decode_result(value: Any) -> RunResult:
+    """Returns a result from the plain values of its JSON. Raises ValueError if they do not fit."""
+    return _validate(RunResult, value)
+
+
+def read_record(file: Path) -> Record:
+    """Reads a record up to its last whole line, which may have been cut off.
+
+    Raises:
+        ValueError: the file is too large, or an entry has no known form.
+    """
+    if not file.exists():
+        return []
+    if (size := file.stat().st_size) > _LARGEST_RECORD:
+        raise ValueError(f"the run's record has {size} bytes, and {_LARGEST_RECORD} are read")
+    entries: list[Entry] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            break
+        entries.append(_validate(_KINDS[fields.pop("kind")], fields))
+    return entries
+
+
+T = TypeVar("T")
+
+
+def _validate(kind: type[T], value: Any) -> T:
+    validated: T = _adapter(kind).validate_python(value)
+    return validated
+
+
+@functools.cache
+def _adapter(kind: type[Any]) -> Any:
+    # The judge alone reads, in the tool's own environment; the watched process has no pydantic.
+    import pydantic
+
+    return pydantic.TypeAdapter(kind)
