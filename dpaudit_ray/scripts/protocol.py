@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -51,6 +53,16 @@ class RunRequest:
     pinned: Literal["", "alone", "exchanged", "noised", "shaken"] = ""
     record: int | None = None
     answers: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def derived(self, *label: str | int) -> int:
+        """Returns a seed of 63 bits, a function of the run's seed and of the label's texts."""
+        name = "\x1f".join(map(str, ("script", self.seed, *label)))
+        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        return int.from_bytes(digest, "big") % 2**63
+
+    def coin(self, chance: float, *label: str | int) -> bool:
+        """Returns True with this chance, and the same each time for a label."""
+        return random.Random(self.derived("coin", *label)).random() < chance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
