@@ -401,6 +401,7 @@ class RunResult:
         noise_seeds: first seeds of the optimizers' own generators.
         published: of a pinned run, names and digests of what is returned, saved or decided by.
         chosen: of a pinned run, the record that is exchanged.
+        last_record: of a pinned run, a record of its last draw.
         lines: the script's line for each place that a finding names.
         final: digest of the private parameters.
         seconds: that training took, and `inspecting` those that the watcher took of them.
@@ -426,6 +427,7 @@ class RunResult:
     published: tuple[tuple[str, str], ...] = ()
     chosen: int | None = None
     chosen_as: str = ""
+    last_record: int | None = None
     lines: dict[str, str] = dataclasses.field(default_factory=dict)
     left: Leftovers = Leftovers()
     final: str = ""
