@@ -1,1 +1,1 @@
-"""What is seen of one run of a script, from inside its process; `single_run` judges the record."""
+"""Observes one run of a script from inside its process, for checks that judge its record."""

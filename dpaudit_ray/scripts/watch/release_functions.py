@@ -1,6 +1,6 @@
-"""Steps of loops that Opacus does not know: functions that give releases, in any framework.
+"""Inspects steps of loops without Opacus: functions that return releases, in any framework.
 
-A release is asked for after a change of its examples: "nothing", ("without", i), ("wild", i)
+A release is computed after a change of its examples: "nothing", ("without", i), ("wild", i)
 (example i a second time, a thousand times larger), or ("appended", arrays).
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,47 +16,64 @@ import torch
 
 from ... import accounting
 from ...accounting import Training
-from . import held_runs, opacus_engine, step_probe
+from ..protocol import ArraysGiven, History, PinnedStep
+from . import pinned_runs
+from .generators import preserve_generators, seed_generators
+from .publications import digests_of_all_networks
 from .run_state import WatchedRun
-from .step_probe import Change, Release, StepWatch
+from .step_probe import Change, StepWatch
+from .tensors import Release, difference, flat_vectors, random_direction, sample_digest
 
 run: WatchedRun | None = None  # that is watched in this process
+
+_WILD = 1000  # times the values of a record
 
 Arrays = list[Any]
 ReleasedArrays = Callable[[Change, int | None], Arrays]  # after a change, by generators or a seed
 
 
-def stream_at(name: str, promise: tuple[float, float, float]) -> Stream | None:
-    """The steps of a call site that promises (σ, C, q); None outside training, and in replays."""
+def stream_at(name: str, claim: tuple[float, float, float]) -> Stream | None:
+    """Returns the recorder of a call site that claims (σ, C, q).
+
+    It is None outside training, and in replays.
+    """
     if run is None or run.replaying or run.phase != "main":
         return None
     if name not in run.streams:
         run.streams[name] = Stream(run, len(run.streams))
     stream: Stream = run.streams[name]
-    stream.noise, stream.bound, stream.rate = promise
+    stream.noise, stream.bound, stream.rate = claim
     return stream
 
 
 class Stream(StepWatch):
-    """Steps of one call site, and their accountant: it takes them as their calls describe them."""
+    """Records steps of one call site, and accounts them as their calls describe them.
+
+    Attributes:
+        rate: of sampling, as the last call states it.
+        records: of which the last step's were drawn, if stated.
+        sizes: number of examples of each step.
+        released_shapes: of the last step.
+    """
 
     nothing = "nothing"
-    glanced = 2
+    glance_changes = 2
 
     def __init__(self, run: WatchedRun, number: int) -> None:
         super().__init__(run, number)
-        self.rate = 1.0  # of sampling, as the last call says
-        self.records: int | None = None  # of which the last step's were drawn, as far as told
-        self.sizes: list[int] = []  # examples of each step
+        self.rate = 1.0
+        self.records: int | None = None
+        self.sizes: list[int] = []
+        self.released_shapes: list[tuple[int, ...]] = []
         self._counts: collections.Counter[Any] = collections.Counter()
         self._redraws: bool | None = None
-        self._scale = 1.0  # of what comes in place of a release that is held
-        self.released_shapes: list[tuple[int, ...]] = []  # of the last step
+        self._scale = 1.0  # of what replaces a pinned release
+        self._call: ReleasedArrays = lambda *_: []
 
     @property
-    def history(self) -> list[tuple[float, float, int]]:
+    def history(self) -> History:
         """(σ, q, steps), as an accountant of Opacus has it."""
-        return [(noise, rate, steps) for (noise, rate), steps in self._counts.items()]
+        return tuple((noise, rate, steps) for (noise, rate), steps in self._counts.items())
 
     def mechanism(self) -> str:
         return "pld"
@@ -77,69 +93,83 @@ class Stream(StepWatch):
         clips: bool = True,
         records: Sequence[Any] = (),
     ) -> Arrays:
-        """Looks into the step, decides about its canary, takes it.
+        """Inspects the step, decides about its canary, takes it.
 
-        `call` gives what it releases after a change, by generators as they are or seeded; it
-        `redraws` noise (None: that is tried once) and `clips`, or noise and sum were given. The
-        step has `rows` examples, None where only their sum is known, of so many records (`of`).
-        `shapes` are of an example's gradient, where one may be appended; else a canary is the last
-        record, left out or not. `records` are the arrays that have its examples, where told.
+        Args:
+            call: returns what the step releases after a change, by generators as they are or
+                seeded.
+            rows: number of its examples; None if only their sum is known.
+            shapes: of an example's gradient, if one may be appended; else the canary is the last
+                record, left out or not.
+            of: how many records these were drawn from, if stated.
+            redraws: `call` draws its noise; None: that is tried once.
+            clips: `call` clips; else the sum was passed as arrays.
+            records: arrays that have the examples, if known.
         """
-        self._call, self.shapes, self.rows, self.records = call, shapes, rows or 0, of
+        self._call = call
+        self.shapes = shapes
+        self.rows = rows or 0
+        self.records = of
         if rows is not None:
             self.sizes.append(rows)
         run = self.run
-        run.settle((self.number, self.steps))
-        if run.request.looks and not self.steps:
-            run.before |= opacus_engine.digests_of_all_networks()
-        began = time.monotonic()
-        if run.request.looks and not clips:
-            run.put("summed", step=self.steps)
-        if redraws is None and self._redraws is None:
-            with run.replay():
-                first, second = (self.released("nothing", seed) for seed in (1, 2))
-            self._redraws = any((a != b).any() for a, b in zip(first, second, strict=True))
-        if redraws or (redraws is None and self._redraws):
-            self.look()
-        elif run.request.looks:
-            run.put("given", step=self.steps)
-        if records and not run.steps and (run.request.looks or run.request.held):
-            held_runs.find_tables(run, records)
-        change = self.begin_trial(self.rate)
-        run.spent += time.monotonic() - began
-        arrays = self._hold(records) if run.request.held else call(change, None)
+        inspects = run.request.inspects
+        run.accountants.settle((self.number, self.steps))
+        if inspects and not self.steps:
+            run.publications.before |= digests_of_all_networks()
+        with run.clock.inspection():
+            if inspects and not clips:
+                run.put(ArraysGiven(step=self.steps, kind="sum"))
+            if self._draws_noise(redraws):
+                self.inspect()
+            elif inspects:
+                run.put(ArraysGiven(step=self.steps, kind="noise"))
+            if records and not run.releases and (inspects or run.request.pinned):
+                pinned_runs.find_tables(run, records)
+            change = self.begin_trial(self.rate)
+        arrays = self._pin(records) if run.request.pinned else call(change, None)
         self.released_shapes = [tuple(array.shape) for array in arrays]
         self._counts[self.noise, self.rate] += 1
         self.end_step(_flat(arrays), self.noise, self.rate)
         return arrays
 
-    def _hold(self, records: Sequence[Any]) -> Arrays:
-        """Takes the step, notes it, and gives random numbers of a seed in place of its release."""
-        run, at = self.run, (self.number, self.steps)
+    def _draws_noise(self, redraws: bool | None) -> bool:
+        if redraws is not None:
+            return redraws
+        if self._redraws is None:
+            with self.run.replay():
+                first, second = (self.released("nothing", seed) for seed in (1, 2))
+            self._redraws = any(part.any() for part in difference(first, second))
+        return self._redraws
+
+    def _pin(self, records: Sequence[Any]) -> Arrays:
+        """Takes the step, records it, and returns random numbers of a seed in its place."""
+        run = self.run
+        at = (self.number, self.steps)
         if not self.steps:
             first, second = (self.released("nothing", seed) for seed in (1, 2))
-            spread = np.std(np.concatenate(step_probe.difference(first, second))) or 1.0
-            self._scale = 2.0 ** round(math.log2(spread))  # whatever rounding does to the noise
-        member = held_runs.has_row(run, records)
-        with held_runs.noise_of_seed(run, at, member, run.drawing) as seed:
+            spread = np.std(np.concatenate(difference(first, second))) or 1.0
+            self._scale = 2.0 ** round(math.log2(spread))  # the same however the noise is rounded
+        member = pinned_runs.has_row(run, records)
+        with pinned_runs.noise_of_seed(run, at, member, run.pinned.generators) as seed:
             arrays = self._call("nothing", seed)
         parts = map(torch.from_numpy, _flat(arrays))
-        run.put(
-            "held", member=member, release=[step_probe.sample_digest(p).hex() for p in parts],
-            rows=[], generators="", drawn=self.rows,
-        )  # fmt: skip
-        shapes, seed = [np.shape(array) for array in arrays], run.request.derived("held", *at)
+        release = tuple(sample_digest(part).hex() for part in parts)
+        run.put(PinnedStep(member=member, release=release, drawn=self.rows))
+        shapes = [np.shape(array) for array in arrays]
         length = self._scale * math.sqrt(sum(map(math.prod, shapes)))
-        held = (length * part for part in step_probe.random_direction(shapes, seed))
-        return [
-            part.to(a) if isinstance(a, torch.Tensor) else part.numpy().astype(a.dtype)
-            for a, part in zip(arrays, held, strict=True)
-        ]
+        directions = random_direction(shapes, run.request.derived("held", *at))
+        pinned = []
+        for array, direction in zip(arrays, directions, strict=True):
+            values = length * direction
+            is_tensor = isinstance(array, torch.Tensor)
+            pinned.append(values.to(array) if is_tensor else values.numpy().astype(array.dtype))
+        return pinned
 
     def released(self, change: Change, seed: int | None) -> Release:
-        with step_probe.preserve_generators():
+        with preserve_generators():
             if seed is not None:
-                step_probe.seed_generators(seed)
+                seed_generators(seed)
             return _flat(self._call(change, seed))
 
     def without(self, index: int) -> Change:
@@ -155,7 +185,7 @@ class Stream(StepWatch):
 
 
 def change_examples(examples: Sequence[Any], change: Change) -> list[Any]:
-    """Arrays with a leading dimension of examples, after a change; of any framework's kind."""
+    """Returns arrays with a leading dimension of examples, of any framework, after a change."""
     if change == "nothing":
         return list(examples)
     kind, value = change
@@ -163,13 +193,16 @@ def change_examples(examples: Sequence[Any], change: Change) -> list[Any]:
         return [_join(array[:value], array[value + 1 :]) for array in examples]
     if kind == "appended":
         rows = [new.reshape(1, *a.shape[1:]) for a, new in zip(examples, value, strict=True)]
-    else:  # classes and tokens stay what they are
-        rows = [a[value : value + 1] * (1000 if "float" in str(a.dtype) else 1) for a in examples]
-    return list(map(_join, examples, rows))
+        return list(map(_join, examples, rows))
+    changed = []
+    for array in examples:
+        factor = _WILD if "float" in str(array.dtype) else 1  # classes and tokens stay
+        changed.append(_join(array, array[value : value + 1] * factor))
+    return changed
 
 
 def _join(first: Any, second: Any) -> Any:
-    """Two arrays after each other, of the kind of the first."""
+    """Returns two arrays after each other, of the kind of the first."""
     if isinstance(first, torch.Tensor):
         return torch.cat([first, torch.as_tensor(second).to(first)])
     kind = type(first).__module__.partition(".")[0]
@@ -185,8 +218,10 @@ def _join(first: Any, second: Any) -> Any:
 
 
 def _flat(arrays: Arrays) -> Release:
-    return [
-        step_probe.flat_vectors([array])[0] if isinstance(array, torch.Tensor)
-        else np.asarray(array, dtype=np.float64).reshape(-1)
-        for array in arrays
-    ]  # fmt: skip
+    vectors = []
+    for array in arrays:
+        if isinstance(array, torch.Tensor):
+            vectors += flat_vectors([array])
+        else:
+            vectors.append(np.asarray(array, dtype=np.float64).reshape(-1))
+    return vectors

@@ -1,9 +1,8 @@
-"""One run of a script in a process of its own: the function that `isolation` calls there.
+"""Runs a script once under watch, in a process of its own: `isolation` calls `run` there.
 
-A run that carries no canary ends with the same parameters, to the bit, as one nobody watches.
+A run that carries no canary ends with the same parameters, to the bit, as one without watch.
 """
 
-import collections
 import dataclasses
 import hashlib
 import importlib
@@ -17,25 +16,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 from ...errors import SpecError
 from ...opacus import marks_of
-from . import held_runs, opacus_engine, opacus_optimizers, release_functions, shared_records
-from .run_state import EnoughSeen, RunRequest, WatchedRun, around, calling_line, draw_counts
-from .step_probe import digest, has_numbers, sample_digest, seed_generators
+from .. import protocol
+from ..protocol import Draws, RunRequest, RunResult
+from . import (
+    accountants,
+    opacus_engine,
+    opacus_optimizers,
+    other_updates,
+    pinned_runs,
+    publications,
+    release_functions,
+    shared_records,
+)
+from .generators import seed_generators
+from .hooks import around, calling_line
+from .loaders import Indices, draw_counts
+from .run_state import EnoughSeen, WatchedRun
 
 _SAVING = (("torch", "save"), ("numpy", "save"), ("numpy", "savez"), ("pickle", "dump"))
-_DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is asked for, beside its own
+_DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is computed, beside its own
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Runs the script's function under watch; the result's keys are those of `_result`.
+    """Runs the script's function under watch; returns the fields of a `RunResult`.
 
-    Raises SpecError where there is no such function, or it needs arguments, or nothing tells δ.
+    Raises:
+        SpecError: there is no such function, it needs arguments, or δ is not stated.
     """
     torch.set_num_threads(request["threads"])
-    script, name = Path(request["script"]), request["function"]
+    script = Path(request["script"])
+    name = request["function"]
     state = WatchedRun(RunRequest(**request["request"]), Path(request["record"]))
     seed_generators(state.request.derived("start"))
     _install(state)
@@ -46,53 +59,53 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     if delta is None:
         why = f"is missing, and {name} in {script.name} is not marked with @audited(delta=...)"
         raise SpecError("--delta", f"{why}; give one of them")
-    state.public = marks.public
-    state.phase, state.began = "main", time.monotonic()
+    state.publications.public = marks.public
+    state.phase = "main"
+    state.clock.began = time.monotonic()
     returned = None
     try:
         # A command of click parses no arguments, and returns what its function does.
-        command = callable(getattr(main, "callback", None))
-        returned = main(args=[], standalone_mode=False) if command else main()
+        is_command = callable(getattr(main, "callback", None))
+        returned = main(args=[], standalone_mode=False) if is_command else main()
     except EnoughSeen:
         pass
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
-    state.settle(None)
-    if state.request.held and not state.cut:
-        held_runs.publish_all(state, returned)
-    state.phase, seconds = "after", time.monotonic() - state.began
-    result = _result(state, delta) | {"left": _left(state, returned)}
-    for kind, names in state.saved.items():
-        result["left"][kind] = [*result["left"].get(kind, ()), *names]
-    return result | {"seconds": seconds, "marks": dataclasses.asdict(marks)}
+    state.accountants.settle(None)
+    if state.request.pinned and not state.was_cut:
+        publications.pin_publications(state, returned)
+    state.phase = "after"
+    seconds = time.monotonic() - state.clock.began
+    remarks = publications.remarks(state, returned) + state.publications.saved
+    result = dataclasses.replace(
+        _result(state, delta),
+        left=publications.leftovers(remarks),
+        seconds=seconds,
+        marks=protocol.Marks(**dataclasses.asdict(marks)),
+    )
+    return dataclasses.asdict(result)
 
 
 def _install(state: WatchedRun) -> None:
     state.loaders.install()
     opacus_engine.install(state)
     opacus_optimizers.install(state)
-    if state.request.looks:
-        shared_records.install(state)
-    if state.request.held:
-        held_runs.install(state)
+    if state.request.inspects:
+        other_updates.install(state)
+    if state.request.pinned:
+        pinned_runs.install(state)
 
     def manual_seed(original: Any, seed: Any) -> Any:
-        state.seeded.append(("torch.manual_seed", int(seed)))
-        state.note_line(f"torch.manual_seed({seed})")
+        name = f"torch.manual_seed({seed})"
+        state.seeded.add(name)
+        state.note_line(name)
         reseeds = state.request.reseeds
         return original(state.request.derived("constant", int(seed)) if reseeds else seed)
 
     def save(original: Any, *args: Any, **kwargs: Any) -> Any:
         if state.phase == "main" and not state.replaying:
-            state.files += 1
-            line = calling_line()
-            file = f"file {state.files}{f' ({line})' * bool(line)}: "
-            value = next((a for a in args if any(opacus_engine.named_tensors(a))), kwargs)
-            if state.request.held:
-                held_runs.publish_all(state, value, file)
-            for kind, names in _left(state, value, file).items():
-                state.saved.setdefault(kind, []).extend(names)
+            _note_saved(state, args, kwargs)
         return original(*args, **kwargs)
 
     for owner, name in _SAVING:
@@ -100,6 +113,18 @@ def _install(state: WatchedRun) -> None:
             around(sys.modules[owner], name)(save)
     for module in (torch, torch.random):
         around(module, "manual_seed")(manual_seed)
+
+
+def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
+    """Compares what is saved in a file, which is the argument that has tensors."""
+    published = state.publications
+    published.files += 1
+    line = calling_line()
+    file = f"file {published.files} ({line}): " if line else f"file {published.files}: "
+    value = next((a for a in args if any(publications.named_tensors(a))), kwargs)
+    if state.request.pinned:
+        publications.pin_publications(state, value, file)
+    published.saved += publications.remarks(state, value, file)
 
 
 def _load(script: Path, name: str) -> Any:
@@ -141,105 +166,60 @@ def _run_notebook(file: Path) -> types.ModuleType:
     return module
 
 
-def _result(state: WatchedRun, delta: float) -> dict[str, Any]:
-    """What is known at a run's end, as plain JSON: counts, claims, and draws."""
-    # Other runs have the claim of the one looked into: asking for it again takes a second.
-    silent = state.cut or not state.request.looks
-    deltas = sorted(() if silent else {*_DELTAS, delta}, reverse=True)
+def _result(state: WatchedRun, delta: float) -> RunResult:
+    """Returns what is known at a run's end: counts, claims, and draws."""
+    # Other runs have the claim of the inspected one: computing it again takes a second.
+    is_silent = state.was_cut or not state.request.inspects
+    deltas = sorted(() if is_silent else {*_DELTAS, delta}, reverse=True)
     streams = list(state.streams.values())
-    params = [p for watched in state.optimizers for p in watched.optimizer.params]
-    final = b"".join(p.detach().cpu().contiguous().numpy().tobytes() for p in params)
-    return {
-        "made": len(state.modules),
-        "steps": [watched.steps for watched in (*state.optimizers, *streams)],
-        "claims": opacus_engine.claims(state.claiming_accountants() or streams, deltas, delta),
-        "accounted": state.accounted,
-        "reported": state.reported,
-        "answers": state.answers,
-        "moved": state.moved,
-        "draws": [
-            *_draws(state),
-            *({"records": s.records, "sizes": s.sizes} for s in streams if s.records),
-        ],
-        "unused": state.loaders.skipped,
-        "uneven": state.uneven,
-        **shared_records.elsewhere(state),
-        "outside": [{"key": list(key), "steps": n} for key, n in state.outside.items()],
-        "seeded": sorted(set(state.seeded)),
-        "generators": state.noise_seeds,
-        "published": state.published,
-        "chosen": state.chosen,
-        "lines": state.lines,
-        "final": hashlib.blake2b(final, digest_size=16).hexdigest(),
-        "watching": state.spent,
-    }
-
-
-def _draws(state: WatchedRun) -> list[dict[str, Any]]:
-    """Counts of the draws of each data set that were accounted at one rate."""
-    accounted = {(number, step): rate for number, step, _, rate in state.accounted}
-    usual = max((rate for _, rate, _ in state.history()), default=1.0)
-    watched = {id(data) for data in state.data or [data for data, _, _ in state.loaders.taken]}
-    groups: dict[tuple[int, float], list[Any]] = {}
-    records = {}
-    for data, indices, release in state.loaders.taken:
-        if id(data) in watched:
-            records[id(data)] = len(data)
-            groups.setdefault((id(data), accounted.get(release, usual)), []).append(indices)
-    return [
-        draw_counts(taken, records[key], rate) | {"rate": rate}
-        for (key, rate), taken in groups.items()
-    ]
-
-
-def _left(state: WatchedRun, value: Any, file: str = "") -> dict[str, list[str]]:
-    """Names of tensors of what is returned, or saved in a file, that carry more than releases.
-
-    `gradients`: a gradient that was never released, `others`: one of a parameter of no private
-    network, `examples`: gradients of single records, `saved` in a file; `outside`: another
-    optimizer updated it once there was a private one; `earlier`: it was private after an earlier
-    step; `statistics`: of the records; `tensors`: it is neither a private parameter nor what some
-    network had before. The last four leave out what is `public`.
-    """
-    left = collections.defaultdict[str, list[str]](list)
-    if not state.request.looks:
-        return left
-    released = {}
+    claiming = state.accountants.claiming() or streams
+    draws = _draws(state)
+    for stream in streams:
+        if stream.records:
+            draws.append(Draws(stream.records, tuple(stream.sizes)))
+    final = hashlib.blake2b(digest_size=16)
     for watched in state.optimizers:
-        for p, values in zip(watched.optimizer.params, watched.last or [], strict=False):
-            released[id(p)] = torch.from_numpy(values)
-    trained = [p for module in state.modules for p in module.parameters() if p.requires_grad]
-    trained += [p for watched in state.optimizers for p in watched.optimizer.params]
-    private = {id(p) for p in trained}
-    inner = [list(w.optimizer.original_optimizer.state.values()) for w in state.optimizers]
-    trained += filter(has_numbers, tree_flatten(inner)[0])  # of private gradients, as parameters
-    before = opacus_engine.digests_of_all_networks() if file and not state.steps else state.before
-    explained = before | {digest(p) for p in trained}
-    shapes = collections.Counter(x for s in state.streams.values() for x in s.released_shapes)
-    spare = shapes.copy()
-    for key, kind, p in opacus_engine.named_tensors(value):
-        name = file + key
-        if not file and p.grad is not None and bool(p.grad.any()):
-            values = released.get(id(p))
-            gradient = p.grad.detach().cpu().double().reshape(-1)
-            if values is None or not torch.equal(gradient.nan_to_num(), values.nan_to_num()):
-                left["gradients" if id(p) in private else "others"].append(name)
-        if getattr(p, "grad_sample", None) is not None:
-            left["saved" if file else "examples"].append(name)
-        if state.is_public(key, kind):
-            continue
-        watched, step = state.versions.get(sample_digest(p), (None, 0))
-        if id(p) in state.stepped:
-            left["outside"].append(name)
-        elif watched is not None and step < watched.steps:
-            left["earlier"].append(f"{name} of step {step} of {watched.steps}")
-        elif id(p) not in private and shared_records.is_statistic(p, state.data):
-            left["statistics"].append(name)
-        elif digest(p) not in explained:
-            if not state.modules and spare[tuple(p.shape)] > 0:
-                spare[tuple(p.shape)] -= 1
-            else:
-                left["tensors"].append(name)
-    if state.streams and spare == shapes:
-        left["tensors"].clear()  # releases are of other shapes than what is returned
-    return left
+        for p in watched.optimizer.params:
+            final.update(p.detach().cpu().contiguous().numpy().tobytes())
+    result = RunResult(
+        made=len(state.networks.modules),
+        steps=tuple(watched.steps for watched in (*state.optimizers, *streams)),
+        claims=tuple(accountants.claims(claiming, deltas, delta)),
+        accounted=tuple(state.accountants.accounted),
+        reported=tuple(state.accountants.reports),
+        answers=state.accountants.answers,
+        moved=state.updates.moved,
+        draws=tuple(draws),
+        unused=tuple(state.loaders.unused),
+        uneven=tuple(state.uneven),
+        outside=other_updates.outside_steps(state),
+        seeded=tuple(sorted(state.seeded)),
+        noise_seeds=tuple(state.noise_seeds),
+        published=tuple(state.publications.pinned),
+        chosen=state.pinned.chosen,
+        lines=state.lines,
+        final=final.hexdigest(),
+        inspecting=state.clock.inspecting,
+    )
+    if not state.request.inspects:
+        return result
+    warmed, networks = other_updates.trained_by_records(state)
+    columns = max(map(shared_records.standardised_columns, state.networks.data), default=0)
+    return dataclasses.replace(result, warmed=warmed, beside=networks, standardised=columns)
+
+
+def _draws(state: WatchedRun) -> list[Draws]:
+    """Counts the draws of each data set that were accounted at one rate."""
+    accounted = {(a.optimizer, a.step): a.rate for a in state.accountants.accounted}
+    usual = max((rate for _, rate, _ in state.accountants.history()), default=1.0)
+    used = state.loaders.used
+    private = set(map(id, state.networks.data or [draw.data for draw in used]))
+    groups: dict[tuple[int, float], list[Indices]] = {}
+    records = {}
+    for draw in used:
+        key = id(draw.data)
+        if key in private:
+            records[key] = len(draw.data)
+            rate = accounted.get(draw.release, usual)
+            groups.setdefault((key, rate), []).append(draw.indices)
+    return [draw_counts(indices, records[key], rate) for (key, rate), indices in groups.items()]

@@ -1,0 +1,126 @@
+"""Repeats forward passes with another record in one place: outputs of the others must stay."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ..protocol import ForwardInspection
+from .generators import preserve_attributes, preserve_generators
+
+_FEWEST = 3  # records
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_CLOSE = 1e-3  # relative: arithmetic in another order changes outputs by less
+
+Buffers = dict[str, torch.Tensor]
+
+
+def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> ForwardInspection:
+    """Runs a forward pass again without gradients: as it is, and with another record in one place.
+
+    Args:
+        module: network that is in training.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        dim: dimension of a batch along which records lie.
+    """
+    sizes = [t.shape[dim] for t in tree_flatten((args, kwargs))[0] if _has_dim(t, dim)]
+    batch = sizes[0] if sizes else 0
+    if batch < _FEWEST:
+        why = f"a forward pass with a batch of {batch}; {_FEWEST} records are needed"
+        return ForwardInspection(unseen=why)
+
+    def exchange(leaf: Any) -> Any:  # the second record is in the place of the first, too
+        if not _has_dim(leaf, dim) or leaf.shape[dim] != batch:
+            return leaf
+        leaf = leaf.clone()
+        leaf.select(dim, 0).copy_(leaf.select(dim, 1))
+        return leaf
+
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    inputs = (args, kwargs)
+    with torch.no_grad():
+        with _attributes_preserved(module) as changed_names:
+            first, after = _forward(module, inputs, buffers)
+            carried = changed_names()
+            following = _forward(module, inputs, buffers)[0] if carried else first
+        with _attributes_preserved(module):
+            again, _ = _forward(module, inputs, buffers)
+        with _attributes_preserved(module):
+            changed, after_change = _forward(module, tree_map(exchange, inputs), buffers)
+    triples = zip(first, again, changed, strict=True)
+    outputs = [t for t in triples if _has_dim(t[0], dim) and t[0].shape[dim] == batch]
+    if not outputs:
+        why = "the network gives nothing with a row for each record of its batch"
+        return ForwardInspection(unseen=why)
+    if any(not torch.equal(a, b) for a, b, _ in outputs):
+        why = "a forward pass repeated with the same generators gave another result"
+        return ForwardInspection(unseen=why)
+    if all(torch.equal(a, b) for a, b in zip(first, following, strict=True)):
+        carried = []
+    by = 0.0
+    for output, _, other in outputs:
+        unchanged = output.narrow(dim, 1, batch - 1)
+        change = (unchanged - other.narrow(dim, 1, batch - 1)).abs().max()
+        by = max(by, float(change) / (float(unchanged.abs().max()) or 1.0))
+    learning = [
+        name
+        for name, buffer in after.items()
+        if buffer.is_floating_point() and not torch.equal(buffer, after_change[name])
+    ]
+    return ForwardInspection(
+        mixes=by > _CLOSE, by=by, buffers=tuple(learning), carried=tuple(carried)
+    )
+
+
+def _has_dim(value: Any, dim: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > dim
+
+
+def _forward(module: Any, inputs: Any, buffers: Buffers) -> tuple[list[torch.Tensor], Buffers]:
+    """Returns the network's outputs, and its buffers afterwards, which are put back."""
+    args, kwargs = inputs
+    with preserve_generators():
+        outputs = module.forward(*args, **kwargs)
+    after = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])
+    return [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, torch.Tensor)], after
+
+
+@contextlib.contextmanager
+def _attributes_preserved(module: Any) -> Iterator[Callable[[], list[str]]]:
+    """Puts layers' attributes back, and tensors in them; yields what names those changed so far."""
+    layers = dict(module.named_modules())
+    before = {name: _attributes(layer) for name, layer in layers.items()}
+    tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for attributes in before.values():
+        leaves = tree_flatten(list(attributes.values()))[0]
+        tensors += [(t, t.detach().clone()) for t in leaves if isinstance(t, torch.Tensor)]
+
+    def changed_names() -> list[str]:
+        written = {id(tensor) for tensor, old in tensors if not torch.equal(tensor, old)}
+        names = []
+        for name, layer in layers.items():
+            path = name.removeprefix("_module").lstrip(".")
+            for key, value in _attributes(layer).items():
+                leaf_ids = set(map(id, tree_flatten(value)[0]))
+                if value is not before[name].get(key) or written & leaf_ids:
+                    names.append(f"{path}.{key}" if path else key)
+        return names
+
+    with preserve_attributes(layers.values()):
+        try:
+            yield changed_names
+        finally:
+            for tensor, old in tensors:
+                if not torch.equal(tensor, old):
+                    tensor.detach().copy_(old)
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    return {key: value for key, value in vars(layer).items() if key not in _REGISTERED}

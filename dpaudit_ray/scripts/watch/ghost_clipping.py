@@ -1,0 +1,120 @@
+"""Measures what one record adds to the clipped sum of ghost clipping, which has no gradients of it.
+
+That is the difference of two backward passes: with the record's loss, and without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from ..protocol import GhostInspection
+from .generators import preserve_attributes, preserve_generators
+from .hooks import around
+from .run_state import WatchedRun
+from .step_probe import INSPECTED
+from .tensors import Release, difference, gradients, spread_indices, squared_lengths
+
+_ROWS = 4  # records whose loss is made larger
+_FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must be clipped
+
+
+def install(run: WatchedRun) -> None:
+    """Inspects backward passes of ghost clipping from now on."""
+    from opacus.utils.adaptive_clipping import DPTensorFastGradientAdaptiveClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+
+    inspected: set[tuple[int, int]] = set()  # backward passes, by optimizer and step
+
+    def backward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        for watched in run.optimizers if run.inspects else ():
+            at = (watched.number, watched.steps)
+            is_due = watched.steps in INSPECTED and at not in inspected
+            if watched.optimizer is self.optimizer and is_due:
+                inspected.add(at)
+                with run.replay():
+                    longest, change = _longest_gradient(self, original)
+                bound = float(self.optimizer.max_grad_norm)
+                entry = GhostInspection(
+                    step=watched.steps, longest=longest, change=change, bound=bound
+                )
+                run.put(entry)
+        return original(self, *args, **kwargs)
+
+    for kind in (DPTensorFastGradientClipping, DPTensorFastGradientAdaptiveClipping):
+        around(kind, "backward")(backward)
+
+
+def _longest_gradient(loss: Any, backward: Callable[..., Any]) -> tuple[float, str]:
+    """Returns the length of the longest clipped gradient of one record, and which that is."""
+    longest = 0.0
+    change = ""
+    for row in spread_indices(len(loss.loss_per_sample), _ROWS):
+        without = _clipped_sum(loss, backward, row, 0.0)
+        for factor in _FACTORS:
+            shift = difference(_clipped_sum(loss, backward, row, factor), without)
+            length = float(np.sqrt(sum(squared_lengths(shift))))
+            if length >= longest:
+                longest = length
+                change = f"record {row} of the batch with {factor:.0f} times its loss"
+    return longest, change
+
+
+def _clipped_sum(loss: Any, backward: Callable[..., Any], row: int, factor: float) -> Release:
+    """Returns the clipped sum with one record's loss that many times as large."""
+    weights = torch.ones_like(loss.loss_per_sample)
+    weights[row] = factor
+    params = list(loss.optimizer.params)
+    with preserve_generators(), _backward_undone(loss.module, params):
+        weighted = loss.loss_per_sample * weights
+        backward(type(loss)(loss.module, loss.optimizer, weighted, loss.loss_reduction))
+        return gradients(params)
+
+
+@contextlib.contextmanager
+def _backward_undone(hooks: Any, params: list[Any]) -> Iterator[None]:
+    """Puts back what a backward pass takes off modules and parameters, and keeps the graph."""
+    modules = list(getattr(hooks, "_module", hooks).modules())
+    norms = vars(hooks).get("_per_sample_gradient_norms")
+    tensor: Any = torch.Tensor
+    original = tensor.backward
+
+    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs["retain_graph"] = True  # the script's own backward pass comes after
+        return original(self, *args, **kwargs)
+
+    with parameters_copied(params), preserve_attributes(modules):
+        for module in modules:
+            if "activations" in vars(module):
+                module.activations = list(module.activations)
+        tensor.backward = backward
+        try:
+            yield
+        finally:
+            tensor.backward = original
+            hooks._per_sample_gradient_norms = norms
+
+
+@contextlib.contextmanager
+def parameters_copied(params: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Copies gradients and attributes of parameters inside, and puts them back at the end."""
+    before = [(p, p.grad) for p in params]
+    with preserve_attributes(p for p, _ in before):
+        for p, grad in before:
+            vars(p).update({name: copy_tensors(value) for name, value in vars(p).items()})
+            p.grad = None if grad is None else grad.clone()
+        try:
+            yield
+        finally:
+            for p, grad in before:
+                p.grad = grad
+
+
+def copy_tensors(value: Any) -> Any:
+    """Returns a structure with copies of its tensors."""
+    return tree_map(lambda part: part.clone() if isinstance(part, torch.Tensor) else part, value)

@@ -1,0 +1,45 @@
+"""Wraps functions of libraries, and finds the line of the script that is running."""
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ... import imports
+
+
+def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Replaces a function by the decorated one, which gets the original before all arguments."""
+
+    def replace(wrapper: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
+
+    return replace
+
+
+def users_frames() -> list[FrameType]:
+    """Returns the frames of the user's code that are being run, the innermost first."""
+    frames = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def calling_line() -> str:
+    """Returns file and line of the user's code that is being run; "" if there is none."""
+    frames = users_frames()
+    if not frames:
+        return ""
+    return f"{Path(frames[0].f_code.co_filename).name}:{frames[0].f_lineno}"
+
+
+@functools.cache
+def is_users(file: str) -> bool:
+    """Returns whether code of this file is the user's."""
+    return not file.startswith("<") and imports.is_users(file)

@@ -1,0 +1,160 @@
+"""Records which examples a script's loaders draw, and which draws each step was taken with."""
+
+import collections
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..protocol import Draws
+from .hooks import around
+
+_MOST_INDICES = 4_000_000  # that are stored; later draws are not checked
+
+Indices = npt.NDArray[np.int64]
+ReleaseKey = tuple[int, int]  # number of an optimizer or call site, and its step
+
+
+@dataclasses.dataclass(eq=False)
+class Iteration:
+    """A walk through a loader of `data`, by its sampler.
+
+    Attributes:
+        splits: a draw is passed to the script in several parts.
+        waiting: draws whose batch the script has not got yet.
+        batches: draws that the script got since its last step.
+    """
+
+    data: Any
+    sampler: Any
+    splits: bool
+    waiting: collections.deque[Indices] = dataclasses.field(default_factory=collections.deque)
+    batches: list[Indices] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draw:
+    """Indices that a sampler drew from `data`, and the release that was made of them."""
+
+    data: Any
+    indices: Indices
+    release: ReleaseKey
+
+
+class LoaderWatch:
+    """Records draws of loaders.
+
+    Attributes:
+        current: the walk that the script is in.
+        private: loaders that training uses, if that is known.
+        used: draws that a release was made of, in their order.
+        unused: sizes of draws that the script got and took no step with.
+    """
+
+    def __init__(self) -> None:
+        self.current: Iteration | None = None
+        self.private: list[Any] = []
+        self.used: list[Draw] = []
+        self.unused: list[int] = []
+        self._private_draws = False
+        self._stored = 0
+        self._iterations: weakref.WeakKeyDictionary[Any, Iteration] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Records draws from now on."""
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        @around(_BaseDataLoaderIter, "_reset")
+        def reset(original: Any, iterator: Any, *args: Any, **kwargs: Any) -> None:
+            self._iterations.pop(iterator, None)  # persistent workers walk through it once more
+            original(iterator, *args, **kwargs)
+
+        @around(_BaseDataLoaderIter, "_next_index")
+        def draw(original: Any, iterator: Any) -> Any:
+            batch = original(iterator)
+            sampler = iterator._index_sampler
+            splits = type(sampler).__name__ == "BatchSplittingSampler"  # of Opacus
+            iteration = Iteration(iterator._dataset, sampler, splits)
+            self._iterations.setdefault(iterator, iteration).waiting.append(_as_indices(batch))
+            return batch
+
+        @around(_BaseDataLoaderIter, "__next__")
+        def advance(original: Any, iterator: Any) -> Any:
+            batch = original(iterator)
+            iteration = self._iterations.get(iterator)
+            if iteration is not None and iteration.waiting and self._trains(iteration.sampler):
+                self.current = iteration
+                iteration.batches.append(iteration.waiting.popleft())
+            return batch
+
+    def _trains(self, sampler: Any) -> bool:
+        # Other loaders walk through the same data to evaluate; or to train, while the private one
+        # rests: Lightning draws from a loader that it makes.
+        samplers = {id(sampler), id(getattr(sampler, "sampler", sampler))}
+        is_private = any(id(loader._index_sampler) in samplers for loader in self.private)
+        self._private_draws |= is_private
+        return is_private or not self._private_draws
+
+    def at_step(self, accumulated: int, release: ReleaseKey) -> int:
+        """Notes that a release is made of the last `accumulated` draws, or all parts of one.
+
+        Returns:
+            The number of their records; 0 if it is unknown, or parts are added up.
+        """
+        iteration = self.current
+        if iteration is None:
+            return 0
+        batches = iteration.batches
+        iteration.batches = []
+        if iteration.splits and batches:
+            batches = [np.concatenate(batches)]
+        used = batches[-accumulated:]
+        self.unused += [len(draw) for draw in batches[: len(batches) - len(used)]]
+        for indices in used:
+            if self._stored + len(indices) <= _MOST_INDICES:
+                self._stored += len(indices)
+                self.used.append(Draw(iteration.data, indices, release))
+        return 0 if iteration.splits else sum(map(len, used))
+
+    def drawn_at(self, release: ReleaseKey) -> Indices:
+        """Returns the indices that were drawn for the last release."""
+        indices = [_as_indices([])]
+        for draw in reversed(self.used):
+            if draw.release != release:
+                break
+            indices.insert(1, draw.indices)
+        return np.concatenate(indices)
+
+
+def _as_indices(batch: Any) -> Indices:
+    with contextlib.suppress(TypeError, ValueError):  # a sampler may draw anything
+        return np.atleast_1d(np.asarray(batch, dtype=np.int64))
+    return np.zeros(0, dtype=np.int64)
+
+
+def draw_counts(draws: Sequence[Indices], records: int, rate: float) -> Draws:
+    """Counts draws of one rate from so many records.
+
+    Draws are grouped into windows of 1 / `rate` draws, in which each record comes once on average.
+    """
+    window = max(2, round(1 / rate)) if 0 < rate < 1 else max(2, len(draws))
+    windows = len(draws) // window
+    shared_pairs = 0
+    for first in range(0, windows * window, window):
+        counts = np.bincount(np.concatenate(draws[first : first + window]), minlength=records)
+        shared_pairs += int((counts * (counts - 1) // 2).sum())
+    counts = np.bincount(np.concatenate(draws or [_as_indices([])]), minlength=records)
+    return Draws(
+        records=records,
+        sizes=tuple(map(len, draws)),
+        rate=rate,
+        window=window,
+        windows=windows,
+        shared=shared_pairs,
+        most=int(counts.max(initial=0)),
+        twice=sum(len(draw) - len(np.unique(draw)) for draw in draws),
+    )

@@ -1,0 +1,146 @@
+"""Measures a step's noise from its draws: size, correlations, and distance from the normal law."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..protocol import Correlation, LawDistance
+from .tensors import Release, Vector, difference, squared_lengths
+
+_NUMBERS = 20_000  # of noise that are drawn per step, within these bounds of draws and seconds
+_FEWEST_DRAWS = 4
+_MOST_DRAWS = 64
+_SECONDS = 3.0
+_COMPARED = 4096  # numbers of each tensor whose noise is compared over steps and tensors
+_FEWEST_COMPARED = 16
+_FEWEST_NEIGHBOURS = 32
+Kind = Literal["steps", "tensors", "neighbours"]
+_ROUNDING = 1e-12  # relative: what rounding leaves of the spread of equal numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseDraws:
+    """Differences of draws of a step's noise to its release.
+
+    Attributes:
+        count: number of draws.
+        squares: squared distance from their mean, by tensor.
+        mean: of them; the negative step's own noise, but for the noise of the mean.
+        constant: which numbers no draw changed.
+    """
+
+    count: int
+    squares: list[float]
+    mean: Release
+    constant: list[npt.NDArray[np.bool_]]
+
+
+def draw_once(actual: Release, other: Release) -> NoiseDraws:
+    """Returns what one other draw shows, as much as two draws around their mean."""
+    change = difference(other, actual)
+    squares = [square / 2 for square in squared_lengths(change)]
+    constant = [np.zeros(len(part), dtype=np.bool_) for part in actual]
+    return NoiseDraws(2, squares, change, constant)
+
+
+def draw_noise(actual: Release, draw: Callable[[int], Release]) -> NoiseDraws:
+    """Draws a step's noise again and again.
+
+    Args:
+        actual: the step's release.
+        draw: gives the release with draw number n of its noise.
+    """
+    size = max(1, sum(map(len, actual)))
+    planned = int(np.clip(-(-_NUMBERS // size), _FEWEST_DRAWS, _MOST_DRAWS))
+    total = [np.zeros_like(part) for part in actual]
+    squared = [0.0] * len(actual)
+    constant = [np.ones(len(part), dtype=np.bool_) for part in actual]
+    end = time.monotonic() + _SECONDS
+    draws = 0
+    while draws < planned and (draws < _FEWEST_DRAWS or time.monotonic() < end):
+        change = difference(draw(draws), actual)
+        squares = squared_lengths(change)
+        for index, part in enumerate(change):
+            total[index] += part
+            squared[index] += squares[index]
+            constant[index] &= part == 0
+        draws += 1
+        if squared[-1] > 0 and len(actual[-1]) == 1:
+            planned = _MOST_DRAWS  # one number alone is drawn each time
+    mean = [part / draws for part in total]
+    spread = []
+    for square, part in zip(squared, mean, strict=True):
+        rest = square - draws * float(np.dot(part, part))
+        spread.append(rest if rest > _ROUNDING * square else 0.0)
+    return NoiseDraws(draws, spread, mean, constant)
+
+
+class NoiseCorrelations:
+    """Compares the noise of steps with each other, and parts of it within a step."""
+
+    def __init__(self) -> None:
+        self._noise: list[tuple[int, Vector]] = []  # of earlier steps
+
+    def strongest(self, draws: NoiseDraws, step: int) -> tuple[Correlation, ...]:
+        """Returns the pair of each kind that chance explains least, and stores the step's noise.
+
+        The draws' deviations bring all tensors to one scale. Tensors without noise, or of one
+        number, say nothing.
+        """
+        parts = []
+        for part, square in zip(draws.mean, draws.squares, strict=True):
+            deviation = float(np.sqrt(square / ((draws.count - 1) * len(part))))
+            varies = deviation > 0 and len(part) > 1
+            parts.append(-part[:_COMPARED] / deviation if varies else np.zeros(0))
+        noise = np.concatenate(parts)
+        steps = []
+        for before, old in self._noise:
+            if len(old) == len(noise) >= _FEWEST_COMPARED:
+                steps.append(_correlation("steps", (before, step), old, noise))
+        self._noise.append((step, noise))
+        tensors = []
+        for i, j in itertools.combinations(range(len(parts)), 2):
+            n = min(len(parts[i]), len(parts[j]))
+            if n >= _FEWEST_COMPARED:
+                tensors.append(_correlation("tensors", (i, j), parts[i][:n], parts[j][:n]))
+        neighbours = []
+        for i, part in enumerate(parts):
+            if len(part) >= _FEWEST_NEIGHBOURS:
+                neighbours.append(_correlation("neighbours", (i, i), part[:-1], part[1:]))
+        return tuple(_strongest(kind) for kind in (steps, tensors, neighbours) if kind)
+
+
+def _correlation(
+    kind: Kind, between: tuple[int, int], first: Vector, second: Vector
+) -> Correlation:
+    norm = float(np.sqrt(np.dot(first, first) * np.dot(second, second)))
+    value = float(np.dot(first, second)) / norm if norm > 0 else 0.0
+    return Correlation(kind, between, len(first), value, pairs=1)
+
+
+def _strongest(correlations: Sequence[Correlation]) -> Correlation:
+    strongest = max(correlations, key=lambda c: abs(c.value) * c.numbers**0.5)
+    return dataclasses.replace(strongest, pairs=len(correlations))
+
+
+def distance_from_normal(draws: NoiseDraws) -> LawDistance:
+    """Returns the Kolmogorov distance of the step's standardised noise from the normal law."""
+    parts = []
+    for part, square in zip(draws.mean, draws.squares, strict=True):
+        if square > 0:
+            variance = square / ((draws.count - 1) * len(part)) * (1 + 1 / draws.count)
+            parts.append(-part[:_COMPARED] / np.sqrt(variance))
+    values = np.sort(np.concatenate(parts))
+    below = torch.special.ndtr(torch.from_numpy(values)).numpy()
+    n = len(values)
+    grid = np.arange(n + 1) / n
+    distance = max(float(np.max(grid[1:] - below)), float(np.max(below - grid[:-1])))
+    return LawDistance(distance, n)

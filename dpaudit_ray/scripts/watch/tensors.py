@@ -1,0 +1,84 @@
+"""Turns tensors into flat vectors and digests, which are compared between runs and replays.
+
+A release is one flat float64 vector per tensor.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_SAMPLED = 4096  # numbers of a tensor that stand for it in a digest
+
+Vector = npt.NDArray[np.float64]
+Release = list[Vector]
+
+
+def flat_vectors(tensors: Iterable[torch.Tensor]) -> Release:
+    """Returns tensors as flat float64 vectors of numpy."""
+    return [t.detach().to("cpu", torch.float64).reshape(-1).numpy() for t in tensors]
+
+
+def gradients(params: Iterable[torch.Tensor]) -> Release:
+    """Returns the gradients of parameters; zeros where there is none."""
+    return flat_vectors(torch.zeros_like(p) if p.grad is None else p.grad for p in params)
+
+
+def is_array(value: Any, least_dim: int = 1) -> bool:
+    """Returns whether a value is a tensor with numbers, neither lazy nor meta nor sparse."""
+    return (
+        isinstance(value, torch.Tensor)
+        and not (torch.nn.parameter.is_lazy(value) or value.is_meta)
+        and value.layout is torch.strided
+        and value.dim() >= least_dim
+    )
+
+
+def has_numbers(value: Any, least: int = 1) -> bool:
+    """Returns whether a value is such a tensor of floats, of `least` dimensions or more."""
+    return is_array(value, least) and bool(value.is_floating_point())
+
+
+def digest(tensor: torch.Tensor) -> bytes:
+    """Returns the same for tensors of the same values, on any device."""
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(values.numpy().data, digest_size=16).digest()
+
+
+def sample_digest(tensor: torch.Tensor) -> bytes:
+    """Returns a digest of the first numbers of a tensor."""
+    return digest(tensor.detach().reshape(-1)[:_SAMPLED])
+
+
+def difference(first: Release, second: Release) -> Release:
+    """Returns the first release less the second."""
+    return [a - b for a, b in zip(first, second, strict=True)]
+
+
+def along(release: Release, direction: Release) -> float:
+    """Returns how far a release lies in a direction."""
+    return sum(float(a @ b) for a, b in zip(release, direction, strict=True))
+
+
+def squared_lengths(release: Release) -> list[float]:
+    """Returns the squared length of each part; inf where it is not finite."""
+    squares = [float(np.dot(part, part)) for part in release]
+    return [square if np.isfinite(square) else float("inf") for square in squares]
+
+
+def random_direction(shapes: Iterable[Sequence[int]], seed: int) -> list[torch.Tensor]:
+    """Returns a random direction of length one over all tensors, float32, by its own generator."""
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    parts = [torch.randn(tuple(shape), generator=generator) for shape in shapes]
+    square = torch.zeros((), dtype=torch.float64)
+    for part in parts:
+        square += part.double().square().sum()
+    return [part / square.sqrt().to(part.dtype) for part in parts]
+
+
+def spread_indices(count: int, most: int) -> list[int]:
+    """Returns at most so many of `count` indices, evenly spread, each once."""
+    return list(dict.fromkeys(int(i * count / most) for i in range(min(most, count))))
