@@ -217,9 +217,9 @@ class Audit:
             yield run
 
     def _request(self, *label: Any, share: float = 1.0, **fields: Any) -> RunRequest:
-        seed = RunRequest(self._options.seed).derived(*label)
+        seed = RunRequest(seed=self._options.seed).derived(*label)
         seconds = max(1.0, share * self._left)
-        return RunRequest(seed, seconds=seconds, answers=self._answers, **fields)
+        return RunRequest(seed=seed, seconds=seconds, answers=self._answers, **fields)
 
     def _canary_runs(
         self, layer: CanaryTrials, make: Callable[[int], RunRequest], most: int, least: float
