@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 _LINE_SECONDS = 5.0  # between two lines of a log
+_LABEL_WIDTH = 11  # columns
 _REFRESH_SECONDS = 0.25  # between two states of the line on a terminal
 
 
@@ -75,6 +76,9 @@ def audit(  # noqa: PLR0913 (options of a command line)
         bool, flag("--secret-size", help="Treat the number of records as secret, too.")
     ] = False,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit file.")] = None,
+    sarif: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a SARIF file for code scanning.")
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -83,7 +87,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
     ] = None,
 ) -> None:
     """Audit a training script: test whether its training violates the claimed ε and δ."""
-    from ..scripts import script_findings
+    from ..scripts import verdict_files
     from ..scripts.script_audit import Options, parse_duration
     from ..scripts.script_runs import Target
 
@@ -100,14 +104,15 @@ def audit(  # noqa: PLR0913 (options of a command line)
     options = Options(parse_duration(budget), chosen, memory, seed, secret_size)
     verdict = _audit(target, options, address)
     page = html or Path(f"{target.script.stem}-{target.function}-audit.html")
-    script_findings.write(page, script_findings.html(verdict))
+    verdict_files.write(page, verdict_files.html(verdict))
     if junit is not None:
-        script_findings.write(junit, script_findings.junit(verdict))
+        verdict_files.write(junit, verdict_files.junit(verdict))
+    if sarif is not None:
+        verdict_files.write(sarif, verdict_files.sarif(verdict))
     if as_json:
         terminal.show_json({"headline": verdict.headline} | dataclasses.asdict(verdict))
     else:
-        _show(verdict)
-        terminal.say(f"report: {page}")
+        _show(verdict, page)
     raise typer.Exit(exit_code(verdict.verdict))
 
 
@@ -140,7 +145,7 @@ def _progress(budget: float) -> Iterator[Callable[[str], None]]:
         phase = text
 
     def line() -> str:
-        return f"{phase}; {duration(time.monotonic() - started)} of {duration(budget)}"
+        return f"{phase} ({duration(time.monotonic() - started)} of {duration(budget)})"
 
     def write() -> None:
         console = Console(stderr=True)
@@ -161,30 +166,44 @@ def _progress(budget: float) -> Iterator[Callable[[str], None]]:
         writer.join(1.0)
 
 
-def _show(verdict: ScriptVerdict) -> None:
-    """Prints the headline, all findings, a line per layer, and what was not checked."""
-    from ..scripts.script_findings import BLIND_SPOTS, LAYERS, Weight
+def _show(verdict: ScriptVerdict, page: Path) -> None:
+    """Prints verdict, claim, findings or strength, and what was not checked in this script."""
+    from ..scripts.script_findings import LAYERS
 
-    terminal.explain(f"{verdict.verdict}: {verdict.headline}")
+    terminal.explain(f"{verdict.verdict}  {verdict.headline}")
+    terminal.say("")
+    _put("Claim", verdict.claim_text)
     for finding in verdict.findings:
-        text = str(finding)
-        if finding.weight is Weight.NOTE:
-            text = "; ".join(filter(None, (finding.seen, finding.remedy)))
-        terminal.explain(f"{finding.weight} L{finding.layer} {finding.look}: {text}")
-    for layer, name in LAYERS.items():
-        checks = [check for check in verdict.looks if check.layer == layer and check.done]
-        if not checks:
-            continue
-        parts = [str(measured) for measured in verdict.measured if measured.layer == layer]
-        parts.append(checks[0].said)
-        if len(checks) > 1:
-            parts.append(f"also checked: {', '.join(check.name for check in checks[1:])}")
-        terminal.explain(f"L{layer} {name}: {'; '.join(parts)}")
-    for check in verdict.looks:
-        if not (check.done or any(check.said in line for line in verdict.help)):
-            terminal.explain(f"L{check.layer} {check.name}: {check.line}")
-    for line in verdict.help:
-        terminal.explain(f"missing: {line}")
-    if not verdict.violations:
-        terminal.explain(f"no audit of this kind detects: {BLIND_SPOTS}")
-    terminal.explain(f"{verdict.effort}; {verdict.error}")
+        _put(f"{finding.weight.capitalize()}", f"{finding.where}: {finding.seen}")
+        _put("", f"expected: {finding.expected}")
+        if finding.remedy:
+            _put("", f"fix: {finding.remedy}")
+        _put("", f"{finding.code}, {finding.look}")
+    if verdict.sentence:
+        _put("Strength", verdict.sentence)
+    for number, measured in enumerate(verdict.measured):
+        _put("" if number else "Measured", str(measured))
+    for number, line in enumerate(verdict.help):
+        _put("" if number else "Missing", line)
+    terminal.say("")
+    done = [check for check in verdict.looks if check.done]
+    for number, check in enumerate(done):
+        name = check.name if check.layer == 0 else f"{LAYERS[check.layer]}"
+        _put("" if number else "Checked", f"{name}: {check.said}")
+    undone = [check for check in verdict.looks if not check.done and check.applies]
+    for number, check in enumerate(undone):
+        _put("" if number else "Not done", f"{check.name}: {check.said}")
+    terminal.say("")
+    terminal.say("Not checked in this script")
+    for line in verdict.unchecked:
+        _put("", line)
+    if verdict.violations:
+        _put("", "checks after the first violation; there may be more")
+    terminal.say("")
+    terminal.say(verdict.error)
+    terminal.say(f"Report: {page} ({verdict.effort})")
+
+
+def _put(label: str, text: str) -> None:
+    """Prints a sentence beside its label; later lines are indented as the first."""
+    terminal.explain(f"{label:<{_LABEL_WIDTH}}{text}", indent=_LABEL_WIDTH)

@@ -107,11 +107,11 @@ def say(text: str) -> None:
     _put(lines(text), sys.stdout)
 
 
-def explain(text: str) -> None:
+def explain(text: str, indent: int = 2) -> None:
     """Prints a sentence in lines of at most 100 columns, or of the terminal's if it has fewer."""
     columns = shutil.get_terminal_size().columns if interactive() else _SENTENCE_WIDTH
     columns = max(20, min(columns, _SENTENCE_WIDTH))
-    say(textwrap.fill(text, columns, subsequent_indent="  ", break_on_hyphens=False))
+    say(textwrap.fill(text, columns, subsequent_indent=" " * indent, break_on_hyphens=False))
 
 
 def complain(text: str) -> None:

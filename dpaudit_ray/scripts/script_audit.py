@@ -1,8 +1,8 @@
-"""`dpaudit audit script.py:main`: layer after layer, cheapest first, while nothing is broken.
+"""`dpaudit audit script.py:main`: layer after layer, cheapest first, while there is no violation.
 
-One run is looked into (L0). Then come runs with a canary in every other step, each step a trial
-(L1), and whole runs as trials (L2), as far as the budget goes: they may find a violation, and
-measure ε from below. Each layer has its share of the error.
+One run is inspected. Then come runs with a canary in each step with probability ½, each step a
+trial, and whole runs as trials, as far as the budget goes: they may find a violation, and bound ε
+from below. Each layer has its share of the error.
 """
 
 import contextlib
@@ -18,15 +18,17 @@ from threadpoolctl import threadpool_limits
 from ..errors import SpecError
 from ..isolation import Limits
 from ..report.verdict import Verdict
-from . import canary_trials, script_runs, single_run
+from . import canary_trials, checks, claims, script_runs
 from .canary_trials import CanaryTrials
-from .script_findings import Judgement, ScriptVerdict, Weight
-from .script_runs import EndedRun, Result, Runner, Target
-from .watch.run_state import RunRequest, entries_of
+from .checks import ACQUITTED, Inspection, PinnedRun, PinnedRuns
+from .protocol import Made, RunRequest, Trial, entries_of
+from .script_findings import LAYERS, Judgement, ScriptVerdict
+from .script_runs import EndedRun, Runner, Target
+from .unchecked import unchecked_in
 
 _FOR_RUNS = 0.9  # of the budget; the rest is for judging them
-_LOOKING = 0.85  # of that, after which the run that is looked into ends with its step
-_HELD = 0.15  # of what is left, for each run whose releases are held
+_INSPECTING = 0.85  # of that, after which the inspected run ends with its step
+_PINNED = 0.15  # share of the remaining time for each run with pinned releases
 _GRACE = 0.05  # of the budget, that a run may take on top of its time: it ends after a step
 _FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials to begin
 _FAILED = 3  # runs with canaries that raise, before no more are tried
@@ -35,7 +37,7 @@ _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90s`, `10min`, `1.5h` or `2d`. Raises SpecError for anything else."""
+    """Returns the seconds of `90s`, `10min`, `1.5h` or `2d`. Raises SpecError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text.strip())
     seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
@@ -45,79 +47,155 @@ def parse_duration(text: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How far an audit goes."""
+    """Limits and choices of an audit.
 
-    budget: float = 600.0  # seconds
+    Attributes:
+        budget: in seconds.
+        layers: 0 run inspection, 1 step test, 2 run test.
+        gib: limit on the memory of a run.
+        seed: of all random choices.
+        secret_size: the number of records is secret, too.
+    """
+
+    budget: float = 600.0
     layers: tuple[int, ...] = (0, 1, 2)
-    gib: float | None = None  # of memory, for a run
-    seed: int = 0  # of all coins
-    secret_size: bool = False  # the number of records is secret, too
+    gib: float | None = None
+    seed: int = 0
+    secret_size: bool = False
 
 
 class Audit:
-    """One script's audit; `verdict` runs it, and tells `progress` what goes on."""
+    """Audit of one script; `verdict` runs it, and reports to `progress` what it does."""
 
     def __init__(
         self, target: Target, runner: Runner, options: Options, progress: Callable[[str], None]
     ) -> None:
-        self._target, self._runner, self._options = target, runner, options
+        self._target = target
+        self._runner = runner
+        self._options = options
         self._progress = progress
         self._began = time.monotonic()
-        self._runs, self._output = 0, ""
+        self._runs = 0
+        self._output = ""
         self._answers: dict[str, float] = {}
-        self._judged = Judgement()
+        self._judgement = Judgement()
         self._help: list[str] = []
         self._trials: dict[int, CanaryTrials] = {}
         self._failed: list[EndedRun] = []  # with canaries in steps
 
     def verdict(self) -> ScriptVerdict:
-        """Runs the layers. Raises ScriptError where the script cannot be audited as it is."""
+        """Runs the layers. Raises ScriptError if the script cannot be audited as it is."""
         # Threads of BLAS wait for each other in loops: on busy cores that takes ten times as long.
         with contextlib.closing(self._runner), threadpool_limits(1, "blas"):
-            self._look()
-            if self._options.secret_size and not self._decided:
-                self._compare_sizes()
+            self._inspect()
             for layer, run in {1: self._try_steps, 2: self._try_runs}.items():
-                if layer in self._options.layers and not self._decided:
+                if layer in self._options.layers and not self._is_decided:
                     run()
             return self._sum_up()
 
-    def _look(self) -> None:
-        """L0, and what is known of the script by its first run."""
-        self._progress("L0: one run is looked into")
-        (first,) = self._run(iter([self._request("look", share=_LOOKING, looks=True)]))
-        target, budget = self._target, self._options.budget
-        result = self._result = script_runs.require_usable(target, first, budget)
-        self._answers = result["answers"]
-        # Of one run, imports and all, without what looking into it took.
-        self._seconds = float(max(0.2, first.ended.seconds - result["watching"]))
-        self._noise = script_runs.least_noise(result, first.record)
-        self._delta = delta = target.delta or result["marks"]["delta"]
-        promised = target.epsilon or result["marks"]["epsilon"]
-        self._accountant = script_runs.accountant_names(result) if promised is None else "promised"
-        self._claim = promised
-        if promised is None:  # of a run that was cut, the accountant's word is on fewer steps
-            was_cut = single_run.cut(first.record)
-            self._claim = math.nan if was_cut else script_runs.claimed_epsilon(result, delta)
+    def _inspect(self) -> None:
+        """Inspects one run, and compares it with others as far as its findings leave it open."""
+        self._progress("inspecting one run")
+        (first,) = self._run(iter([self._request("look", share=_INSPECTING, inspects=True)]))
+        target = self._target
+        result = script_runs.require_usable(target, first, self._options.budget)
+        self._result = result
+        self._answers = result.answers
+        # Of one run with its imports, without what the inspection took.
+        self._seconds = max(0.2, first.ended.seconds - result.inspecting)
+        self._noise = _least_noise(first)
+        self._delta = target.delta or result.marks.delta or 0.0
+        promised = target.epsilon or result.marks.epsilon
+        self._state_claim(promised, is_cut=bool(checks.why_cut(first.record)))
         if 0 not in self._options.layers:
             return
-        judged = single_run.judge(first.record, result, delta)
-        self._judged.add(judged).add(single_run.judge_promise(result, promised, delta))
-        if not judged.complete:
-            looks = [look for look in judged.looks if not look.done]
-            looks = [look for look in looks if result["made"] or look.name != "records apart"]
-            self._help += [f"L0 did not see {look.name}: {look.said}" for look in looks]
-        if result["generators"] and not self._decided:
-            self._progress("L0: the seeds of a second run")
-            (second,) = self._run(iter([self._request("seeds", most_steps=1)]))
-            if second.result is not None:
-                self._judged.add(single_run.same_seeds(result, second.result))
-        if (result["made"] or result["chosen"] is not None) and not self._decided:
-            self._judged.add(held := self._compare_held())
-            missed = [look for look in held.looks if not held.complete]
-            self._help += [f"L0 did not see {look.name}: {look.said}" for look in missed]
-        if math.isnan(self._claim) and judged.complete:
-            self._help.append("no accountant tells ε; give it by @audited(delta, epsilon=...)")
+        inspection = Inspection(
+            record=first.record, result=result, delta=self._delta, promised=promised
+        )
+        self._judgement = checks.judge(inspection)
+        for more in (self._with_second_run, self._with_pinned_runs, self._with_sizes):
+            if not any(item.code not in ACQUITTED for item in self._judgement.violations):
+                inspection = more(inspection)
+                self._judgement = checks.judge(inspection)
+        for check in self._judgement.looks:
+            if check.applies and not check.done:
+                self._help.append(f"{check.name}: {check.said}")
+        if math.isnan(self._claim) and self._judgement.complete:
+            self._help.append("no accountant states ε; give it by @audited(delta, epsilon=...)")
+
+    def _state_claim(self, promised: float | None, is_cut: bool) -> None:
+        """Sets ε of the claim, and who states it."""
+        self._composed = math.nan
+        if not is_cut:  # else accountants state it of fewer steps
+            self._composed = claims.composed(self._result, self._delta)
+        if promised is not None:
+            self._claim = promised
+            self._accountant = "stated by you"
+            return
+        names = claims.accountant_names(self._result)
+        self._accountant = f"by the script's accountant ({names})"
+        self._claim = math.nan if is_cut else claims.stated(self._result, self._delta)
+
+    def _with_second_run(self, inspection: Inspection) -> Inspection:
+        """Adds the first step of a run with another seed, if the script seeds generators."""
+        if not (inspection.result.noise_seeds or inspection.result.seeded):
+            return inspection
+        self._progress("comparing the seeds of a second run")
+        (second,) = self._run(iter([self._request("seeds", most_steps=1)]))
+        return dataclasses.replace(inspection, reseeded=second.result)
+
+    def _with_pinned_runs(self, inspection: Inspection) -> Inspection:
+        """Adds runs with pinned releases, as many as are needed to tell what differs and why."""
+        result = inspection.result
+        if not (inspection.uses_opacus or result.chosen is not None):
+            return inspection
+        self._progress("repeating the run with pinned releases")
+        runs: dict[str, PinnedRun] = {}
+        for kind in ("alone", "exchanged", "noised", "shaken"):
+            run = self._pinned_run(kind, runs.get("alone"))
+            if isinstance(run, str):
+                return _with_pinned(inspection, runs, run)
+            runs[kind] = run
+            alone = runs["alone"]
+            if kind == "exchanged" and not checks.differences(alone, run):
+                break
+        if len(runs) == 2 and self._is_open and runs["alone"].result.last_record is not None:
+            last = self._pinned_run("exchanged", runs["alone"], runs["alone"].result.last_record)
+            if isinstance(last, PinnedRun):
+                runs["last"] = last
+        return _with_pinned(inspection, runs, "")
+
+    def _pinned_run(
+        self, kind: Any, alone: PinnedRun | None, record: int | None = None
+    ) -> PinnedRun | str:
+        """Returns one run with pinned releases, or why there is none."""
+        if record is None and alone is not None:
+            record = alone.result.chosen
+        request = self._request("pinned", share=_PINNED, pinned=kind, record=record)
+        (run,) = self._run(iter([request]))
+        if run.ended.how == "hung":
+            return "the run with pinned releases took too long; give a larger --budget"
+        if run.result is None:
+            return f"the run with pinned releases failed: {run.ended.message}"
+        if run.result.chosen is None and record is None:
+            return "no draw of four records or more was observed"
+        return PinnedRun.from_record(run.result, run.record)
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether runs with pinned releases may settle a finding, or a check that is not done."""
+        names = {check.name for check in self._judgement.looks if check.applies and not check.done}
+        is_found = any(item.code in ACQUITTED for item in self._judgement.findings)
+        return is_found or bool(names & {"updates", "release"})
+
+    def _with_sizes(self, inspection: Inspection) -> Inspection:
+        """Adds the number of records as the secret: the same run with one record more."""
+        if not self._options.secret_size:
+            return inspection
+        self._progress("repeating the first step with one record more")
+        requests = (self._request("size", n, most_steps=1, one_more=bool(n)) for n in (0, 1))
+        records = tuple(run.record for run in self._run(requests))
+        return dataclasses.replace(inspection, sizes=records)
 
     @property
     def _left(self) -> float:
@@ -128,8 +206,8 @@ class Audit:
         return int(max(0.0, self._left) / self._seconds * self._runner.width)
 
     @property
-    def _decided(self) -> bool:
-        return any(item.weight is Weight.VIOLATION for item in self._judged.findings)
+    def _is_decided(self) -> bool:
+        return bool(self._judgement.violations)
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
         grace = max(_FEWEST, _GRACE * self._options.budget)
@@ -146,8 +224,8 @@ class Audit:
     def _canary_runs(
         self, layer: CanaryTrials, make: Callable[[int], RunRequest], most: int, least: float
     ) -> Iterator[EndedRun]:
-        """Runs with canaries, `most` of them, while there are `least` seconds left, and reason."""
-        what = {1: "every other step", 2: "whole runs"}[layer.layer]
+        """Yields up to `most` runs with canaries while `least` seconds remain and trials decide."""
+        phase = {1: "testing steps", 2: "testing whole runs"}[layer.layer]
 
         def requests() -> Iterator[RunRequest]:
             for number in range(most):
@@ -155,48 +233,22 @@ class Audit:
                     return
                 yield make(number)
 
-        self._progress(f"L{layer.layer}: a canary in {what}, 0 of {layer.planned}")
+        self._progress(f"{phase}: 0 of {layer.planned} trials")
         for run in self._run(requests()):
             yield run
-            self._progress(f"L{layer.layer}: a canary in {what}, {layer.count} of {layer.planned}")
+            self._progress(f"{phase}: {layer.count} of {layer.planned} trials")
 
     def _budget_for(self, runs: int) -> str:
-        """The budget that would pay for so many runs more, as `--budget` takes it."""
+        """Returns the budget that would pay for so many runs more, as `--budget` takes it."""
         seconds = self._options.budget + runs * self._seconds / self._runner.width
         return f"{math.ceil(seconds / 60)}min" if seconds > 90 else f"{math.ceil(seconds)}s"
 
-    def _compare_sizes(self) -> None:
-        """The number of records as the secret: the same run with one record more."""
-        self._progress("L0: the same with one record more")
-        requests = (self._request("size", n, most_steps=1, one_more=bool(n)) for n in (0, 1))
-        records = [run.record for run in self._run(requests)]
-        self._judged.add(single_run.judge_size(records))
-
-    def _compare_held(self) -> Judgement:
-        """Runs whose releases are held: with another record, and where that shows, other noise."""
-        self._progress("L0: runs with all releases held")
-        results: dict[str, Result] = {}
-        for kind in ("alone", "exchanged", "noised", "shaken"):
-            record = results["alone"]["chosen"] if results else None
-            request = self._request("held", share=_HELD, held=kind, record=record)
-            (run,) = self._run(iter([request]))
-            if run.result is None or run.result["chosen"] is record is None:
-                hung = run.ended.how == "hung"
-                why = "the same run failed, or no draw of four records or more was seen"
-                why = "the same run took too long; give a larger --budget" if hung else why
-                return Judgement().look("releases held", why, done=False, complete=not hung)
-            held, was_cut = entries_of(run.record, "held"), single_run.cut(run.record)
-            results[kind] = run.result | {"held": held, "cut": was_cut}
-            if kind == "exchanged" and not single_run.differences(**results):
-                break
-        return single_run.judge_held(**results)
-
     def _try_steps(self) -> None:
-        """L1: every step a trial."""
-        taken = sum(self._result["steps"])
+        """Tests steps: each is a trial."""
+        taken = sum(self._result.steps)
         if self._noise is None or not taken:
             self._not_done(1, "every step a trial", "no step was accounted")
-            self._help.append("L1 needs an accountant that counts steps, or --delta and noise told")
+            self._help.append("the step test needs an accountant that counts steps")
             return
         needed = canary_trials.steps_needed(self._noise)
         affordable = max(self._affordable_runs, 1) * taken
@@ -208,37 +260,39 @@ class Audit:
 
         # A run that is cut has told of its steps until then.
         for run in self._canary_runs(layer, make, math.ceil(planned / taken), _FEWEST):
-            trials = entries_of(run.record, "trial")
-            layer.fold([t["score"] for t in trials], [t["member"] for t in trials])
+            trials = entries_of(run.record, Trial)
+            layer.fold([trial.score for trial in trials], [trial.member for trial in trials])
             if run.ended.how != "returned":
                 # The step that it ended in: its coin was thrown.
                 layer.miss(run.request.coin(0.5, "bit", 0, len(trials)))
-                self._failed += [run] * (run.ended.how != "hung" or self._left > 0)
-        if failed := self._failed:
-            where, seen = f"{len(failed)} runs with canaries", failed[0].ended.message
-            self._judged.add(Judgement(1).find("failed", where, seen=seen))
+                if run.ended.how != "hung" or self._left > 0:
+                    self._failed.append(run)
+        if self._failed:
+            where = f"{len(self._failed)} runs with canaries"
+            observed = self._failed[0].ended.message
+            self._judgement.add(Judgement(1).find("failed", where, observed=observed))
         judgement = layer.judge(needed)
-        self._judged.add(judgement)
-        if judgement.complete or judgement.findings or self._judged.enough:
+        self._judgement.add(judgement)
+        if judgement.complete or judgement.findings or self._judgement.enough:
             return
-        said = f"20,000 steps with a noise multiplier of {self._noise:.3g} do not show 0.7 of it"
+        need = f"20,000 steps with a noise multiplier of {self._noise:.3g} do not show 0.7 of it"
         if needed is not None:
             runs = math.ceil((needed - layer.count) / taken)
-            said = f"{needed} step-trials would find 0.7 of the noise; {runs} more runs, about "
-            said += f"--budget {self._budget_for(runs)}"
-        self._help.append(f"L1: {said}")
+            need = f"{needed} step trials would find 0.7 of the noise; {runs} more runs, about "
+            need += f"--budget {self._budget_for(runs)}"
+        self._help.append(f"step test: {need}")
 
     def _try_runs(self) -> None:
-        """L2: whole runs as trials."""
-        layer = canary_trials.run_trials(self._result["claims"], _MOST_RUN_TRIALS)
+        """Tests whole runs: each is a trial."""
+        layer = canary_trials.run_trials(self._result.claims, _MOST_RUN_TRIALS)
         if layer is None:
             self._not_done(2, "runs", "the accountants give no ε")
             return
         needed = canary_trials.runs_needed(layer.curve)
         if needed > min(self._affordable_runs, _MOST_RUN_TRIALS):
-            why = f"perfect guesses of {needed} runs would refute the claim, and of no fewer"
+            why = f"this claim needs at least {needed} runs"
             if needed <= _MOST_RUN_TRIALS:
-                why += f"; --budget {self._budget_for(needed)} pays for them"
+                why += f"; allow them with --budget {self._budget_for(needed)}"
             self._not_done(2, "runs", why)
             return
         self._failed = []
@@ -249,38 +303,58 @@ class Audit:
             return dataclasses.replace(request, member=request.coin(0.5, "bit of the run"))
 
         for run in self._canary_runs(layer, make, needed, self._seconds):
-            trials = entries_of(run.record, "trial")
+            trials = entries_of(run.record, Trial)
             if run.ended.how == "returned" and trials:
                 layer.fold([canary_trials.run_score(trials)], [run.request.member])
             else:
                 layer.miss(run.request.member)
-        self._judged.add(layer.judge(needed if layer.count >= needed else None))
+        self._judgement.add(layer.judge(needed if layer.count >= needed else None))
 
     def _not_done(self, layer: int, name: str, why: str) -> None:
-        self._judged.add(Judgement(layer).look(name, why, done=False))
+        self._judgement.add(Judgement(layer).miss(name, why))
 
     def _sum_up(self) -> ScriptVerdict:
-        needed = {0} if self._judged.enough else {0, 1}
-        skipped = needed - set(self._options.layers)
-        self._help += [f"L{layer} was left out by --layers" for layer in skipped]
-        undecided = Verdict.INCONCLUSIVE if self._help else Verdict.CONSISTENT
-        verdict = Verdict.VIOLATION if self._decided else undecided
-        layers = (layer for layer in self._trials.values() if layer.count)
-        measured = [layer.measured(self._claim, self._delta) for layer in layers]
+        needed = {0} if self._judgement.enough else {0, 1}
+        for layer in sorted(needed - set(self._options.layers)):
+            self._help.append(f"the {LAYERS[layer]} (layer {layer}) was left out by --layers")
+        verdict = Verdict.INCONCLUSIVE if self._help else Verdict.CONSISTENT
+        if self._is_decided:
+            verdict = Verdict.VIOLATION
+        measured = []
+        for trials in self._trials.values():
+            bound = trials.measured(self._claim, self._delta) if trials.count else None
+            if bound is not None:
+                measured.append(bound)
         return ScriptVerdict(
             script=str(self._target),
             verdict=verdict,
             claim=self._claim,
             delta=self._delta,
             accountant=self._accountant,
-            findings=tuple(self._judged.findings),
-            looks=tuple(self._judged.looks),
+            findings=tuple(self._judgement.findings),
+            looks=tuple(self._judgement.looks),
             help=tuple(self._help) if verdict is Verdict.INCONCLUSIVE else (),
             runs=self._runs,
             step_trials=self._trials[1].count if 1 in self._trials else 0,
             run_trials=self._trials[2].count if 2 in self._trials else 0,
             seconds=time.monotonic() - self._began,
             output=self._output,
-            measured=tuple(item for item in measured if item is not None),
-            sentence=self._judged.sentence,
+            measured=tuple(measured),
+            sentence=self._judgement.sentence,
+            composed=self._composed,
+            unchecked=unchecked_in(self._target.script, self._result),
         )
+
+
+def _with_pinned(inspection: Inspection, runs: dict[str, PinnedRun], missing: str) -> Inspection:
+    pinned = PinnedRuns(**runs, missing=missing)
+    return dataclasses.replace(inspection, pinned=pinned)
+
+
+def _least_noise(run: EndedRun) -> float | None:
+    """Returns the least noise multiplier that was accounted: the claim is that of each step."""
+    if run.result is None:
+        return None
+    multipliers = [noise for noise, _, _ in claims.events_of(run.result)]
+    multipliers = multipliers or [entry.noise for entry in entries_of(run.record, Made)]
+    return min((noise for noise in multipliers if noise > 0), default=None)

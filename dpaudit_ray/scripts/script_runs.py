@@ -1,11 +1,10 @@
-"""Which script is run, in child processes or on Ray's nodes, and what its first run must show."""
+"""Runs of a script, in child processes or on Ray's nodes, and requirements on its first run."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import sys
@@ -19,9 +18,17 @@ from .. import imports
 from ..errors import ScriptError, SpecError
 from ..isolation import Ended, Limits, Sandbox
 from ..orchestration.working_dir_package import WorkingDirPackage
-from .watch.run_state import Entries, RunRequest, entries_of, read_entries
+from .protocol import (
+    Made,
+    Record,
+    RunRequest,
+    RunResult,
+    StepInspection,
+    decode_result,
+    entries_of,
+    read_record,
+)
 
-Result = dict[str, Any]  # of a run, as `watch.watched_process` returns it
 _RUN = "dpaudit_ray.scripts.watch.watched_process:run"
 _THREADED = {"jax", "tensorflow", "keras", "ray"}
 # torch._dynamo: PyTorch imports it where the first optimizer is made, and that takes a second.
@@ -60,17 +67,12 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class EndedRun:
-    """A run that has ended, and its record."""
+    """A run that has ended, its record, and its result; None if it did not get that far."""
 
     request: RunRequest
     ended: Ended
-    record: Entries
-
-    @property
-    def result(self) -> Result | None:
-        """What it returned; None where it did not get that far."""
-        result: Result | None = self.ended.value
-        return result
+    record: Record
+    result: RunResult | None = None
 
 
 def _in_order(
@@ -188,33 +190,54 @@ def run_once(
             "record": str(record), "request": dataclasses.asdict(request), "threads": threads,
         }  # fmt: skip
         ended = sandbox.call(_RUN, argument, limits)
-        return EndedRun(request, ended, read_entries(record))
+        result = None if ended.value is None else decode_result(ended.value)
+        return EndedRun(request, ended, read_record(record), result)
 
 
-def require_usable(target: Target, run: EndedRun, budget: float) -> Result:
-    """The result of a run that ended, and took steps that are private; `budget` in seconds.
+# Words of code that adds noise by itself, or by a library that is not known here.
+_PRIVATE_CODE = re.compile(r"(?i)noise|randn|normal_?\(|laplace|privacy|fastdp|clip")
+_MADE_VISIBLE = (
+    "decorate the function that returns the noisy gradient of a batch: "
+    "@audited_release(records=[...], noise_multiplier=..., max_grad_norm=...) "
+    "from dpaudit_ray.releases"
+)
 
-    Raises ScriptError where it did not, with the last lines that it printed.
+
+def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
+    """Returns the result of a run that ended, and shows what its checks can judge.
+
+    Args:
+        target: the script.
+        run: its first run.
+        budget: of the audit, in seconds.
+
+    Raises:
+        ScriptError: the run failed, or took no private step. If an ε is claimed, steps without
+            any noise are judged all the same.
     """
-    if (result := run.result) is None:
+    result = run.result
+    if result is None:
         raise _failure(target, run, budget)
-    if any(entry["phase"] == "import" for entry in entries_of(run.record, "made")):
+    if any(entry.phase == "import" for entry in entries_of(run.record, Made)):
         raise ScriptError(
             f"{target.script.name} trains when it is imported; put what trains into "
             f"{target.function}(), and its call under if __name__ == '__main__'"
         )
-    outside = result["outside"]
-    if sum(result["steps"]) or (result["made"] and outside):
+    if sum(result.steps) or (result.made and result.outside):
         return result
-    why = "took no step that is private: it calls neither make_private nor audited_step"
-    if result["made"]:
-        why = f"took no step within {result['seconds']:.0f} s; give a longer --budget"
-    elif outside:
-        why = (
-            f"never calls make_private, and takes {outside[0]['steps']} steps without privacy; "
-            "call make_private on its optimizer, or audited_step where steps are your own"
-        )
-    raise ScriptError(f"{target} {why}")
+    if result.made:
+        took = f"took no step within {result.seconds:.0f} s; give a longer --budget"
+        raise ScriptError(f"{target} {took}")
+    if not result.outside:
+        why = "took no private step: it calls neither make_private nor audited_step"
+        raise ScriptError(f"{target} {why}; {_MADE_VISIBLE}")
+    steps = result.outside[0].steps
+    source = target.script.read_text(encoding="utf-8", errors="replace")
+    is_claimed = target.epsilon is not None or result.marks.epsilon is not None
+    if is_claimed and not _PRIVATE_CODE.search(source):
+        return result
+    why = f"never calls make_private, and takes {steps} steps without privacy that is known here"
+    raise ScriptError(f"{target} {why}; {_MADE_VISIBLE}")
 
 
 def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
@@ -223,41 +246,17 @@ def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
     if ended.how == "raised" and ended.message.startswith("SpecError: "):
         return ScriptError(ended.message.removeprefix("SpecError: "))
     if ended.how == "hung":
-        steps = [look["step"] for look in entries_of(run.record, "look")]
-        said = f": nothing came after step {max(steps) + 1}" if steps else ": no step ended"
-        said += f" within the budget of {budget:.0f} s; give a longer --budget"
+        steps = [entry.step for entry in entries_of(run.record, StepInspection)]
+        last = f"nothing came after step {max(steps) + 1}" if steps else "no step ended"
+        reason = f": {last} within the budget of {budget:.0f} s; give a longer --budget"
     elif ended.how == "memory":
-        said = f" {ended.message}; give it more by --memory"
+        reason = f" {ended.message}; give it more by --memory"
     else:
         # Where the user's own code raised.
         places = re.findall(r'File "([^"]+)", line (\d+)', ended.traceback)
         places = [place for place in places if imports.is_users(place[0])]
         where = f" ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else ""
         verb = "raised " if ended.how == "raised" else ""
-        said = f" {verb}{ended.message}{where}; run it by itself first"
+        reason = f" {verb}{ended.message}{where}; run it without the audit first"
     lines = tuple(line[:300] for line in ended.output.strip().splitlines()[-5:])
-    return ScriptError(f"{target}{said}", details=lines)
-
-
-def accounted_events(result: Result) -> list[list[float]]:
-    """(σ, q, steps) of all accountants whose claim is the script's."""
-    return [event for claim in result["claims"] for event in claim["history"]]
-
-
-def claimed_epsilon(result: Result, delta: float) -> float:
-    """ε at δ that the script's accountants claim together; NaN where none does, or one fails."""
-    at_delta = [dict(zip(c["deltas"], c["epsilons"], strict=True)) for c in result["claims"]]
-    epsilons = [epsilons.get(delta) for epsilons in at_delta]
-    return math.nan if not epsilons or None in epsilons else float(sum(filter(None, epsilons)))
-
-
-def accountant_names(result: Result) -> str:
-    """The names of the script's accountants, or "none"."""
-    return "+".join(claim["name"] for claim in result["claims"]) or "none"
-
-
-def least_noise(result: Result, record: Entries) -> float | None:
-    """The least noise multiplier that was accounted: each step has that much, says the claim."""
-    made = [entry["noise"] for entry in entries_of(record, "made")]
-    noises = [noise for noise, _, _ in accounted_events(result)] or made
-    return min((float(noise) for noise in noises if noise > 0), default=None)
+    return ScriptError(f"{target}{reason}", details=lines)

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 
 from dpaudit_ray.scripts import canary_trials
+from dpaudit_ray.scripts.protocol import Claim, Trial
 from dpaudit_ray.scripts.script_findings import ALPHA, Weight
 
-DELTAS = [1e-1, 1e-2, 1e-3, 1e-4, 1e-5]
+DELTAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 # 100 steps at a noise multiplier of 1 and a rate of 0.02, as Opacus' PRV accountant has them.
-CLAIM = {"epsilons": [0.02, 0.31, 0.66, 1.0, 1.37], "deltas": DELTAS}
+HISTORY = ((1.0, 0.02, 100),)
+CLAIM = Claim("prv", HISTORY, DELTAS, (0.02, 0.31, 0.66, 1.0, 1.37))
+
+
+def trial(score: float, noise: float, rate: float) -> Trial:
+    return Trial(step=0, member=False, score=score, noise=noise, rate=rate)
 
 
 def steps(noise: float, count: int, seed: int) -> canary_trials.CanaryTrials:
@@ -54,7 +60,7 @@ def perfect(layer: canary_trials.CanaryTrials) -> canary_trials.CanaryTrials:
 
 def test_what_is_measured_of_runs():
     """Fourteen right guesses of fourteen show an ε of 1 at this level; an ε nobody claims, none."""
-    layer = perfect(canary_trials.run_trials([CLAIM], 14))
+    layer = perfect(canary_trials.run_trials((CLAIM,), 14))
     measured = layer.measured(1.37, 1e-5)
     # All right with a chance of (e^ε / (1 + e^ε))^14 at most: 0.02 at ε = 1.13.
     assert 0.7 < measured.epsilon < 1.14
@@ -64,8 +70,9 @@ def test_what_is_measured_of_runs():
 
 def test_too_few_steps_are_not_complete():
     judged = steps(1.0, 100, seed=0).judge(300)
-    said = r"100 steps, \d\d with the canary: nothing against a noise multiplier of 1; "
-    assert re.fullmatch(said + "300 would find noise of 0.7 of it", judged.looks[0].said)
+    words = r"100 steps, \d\d with the canary: no evidence against "
+    words += "a noise multiplier of 1; "
+    assert re.fullmatch(words + "300 would find noise of 0.7 of it", judged.looks[0].said)
     assert not judged.complete
 
 
@@ -83,30 +90,30 @@ def test_how_many_steps_are_needed():
 
 
 def test_the_score_of_a_run_is_the_logarithm_of_its_likelihood_ratio():
-    rows = [{"score": x, "noise": 1.5, "rate": 0.1} for x in (-1.0, 0.3, 2.5)]
+    rows = [trial(score, 1.5, 0.1) for score in (-1.0, 0.3, 2.5)]
     ratio = 1.0
     for one in rows:
-        without = math.exp(-(one["score"] ** 2) / (2 * 1.5**2))
-        with_it = math.exp(-((one["score"] - 1) ** 2) / (2 * 1.5**2))
+        without = math.exp(-(one.score**2) / (2 * 1.5**2))
+        with_it = math.exp(-((one.score - 1) ** 2) / (2 * 1.5**2))
         ratio *= 0.9 + 0.1 * with_it / without
     assert canary_trials.run_score(rows) == pytest.approx(math.log(ratio))
-    always = {"score": 0.9, "noise": 0.8, "rate": 1.0}
+    always = trial(0.9, 0.8, 1.0)
     assert canary_trials.run_score([always]) == pytest.approx((2 * 0.9 - 1) / (2 * 0.8**2))
     # Without clipping, a canary is a thousand times too long.
-    far = [{"score": x, "noise": 0.5, "rate": 0.02} for x in (1e3, -1e3)]
+    far = [trial(score, 0.5, 0.02) for score in (1e3, -1e3)]
     assert math.isfinite(canary_trials.run_score(far))
 
 
 def runs(count: int, apart: float, seed: int) -> canary_trials.CanaryTrials:
     """Whole runs of 100 steps whose canary shows `apart` times as much as it may."""
     rng = np.random.default_rng(seed)
-    layer = canary_trials.run_trials([CLAIM], count)
+    layer = canary_trials.run_trials((CLAIM,), count)
     assert layer is not None
     for _ in range(count):
         member = bool(rng.random() < 0.5)
         drawn = member & (rng.random(100) < 0.02)
         scores = rng.normal(size=100) + apart * drawn
-        rows = [{"score": float(x), "noise": 1.0, "rate": 0.02} for x in scores]
+        rows = [trial(float(score), 1.0, 0.02) for score in scores]
         layer.fold([canary_trials.run_score(rows)], [member])
     return layer
 
@@ -121,17 +128,23 @@ def test_runs_that_give_the_canary_away():
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
 def test_perfect_guesses_of_as_many_runs_as_needed_refute(epsilon):
-    claim = {"epsilons": [epsilon], "deltas": [1e-5]}
-    needed = canary_trials.runs_needed(canary_trials.run_trials([claim], 10).curve)
-    assert perfect(canary_trials.run_trials([claim], needed)).judge(needed).findings
+    claims = (Claim("prv", HISTORY, (1e-5,), (epsilon,)),)
+    needed = canary_trials.runs_needed(canary_trials.run_trials(claims, 10).curve)
+    assert perfect(canary_trials.run_trials(claims, needed)).judge(needed).findings
     # Half as many cannot: their chance under the claim is more than the level.
     chance = (math.exp(epsilon) / (1 + math.exp(epsilon))) ** (needed // 2)
     assert chance > ALPHA[2]
 
 
-def test_claims_of_several_accountants_add_up():
-    layer = canary_trials.run_trials([CLAIM, CLAIM], 10)
-    assert list(layer.curve.epsilons) == [2 * e for e in CLAIM["epsilons"]]
-    assert list(layer.curve.deltas) == [2 * d for d in CLAIM["deltas"]]
-    assert canary_trials.run_trials([], 10) is None
-    assert canary_trials.run_trials([{"epsilons": [None], "deltas": [1e-5]}], 10) is None
+def test_claims_of_several_accountants():
+    """Those of the same records add up; of other records the largest counts."""
+    layer = canary_trials.run_trials((CLAIM, CLAIM), 10)
+    assert list(layer.curve.epsilons) == [2 * e for e in CLAIM.epsilons]
+    assert list(layer.curve.deltas) == [2 * d for d in CLAIM.deltas]
+    others = Claim("prv", HISTORY, DELTAS, (0.01, 0.2, 0.5, 0.9, 1.5), data=1)
+    layer = canary_trials.run_trials((CLAIM, others), 10)
+    assert list(layer.curve.epsilons) == [0.02, 0.31, 0.66, 1.0, 1.5]
+    assert list(layer.curve.deltas) == list(DELTAS)
+    assert canary_trials.run_trials((), 10) is None
+    unknown = Claim("custom", HISTORY, (1e-5,), (None,))
+    assert canary_trials.run_trials((unknown,), 10) is None

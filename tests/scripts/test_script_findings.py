@@ -8,20 +8,35 @@ import pytest
 
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.report.verdict import Verdict
-from dpaudit_ray.scripts import script_findings
-from dpaudit_ray.scripts.script_findings import Finding, Look, Measured, ScriptVerdict, Weight
+from dpaudit_ray.scripts import verdict_files
+from dpaudit_ray.scripts.script_findings import (
+    CheckOutcome,
+    Finding,
+    Measured,
+    ScriptVerdict,
+    Weight,
+)
 
 HOSTILE = "a|b\n<script>alert(1)</script> `x` *y* [z](http://w) \x1b[31m \x00"
-BAD = Finding(0, "noise", Weight.VIOLATION, "step 1", "σ = 1", f"σ = 0.5, {HOSTILE}", "more noise")
-ALONE = Finding(0, "seeds", Weight.VIOLATION, "generator", "none", "42")
+BAD = Finding(
+    0,
+    "noise",
+    Weight.VIOLATION,
+    "step 1 (train.py:7)",
+    "σ = 1",
+    f"σ = 0.5, {HOSTILE}",
+    "more noise",
+    "DPA003",
+)
+ALONE = Finding(0, "seeds", Weight.VIOLATION, "generator", "none", "42", code="DPA043")
 WARNED = Finding(0, "updates", Weight.WARNING, "SGD, 5 steps", "private updates", "others")
 
 
 def verdict(*findings: Finding, **more: object) -> ScriptVerdict:
     looks = (
-        Look(0, "noise", True, "9 steps looked into"),
-        Look(0, "sampling", True, "100 draws"),
-        Look(2, "runs", False, "too few"),
+        CheckOutcome(0, "noise", True, "9 steps replayed"),
+        CheckOutcome(0, "sampling", True, "100 draws"),
+        CheckOutcome(2, "runs", False, "too few"),
     )
     broken = any(one.weight is Weight.VIOLATION for one in findings)
     outcome = Verdict.VIOLATION if broken else Verdict.CONSISTENT
@@ -34,10 +49,10 @@ def verdict(*findings: Finding, **more: object) -> ScriptVerdict:
 
 
 def parsed(found: ScriptVerdict) -> ElementTree.Element:
-    return ElementTree.fromstring(script_findings.junit(found))
+    return ElementTree.fromstring(verdict_files.junit(found))
 
 
-def test_junit_has_a_case_per_look_and_the_failures():
+def test_junit_has_a_case_per_check_and_the_failures():
     suite = parsed(verdict(BAD, ALONE, WARNED))
     cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert set(cases) == {"noise", "sampling", "runs", "seeds"}
@@ -46,44 +61,70 @@ def test_junit_has_a_case_per_look_and_the_failures():
     assert cases["seeds"].find("failure") is not None
     assert cases["sampling"].find("failure") is None
     assert "too few" in cases["runs"].find("skipped").get("message")
-    assert cases["noise"].get("classname") == "L0 one run looked into"
+    assert cases["noise"].get("classname") == "run inspection"
     kept = parsed(verdict(WARNED))
     assert kept.get("failures") == "0"
     assert not list(kept.iter("failure"))
 
 
 def test_the_page_has_the_findings_and_runs_nothing():
-    page = script_findings.html(verdict(BAD, WARNED))
+    page = verdict_files.html(verdict(BAD, WARNED))
     for shown in ("VIOLATION", "more noise", "SGD, 5 steps", "&lt;script&gt;", "&lt;b&gt;loss"):
         assert shown in page
     for hostile in ("<script>", "\x1b", "http-equiv", "src="):
         assert hostile not in page
     # A tab that the script printed is a tab.
-    printed = script_findings.html(verdict(output="step\tloss\x1b[0m"))
+    printed = verdict_files.html(verdict(output="step\tloss\x1b[0m"))
     assert "step\tloss\\x1b[0m" in printed
 
 
-def test_a_claim_that_nobody_makes():
-    unseen = verdict(claim=float("nan"), verdict=Verdict.INCONCLUSIVE)
-    assert unseen.headline.endswith("not seen whole, so nothing is said of its ε at δ = 1e-5.")
-    assert unseen.headline in script_findings.html(unseen)
+def test_sarif_has_a_rule_and_a_place_for_each_finding():
+    run = json.loads(verdict_files.sarif(verdict(BAD, ALONE)))["runs"][0]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["DPA003", "DPA043"]
+    first, second = run["results"]
+    assert (first["ruleId"], first["level"]) == ("DPA003", "error")
+    place = first["locations"][0]["physicalLocation"]
+    assert (place["artifactLocation"]["uri"], place["region"]) == ("train.py", {"startLine": 7})
+    assert "region" not in second["locations"][0]["physicalLocation"]
+    assert "\x1b" not in first["message"]["text"]
 
 
-def test_what_was_measured_stands_beside_the_claim():
-    measured = Measured(2, "the run", 0.5, 1.4367, 1e-5, "nothing")
-    seen = verdict(measured=(measured,), sentence="Every one of 9 steps.")
-    assert seen.headline == "train.py:main keeps ε = 1.44 (δ = 1e-5, prv). Every one of 9 steps."
-    said = "measured ε >= 0.5 for the run, claimed 1.44 (δ = 1e-5, 98 %, assumes nothing)"
+def test_a_script_without_a_claim():
+    unseen = verdict(claim=float("nan"), verdict=Verdict.INCONCLUSIVE, help=("release: cut",))
+    assert unseen.headline == "train.py:main could not be checked completely: release: cut"
+    assert unseen.claim_text.startswith("none at δ = 1e-5")
+    assert unseen.headline in verdict_files.html(unseen)
+
+
+def test_measured_bounds_are_beside_the_claim():
+    measured = Measured(2, "whole run", 0.5, 1.4367, 1e-5, "nothing")
+    seen = verdict(measured=(measured,), sentence="noise 5 % too small", composed=1.4)
+    assert seen.headline == "train.py:main: no violation found"
+    assert seen.claim_text == "ε <= 1.44 at δ = 1e-5, prv; recomputed: 1.4 by PLD"
+    text = "whole run: ε >= 0.5, accounted 1.44 (δ = 1e-5, 98 %, assumes nothing)"
     values = {one.get("name"): one.get("value") for one in parsed(seen).iter("property")}
-    assert values == {"verdict": f"CONSISTENT: {seen.headline}", "L2": said}
-    assert said in script_findings.html(seen).replace("&gt;", ">")
+    assert values == {
+        "verdict": f"CONSISTENT: {seen.headline}",
+        "claim": seen.claim_text,
+        "run test": text,
+    }
+    page = verdict_files.html(seen).replace("&gt;", ">").replace("&lt;", "<")
+    assert text in page
+    assert "noise 5 % too small" in page
+    assert str(dataclasses.replace(measured, epsilon=0.0)).startswith("whole run: no ε above 0")
     plain = json.loads(json.dumps(dataclasses.asdict(dataclasses.replace(seen, findings=(BAD,)))))
     assert (plain["verdict"], plain["measured"][0]["epsilon"]) == ("CONSISTENT", 0.5)
-    assert plain["findings"][0]["look"] == "noise"
+    assert (plain["findings"][0]["look"], plain["findings"][0]["code"]) == ("noise", "DPA003")
+
+
+def test_a_check_that_cannot_apply_is_told_from_one_that_is_not_done():
+    undone = CheckOutcome(0, "promise", False, "no ε was stated", applies=False)
+    assert undone.line == "cannot apply: no ε was stated"
+    assert dataclasses.replace(undone, applies=True).line == "not done: no ε was stated"
 
 
 def test_files_are_written_or_the_reason_told(tmp_path):
-    script_findings.write(tmp_path / "new/page.html", "text")
+    verdict_files.write(tmp_path / "new/page.html", "text")
     assert (tmp_path / "new/page.html").read_text() == "text"
     with pytest.raises(StorageError, match="cannot write"):
-        script_findings.write(tmp_path, "text")
+        verdict_files.write(tmp_path, "text")

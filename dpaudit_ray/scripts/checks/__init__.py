@@ -1,0 +1,70 @@
+"""Checks of a script's inspected run, in the order in which reports list them.
+
+To add a check, write a module with a `Check` and name it in `CHECKS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..script_findings import Judgement
+from .accounting import Accounting
+from .check import Check, Inspection, PinnedRun, PinnedRuns, why_cut, with_line
+from .law_of_noise import LawOfNoise
+from .noise import Noise
+from .pinned_releases import PinnedReleases, differences
+from .promise import Promise
+from .records_apart import RecordsApart
+from .records_elsewhere import RecordsElsewhere
+from .release import Release
+from .sampling import Sampling
+from .secret_size import SecretSize
+from .seeds import Seeds
+from .updates import Updates
+
+__all__ = [
+    "ACQUITTED",
+    "CHECKS",
+    "Check",
+    "Inspection",
+    "PinnedRun",
+    "PinnedRuns",
+    "differences",
+    "judge",
+    "why_cut",
+]
+
+CHECKS: tuple[Check, ...] = (
+    Noise(),
+    LawOfNoise(),
+    RecordsApart(),
+    Sampling(),
+    Accounting(),
+    Promise(),
+    Updates(),
+    Release(),
+    RecordsElsewhere(),
+    Seeds(),
+    PinnedReleases(),
+    SecretSize(),
+)
+
+# Codes of findings that runs with pinned releases may explain as post-processing.
+ACQUITTED = {"DPA027", "DPA028"}
+
+
+def judge(inspection: Inspection) -> Judgement:
+    """Asks all checks that apply. The result is `enough` only if all of them are done."""
+    judgement = Judgement()
+    for check in CHECKS:
+        if check.applies(inspection):
+            judgement.add(check.judge(inspection))
+        else:
+            judgement.miss(check.name, check.inapplicable, applies=False)
+    judgement.enough &= judgement.complete
+    lines = inspection.result.lines
+    judgement.findings = [
+        dataclasses.replace(item, where=with_line(item.where, lines.get(item.where, "")))
+        for item in judgement.findings
+    ]
+    return judgement

@@ -1,0 +1,118 @@
+"""Accounting: each release is accounted, and each ε that the script was given covers its steps."""
+
+from __future__ import annotations
+
+import math
+
+from ...errors import plain
+from .. import claims
+from ..protocol import CarriedSum, Claim, Made, Report, entries_of
+from ..script_findings import Judgement
+from .check import Check, Inspection, at_step
+
+
+class Accounting(Check):
+    """Compares steps with histories, and reported ε with what these histories compose to."""
+
+    name = "accounting"
+    question = "Is every release accounted, and is ε as large as all accounted steps compose to?"
+
+    def judge(self, inspection: Inspection) -> Judgement:
+        judgement = Judgement()
+        events = claims.events_of(inspection.result)
+        counted = sum(int(steps) for _, _, steps in events)
+        is_unsampled = bool(events) and all(rate >= 1 for _, rate, _ in events)
+        taken = inspection.taken
+        if taken > counted and not (is_unsampled or inspection.cut):
+            judgement.find("not accounted", "the accountant", taken=taken, counted=counted)
+        for entry in entries_of(inspection.record, CarriedSum)[:1]:
+            judgement.find("carried sum", at_step(entry.step, entry.line))
+        summary = f"{counted} of {taken} steps accounted"
+        if inspection.cut:  # a script may account, or ask for ε, after its steps
+            return judgement.miss(self.name, f"{summary}, and then {inspection.cut}")
+        self._judge_targets(inspection, judgement)
+        for group in claims.groups_of(inspection.result.claims).values():
+            self._judge_reports(inspection, group, judgement)
+        self._judge_early_reports(inspection, judgement)
+        return judgement.observe(self.name, summary)
+
+    def _judge_reports(
+        self, inspection: Inspection, group: list[Claim], judgement: Judgement
+    ) -> None:
+        """Compares the last ε of each accountant with the ε of all steps on the same records."""
+        result = inspection.result
+        steps = claims.steps_on_same_records(group)
+        numbers = {n for n, claim in enumerate(result.claims) if claim in group}
+        last: dict[tuple[int, float], Report] = {}
+        for report in result.reported:
+            if report.claim in numbers:
+                last[report.claim, report.delta] = report
+        for delta in sorted({delta for _, delta in last}):
+            asked = {n: report for (n, at), report in last.items() if at == delta}
+            final = [report for report in asked.values() if report.steps == inspection.taken]
+            if not final:
+                continue
+            composed = claims.composed_epsilon(steps, delta)
+            reported = sum(report.epsilon for report in final)
+            if reported >= composed * (1 - claims.TOLERANCE):
+                continue
+            if asked.keys() == numbers and len(numbers) > 1 and len(final) < len(numbers):
+                self._doubt(inspection, composed, reported, len(final), len(numbers), judgement)
+                continue
+            engines = ""
+            if len(numbers) > 1:
+                engines = f", of {len(final)} of {len(numbers)} engines on these records"
+            name = "+".join(dict.fromkeys(result.claims[report.claim].name for report in final))
+            judgement.find(
+                "less reported",
+                "get_epsilon",
+                composed=composed,
+                delta=plain(delta),
+                epsilon=reported,
+                name=name,
+                engines=engines,
+            )
+
+    def _doubt(
+        self,
+        inspection: Inspection,
+        composed: float,
+        reported: float,
+        count: int,
+        engines: int,
+        judgement: Judgement,
+    ) -> None:
+        """Warns if each engine was asked at some time: the script may add its values up."""
+        values = {"composed": composed, "epsilon": reported, "count": count, "engines": engines}
+        judgement.find("reported apart", "get_epsilon", **values)
+        if inspection.promised is None:
+            why = f"whether the script adds up the ε of {engines} engines"
+            judgement.miss("sum of engines", why)
+
+    def _judge_targets(self, inspection: Inspection, judgement: Judgement) -> None:
+        """Notes an ε that was asked for and is less than what was spent."""
+        for made in entries_of(inspection.record, Made):
+            if made.target_epsilon is None or inspection.promised is not None:
+                continue
+            composed = claims.composed(inspection.result, made.target_delta or inspection.delta)
+            if made.target_epsilon < composed * (1 - 0.01):
+                values = {"target": made.target_epsilon, "composed": composed}
+                judgement.find("target", made.line or "make_private_with_epsilon", **values)
+
+    def _judge_early_reports(self, inspection: Inspection, judgement: Judgement) -> None:
+        """Notes that no ε was asked at the end at δ of the claim, if one was asked otherwise."""
+        reports = inspection.result.reported
+        taken = inspection.taken
+        if not reports or math.isnan(claims.composed(inspection.result, inspection.delta)):
+            return
+        if any(item.steps == taken and item.delta == inspection.delta for item in reports):
+            return
+        judgement.find(
+            "reported early",
+            "get_epsilon",
+            delta=plain(inspection.delta),
+            epsilon=reports[-1].epsilon,
+            other=plain(reports[-1].delta),
+            steps=reports[-1].steps,
+            taken=taken,
+        )

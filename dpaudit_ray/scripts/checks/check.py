@@ -1,0 +1,133 @@
+"""The interface of checks, and what they are given of a script."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterable
+from typing import ClassVar
+
+from ..protocol import Cut, PinnedStep, Record, RunResult, entries_of
+from ..script_findings import ALPHA, Judgement
+
+_TESTS = 5  # noise, correlation, law, rate of sampling, spread of sampling
+SHARE = ALPHA[0] / _TESTS  # probability of a false alarm, of each
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PinnedRun:
+    """A run with pinned releases: its steps, and why it ended early, or ""."""
+
+    result: RunResult
+    steps: tuple[PinnedStep, ...]
+    cut: str = ""
+
+    @classmethod
+    def from_record(cls, result: RunResult, record: Record) -> PinnedRun:
+        """Returns a run by its result and its record."""
+        steps = tuple(entries_of(record, PinnedStep))
+        return cls(result=result, steps=steps, cut=why_cut(record))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PinnedRuns:
+    """Runs with the same random numbers in place of releases.
+
+    Attributes:
+        alone: with nothing else changed.
+        exchanged: with another record in place of one.
+        noised: with other noise in the steps that have the record; None if it was not needed.
+        shaken: with other random numbers outside of steps; None if it was not needed.
+        last: with another record exchanged, one of the last batch; None if it was not needed.
+        missing: why a run is missing that was needed; "" if none is.
+    """
+
+    alone: PinnedRun | None = None
+    exchanged: PinnedRun | None = None
+    noised: PinnedRun | None = None
+    shaken: PinnedRun | None = None
+    last: PinnedRun | None = None
+    missing: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """All that checks are given of a script.
+
+    Attributes:
+        record: entries of the inspected run.
+        result: of the inspected run.
+        delta: δ of the claim.
+        promised: ε that `@audited` or the caller states; None if none does.
+        pinned: runs with pinned releases; None before they ran, or if they cannot.
+        reseeded: result of a second run; None if there was none.
+        sizes: records of two runs, the second with one record more; empty if the number of records
+            is no secret.
+    """
+
+    record: Record
+    result: RunResult
+    delta: float
+    promised: float | None = None
+    pinned: PinnedRuns | None = None
+    reseeded: RunResult | None = None
+    sizes: tuple[Record, ...] = ()
+
+    @property
+    def taken(self) -> int:
+        """Number of releases."""
+        return sum(self.result.steps)
+
+    @property
+    def cut(self) -> str:
+        """Why the run shows fewer steps than the script takes; "" if it ended normally."""
+        return why_cut(self.record)
+
+    @property
+    def uses_opacus(self) -> bool:
+        """Whether the script calls `make_private`."""
+        return self.result.made > 0
+
+
+class Check(abc.ABC):
+    """One question to a script.
+
+    Attributes:
+        name: as reports have it.
+        question: for the table in the documentation.
+        inapplicable: why it does not apply, if it does not.
+    """
+
+    name: ClassVar[str]
+    question: ClassVar[str]
+    inapplicable: ClassVar[str] = ""
+
+    def applies(self, inspection: Inspection) -> bool:
+        """Returns whether the question can be asked of this script at all."""
+        return True
+
+    @abc.abstractmethod
+    def judge(self, inspection: Inspection) -> Judgement:
+        """Returns findings, and an outcome for each part that was done or not."""
+
+
+def why_cut(record: Record) -> str:
+    """Returns why a run ended early, or ""."""
+    for entry in entries_of(record, Cut):
+        return f"the budget ended the run after step {entry.steps}; give a longer --budget"
+    return ""
+
+
+def with_line(where: str, line: str) -> str:
+    """Adds a script's line to a place, if it is known."""
+    return f"{where} ({line})" if line else where
+
+
+def at_step(step: int, line: str = "") -> str:
+    """Returns the place of a step, counted from 0."""
+    return with_line(f"step {step + 1}", line)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Joins the first four names."""
+    return ", ".join(list(names)[:4])

@@ -1,0 +1,72 @@
+"""Law of the noise: independence, and the normal distribution."""
+
+from __future__ import annotations
+
+import math
+
+from scipy import special
+
+from ..protocol import Correlation, StepInspection, entries_of
+from ..script_findings import Judgement
+from .check import SHARE, Check, Inspection, at_step
+
+_KINDS = 3  # of pairs: steps, tensors, neighbours
+
+
+class LawOfNoise(Check):
+    """Tests correlations between noise vectors, and if there are none, their distribution."""
+
+    name = "law of the noise"
+    question = "Is the noise Gaussian, and independent in all entries, tensors and steps?"
+    inapplicable = "no step was replayed"
+
+    def applies(self, inspection: Inspection) -> bool:
+        return bool(_replayed(inspection))
+
+    def judge(self, inspection: Inspection) -> Judgement:
+        judgement = Judgement()
+        steps = _replayed(inspection)
+        level = SHARE / len(steps)
+        for step in steps:
+            for pair in step.correlations:
+                if _probability(pair) < level / _KINDS:
+                    _report(judgement, step, pair)
+        vectors = sum(step.draws for step in steps)
+        judgement.observe(self.name, f"{vectors} noise vectors of {len(steps)} steps")
+        if judgement.findings:
+            return judgement
+        for step in steps:
+            law = step.law
+            if law is None or judgement.findings:
+                continue
+            # Dvoretzky, Kiefer, Wolfowitz (Massart 1990, corollary 1)
+            probability = 2 * math.exp(-2 * law.numbers * law.distance**2)
+            if probability < level:
+                where = at_step(step.step, step.line)
+                judgement.find("law", where, distance=law.distance, numbers=law.numbers)
+        return judgement
+
+
+def _replayed(inspection: Inspection) -> list[StepInspection]:
+    return [step for step in entries_of(inspection.record, StepInspection) if step.replays]
+
+
+def _probability(pair: Correlation) -> float:
+    """Bounds the probability of such a correlation among all pairs of independent noise."""
+    square = min(pair.value**2, 1.0)
+    return float(special.betaincc(0.5, (pair.numbers - 1) / 2, square)) * pair.pairs
+
+
+def _report(judgement: Judgement, step: StepInspection, pair: Correlation) -> None:
+    """Adds a finding, the first of its kind only."""
+    if any(item.look == f"correlation of {pair.kind}" for item in judgement.findings):
+        return
+    first, second = (step.names[min(i, len(step.names) - 1)] for i in pair.between)
+    what = f"neighbouring entries of {first}"
+    if pair.kind == "steps":
+        what = f"steps {pair.between[0] + 1} and {pair.between[1] + 1}"
+    elif pair.kind == "tensors":
+        what = f"{first} and {second}"
+    where = at_step(step.step, step.line)
+    values = {"pairs": pair.kind, "what": what, "correlation": pair.value}
+    judgement.find("correlation", where, **values)

@@ -1,0 +1,162 @@
+"""Runs with pinned releases: what another record changes there bypasses the noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from ..protocol import PinnedStep
+from ..script_findings import Judgement
+from .check import Check, Inspection, PinnedRun, PinnedRuns, at_step, listed
+
+_CHANGED = 1e-3  # relative: arithmetic in another order changes a gradient's length by less
+_SMALLEST = 1e-6  # of the longest: shorter gradients are compared with this length
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Difference:
+    """One difference of two runs with pinned releases.
+
+    Attributes:
+        kind: "release" of a step without the exchanged record; "row", the length of a gradient in
+            a step that has it; "update", gradients that reached an optimizer; "published".
+        step: number of the step, from 0.
+        row: number of the gradient.
+        name: of what is published.
+    """
+
+    kind: Literal["release", "row", "update", "published"]
+    step: int = 0
+    row: int = 0
+    name: str = ""
+
+
+def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
+    """Returns all differences of two runs, as far as both went; none if there is no other."""
+    if other is None:
+        return set()
+    different: set[Difference] = set()
+    for number, (a, b) in enumerate(zip(alone.steps, other.steps, strict=False)):
+        if not a.member and a.release != b.release:
+            different.add(Difference("release", number))
+        if a.update != b.update:
+            different.add(Difference("update", number))
+        different.update(Difference("row", number, row) for row in _changed_rows(a, b))
+    # A run that ended early has published the beginning of what the other did.
+    texts = zip(alone.result.published, other.result.published, strict=False)
+    for (name, text), (other_name, other_text) in texts:
+        if name == other_name and text != other_text:
+            different.add(Difference("published", name=name))
+    return different
+
+
+def _changed_rows(a: PinnedStep, b: PinnedStep) -> Iterator[int]:
+    """Yields gradients of a step with the record that it changed, if it changed more than one."""
+    is_alike = a.generators == b.generators and len(a.rows) == len(b.rows)
+    if not (a.member and a.rows and is_alike):
+        return
+    x = np.array(a.rows)
+    y = np.array(b.rows)
+    least = _SMALLEST * x.max()
+    changed = np.flatnonzero(np.abs(x - y) > _CHANGED * np.maximum(x, y).clip(least))
+    if len(changed) > 1:
+        yield from map(int, changed)
+
+
+def acquits(inspection: Inspection) -> bool:
+    """Returns whether pinned runs show that all that is published depends on releases alone.
+
+    A record was exchanged in the first batch, and in another run one of the last batch, so that a
+    value of either would differ.
+    """
+    pinned = inspection.pinned
+    if pinned is None or pinned.alone is None or pinned.last is None:
+        return False
+    for other in (pinned.exchanged, pinned.last):
+        if other is None or not _is_same_result(pinned.alone, other):
+            return False
+    return True
+
+
+def _is_same_result(alone: PinnedRun, other: PinnedRun) -> bool:
+    is_whole = not (alone.cut or other.cut) and len(alone.steps) == len(other.steps)
+    return is_whole and alone.result.published == other.result.published
+
+
+class PinnedReleases(Check):
+    """Compares a run with pinned releases with one in which another record is exchanged."""
+
+    name = "pinned releases"
+    question = "If releases are replaced by constants, does another record still change anything?"
+    inapplicable = "this script's releases cannot be pinned"
+
+    def applies(self, inspection: Inspection) -> bool:
+        return inspection.pinned is not None
+
+    def judge(self, inspection: Inspection) -> Judgement:
+        judgement = Judgement()
+        pinned = inspection.pinned or PinnedRuns()
+        alone = pinned.alone
+        exchanged = pinned.exchanged
+        if alone is None or exchanged is None:
+            return judgement.miss(self.name, pinned.missing)
+        # What noise of the record's steps changes as well is hidden by it; what changes with
+        # random numbers outside of steps may be hidden.
+        bypassing = differences(alone, exchanged) - differences(alone, pinned.noised)
+        doubtful = bypassing & differences(alone, pinned.shaken)
+        certain = sorted(bypassing - doubtful)
+        _report_steps(alone, certain, judgement)
+        names = [item.name for item in certain if item.kind == "published"]
+        decisions = [name for name in names if name.startswith("what ")]
+        others = [name for name in names if name not in decisions]
+        for kind, changed in (("decided", decisions), ("let out", others)):
+            if changed:
+                where = "values that are chosen, returned or saved"
+                judgement.find(kind, where, names=listed(changed))
+        if pinned.missing:
+            return judgement.miss(self.name, pinned.missing)
+        if alone.cut or exchanged.cut:
+            steps = min(len(alone.steps), len(exchanged.steps))
+            why = f"returned values were not compared, only {steps} steps"
+            return judgement.miss(self.name, f"{why}; give a longer --budget for whole runs")
+        hidden = {item.name or "later steps" for item in doubtful if item.kind != "row"}
+        if hidden:
+            why = f"whether noise outside of steps hides a record in {listed(sorted(hidden))}"
+            return judgement.miss(self.name, why)
+        record = alone.result.chosen_as or "one record"
+        summary = f"{len(alone.steps)} steps twice, with another record in place of {record}"
+        return judgement.observe(self.name, summary)
+
+
+def _report_steps(alone: PinnedRun, certain: list[Difference], judgement: Judgement) -> None:
+    """Adds a finding for each kind of difference in steps, at its first step."""
+    steps = alone.steps
+    first: dict[str, Difference] = {}
+    for item in certain:
+        first.setdefault(item.kind, item)
+    if row := first.get("row"):
+        step = steps[row.step]
+        count = sum(item.kind == "row" and item.step == row.step for item in certain)
+        values: dict[str, Any] = {"count": count, "rows": len(step.rows), "drawn": step.drawn}
+        record = _record(alone)
+        judgement.find("moves others", at_step(row.step, step.line), record=record, **values)
+    if release := first.get("release"):
+        members = [number for number, step in enumerate(steps) if step.member] or [0]
+        count = sum(item.kind == "release" for item in certain)
+        others = len(steps) - len(members)
+        where = at_step(release.step, steps[release.step].line)
+        judgement.find("goes on", where, count=count, others=others, first=members[0] + 1)
+    if update := first.get("update"):
+        count = sum(item.kind == "update" for item in certain)
+        where = at_step(update.step, steps[update.step].line)
+        judgement.find("comes between", where, count=count, steps=len(steps))
+
+
+def _record(run: PinnedRun) -> str:
+    """Returns the exchanged record in words."""
+    result = run.result
+    record = "one" if result.chosen is None else f"record {result.chosen}"
+    return f"{record}, {result.chosen_as}," if result.chosen_as else record

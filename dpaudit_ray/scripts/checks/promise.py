@@ -1,0 +1,31 @@
+"""The stated ε: that of `@audited(epsilon=)`, or of the caller."""
+
+from __future__ import annotations
+
+from ...errors import plain
+from .. import claims
+from ..script_findings import Judgement
+from .check import Check, Inspection
+
+
+class Promise(Check):
+    """Compares a stated ε with what all accounted steps compose to."""
+
+    name = "promise"
+    question = "Is the stated ε at least what all accounted steps compose to?"
+    inapplicable = "no ε was stated"
+
+    def applies(self, inspection: Inspection) -> bool:
+        return inspection.promised is not None
+
+    def judge(self, inspection: Inspection) -> Judgement:
+        judgement = Judgement()
+        promised = inspection.promised
+        composed = claims.composed(inspection.result, inspection.delta)
+        if promised is None or not composed <= promised * (1 + claims.TOLERANCE):
+            if not composed > 0:
+                why = "nothing was accounted: state noise and sampling rate of each step"
+                return judgement.miss(self.name, why)
+            values = {"promised": promised, "delta": plain(inspection.delta)}
+            judgement.find("promise", f"epsilon={promised:g}", composed=composed, **values)
+        return judgement.observe(self.name, f"{promised:.4g} stated, {composed:.4g} composed")

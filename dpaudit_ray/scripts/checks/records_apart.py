@@ -1,0 +1,53 @@
+"""Per-example independence: forward passes and batches, repeated with another record."""
+
+from __future__ import annotations
+
+from ..protocol import CollateInspection, ForwardInspection, entries_of
+from ..script_findings import Judgement
+from .check import Check, Inspection, listed, with_line
+
+
+class RecordsApart(Check):
+    """Judges forward passes that were repeated with another record in one place."""
+
+    name = "records apart"
+    question = "Do a record's outputs and its row in a batch depend on this record alone?"
+    inapplicable = "a custom training loop: its network is not known"
+
+    def applies(self, inspection: Inspection) -> bool:
+        return inspection.uses_opacus
+
+    def judge(self, inspection: Inspection) -> Judgement:
+        judgement = Judgement()
+        forwards = entries_of(inspection.record, ForwardInspection)
+        passes = [entry for entry in forwards if not entry.unseen]
+        mixing = [entry for entry in passes if entry.mixes]
+        if mixing:
+            worst = max(mixing, key=lambda entry: entry.by)
+            kind = "time first" if worst.time_first else "mixes"
+            where = with_line("the network's forward pass", worst.line)
+            judgement.find(kind, where, by=worst.by)
+        buffers: set[str] = set()
+        carried: set[str] = set()
+        for entry in passes:
+            buffers.update(entry.buffers)
+            carried.update(entry.carried)
+        if buffers:
+            judgement.find("buffers", listed(sorted(buffers)))
+        collated = entries_of(inspection.record, CollateInspection)
+        for item in [item for item in collated if item.changes][:1]:
+            record = f"record {item.record}, {item.chosen_as},"
+            where = with_line("the first batch", item.line)
+            judgement.find("padded", where, record=record, changes=item.seen)
+        if carried:
+            why = (
+                f"the network keeps {listed(sorted(carried))} from one forward pass to the next, "
+                "and its outputs depend on it: whether that takes records to the next batch was "
+                "not observed"
+            )
+            return judgement.miss(self.name, why)
+        if not passes:
+            reasons = [entry.unseen for entry in forwards]
+            reasons.append("no forward pass of the network in training was observed")
+            return judgement.miss(self.name, reasons[0])
+        return judgement.observe(self.name, f"{len(passes)} forward passes repeated")

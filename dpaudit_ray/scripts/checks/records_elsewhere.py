@@ -1,0 +1,31 @@
+"""Uses of the private records outside of private steps."""
+
+from __future__ import annotations
+
+from ..protocol import Process, entries_of
+from ..script_findings import Judgement
+from .check import Check, Inspection, listed, with_line
+
+
+class RecordsElsewhere(Check):
+    """Judges networks that the records trained without noise, and scaling by the records."""
+
+    name = "records elsewhere"
+    question = "Are the records used only in private steps?"
+
+    def judge(self, inspection: Inspection) -> Judgement:
+        judgement = Judgement()
+        result = inspection.result
+        if result.beside:
+            judgement.find("beside", "an optimizer without noise", value=listed(result.beside))
+        if result.standardised:
+            judgement.find("standardised", "the data set", value=result.standardised)
+        processes = entries_of(inspection.record, Process)
+        for process in processes[:1]:
+            values = {"count": len(processes), "started_by": process.started_by}
+            judgement.find("unwatched process", with_line("a process", process.line), **values)
+        if processes:
+            return judgement.miss(self.name, f"{len(processes)} processes were not observed")
+        if judgement.findings:
+            return judgement.miss(self.name, "records without noise went into training")
+        return judgement.observe(self.name, "no other use was observed")

@@ -1,0 +1,234 @@
+"""Sampling: draws of the loaders, compared with the sampling that was accounted."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from ...errors import plain
+from .. import claims
+from ..protocol import Draws, Made, UnevenStep, entries_of
+from ..script_findings import Finding, Judgement, finding
+from .check import SHARE, Check, Inspection, at_step
+
+_WHERE = "the sampler"
+_FEW = 10  # draws from which their spread is informative
+_FEW_DRAWN = 8.0  # records per draw, below which its size is not compared with a normal law
+_LIMIT = 6.0  # standard deviations, where the law is only close to normal
+
+
+class Sampling(Check):
+    """Tests draws against independent sampling of each record at the accounted rate."""
+
+    name = "sampling"
+    question = "Are records sampled as accounted, and is each sampled record one row of its step?"
+
+    def judge(self, inspection: Inspection) -> Judgement:
+        judgement = Judgement()
+        result = inspection.result
+        events = claims.events_of(result)
+        for made in entries_of(inspection.record, Made):
+            if made.replaced_sampler:
+                where = made.line or "make_private"
+                judgement.find("sampler", where, sampler=made.replaced_sampler)
+        if not result.draws:
+            if events and all(rate >= 1 for _, rate, _ in events):
+                return judgement.observe(self.name, "every record in every step, as accounted")
+            why = "no loader was observed: records are sampled by the script's own code"
+            if not inspection.uses_opacus:
+                why += "; give of=, how many there are"
+            return judgement.miss(self.name, why)
+        if not events:
+            return judgement.miss(self.name, "nothing was accounted", applies=False)
+        summary = ""
+        for draws in result.draws:
+            summary = _judge_draws(draws, inspection, judgement)
+        _judge_unused(result.unused, judgement)
+        uneven = _unexplained(inspection)
+        _judge_uneven(uneven, judgement)
+        if uneven:
+            why = f"{summary}; how batches were made of the sampled records was not observed"
+            return judgement.miss(self.name, why)
+        return judgement.observe(self.name, summary)
+
+
+def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> str:
+    """Judges the draws of one data set at one rate, and returns them in words."""
+    result = inspection.result
+    events = claims.events_of(result)
+    rate = draws.rate or max(rate for _, rate, _ in events)
+    if rate >= 1:
+        # Without amplification a record may be in as many steps as were accounted.
+        counted = sum(int(steps) for _, _, steps in events)
+        most = draws.most or 0
+        if most > counted:
+            judgement.find("too often", _WHERE, counted=counted, most=most)
+        return f"each record in up to all {len(draws.sizes)} steps, as accounted"
+    failed = _failed_test(draws, rate, SHARE / len(result.draws), inspection)
+    if failed is not None:
+        judgement.findings.append(failed)
+    drawn_rate = sum(draws.sizes) / max(draws.records * len(draws.sizes), 1)
+    return f"{len(draws.sizes)} draws at a rate of {drawn_rate:.4g}"
+
+
+def _judge_unused(unused: tuple[int, ...], judgement: Judgement) -> None:
+    """Judges draws that led to no step, by their sizes."""
+    empty = unused.count(0)
+    if len(unused) > empty:
+        judgement.find("draws lost", "the loop", count=len(unused) - empty)
+    if empty:
+        judgement.find("empty passed over", _WHERE, count=empty)
+
+
+def _unexplained(inspection: Inspection) -> list[UnevenStep]:
+    """Returns uneven steps, without those of a loop that uses a constant part of each batch."""
+    steps = [step for step in inspection.result.uneven if step.passes == 1]
+    parts = {step.drawn / step.rows if step.rows else 0.0 for step in steps}
+    is_constant_part = len(parts) == 1 and min(parts) > 1 and min(parts).is_integer()
+    if is_constant_part and len(steps) >= inspection.taken:
+        return []
+    return steps
+
+
+def _judge_uneven(uneven: list[UnevenStep], judgement: Judgement) -> None:
+    """Warns of steps with fewer or more gradients than sampled records."""
+    fewer = [step for step in uneven if step.rows < step.drawn]
+    more = [step for step in uneven if step.rows > step.drawn]
+    for kind, steps in (("records passed over", fewer), ("more rows", more)):
+        for step in steps[:1]:
+            values = {"used": step.rows, "drawn": step.drawn, "count": len(steps)}
+            judgement.find(kind, at_step(step.step), **values)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Sizes of draws, and the statistics that tests compare."""
+
+    draws: Draws
+    rate: float
+
+    @functools.cached_property
+    def values(self) -> Any:
+        return np.array(self.draws.sizes, dtype=np.float64)
+
+    @property
+    def spread(self) -> float:
+        """Pearson's statistic of the sizes: chi-squared if records are sampled independently."""
+        n, rate = self.draws.records, self.rate
+        return float(np.sum((self.values - n * rate) ** 2)) / (n * rate * (1 - rate))
+
+    @property
+    def is_near_normal(self) -> bool:
+        return self.draws.records * self.rate >= _FEW_DRAWN
+
+    def is_too_narrow(self, level: float) -> bool:
+        count = len(self.values)
+        return count >= _FEW and special.gammainc(count / 2, self.spread / 2) < level
+
+    def is_too_wide(self, level: float) -> bool:
+        return bool(special.gammaincc(len(self.values) / 2, self.spread / 2) < level)
+
+
+def _failed_test(draws: Draws, rate: float, level: float, inspection: Inspection) -> Finding | None:
+    """Returns a finding for the first test that independent draws would pass, and these fail.
+
+    Args:
+        draws: of one data set.
+        rate: that was accounted, below 1.
+        level: probability of a false alarm, of all tests together.
+        inspection: for the claim.
+    """
+    n = draws.records
+    sizes = _Sizes(draws, rate)
+    count = len(draws.sizes)
+    total = sum(draws.sizes)
+    if total > 0 and special.bdtrc(total - 1, n * count, rate) < level / 2:
+        share = total / (n * count)
+        values = {"total": total, "draws": count, "records": n}
+        return finding("rate", _WHERE, rate=rate, share=share, **values)
+    if draws.twice:
+        return finding("twice", _WHERE, count=draws.twice)
+    deviation = _shared_records(draws, rate)
+    if deviation < -_LIMIT:
+        how = "shuffled: each record once in a pass"
+        return _judge_other_sampling(how, rate, round(1 / rate), inspection)
+    if sizes.is_near_normal and sizes.is_too_narrow(level / 6):
+        return _judge_other_sampling("of a fixed size", rate, 1, inspection)
+    empty = (1 - rate) ** n
+    log_without_empty = count * math.log1p(-min(empty, 1 - 1e-12))
+    if 0 not in draws.sizes and log_without_empty < math.log(level / 6):
+        return finding("no empty", _WHERE, expected=count * empty)
+    is_wide = sizes.is_near_normal and sizes.is_too_wide(level / 6)
+    if deviation > _LIMIT or is_wide:
+        return finding("dependent", _WHERE)
+    return None
+
+
+def _shared_records(draws: Draws, rate: float) -> float:
+    """Returns how many standard deviations more records are shared in windows than by chance."""
+    if draws.windows == 0:
+        return 0.0
+    k = np.arange(min(draws.window, 60) + 1, dtype=np.float64)
+    probability = special.binom(draws.window, k) * rate**k * (1 - rate) ** (draws.window - k)
+    pairs = k * (k - 1) / 2
+    mean = float(probability @ pairs)
+    variance = float(probability @ pairs**2) - mean**2
+    n = draws.records * draws.windows
+    return float((draws.shared - n * mean) / math.sqrt(max(n * variance, 1e-300)))
+
+
+def _judge_other_sampling(how: str, rate: float, group: int, inspection: Inspection) -> Finding:
+    """Tells by worst-case neighbours whether the claim is violated, or only not proven."""
+    result = inspection.result
+    noise = min(noise for noise, _, _ in claims.events_of(result))
+    epsilon = claims.stated(result, inspection.delta)
+    times = max(1, inspection.taken // group)
+    reached = delta_without_poisson(epsilon, noise, rate, group, times)
+    if reached <= inspection.delta:
+        return finding("not proven", _WHERE, how=how, rate=rate)
+    return finding(
+        "not Poisson",
+        _WHERE,
+        how=how,
+        rate=rate,
+        epsilon=epsilon,
+        reached=plain(reached, ".2g"),
+        delta=plain(inspection.delta, ".2g"),
+    )
+
+
+def delta_without_poisson(
+    epsilon: float, noise: float, rate: float, group: int, times: int
+) -> float:
+    """Returns a δ that draws without Poisson sampling reach at `epsilon`, by one event.
+
+    All other records' gradients are −C, the record's own is C, and 0 in the neighbouring data
+    (Chua et al. 2024, the lower bound for shuffled batches, for one pass; passes are independent).
+    The event: in k of `times` groups some step exceeds h.
+
+    Args:
+        epsilon: ε of the claim.
+        noise: noise multiplier.
+        rate: at which a step has the record, if a group has one step.
+        group: steps of which one has the record; 1 for batches of a fixed size.
+        times: groups of a run.
+    """
+    h = np.linspace(-2, 10, 400) * noise
+    below = special.ndtr(h / noise)
+    below_with_record = [special.ndtr((h - shift) / noise) for shift in (2.0, 1.0)]
+    if group > 1:
+        chances = [1 - below ** (group - 1) * record for record in below_with_record]
+    else:
+        chances = [1 - (1 - rate) * below - rate * record for record in below_with_record]
+    shares = (int(times * share) for share in (0.1, 0.2, 0.4, 0.7))
+    best = 0.0
+    for k in sorted({1, 2, 3, 5, *shares, times}):
+        if 1 <= k <= times:
+            first, second = (special.bdtrc(k - 1, times, chance) for chance in chances)
+            best = max(best, float(np.max(first - np.exp(epsilon) * second)))
+    return best

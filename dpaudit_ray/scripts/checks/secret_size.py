@@ -1,0 +1,52 @@
+"""The number of records as a secret of its own."""
+
+from __future__ import annotations
+
+import math
+
+from ..protocol import Made, entries_of
+from ..script_findings import Judgement
+from .check import Check, Inspection
+
+
+class SecretSize(Check):
+    """Compares a run with one in which the data set has one record more."""
+
+    name = "secret size"
+    question = "With `--secret-size`: does one record more change batch size, batches or noise?"
+    inapplicable = "the number of records is no secret without --secret-size"
+
+    def applies(self, inspection: Inspection) -> bool:
+        return bool(inspection.sizes)
+
+    def judge(self, inspection: Inspection) -> Judgement:
+        judgement = Judgement()
+        made = [entry for record in inspection.sizes for entry in entries_of(record, Made)[:1]]
+        if len(made) < 2 or made[0].records is None:
+            why = "make_private was not called, or its data have no length"
+            return judgement.miss(self.name, why)
+        first, second = made
+        if second.records != made[0].records + 1:
+            why = "the loader draws by a custom sampler, which was left as it is"
+            return judgement.miss(self.name, why)
+        summary = f"with {first.records} and {second.records} records"
+        changes = _changes(first, second)
+        if not changes:
+            return judgement.observe(self.name, f"{summary}: the same")
+        changed = "; ".join(changes)
+        judgement.find("secret size", summary, changed=changed)
+        return judgement.observe(self.name, f"{summary}: {changed}")
+
+
+def _changes(first: Made, second: Made) -> list[str]:
+    """Returns the parameters that differ, with both values."""
+    values = {
+        "expected batch size": (first.expected_batch_size or 0, second.expected_batch_size or 0),
+        "number of batches": (first.batches, second.batches),
+        "noise": (first.noise, second.noise),
+    }
+    changes = []
+    for name, (before, after) in values.items():
+        if not math.isclose(before, after, rel_tol=1e-12):
+            changes.append(f"{name} {before:g} to {after:g}")
+    return changes

@@ -1,0 +1,30 @@
+"""Seeds of generators that noise is drawn from."""
+
+from __future__ import annotations
+
+from ..script_findings import Judgement
+from .check import Check, Inspection
+
+
+class Seeds(Check):
+    """Compares the seeds of two runs: a seed is fixed only if both have it."""
+
+    name = "seeds"
+    question = "Can anyone with the script compute its noise again?"
+
+    def judge(self, inspection: Inspection) -> Judgement:
+        judgement = Judgement()
+        result = inspection.result
+        second = inspection.reseeded
+        constants = set(result.seeded)
+        if second is not None:
+            constants &= set(second.seeded)
+            for first_seed, seed in zip(result.noise_seeds, second.noise_seeds, strict=False):
+                if first_seed == seed and not judgement.findings:
+                    judgement.find("same seeds", "noise_generator", seed=seed)
+        if constants:
+            names = ", ".join(sorted(constants)[:3])
+            judgement.find("fixed seed", names)
+        if result.noise_seeds and second is None:
+            return judgement.miss(self.name, "a second run with other seeds did not end")
+        return judgement.observe(self.name, f"{len(constants)} constant seeds")

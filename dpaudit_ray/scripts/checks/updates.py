@@ -1,0 +1,61 @@
+"""Updates of parameters by anything except private releases."""
+
+from __future__ import annotations
+
+from ..protocol import OutsideSteps
+from ..script_findings import Judgement
+from .check import Check, Inspection, listed, with_line
+from .pinned_releases import acquits
+
+_WHAT = {
+    "before": "before make_private",
+    "after": "without noise of parameters outside the private network",
+}
+
+
+class Updates(Check):
+    """Judges steps of other optimizers, and changes of private parameters between steps."""
+
+    name = "updates"
+    question = "Do private releases alone change the parameters that are published?"
+
+    def judge(self, inspection: Inspection) -> Judgement:
+        judgement = Judgement()
+        result = inspection.result
+        is_acquitted = acquits(inspection)
+        for outside in result.outside:
+            _judge_outside(inspection, outside, judgement)
+        if result.warmed:
+            judgement.find("warm-up", "before make_private", names=listed(result.warmed))
+        if inspection.uses_opacus and result.moved and not is_acquitted:
+            judgement.find("moved", f"between {result.moved} steps")
+        unexplained = () if is_acquitted else result.left.outside
+        if unexplained:
+            what = f"{listed(unexplained)} by another optimizer"
+            judgement.find("outside", "the returned model", what=f"of {what}")
+        summary = f"{len(result.outside)} other optimizers"
+        if is_acquitted:
+            summary += "; runs with pinned releases end in the same values"
+        elif unexplained or any(item.code == "DPA027" for item in judgement.findings):
+            why = f"{summary}; whether their updates are private was not observed"
+            if unexplained:
+                why += "; if they are, name what is returned by @audited(public=[...])"
+            return judgement.miss(self.name, why)
+        return judgement.observe(self.name, summary)
+
+
+def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Judgement) -> None:
+    """Judges steps of one optimizer that no engine wraps."""
+    is_own_loop = not inspection.uses_opacus and inspection.taken > 0
+    if is_own_loop or outside.when == "import":
+        return  # it steps by releases of the script's own loop
+    line = inspection.result.lines.get(outside.optimizer, "")
+    where = with_line(f"{outside.optimizer}, {outside.steps} steps", line)
+    if inspection.taken == 0 and inspection.promised is not None and not inspection.uses_opacus:
+        values = {"promised": inspection.promised, "steps": outside.steps}
+        judgement.find("no privacy", where, optimizer=outside.optimizer, **values)
+    elif outside.when == "after" and (outside.private or inspection.taken == 0):
+        names = listed(outside.names) or "parameters of another model"
+        judgement.find("not private", where, names=names)
+    elif outside.when == "before" or not acquits(inspection):
+        judgement.find("outside", where, what=_WHAT[outside.when])

@@ -1,0 +1,119 @@
+"""The ε of a script: what its accountants state, and what its accounted steps compose to.
+
+Steps on the same records compose, by all engines together; steps on disjoint records do not add
+up. A history that was loaded replaces the steps that it has in common with this process.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from collections.abc import Sequence
+
+from .. import accounting
+from .protocol import Claim, History, RunResult
+
+TOLERANCE = 1e-3  # relative: bounds of accountants differ by less
+Counts = collections.Counter[tuple[float, float]]  # steps by noise multiplier and sampling rate
+
+
+def events_of(result: RunResult) -> list[tuple[float, float, int]]:
+    """Returns (σ, q, steps) of all accountants whose claim is the script's."""
+    events = []
+    for claim in result.claims:
+        events.extend(claim.history)
+    return events
+
+
+def groups_of(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
+    """Returns claims with a history, by the group of data that they are about."""
+    groups: dict[int, list[Claim]] = {}
+    for claim in claims:
+        if claim.history:
+            groups.setdefault(claim.data, []).append(claim)
+    return groups
+
+
+def steps_on_same_records(claims: Sequence[Claim]) -> History:
+    """Returns the steps of claims on the same records, each step once.
+
+    A history that was loaded has steps of engines before it in this process, which are counted
+    there, and steps of another process.
+
+    Args:
+        claims: in the order in which their engines were made.
+    """
+    here = Counts()
+    elsewhere = Counts()
+    for claim in claims:
+        loaded = _counts(claim.loaded)
+        elsewhere |= loaded - here
+        here += _counts(claim.history) - loaded
+    total = here + elsewhere
+    return tuple((noise, rate, steps) for (noise, rate), steps in sorted(total.items()))
+
+
+def _counts(history: History) -> Counts:
+    counts = Counts()
+    for noise, rate, steps in history:
+        counts[noise, min(rate, 1.0)] += int(steps)
+    return counts
+
+
+@functools.lru_cache(maxsize=64)
+def composed_epsilon(history: History, delta: float) -> float:
+    """Returns ε at δ of these steps by PLD; infinite if a step has no noise."""
+    return accounting.events_epsilon(history, delta)
+
+
+def composed(result: RunResult, delta: float) -> float:
+    """Returns ε at δ of the records with the most steps; NaN if nothing was accounted."""
+    groups = groups_of(result.claims)
+    epsilons = [composed_epsilon(steps_on_same_records(g), delta) for g in groups.values()]
+    return max(epsilons, default=math.nan)
+
+
+def stated(result: RunResult, delta: float) -> float:
+    """Returns ε at δ as the script's accountants state it; NaN if nothing was accounted.
+
+    Accountants of the same records state no ε together: their steps are composed.
+    """
+    epsilons = []
+    for claims in groups_of(result.claims).values():
+        epsilon = None
+        if len(claims) == 1:
+            epsilon = _by_delta(claims[0]).get(delta)
+        if epsilon is None:
+            epsilon = composed_epsilon(steps_on_same_records(claims), delta)
+        epsilons.append(epsilon)
+    return max(epsilons, default=math.nan)
+
+
+def _by_delta(claim: Claim) -> dict[float, float | None]:
+    return dict(zip(claim.deltas, claim.epsilons, strict=True))
+
+
+def stated_curve(claims: Sequence[Claim]) -> list[tuple[float, float]]:
+    """Returns (ε, δ) that the accountants' values imply for every record; ε may be infinite.
+
+    Within a group of the same records ε and δ add up; of several groups the largest ε counts.
+    """
+    groups = groups_of(claims)
+    if not groups:
+        return []
+    most = max(len(group) for group in groups.values())
+    deltas = next(iter(groups.values()))[0].deltas
+    points = []
+    for index, delta in enumerate(deltas):
+        sums = []
+        for group in groups.values():
+            epsilons = [claim.epsilons[index] for claim in group]
+            sums.append(sum(math.inf if e is None else max(e, 0.0) for e in epsilons))
+        points.append((max(sums), min(1.0, most * delta)))
+    return points
+
+
+def accountant_names(result: RunResult) -> str:
+    """Returns the names of the script's accountants, or "none"."""
+    return "+".join(dict.fromkeys(claim.name for claim in result.claims)) or "none"

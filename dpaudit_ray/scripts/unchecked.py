@@ -1,0 +1,39 @@
+"""What an audit does not check in a script, with hints where the script may depend on it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .protocol import RunResult
+
+_ALWAYS = (
+    "data before training: filtering, duplicates, and constants computed from the records",
+    "random generators and floating-point arithmetic",
+)
+# Words in a script's code, and what they hint at.
+_HINTS = {
+    r"class_weight|compute_class_weight|bincount|WeightedRandomSampler": "class weights",
+    r"[Vv]ocab|Counter\(|most_common|fit_transform|LabelEncoder": "a vocabulary or encoding",
+    r"best_(?:epoch|loss|acc|model)|early_stop|EarlyStopping|patience": "the choice of an epoch",
+    r"\bprint\(|logger\.|logging\.|wandb|tensorboard|SummaryWriter": "printed or logged values",
+    r"\.mean\(0|\.std\(0|StandardScaler|mean\(axis=0|std\(axis=0": "scaling by the records",
+}
+
+
+def unchecked_in(script: Path, result: RunResult) -> tuple[str, ...]:
+    """Returns a line for each thing that no check covers in this script, with its first line."""
+    unchecked = list(_ALWAYS)
+    try:
+        source = script.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        source = ""
+    for number, line in enumerate(source.splitlines(), 1):
+        code = line.partition("#")[0]
+        for pattern, hint in _HINTS.items():
+            is_listed = any(item.startswith(hint) for item in unchecked)
+            if not is_listed and re.search(pattern, code):
+                unchecked.append(f"{hint} ({script.name}:{number})")
+    if not result.made:
+        unchecked.append("how the custom loop forms per-example gradients")
+    return tuple(unchecked)

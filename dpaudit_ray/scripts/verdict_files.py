@@ -1,0 +1,111 @@
+"""Files of a script's verdict: a page of HTML, JUnit for CI, and SARIF for code scanning."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from .. import __version__
+from ..errors import StorageError, lines
+from ..report import page
+from .finding_kinds import KINDS, Weight
+from .script_findings import LAYERS, Finding, ScriptVerdict
+
+_LEVELS = {Weight.VIOLATION: "error", Weight.WARNING: "warning", Weight.NOTE: "note"}
+_LINE = re.compile(r"([\w.-]+\.py):(\d+)")
+
+
+@dataclasses.dataclass
+class _Case:
+    """A test case of JUnit: why it is skipped, or its failures."""
+
+    skipped: str = ""
+    failures: list[str] = dataclasses.field(default_factory=list)
+
+
+def html(verdict: ScriptVerdict) -> str:
+    """Returns one page that needs no other file."""
+    environment = page.environment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.get_template("script.html.j2")
+    written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return template.render(audit=verdict, layers=LAYERS, version=__version__, written=written)
+
+
+def junit(verdict: ScriptVerdict) -> str:
+    """Returns a test case for each check: failed by a violation, or skipped if it is not done.
+
+    A finding of a kind that no check is named after has a case of its own.
+    """
+    cases: dict[tuple[int, str], _Case] = {}
+    for check in verdict.looks:
+        cases[check.layer, check.name] = _Case("" if check.done else check.line)
+    for violation in verdict.violations:
+        case = cases.setdefault((violation.layer, violation.look), _Case())
+        case.failures.append(f"{violation.code} {violation}")
+    failed = [case for case in cases.values() if case.failures]
+    skipped = [case for case in cases.values() if case.skipped and not case.failures]
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"dpaudit {verdict.script}",
+        tests=str(len(cases)),
+        failures=str(len(failed)),
+        errors="0",
+        skipped=str(len(skipped)),
+        time=f"{verdict.seconds:.1f}",
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    values = {"verdict": f"{verdict.verdict}: {verdict.headline}", "claim": verdict.claim_text}
+    values |= {LAYERS[measured.layer]: str(measured) for measured in verdict.measured}
+    for name, value in values.items():
+        ElementTree.SubElement(properties, "property", name=name, value=lines(value))
+    for (layer, name), case in cases.items():
+        element = ElementTree.SubElement(suite, "testcase", classname=LAYERS[layer], name=name)
+        if case.failures:
+            message = lines(case.failures[0])
+            failure = ElementTree.SubElement(element, "failure", message=message)
+            failure.text = lines("\n".join(case.failures))
+        elif case.skipped:
+            ElementTree.SubElement(element, "skipped", message=lines(case.skipped))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def sarif(verdict: ScriptVerdict) -> str:
+    """Returns the findings in SARIF 2.1.0, with a rule for each code."""
+    names = {kind.code: name for name, kind in KINDS.items()}
+    codes = sorted({finding.code for finding in verdict.findings})
+    rules = [{"id": code, "name": names[code]} for code in codes]
+    driver = {"name": "dpaudit", "version": __version__, "rules": rules}
+    results = [_sarif_result(verdict, finding) for finding in verdict.findings]
+    run = {"tool": {"driver": driver}, "results": results}
+    schema = "https://json.schemastore.org/sarif-2.1.0.json"
+    return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=1)
+
+
+def _sarif_result(verdict: ScriptVerdict, finding: Finding) -> dict[str, Any]:
+    file = verdict.script.partition(":")[0]
+    region: dict[str, Any] = {}
+    if match := _LINE.search(finding.where):
+        file = match[1]
+        region = {"region": {"startLine": int(match[2])}}
+    place = {"physicalLocation": {"artifactLocation": {"uri": file}} | region}
+    return {
+        "ruleId": finding.code,
+        "level": _LEVELS[finding.weight],
+        "message": {"text": lines(str(finding))},
+        "locations": [place],
+    }
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file. Raises StorageError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot write {path} ({error.strerror}); name another file") from error

@@ -1,0 +1,109 @@
+"""The ε of a script against an obvious twin, which keeps each step of each engine by its name."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from dpaudit_ray import accounting
+from dpaudit_ray.scripts import claims
+from dpaudit_ray.scripts.protocol import Claim, RunResult
+
+DELTA = 1e-5
+
+
+@dataclasses.dataclass
+class Engine:
+    """An engine that keeps the names of its steps: where each was taken, and with which noise."""
+
+    data: int
+    loaded: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+    taken: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+
+    @property
+    def steps(self) -> list[tuple[str, float]]:
+        return self.loaded + self.taken
+
+    def claim(self) -> Claim:
+        return Claim("prv", history(self.steps), data=self.data, loaded=history(self.loaded))
+
+
+def history(steps: list[tuple[str, float]]) -> tuple[tuple[float, float, int], ...]:
+    return tuple((noise, 1.0, 1) for _, noise in steps)
+
+
+def scenario(rng: random.Random) -> list[Engine]:
+    """Up to four engines, each new, or resumed from an earlier one or from another process."""
+    before = {
+        data: [(f"{data} before {n}", rng.choice((1.0, 2.0))) for n in range(3)] for data in (0, 1)
+    }
+    engines: list[Engine] = []
+    for number in range(rng.randint(1, 4)):
+        data = rng.randint(0, 1)
+        earlier = [engine for engine in engines if engine.data == data]
+        loaded: list[tuple[str, float]] = []
+        kind = rng.choice(("new", "resumed", "other process"))
+        if kind == "resumed" and earlier:
+            loaded = list(rng.choice(earlier).steps)
+        elif kind == "other process" and not earlier:
+            loaded = list(before[data])
+        taken = [(f"{number}, {n}", rng.choice((1.0, 2.0))) for n in range(rng.randint(1, 4))]
+        engines.append(Engine(data, loaded, taken))
+    return engines
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_each_step_counts_once_whoever_has_it_in_a_history(seed):
+    engines = scenario(random.Random(seed))
+    groups = claims.groups_of([engine.claim() for engine in engines])
+    for data, group in groups.items():
+        names: dict[str, float] = {}
+        for engine in engines:
+            if engine.data == data:
+                names.update(engine.steps)
+        steps = claims.steps_on_same_records(group)
+        for noise in (1.0, 2.0):
+            counted = sum(count for at, _, count in steps if at == noise)
+            assert counted == list(names.values()).count(noise), (engines, steps)
+
+
+def gaussian(*noises: float) -> float:
+    """ε of Gaussian steps without sampling: one step with the root of summed squares."""
+    mu = math.sqrt(sum(noise**-2 for noise in noises))
+    return accounting.epsilon(noise_multiplier=1 / mu, steps=1, delta=DELTA)
+
+
+def result(*claimed: Claim) -> RunResult:
+    return RunResult(claims=claimed)
+
+
+def one(noise: float, steps: int, **fields: object) -> Claim:
+    return dataclasses.replace(Claim("prv", ((noise, 1.0, steps),)), **fields)
+
+
+def test_engines_on_the_same_records_compose_and_on_others_the_largest_counts():
+    twice = result(one(4.0, 8), one(4.0, 8))
+    assert claims.composed(twice, DELTA) == pytest.approx(gaussian(*[4.0] * 16), rel=1e-6)
+    apart = result(one(4.0, 8), one(4.0, 3, data=1))
+    assert claims.composed(apart, DELTA) == pytest.approx(gaussian(*[4.0] * 8), rel=1e-6)
+    resumed = result(one(4.0, 8), one(4.0, 16, loaded=((4.0, 1.0, 8),)))
+    assert claims.composed(resumed, DELTA) == pytest.approx(gaussian(*[4.0] * 16), rel=1e-6)
+    assert math.isnan(claims.composed(result(Claim("prv", ())), DELTA))
+    assert claims.composed(result(one(0.0, 1)), DELTA) == math.inf
+
+
+def test_what_accountants_state():
+    """One accountant is believed for the claim; several, or one that fails, are composed."""
+    stated = {"deltas": (DELTA,), "epsilons": (0.5,)}
+    assert claims.stated(result(one(4.0, 8, **stated)), DELTA) == 0.5
+    composed = gaussian(*[4.0] * 16)
+    for case in (
+        result(one(4.0, 8, **stated), one(4.0, 8, **stated)),
+        result(one(4.0, 16, deltas=(DELTA,), epsilons=(None,))),
+        result(one(4.0, 16)),
+    ):
+        assert claims.stated(case, DELTA) == pytest.approx(composed, rel=1e-6)
+    assert math.isnan(claims.stated(result(), DELTA))
+    assert claims.accountant_names(result()) == "none"
+    assert claims.accountant_names(result(one(1.0, 1), one(2.0, 1))) == "prv"

@@ -1,0 +1,197 @@
+"""What runs with pinned releases show: made-up runs of a step for each letter."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dpaudit_ray.isolation import Ended, Limits
+from dpaudit_ray.scripts import checks
+from dpaudit_ray.scripts.checks import Inspection, PinnedRun, PinnedRuns
+from dpaudit_ray.scripts.protocol import Cut, Entry, PinnedStep, RunRequest, RunResult
+from dpaudit_ray.scripts.script_audit import Audit, Options
+from dpaudit_ray.scripts.script_findings import Finding, Judgement, Weight
+from dpaudit_ray.scripts.script_runs import EndedRun, Target
+from tests.scripts.conftest import ZOO
+from tests.scripts.made_up import DELTA, left, result
+
+ROWS = (1.0, 2.0, 3.0)
+
+
+def run(
+    releases: str, rows: tuple[float, ...] = ROWS, updates: str = "", **fields: Any
+) -> PinnedRun:
+    """A run whose first step has the record."""
+    steps = [
+        PinnedStep(
+            member=not number,
+            release=(letter,),
+            update=tuple(updates[number : number + 1]),
+            rows=() if number else rows,
+            drawn=3,
+            line=f"train.py:{number + 1}",
+        )
+        for number, letter in enumerate(releases)
+    ]
+    cut = fields.pop("cut", "")
+    return PinnedRun(result=RunResult(chosen=7, **fields), steps=tuple(steps), cut=cut)
+
+
+def published(mean: str, given: str) -> tuple[tuple[str, str], ...]:
+    return (("mean", mean), ("what X is given", given))
+
+
+def judge(*runs: PinnedRun, **fields: Any) -> Judgement:
+    names = ("alone", "exchanged", "noised", "shaken")
+    pinned = PinnedRuns(**dict(zip(names, runs, strict=False)), **fields)
+    inspection = Inspection(record=[], result=result(), delta=DELTA, pinned=pinned)
+    return checks.pinned_releases.PinnedReleases().judge(inspection)
+
+
+def findings(*runs: PinnedRun) -> list[Finding]:
+    return judge(*runs).findings
+
+
+@pytest.mark.parametrize(
+    ("other", "check", "words"),
+    [
+        (run("xbc"), "", ""),  # the step that has it may release something else
+        (run("abd"), "state", "1 of 2 without the record"),
+        (run("abc", (1.0, 5.0, 3.0)), "", ""),  # its own gradient
+        (run("abc", (1.1, 2.1, 3.1)), "records apart", "changed 3 of 3 gradients"),
+        (run("abc", published=published("2", "1")), "release", "mean, which another record"),
+        (run("abc", published=published("1", "2")), "updates", "what X is given, which"),
+        (run("abc", updates="xbd"), "updates", "changed 2 of 3 updates"),
+    ],
+)
+def test_what_another_record_changes(other, check, words):
+    first = run("abc", updates="abc" if "updates" in words else "", published=published("1", "1"))
+    found = findings(first, other, first)
+    assert [item.look for item in found] == ([check] if check else [])
+    assert all(item.weight is Weight.VIOLATION for item in found)
+    assert all(words in item.seen for item in found)
+    # What other noise changes as well is hidden by it; and maybe what other random numbers do.
+    assert not findings(first, other, other)
+    if check and check != "records apart":
+        judgement = judge(first, other, first, other)
+        assert not judgement.findings
+        assert "whether noise outside of steps hides" in judgement.looks[0].said
+        assert not judgement.complete
+
+
+def test_the_exchanged_record_and_the_line_are_named():
+    first = run("abc", chosen_as="the longest")
+    (one,) = findings(first, run("abc", (1.1, 2.1, 3.1)))
+    assert one.where == "step 1 (train.py:1)"
+    assert "another record in place of record 7, the longest, changed 3 of 3" in one.seen
+    assert "in place of the longest" in judge(first, first).looks[0].said
+
+
+@pytest.mark.parametrize("given", ["1", "2"])
+def test_a_run_that_is_cut_is_compared_as_far_as_it_goes(given):
+    """And it is not complete: what is returned was not compared."""
+    whole = run("abc", published=(("what X is given", "1"), ("mean", "1")))
+    other = run("ab", published=(("what X is given", given),), cut="the budget ended the run")
+    judgement = judge(whole, other)
+    assert [item.look for item in judgement.findings] == (["updates"] if given == "2" else [])
+    assert "not compared" in judgement.looks[0].said
+    assert not judgement.complete
+
+
+class Runner:
+    """Ends every run in the same way."""
+
+    width = 1
+
+    def __init__(self, ended: Ended, returned: RunResult | None = None, *entries: Entry) -> None:
+        self.ended = ended
+        self.returned = returned
+        self.entries = entries
+        self.requests: list[RunRequest] = []
+
+    def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
+        for request in requests:
+            self.requests.append(request)
+            yield EndedRun(request, self.ended, self.entries, self.returned)
+
+
+def pinned_check(runner: Runner) -> Judgement:
+    """Runs pinned releases for a script with Opacus that nothing else is known of."""
+    audit = Audit(Target(ZOO / "healthy.py", "mlp"), runner, Options(), lambda _: None)
+    inspection = Inspection(record=[], result=result(), delta=DELTA)
+    audit._judgement = checks.judge(inspection)
+    inspection = audit._with_pinned_runs(inspection)
+    return checks.pinned_releases.PinnedReleases().judge(inspection)
+
+
+@pytest.mark.parametrize("how", ["hung", "raised"])
+def test_a_pinned_run_that_fails_or_takes_too_long_is_not_complete(how):
+    judgement = pinned_check(Runner(Ended(how, None, "ValueError: no", "", "", 1.0)))
+    assert not judgement.complete
+    (check,) = judgement.looks
+    words = {"hung": "give a larger --budget", "raised": "failed: ValueError: no"}
+    assert words[how] in check.said
+
+
+def test_a_run_without_a_draw_of_four_records_is_not_complete():
+    judgement = pinned_check(Runner(Ended("returned"), RunResult()))
+    assert "no draw of four records" in judgement.looks[0].said
+    assert not judgement.complete
+
+
+def test_pinned_runs_that_differ_in_nothing_are_two():
+    runner = Runner(Ended("returned"), RunResult(chosen=3, last_record=5))
+    assert pinned_check(runner).complete
+    # The last batch matters only for values that are not explained otherwise.
+    kinds = [(request.pinned, request.record) for request in runner.requests[:2]]
+    assert kinds == [("alone", None), ("exchanged", 3)]
+
+
+UNEXPLAINED = {
+    "moved": ({"moved": 3}, "updates"),
+    "outside": ({"left": left(outside=("w",))}, "updates"),
+    "tensors": ({"left": left(tensors=("mean",))}, "release"),
+}
+
+
+@pytest.mark.parametrize("kind", UNEXPLAINED)
+def test_pinned_runs_that_end_alike_acquit(kind):
+    """In both, all that is published is the same, whether a first or a last record is exchanged."""
+    fields, check = UNEXPLAINED[kind]
+    same = run("abc", published=(("mean", "1"),))
+
+    def outcome(**runs: PinnedRun) -> tuple[bool, list[str]]:
+        pinned = PinnedRuns(**{"alone": same, "exchanged": same} | runs)
+        inspection = Inspection(record=[], result=result(**fields), delta=DELTA, pinned=pinned)
+        judgement = checks.judge(inspection)
+        (done,) = [item.done for item in judgement.looks if item.name == check]
+        return done, [item.code for item in judgement.findings if item.look == check]
+
+    assert outcome(last=same) == (True, [])
+    open_checks = {
+        "without a last record": {},
+        "another value": {"last": run("abc", published=(("mean", "2"),))},
+        "cut": {"last": dataclasses.replace(same, cut="the budget ended the run")},
+        "fewer steps": {"last": run("ab", published=(("mean", "1"),))},
+    }
+    for runs in open_checks.values():
+        done, codes = outcome(**runs)
+        assert not done
+        assert len(codes) == 1
+
+
+def test_an_earlier_step_may_be_chosen_by_records_that_change_nothing():
+    """One record seldom changes which epoch is best."""
+    same = run("abc")
+    pinned = PinnedRuns(alone=same, exchanged=same, last=same)
+    chosen = result(left=left(earlier=("w of step 3 of 9",)))
+    inspection = Inspection(record=[], result=chosen, delta=DELTA, pinned=pinned)
+    assert "DPA041" in {item.code for item in checks.judge(inspection).findings}
+
+
+def test_a_run_is_read_from_its_record():
+    step = PinnedStep(member=True, release=("a",))
+    read = PinnedRun.from_record(RunResult(), [step, Cut(seconds=1.0, steps=4)])
+    assert read.steps == (step,)
+    assert "after step 4" in read.cut
