@@ -15,6 +15,7 @@ from .. import accounting
 from .protocol import Claim, History, RunResult
 
 TOLERANCE = 1e-3  # relative: bounds of accountants differ by less
+_COMPOSED_HERE = "pld"  # name of the claim of a loop without Opacus
 Counts = collections.Counter[tuple[float, float]]  # steps by noise multiplier and sampling rate
 
 
@@ -108,10 +109,20 @@ def stated_curve(claims: Sequence[Claim]) -> list[tuple[float, float]]:
     for index, delta in enumerate(deltas):
         sums = []
         for group in groups.values():
-            epsilons = [claim.epsilons[index] for claim in group]
-            sums.append(sum(math.inf if e is None else max(e, 0.0) for e in epsilons))
+            sums.append(sum(_stated_at(claim, index) for claim in group))
         points.append((max(sums), min(1.0, most * delta)))
     return points
+
+
+def _stated_at(claim: Claim, index: int) -> float:
+    """Returns ε of a claim at a δ by its index; infinite if its accountant states none.
+
+    A loop without Opacus has no accountant in the script's environment: its steps are composed.
+    """
+    epsilon = claim.epsilons[index]
+    if epsilon is None and claim.name == _COMPOSED_HERE:
+        epsilon = composed_epsilon(claim.history, claim.deltas[index])
+    return math.inf if epsilon is None else max(epsilon, 0.0)
 
 
 def accountant_names(result: RunResult) -> str:

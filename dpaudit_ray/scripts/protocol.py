@@ -170,7 +170,8 @@ class ForwardInspection(Entry):
 
     Attributes:
         mixes: whether outputs of other records changed, and `by` how much of their size.
-        time_first: the changed outputs show that records lie along the second dimension.
+        time_first: records lie along the second dimension, as many as were drawn.
+        by_vmap: the pass is one under torch.func.vmap, which separates its entries.
         buffers: names of buffers that learn from records.
         carried: names of attributes that one pass leaves to the next, which depends on them.
         unseen: why the repeats show nothing; "" if they do.
@@ -179,6 +180,7 @@ class ForwardInspection(Entry):
     mixes: bool = False
     by: float = 0.0
     time_first: bool = False
+    by_vmap: bool = False
     buffers: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     unseen: str = ""
@@ -325,12 +327,18 @@ class Draws:
 
 @dataclasses.dataclass(frozen=True)
 class UnevenStep:
-    """A step with another number of per-example gradients than records were drawn."""
+    """A step with another number of per-example gradients than records were drawn.
+
+    Attributes:
+        passes: backward passes that gave the gradients.
+        records_each: most records that one gradient is of, by the forward passes under vmap.
+    """
 
     step: int
     rows: int
     drawn: int
-    passes: int = 1  # backward passes that gave them
+    passes: int = 1
+    records_each: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,6 +413,7 @@ class RunResult:
         lines: the script's line for each place that a finding names.
         final: digest of the private parameters.
         seconds: that training took, and `inspecting` those that the watcher took of them.
+        waited: seconds that the run waited for a processor.
         returned_nothing: the function returned None.
     """
 
@@ -433,6 +442,7 @@ class RunResult:
     final: str = ""
     seconds: float = 0.0
     inspecting: float = 0.0
+    waited: float = 0.0
     returned_nothing: bool = False
     marks: Marks = Marks()
 

@@ -77,6 +77,29 @@ def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> ForwardInsp
     )
 
 
+def in_functorch() -> bool:
+    """Returns whether a transform of torch.func is active: its tensors have no numbers to read."""
+    functorch: Any = torch._C._functorch
+    return functorch.peek_interpreter_stack() is not None
+
+
+def mapped_batch(args: Any, kwargs: Any) -> int | None:
+    """Returns how many records a call under `vmap` has for each mapped entry; None without it."""
+    functorch: Any = torch._C._functorch
+    for leaf in tree_flatten((args, kwargs))[0]:
+        if isinstance(leaf, torch.Tensor) and functorch.is_batchedtensor(leaf):
+            return leaf.shape[0] if leaf.dim() > 1 else 1
+    return None
+
+
+def lies_time_first(args: Any, kwargs: Any, drawn: int) -> bool:
+    """Returns whether the second dimension of a batch, and not the first, has the drawn records."""
+    for leaf in tree_flatten((args, kwargs))[0]:
+        if _has_dim(leaf, 1):
+            return leaf.shape[0] != drawn and leaf.shape[1] == drawn
+    return False
+
+
 def _has_dim(value: Any, dim: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > dim
 

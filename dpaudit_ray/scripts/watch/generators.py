@@ -2,19 +2,25 @@
 
 import contextlib
 import random
+import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from .hooks import users_frames
+
+Generator = Any  # of torch, numpy or Python
+KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_MOST_PARTS = 100  # of a container that is searched for generators
 _STEP = 7919  # between the seeds of generators that are seeded at once
 
 
 @contextlib.contextmanager
-def preserve_generators(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+def preserve_generators(generators: Iterable[Generator] = ()) -> Iterator[None]:
     """Puts all generators back at the end: Python's, numpy's, torch's, and the passed ones."""
-    states = [(generator, generator.get_state()) for generator in generators]
+    states = [(generator, _state(generator)) for generator in generators]
     python_state = random.getstate()
     numpy_state = np.random.get_state()
     gpus = range(torch.cuda.device_count()) if _gpu_in_use() else ()
@@ -25,7 +31,7 @@ def preserve_generators(generators: Iterable[torch.Generator] = ()) -> Iterator[
             random.setstate(python_state)
             np.random.set_state(numpy_state)
             for generator, state in states:
-                generator.set_state(state)
+                _set_state(generator, state)
 
 
 @contextlib.contextmanager
@@ -40,8 +46,25 @@ def preserve_attributes(objects: Iterable[Any]) -> Iterator[None]:
             vars(thing).update(values)
 
 
-def seed_generators(seed: int, generators: Iterable[Any] = ()) -> None:
-    """Seeds Python's generator, numpy's, torch's, and the passed ones, of torch or numpy."""
+def _state(generator: Generator) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.get_state()
+
+
+def _set_state(generator: Generator, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def seed_generators(seed: int, generators: Iterable[Generator] = ()) -> None:
+    """Seeds Python's generator, numpy's, torch's, and the passed ones."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
@@ -51,8 +74,34 @@ def seed_generators(seed: int, generators: Iterable[Any] = ()) -> None:
         number = (seed + _STEP * (index + 1)) % 2**63
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = type(generator.bit_generator)(number).state
-        else:
+        elif isinstance(generator, torch.Generator):
             generator.manual_seed(number)
+        else:
+            generator.seed(number % 2**32)
+
+
+def script_generators() -> list[Generator]:
+    """Finds generators that are objects of the script: in variables of the code that is run."""
+    generators: dict[int, Generator] = {}
+    for frame in users_frames():
+        for value in (*frame.f_locals.values(), *frame.f_globals.values()):
+            for part in (value, *_parts(value)):
+                if isinstance(part, KINDS):
+                    generators[id(part)] = part
+    return list(generators.values())
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Returns elements of a container, attributes of an object, or variables of a closure."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        return value[:_MOST_PARTS]
+    if isinstance(value, types.FunctionType):
+        with contextlib.suppress(ValueError):  # a variable that is not assigned yet
+            return [cell.cell_contents for cell in value.__closure__ or ()]
+    is_plain = isinstance(value, (type, types.ModuleType)) or not hasattr(value, "__dict__")
+    return () if is_plain else list(vars(value).values())
 
 
 def _gpu_in_use() -> bool:

@@ -30,12 +30,19 @@ from torch.optim.optimizer import (
 
 from ..protocol import CarriedSum, PinnedStep, UnevenStep
 from . import ghost_clipping, other_updates, pinned_runs
-from .generators import preserve_attributes, preserve_generators, seed_generators
+from .generators import (
+    KINDS,
+    Generator,
+    preserve_attributes,
+    preserve_generators,
+    script_generators,
+    seed_generators,
+)
 from .ghost_clipping import copy_tensors, parameters_copied
 from .hooks import around
 from .loaders import Iteration
 from .run_state import WatchedRun
-from .step_probe import StepWatch
+from .step_probe import INSPECTED, StepWatch
 from .tensors import (
     Release,
     digest,
@@ -103,6 +110,19 @@ class _AdaptedBound:
     bound: float
 
 
+@dataclasses.dataclass(frozen=True)
+class _Examples:
+    """Counts of gradients of single examples, and of the backward passes that made them."""
+
+    rows: int
+    passes: int
+
+    def plus(self, passes: Passes) -> _Examples:
+        """Returns the counts with those of further gradients, the same for each parameter."""
+        rows = max((sum(map(len, samples)) for samples in passes), default=0)
+        return _Examples(self.rows + rows, self.passes + max(map(len, passes), default=0))
+
+
 class OptimizerWatch(StepWatch):
     """Watches one optimizer.
 
@@ -124,6 +144,8 @@ class OptimizerWatch(StepWatch):
         self.last: Release | None = None
         self.after_step: list[torch.Tensor] | None = None
         self._pinned: PinnedStep | None = None  # the entry of the step, in a pinned run
+        self._generators: list[Generator] = []  # of the optimizer and of the script
+        self._earlier = _Examples(0, 0)  # of parts of the step that were added up
         self._adapted: _AdaptedBound | None = None
         self._unclipped: Change = None  # one record more, which an adaptive bound counts
         self._call: Callable[[], Any] = lambda: None  # takes the step as the script would
@@ -151,9 +173,15 @@ class OptimizerWatch(StepWatch):
         return self._take_step(lambda: call(*args, **kwargs), closure is not None)
 
     def _enter_pre_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def release() -> Any:
+            steps = self._apply_armed(call, *args, **kwargs)
+            if steps and not self.run.replaying:
+                self._pin()
+            return steps
+
         if self.inside or self.run.replaying:
-            return self._apply_armed(call, *args, **kwargs)
-        steps = self._take_step(lambda: call(*args, **kwargs), has_closure=False)
+            return release()
+        steps = self._take_step(release, has_closure=False)
         self.handed_on = bool(steps)
         return steps
 
@@ -184,15 +212,20 @@ class OptimizerWatch(StepWatch):
             return call()
         self._check_open_sum()
         skips = getattr(optimizer, "_step_skip_queue", None)
-        if skips and skips[0]:  # a part of a batch: Opacus adds up, and takes no step
+        if skips and skips[0]:  # a part of a step: Opacus adds up, and takes no step
             self._open = run.loaders.current
+            self._earlier = self._earlier.plus(self._passes())
             return call()
+        self.finish_pinned()
         self._open = None
         self.last = None
         self._call = call
         self._has_closure = has_closure
         accountants = run.accountants
         with run.clock.inspection():
+            if self.steps in INSPECTED:
+                values = [*vars(optimizer).values(), *script_generators()]
+                self._generators = [value for value in values if isinstance(value, KINDS)]
             accountants.settle((self.number, self.steps))
             passes = self._count_examples()
             self.shapes = [tuple(p.shape) for p in optimizer.params]
@@ -205,6 +238,7 @@ class OptimizerWatch(StepWatch):
             change = self.begin_trial(history[-1][1] if history else run.networks.rate)
             if run.request.pinned:
                 self._begin_pinned(passes)
+        self._earlier = _Examples(0, 0)
         self.inside = True
         try:
             with self._arm(change), self._pinned_noise():
@@ -223,24 +257,36 @@ class OptimizerWatch(StepWatch):
         if any(getattr(p, "summed_grad", None) is not None for p in self.optimizer.params):
             self.run.put(CarriedSum(step=self.steps))
 
-    def _count_examples(self) -> Passes:
-        """Compares the step's examples with its draws; returns their gradients.
-
-        Ghost clipping has none; those of a closure, Lightning's for one, are not there yet.
-        """
-        run = self.run
+    def _passes(self) -> Passes:
+        """Returns the gradients of examples; ghost clipping has none."""
         passes: Passes = []
-        for p in () if self._has_closure else self.optimizer.params:
+        for p in self.optimizer.params:
             sample = getattr(p, "grad_sample", None)
             if sample is not None:
                 passes.append(sample if isinstance(sample, list) else [sample])
-        count = max(map(len, passes), default=1)
-        drawn = run.loaders.at_step(count, (self.number, self.steps))
+        return passes
+
+    def _count_examples(self) -> Passes:
+        """Compares the step's examples with its draws; returns their gradients.
+
+        Those of a closure, Lightning's for one, are not there yet.
+        """
+        run = self.run
+        passes = [] if self._has_closure else self._passes()
+        examples = self._earlier.plus(passes)
+        drawn = run.loaders.at_step(max(examples.passes, 1), (self.number, self.steps))
         self.rows = drawn
         if passes:
-            self.rows = max(sum(map(len, samples)) for samples in passes)
-            if drawn and self.rows != drawn:
-                run.uneven.append(UnevenStep(self.steps, self.rows, drawn, count))
+            self.rows = examples.rows - self._earlier.rows
+            if drawn and examples.rows != drawn:
+                step = UnevenStep(
+                    step=self.steps,
+                    rows=examples.rows,
+                    drawn=drawn,
+                    passes=examples.passes,
+                    records_each=run.networks.records_each,
+                )
+                run.uneven.append(step)
         if self.after_step is not None:
             params = (p.data for p in self.optimizer.params)
             run.updates.moved += not all(map(torch.equal, params, self.after_step))
@@ -263,25 +309,34 @@ class OptimizerWatch(StepWatch):
         if self._pinned is None:
             return contextlib.nullcontext()
         at = (self.number, self.steps)
-        return pinned_runs.noise_of_seed(self.run, at, self._pinned.member, self._generators())
-
-    def _generators(self) -> list[torch.Generator]:
-        values = vars(self.optimizer).values()
-        return [value for value in values if isinstance(value, torch.Generator)]
+        return pinned_runs.noise_of_seed(self.run, at, self._pinned.member, self._generators)
 
     def update(self) -> None:
-        """Notes what the wrapped optimizer is about to step by; pins it in a pinned run."""
+        """Notes what the wrapped optimizer is about to step by; ends a pinned step."""
         self.handed_on = False
         self.last = gradients(self.optimizer.params)
+        self._pin()  # if the script never called `pre_step`
         if self._pinned is not None:
-            self._pin(self._pinned)
+            self._pinned = dataclasses.replace(self._pinned, update=self._digests())
+            self.finish_pinned()
 
-    def _pin(self, entry: PinnedStep) -> None:
-        """Records the release; random numbers of a seed, as large as noise, replace it."""
+    def finish_pinned(self) -> None:
+        """Records a pinned step."""
+        if self._pinned is not None and self._pinned.release:
+            self.run.put(self._pinned)
+            self._pinned = None
+
+    def _digests(self) -> tuple[str, ...]:
+        params = self.optimizer.params
+        return tuple(sample_digest(p.grad).hex() for p in params if p.grad is not None)
+
+    def _pin(self) -> None:
+        """Notes a pinned step's release; random numbers as large as noise replace it."""
+        if self._pinned is None or self._pinned.release:
+            return
         optimizer = self.optimizer
         params = list(optimizer.params)
-        release = tuple(sample_digest(p.grad).hex() for p in params if p.grad is not None)
-        self.run.put(dataclasses.replace(entry, release=release))
+        self._pinned = dataclasses.replace(self._pinned, release=self._digests())
         noise = self.unit * self.bound * float(optimizer.noise_multiplier)
         seed = self.run.request.derived("held", self.number, self.steps)
         length = noise * sum(p.numel() for p in params) ** 0.5
@@ -378,7 +433,7 @@ class OptimizerWatch(StepWatch):
         optimizer = self.optimizer
         params = list(optimizer.params)
         caught: list[Release] = []
-        generators = self._generators()
+        generators = self._generators
 
         def catch(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) -> None:
             if closure is not None:  # evaluated by the optimizer, before it steps

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 from typing import Any
 
 import torch
 
 from ..protocol import OutsideSteps
+from .forward_passes import in_functorch
 from .hooks import around
 from .run_state import WatchedRun
 from .shared_records import row_digests
@@ -24,13 +24,12 @@ def install(run: WatchedRun) -> None:
 
     @around(torch.nn.Module, "__call__")
     def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if run.inspects and self.training and torch.is_grad_enabled():
+        if run.inspects and self.training and torch.is_grad_enabled() and not in_functorch():
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
             has_rows = bool(tensors) and tensors[0].dim() > 1 and len(tensors[0]) > 0
             if has_rows and passes[id(self)] < _PASSES:
                 passes[id(self)] += 1
-                with contextlib.suppress(RuntimeError):  # in torch.func, tensors have no numbers
-                    _note_input(run, self, digest(tensors[0][0]))
+                _note_input(run, self, digest(tensors[0][0]))
         return original(self, *args, **kwargs)
 
 

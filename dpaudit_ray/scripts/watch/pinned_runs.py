@@ -23,9 +23,9 @@ from . import private_arrays
 from .generators import preserve_generators, seed_generators
 from .hooks import around
 from .loaders import ReleaseKey
+from .record_choice import FEWEST, conspicuous_records
 from .run_state import WatchedRun
 
-_FEWEST = 4  # records of the draw that the record is chosen from
 _DECIDERS = (  # what chooses by a number: module, class, method
     ("torch.optim.lr_scheduler", "ReduceLROnPlateau", "step"),
     ("pytorch_lightning.callbacks", "ModelCheckpoint", "check_monitor_top_k"),
@@ -87,14 +87,15 @@ def _watch_decisions(run: WatchedRun) -> None:
 
 def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
     """Finds the arrays that a step's examples are rows of; chooses a record, or exchanges it."""
-    if private_arrays.uses_keys() or len(examples[0]) < _FEWEST:
+    if private_arrays.uses_keys() or len(examples[0]) < FEWEST:
         return
     pinned = run.pinned
-    pinned.generators = private_arrays.script_generators()
     pinned.tables, indices = private_arrays.find_tables(examples)
     if not pinned.tables:
         return
-    pinned.chosen = indices[len(indices) // 2]
+    rows = [tuple(table[index] for table in pinned.tables) for index in indices]
+    position, pinned.chosen_as = next(conspicuous_records(rows))
+    pinned.chosen = indices[position]
     if run.request.pinned:
         _watch_decisions(run)
     if run.request.pinned == "exchanged":
@@ -133,7 +134,11 @@ def has_record(run: WatchedRun, at: ReleaseKey) -> bool:
 
 
 def choose_record(run: WatchedRun, at: ReleaseKey) -> None:
-    """Chooses the record that later runs exchange, from the first draw of enough records."""
+    """Chooses the record that later runs exchange from a draw, if no batch was collated."""
     draw = run.loaders.drawn_at(at)
-    if run.request.record is None and run.pinned.chosen is None and len(draw) >= _FEWEST:
-        run.pinned.chosen = int(draw[len(draw) // 2])
+    if len(draw) < FEWEST:
+        return
+    run.pinned.last_record = int(draw[len(draw) // 2])
+    if run.request.record is None and run.pinned.chosen is None:
+        run.pinned.chosen = run.pinned.last_record
+        run.pinned.chosen_as = "a record in the middle of a batch"

@@ -102,12 +102,6 @@ def script_values() -> list[Any]:
     return leaves
 
 
-def script_generators() -> list[Any]:
-    """Returns the random generators that are objects of the script."""
-    kinds = (torch.Generator, np.random.Generator)
-    return [value for value in script_values() if isinstance(value, kinds)]
-
-
 def _arrays_of_script() -> list[Any]:
     """Returns arrays that may have the records, the longest first: batches are among them."""
     leaves: list[Any] = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
+import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -13,12 +15,12 @@ from torch.utils._pytree import tree_flatten
 
 from ..protocol import Leftovers
 from .run_state import WatchedRun
-from .shared_records import is_statistic
-from .tensors import digest, has_numbers, sample_digest
+from .shared_records import PrivateRecords, tables_of
+from .tensors import digest, has_numbers, is_array, sample_digest
 
 Kind = Literal[
-    "gradients", "other_gradients", "examples", "saved", "outside", "earlier", "statistics",
-    "tensors",
+    "gradients", "other_gradients", "examples", "saved", "records", "outside", "earlier",
+    "statistics", "tensors",
 ]  # fmt: skip
 Remark = tuple[Kind, str]  # a field of `Leftovers`, and a name in it
 
@@ -37,33 +39,66 @@ def digests_of_all_networks() -> set[bytes]:
     return set(map(digest, tensors.values()))
 
 
-def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yields name, class of its network, and value of each tensor of numbers saved with `value`.
+def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yields name, class of its network, and value of each part that is saved with `value`.
 
-    Of networks it is all that `state_dict` has. Containers are walked through; arrays of numpy and
-    JAX come as tensors.
+    Of networks these are the entries of `state_dict`. Containers are walked through, but for those
+    of numbers and texts alone; arrays of numpy and JAX come as tensors.
     """
     if type(value).__module__.partition(".")[0] in ("numpy", "jax", "jaxlib"):
-        array = np.array(value)
-        value = torch.from_numpy(array) if array.dtype.kind == "f" else None
+        value = _as_tensor(value)
     prefix = f"{name}." if name else ""
     if isinstance(value, torch.nn.Module):
         network = getattr(value, "_module", value)  # Opacus wraps the user's
-        for key, tensor in network.state_dict(keep_vars=True).items():
-            if has_numbers(tensor, least=0):
-                yield prefix + key, type(network).__name__, tensor
-    elif has_numbers(value):
+        for key, part in network.state_dict(keep_vars=True).items():
+            yield prefix + key, type(network).__name__, part
+    elif isinstance(value, torch.Tensor):
         yield name or "a tensor", "", value
+    elif _is_plain(value):
+        yield name or "a value", "", value
     elif isinstance(value, (dict, list, tuple)):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from named_tensors(part, f"{prefix}{key}")
+            yield from named_values(part, f"{prefix}{key}")
+
+
+def named_tensors(value: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yields those of `named_values` that are tensors of floats: networks' own, or not scalars."""
+    for name, network, part in named_values(value):
+        if has_numbers(part, least=0 if network else 1):
+            yield name, network, part
+
+
+def _as_tensor(value: Any) -> torch.Tensor | None:
+    """Returns numbers as a tensor; None if they are none."""
+    array = np.array(value)
+    if array.dtype.kind == "u":
+        array = array.astype(np.int64)
+    return torch.from_numpy(array) if array.dtype.kind in "fib" else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a value has numbers and texts alone."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple, set)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (str, bytes, int, float))
 
 
 def pin_publications(run: WatchedRun, value: Any, file: str = "") -> None:
-    """Notes digests of all tensors that are returned, or saved in a file, but of public ones."""
-    for key, kind, tensor in named_tensors(value):
-        if not run.publications.is_public(key, kind):
-            run.publications.pinned.append((file + key, digest(tensor).hex()))
+    """Notes digests of all that is returned, or saved in a file, but of what is public."""
+    publications = run.publications
+    for key, network, part in named_values(value):
+        if publications.is_public(key, network):
+            continue
+        if is_array(part, least_dim=0):
+            publications.pinned.append((file + key, digest(part).hex()))
+            if part.grad is not None and not file:
+                publications.pinned.append((f"{key}.grad", digest(part.grad).hex()))
+        elif _is_plain(part):
+            text = repr(sorted(map(repr, part)) if isinstance(part, set) else part)
+            key_digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+            publications.pinned.append((file + key, key_digest))
 
 
 def leftovers(remarks: Iterable[Remark]) -> Leftovers:
@@ -79,12 +114,30 @@ def remarks(run: WatchedRun, value: Any, file: str = "") -> list[Remark]:
     if not run.request.inspects:
         return []
     known = _KnownTensors(run, is_file=bool(file))
-    for key, kind, tensor in named_tensors(value):
-        known.check(key, kind, tensor, file)
+    for key, network, part in named_values(value):
+        is_public = run.publications.is_public(key, network)
+        if has_numbers(part, least=0 if network else 1):
+            known.check_gradients(key, part, file)
+            if not is_public:
+                known.check_values(file + key, part)
+        elif not is_public:
+            known.check_records(file + key, part)
     if known.shapes and known.unmatched == known.shapes:
         # Releases are of other shapes than what is returned.
         return [remark for remark in known.remarks if remark[0] != "tensors"]
     return known.remarks
+
+
+def _private_records(run: WatchedRun) -> PrivateRecords:
+    sources = [*run.networks.data, *run.pinned.tables]
+    key = tuple(map(id, sources))
+    records = run.publications.records
+    if key not in records:
+        tables = list(map(torch.as_tensor, run.pinned.tables))
+        for data in run.networks.data:
+            tables += tables_of(data)
+        records[key] = PrivateRecords(tables)
+    return records[key]
 
 
 class _KnownTensors:
@@ -92,6 +145,7 @@ class _KnownTensors:
 
     def __init__(self, run: WatchedRun, is_file: bool) -> None:
         self._run = run
+        self._records = _private_records(run)
         self.remarks: list[Remark] = []
         self._released: dict[int, torch.Tensor] = {}  # gradients, by parameter
         private = [p for p in run.networks.parameters().values() if p.requires_grad]
@@ -113,18 +167,12 @@ class _KnownTensors:
             self.shapes.update(stream.released_shapes)
         self.unmatched = self.shapes.copy()
 
-    def check(self, key: str, network: str, tensor: torch.Tensor, file: str) -> None:
-        """Adds what there is to remark of one tensor."""
+    def check_gradients(self, key: str, tensor: torch.Tensor, file: str) -> None:
+        """Adds gradients that a tensor has and no release was of."""
         name = file + key
-        if not file:
-            self._check_gradient(name, tensor)
         if getattr(tensor, "grad_sample", None) is not None:
             self.remarks.append(("saved" if file else "examples", name))
-        if not self._run.publications.is_public(key, network):
-            self._check_values(name, tensor)
-
-    def _check_gradient(self, name: str, tensor: torch.Tensor) -> None:
-        if tensor.grad is None or not bool(tensor.grad.any()):
+        if file or tensor.grad is None or not bool(tensor.grad.any()):
             return
         values = self._released.get(id(tensor))
         gradient = tensor.grad.detach().cpu().double().reshape(-1)
@@ -132,17 +180,30 @@ class _KnownTensors:
             is_private = id(tensor) in self._private
             self.remarks.append(("gradients" if is_private else "other_gradients", name))
 
-    def _check_values(self, name: str, tensor: torch.Tensor) -> None:
+    def check_records(self, name: str, value: Any) -> bool:
+        """Adds arrays, or lists of numbers, that are records or a statistic of them."""
+        if isinstance(value, (list, tuple)):
+            with contextlib.suppress(ValueError):  # rows of several lengths
+                value = _as_tensor(value)
+        if not is_array(value) or id(value) in self._private:
+            return False
+        if self._records.has_rows_of(value):
+            self.remarks.append(("records", name))
+        elif self._records.is_statistic(value):
+            self.remarks.append(("statistics", name))
+        else:
+            return False
+        return True
+
+    def check_values(self, name: str, tensor: torch.Tensor) -> None:
+        """Adds a tensor that is neither a private parameter nor known from before."""
         run = self._run
         watched, step = run.publications.versions.get(sample_digest(tensor), (None, 0))
-        is_private = id(tensor) in self._private
         if id(tensor) in run.updates.since_private:
             self.remarks.append(("outside", name))
         elif watched is not None and step < watched.steps:
             self.remarks.append(("earlier", f"{name} of step {step} of {watched.steps}"))
-        elif not is_private and is_statistic(tensor, run.networks.data):
-            self.remarks.append(("statistics", name))
-        elif digest(tensor) not in self._explained:
+        elif not self.check_records(name, tensor) and digest(tensor) not in self._explained:
             shape = tuple(tensor.shape)
             if not run.networks.modules and self.unmatched[shape] > 0:
                 self.unmatched[shape] -= 1

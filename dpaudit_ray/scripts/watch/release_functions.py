@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ... import accounting
-from ...accounting import Training
 from ..protocol import ArraysGiven, History, PinnedStep
 from . import pinned_runs
-from .generators import preserve_generators, seed_generators
+from .generators import Generator, preserve_generators, script_generators, seed_generators
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
-from .step_probe import Change, StepWatch
+from .step_probe import INSPECTED, Change, StepWatch
 from .tensors import Release, difference, flat_vectors, random_direction, sample_digest
 
 run: WatchedRun | None = None  # that is watched in this process
@@ -47,7 +45,9 @@ def stream_at(name: str, claim: tuple[float, float, float]) -> Stream | None:
 
 
 class Stream(StepWatch):
-    """Records steps of one call site, and accounts them as their calls describe them.
+    """Records steps of one call site, and counts them as their calls describe them.
+
+    The judge composes ε of the counts: the script's environment may have no accountant.
 
     Attributes:
         rate: of sampling, as the last call states it.
@@ -67,6 +67,7 @@ class Stream(StepWatch):
         self.released_shapes: list[tuple[int, ...]] = []
         self._counts: collections.Counter[Any] = collections.Counter()
         self._redraws: bool | None = None
+        self._generators: list[Generator] = []  # that are objects of the script
         self._scale = 1.0  # of what replaces a pinned release
         self._call: ReleasedArrays = lambda *_: []
 
@@ -77,10 +78,6 @@ class Stream(StepWatch):
 
     def mechanism(self) -> str:
         return "pld"
-
-    def get_epsilon(self, delta: float) -> float:
-        events = tuple(Training(noise, steps, rate) for noise, rate, steps in self.history)
-        return accounting.find("pld").composed(events, delta)
 
     def step(
         self,
@@ -118,6 +115,8 @@ class Stream(StepWatch):
         if inspects and not self.steps:
             run.publications.before |= digests_of_all_networks()
         with run.clock.inspection():
+            if self.steps in INSPECTED:
+                self._generators = script_generators()
             if inspects and not clips:
                 run.put(ArraysGiven(step=self.steps, kind="sum"))
             if self._draws_noise(redraws):
@@ -151,7 +150,7 @@ class Stream(StepWatch):
             spread = np.std(np.concatenate(difference(first, second))) or 1.0
             self._scale = 2.0 ** round(math.log2(spread))  # the same however the noise is rounded
         member = pinned_runs.has_row(run, records)
-        with pinned_runs.noise_of_seed(run, at, member, run.pinned.generators) as seed:
+        with pinned_runs.noise_of_seed(run, at, member, self._generators) as seed:
             arrays = self._call("nothing", seed)
         parts = map(torch.from_numpy, _flat(arrays))
         release = tuple(sample_digest(part).hex() for part in parts)
@@ -167,9 +166,9 @@ class Stream(StepWatch):
         return pinned
 
     def released(self, change: Change, seed: int | None) -> Release:
-        with preserve_generators():
+        with preserve_generators(self._generators):
             if seed is not None:
-                seed_generators(seed)
+                seed_generators(seed, self._generators)
             return _flat(self._call(change, seed))
 
     def without(self, index: int) -> Change:

@@ -15,47 +15,73 @@ from ..protocol import Cut, Entry, RunRequest, UnevenStep, encode
 from .accountants import Accountants
 from .hooks import calling_line
 from .loaders import LoaderWatch
+from .shared_records import PrivateRecords
 
 _INSPECTING = 0.5  # of the seconds that a run has, in which every step is inspected
 _FREE_SECONDS = 2.0  # that inspections may take at once
+_LONGEST = 3.0  # times the seconds that a run has: it may take so many on a busy machine
+_SCHEDULING = Path("/proc/self/schedstat")  # Linux: nanoseconds run and waited, and slices
 
 
 class EnoughSeen(BaseException):
     """Ends a run that has shown what it was started for: no `except Exception` catches it."""
 
 
-@dataclasses.dataclass
+def waited() -> float:
+    """Returns the seconds that the process waited for a processor; 0 where that is unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_SCHEDULING.read_text().split()[1]) / 1e9
+    return 0.0
+
+
 class Clock:
-    """Measures what a run and its inspections take.
+    """Measures what a run and its inspections take, without waits for a busy processor.
 
     Attributes:
-        seconds: that the run has; None for any number.
-        started: when the process was there; `began` when training began.
         inspecting: seconds that inspections took.
     """
 
-    seconds: float | None
-    started: float = dataclasses.field(default_factory=time.monotonic)
-    began: float = dataclasses.field(default_factory=time.monotonic)
-    inspecting: float = 0.0
+    def __init__(self, seconds: float | None) -> None:
+        self.inspecting = 0.0
+        self._limit = seconds
+        self._start = time.monotonic()
+        self._waited = waited()
+        self._training_start = 0.0
+
+    @property
+    def waited(self) -> float:
+        return waited() - self._waited
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start that count; a third of all, at least."""
+        seconds = time.monotonic() - self._start
+        return max(seconds - self.waited, seconds / _LONGEST)
+
+    def begin_training(self) -> None:
+        self._training_start = self.elapsed
+
+    @property
+    def training(self) -> float:
+        """Seconds since training began."""
+        return self.elapsed - self._training_start
 
     @property
     def has_time(self) -> bool:
         """Whether a step may be inspected: the first part of the run, and a third of all time."""
-        now = time.monotonic()
-        early = now - self.started < _INSPECTING * (self.seconds or 0.0)
-        return early or self.inspecting < _FREE_SECONDS + (now - self.began) / 3
+        is_early = self.elapsed < _INSPECTING * (self._limit or 0.0)
+        return is_early or self.inspecting < _FREE_SECONDS + self.training / 3
 
     @property
     def is_over(self) -> bool:
-        return self.seconds is not None and time.monotonic() - self.started > self.seconds
+        return self._limit is not None and self.elapsed > self._limit
 
     @contextlib.contextmanager
     def inspection(self) -> Iterator[None]:
         """Counts what is done inside as inspection."""
-        began = time.monotonic()
+        before = self.elapsed
         yield
-        self.inspecting += time.monotonic() - began
+        self.inspecting += self.elapsed - before
 
 
 @dataclasses.dataclass
@@ -64,15 +90,20 @@ class PrivateNetworks:
 
     Attributes:
         modules: networks, as the script has them.
-        data: data sets of the loaders.
+        data: data sets of the loaders, and `accountants` those of their engines.
         batch_first: records lie along the first dimension of a batch.
         rate: at which the last one's records will be sampled.
+        records_each: most records that one mapped forward pass had for each gradient.
+        target: ε and δ for which the next network's noise is computed.
     """
 
     modules: list[Any] = dataclasses.field(default_factory=list)
     data: list[Any] = dataclasses.field(default_factory=list)
+    accountants: list[Any] = dataclasses.field(default_factory=list)
     batch_first: bool = True
     rate: float = 1.0
+    records_each: int = 1
+    target: tuple[float | None, float | None] = (None, None)
 
     def parameters(self) -> dict[int, torch.Tensor]:
         """Returns all their parameters by identity."""
@@ -125,6 +156,7 @@ class Publications:
         before: digests of what networks had when training became private.
         versions: by first numbers of a parameter, its optimizer and the step that left them.
         pinned: of a pinned run, names and digests.
+        records: private records, by the identities of their data sets and arrays.
     """
 
     public: tuple[str, ...] = ()
@@ -133,6 +165,7 @@ class Publications:
     before: set[bytes] = dataclasses.field(default_factory=set)
     versions: dict[bytes, tuple[Any, int]] = dataclasses.field(default_factory=dict)
     pinned: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    records: dict[tuple[int, ...], PrivateRecords] = dataclasses.field(default_factory=dict)
 
     def is_public(self, name: str, kind: str = "") -> bool:
         """Returns whether this name, or networks of this class, are marked as public."""
@@ -144,15 +177,16 @@ class PinnedState:
     """State of a run with pinned releases.
 
     Attributes:
-        chosen: index of the record that is exchanged.
+        chosen: index of the record that is exchanged, and why this one.
+        last_record: a record of the last draw.
         tables: of a loop without Opacus, arrays with a record in each row.
-        generators: that are objects of the script.
         shaken: random numbers are others since a step had the record.
     """
 
     chosen: int | None = None
+    chosen_as: str = ""
+    last_record: int | None = None
     tables: list[Any] = dataclasses.field(default_factory=list)
-    generators: list[Any] = dataclasses.field(default_factory=list)
     shaken: bool = False
 
 

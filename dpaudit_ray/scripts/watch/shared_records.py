@@ -1,56 +1,84 @@
-"""Compares what is published with simple functions of the private records."""
+"""Compares what is published with the private records, and with simple functions of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from .private_arrays import arrays_of
 from .tensors import digest
 
 _MOST_ROWS = 200_000
+_CHUNK = 1024  # rows that are converted at once
 _FEWEST = 30  # records that have statistics
+_FEWEST_LABELS = 16
+_LONG_ROW = 8  # numbers; shorter ones may be equal by chance
+_FEWEST_VALUES = 3  # that a row must have, or so many of each of two
+_QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 # Two ways of computing the same differ by less.
 _ABSOLUTE = 1e-4
 _RELATIVE = 1e-3
 
 
-def _rows_of(data: Any) -> list[Any]:
+def base_and_rows(data: Any) -> tuple[Any, list[int] | None]:
+    """Returns the data set that a subset is of, and its indices there; None for all."""
+    rows: list[int] | None = None
+    while isinstance(data, Subset):
+        indices = list(map(int, data.indices))
+        rows = indices if rows is None else [indices[row] for row in rows]
+        data = data.dataset
+    return data, rows
+
+
+def tables_of(data: Any) -> list[torch.Tensor]:
     """Returns arrays of a data set's own records, a record in each row."""
-    indices = getattr(data, "indices", None)
-    arrays = arrays_of(data)
-    if indices is None:
-        return arrays
-    return [array[torch.as_tensor(indices)] for array in arrays]
+    base, rows = base_and_rows(data)
+    tables = list(map(torch.as_tensor, arrays_of(base)))
+    if rows is not None:
+        tables = [table[torch.as_tensor(rows)] for table in tables]
+    return [table for table in tables if len(table) <= _MOST_ROWS]
 
 
 def row_digests(data: Any) -> set[bytes]:
     """Returns digests of all records of a data set, as networks are given them."""
     digests: set[bytes] = set()
-    for array in _rows_of(data):
-        if array.ndim > 1 and len(array) <= _MOST_ROWS:
-            digests.update(digest(torch.as_tensor(row)) for row in array)
+    for table in tables_of(data):
+        if table.dim() > 1:
+            digests.update(map(digest, table))
     return digests
 
 
-def _tables(data: Any) -> list[torch.Tensor]:
-    tables = [t for t in map(torch.as_tensor, _rows_of(data)) if t.is_floating_point()]
-    return [t.flatten(1).double() for t in tables if t.dim() > 1 and len(t) >= _FEWEST]
+def share_records(first: Any, second: Any) -> bool:
+    """Returns whether two data sets have a record in common, as far as arrays in memory show."""
+    base, rows = base_and_rows(first)
+    other_base, other_rows = base_and_rows(second)
+    if base is other_base:
+        return rows is None or other_rows is None or not set(rows).isdisjoint(other_rows)
+    return not row_digests(first).isdisjoint(row_digests(second))
 
 
-def statistics(data: Any) -> list[torch.Tensor]:
-    """Returns mean and standard deviation of the columns of each array of a data set."""
-    moments: list[torch.Tensor] = []
-    for table in _tables(data):
-        moments += [table.mean(0), table.std(0)]
-    return moments
+def groups_by_records(datas: Sequence[Any], owners: Sequence[Any]) -> list[int]:
+    """Numbers data sets: those of one owner, or with common records, have the same number."""
+    groups: list[int] = []
+    for number, data in enumerate(datas):
+        joined = set()
+        for n in range(number):
+            if owners[n] is owners[number] or share_records(datas[n], data):
+                joined.add(groups[n])
+        group = min(joined, default=number)
+        groups = [group if g in joined else g for g in groups] + [group]
+    return groups
 
 
 def standardised_columns(data: Any) -> int:
     """Returns the number of columns if all have mean 0 and deviation 1 but for rounding; else 0."""
-    for table in _tables(data):
+    for table in _wide_tables(tables_of(data)):
         deviation = table.std(0)
         # Divided by n or n - 1, and with something small added to the deviation.
         scaled = deviation[deviation > 0]
@@ -60,14 +88,81 @@ def standardised_columns(data: Any) -> int:
     return 0
 
 
-def is_statistic(tensor: torch.Tensor, datas: Iterable[Any]) -> bool:
-    """Returns whether a tensor is such a statistic of a data set, and not constant."""
-    values = tensor.detach().reshape(-1).double()
-    if len(values) < 2:
-        return False
-    for data in datas:
-        for moment in statistics(data):
-            varies = len(values) == len(moment) and float(moment.std()) > _ABSOLUTE
-            if varies and torch.allclose(values, moment, rtol=_RELATIVE, atol=_ABSOLUTE):
-                return True
-    return False
+def _wide_tables(tables: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    wide = [t for t in tables if t.dim() > 1 and len(t) >= _FEWEST and not t.is_complex()]
+    return [table.flatten(1).double() for table in wide]
+
+
+class PrivateRecords:
+    """Private records in memory, a record in each row of `tables`."""
+
+    def __init__(self, tables: Sequence[torch.Tensor]) -> None:
+        self._tables = tables
+        self._row_sizes = {t[0].numel() for t in tables if t.dim() > 1 and len(t)}
+        self._labels = [t.flatten() for t in tables if t.dim() == 1 and len(t) >= _FEWEST_LABELS]
+
+    @functools.cached_property
+    def _rows(self) -> set[bytes]:
+        rows: set[bytes] = set()
+        for table in self._tables:
+            if table.dim() > 1:
+                rows.update(_keys(table))
+        return rows
+
+    @functools.cached_property
+    def _statistics(self) -> list[torch.Tensor]:
+        """Moments, extremes, quantiles and counts of columns, and counts of classes."""
+        values: list[torch.Tensor] = []
+        for table in _wide_tables(self._tables):
+            nonzero = (table != 0).double().sum(0)
+            values += [table.mean(0), table.std(0), table.sum(0), nonzero, nonzero / len(table)]
+            order = table.sort(0).values
+            for quantile in _QUANTILES:
+                values.append(order[round(quantile * (len(table) - 1))])
+        for labels in self._labels:
+            if not labels.is_floating_point() and int(labels.min()) >= 0:
+                counts = torch.bincount(labels.long()).double()
+                values += [counts, counts / len(labels)]
+        return [value for value in values if float(value.std()) > _ABSOLUTE]
+
+    def has_rows_of(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a tensor has private records as rows, or is one, or their labels."""
+        tensor = tensor.detach().cpu()
+        if tensor.dim() == 1:
+            return self._is_labels(tensor) or self._has(tensor.unsqueeze(0))
+        return tensor.dim() > 1 and self._has(tensor[:_MOST_ROWS])
+
+    def _has(self, rows: torch.Tensor) -> bool:
+        if len(rows) == 0 or rows[0].numel() not in self._row_sizes:
+            return False
+        matches = [n for n, key in enumerate(_keys(rows)) if key in self._rows]
+        is_long = rows[0].numel() >= _LONG_ROW
+        if not is_long and len(matches) < max(_FEWEST_VALUES, len(rows) / 2):
+            return False
+        return any(_is_distinct(rows[n]) for n in matches)
+
+    def _is_labels(self, tensor: torch.Tensor) -> bool:
+        if len(tensor) < _FEWEST_LABELS or not _is_distinct(tensor.diff()):
+            return False  # a range of numbers is an index, and a constant says nothing
+        return any(torch.equal(tensor, labels[: len(tensor)]) for labels in self._labels)
+
+    def is_statistic(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a tensor is a statistic of the records' columns, and not constant."""
+        values = tensor.detach().cpu().reshape(-1).double()
+        close = functools.partial(torch.allclose, values, rtol=_RELATIVE, atol=_ABSOLUTE)
+        return any(len(values) == len(other) > 1 and close(other) for other in self._statistics)
+
+
+def _keys(rows: torch.Tensor) -> Iterator[bytes]:
+    """Yields a digest of each row's numbers, the same for all types of numbers."""
+    for chunk in torch.split(rows, _CHUNK):
+        for row in np.ascontiguousarray(chunk.flatten(1).double().cpu().numpy()):
+            yield hashlib.blake2b(row.data, digest_size=16).digest()
+
+
+def _is_distinct(row: torch.Tensor) -> bool:
+    """Returns whether numbers are such as are not equal by chance or by convention."""
+    _, counts = torch.unique(row, return_counts=True)
+    return len(counts) >= _FEWEST_VALUES or (
+        len(counts) > 1 and int(counts.min()) >= _FEWEST_VALUES
+    )

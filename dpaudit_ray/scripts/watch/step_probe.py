@@ -133,7 +133,7 @@ class StepWatch:
             return
         with self.run.replay():
             actual = self.released(self.nothing, None)
-            again = self.released(self.nothing, None) if in_full else actual
+            again = self.released(self.nothing, None)
             entry = StepInspection(
                 step=self.steps,
                 optimizer=self.number,

@@ -10,8 +10,8 @@ import inspect
 import json
 import re
 import sys
-import time
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,18 @@ import torch
 from ...errors import SpecError
 from ...opacus import marks_of
 from .. import protocol
-from ..protocol import Draws, RunRequest, RunResult
+from ..protocol import Claim, Draws, RunRequest, RunResult
 from . import (
-    accountants,
     opacus_engine,
     opacus_optimizers,
     other_updates,
     pinned_runs,
     publications,
+    record_choice,
     release_functions,
     shared_records,
 )
+from .accountants import claims
 from .generators import seed_generators
 from .hooks import around, calling_line
 from .loaders import Indices, draw_counts
@@ -61,7 +62,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         raise SpecError("--delta", f"{why}; give one of them")
     state.publications.public = marks.public
     state.phase = "main"
-    state.clock.began = time.monotonic()
+    state.clock.begin_training()
     returned = None
     try:
         # A command of click parses no arguments, and returns what its function does.
@@ -73,15 +74,19 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         if error.code not in (None, 0):
             raise
     state.accountants.settle(None)
+    for watched in state.optimizers:
+        watched.finish_pinned()
     if state.request.pinned and not state.was_cut:
         publications.pin_publications(state, returned)
     state.phase = "after"
-    seconds = time.monotonic() - state.clock.began
+    seconds = state.clock.training
     remarks = publications.remarks(state, returned) + state.publications.saved
     result = dataclasses.replace(
         _result(state, delta),
         left=publications.leftovers(remarks),
         seconds=seconds,
+        waited=state.clock.waited,
+        returned_nothing=returned is None and not state.was_cut,
         marks=protocol.Marks(**dataclasses.asdict(marks)),
     )
     return dataclasses.asdict(result)
@@ -95,6 +100,8 @@ def _install(state: WatchedRun) -> None:
         other_updates.install(state)
     if state.request.pinned:
         pinned_runs.install(state)
+    if state.request.inspects or (state.request.pinned and state.request.record is None):
+        record_choice.install(state)
 
     def manual_seed(original: Any, seed: Any) -> Any:
         name = f"torch.manual_seed({seed})"
@@ -121,7 +128,7 @@ def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
     published.files += 1
     line = calling_line()
     file = f"file {published.files} ({line}): " if line else f"file {published.files}: "
-    value = next((a for a in args if any(publications.named_tensors(a))), kwargs)
+    value = next((a for a in args if any(publications.named_values(a))), kwargs)
     if state.request.pinned:
         publications.pin_publications(state, value, file)
     published.saved += publications.remarks(state, value, file)
@@ -172,7 +179,6 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
     is_silent = state.was_cut or not state.request.inspects
     deltas = sorted(() if is_silent else {*_DELTAS, delta}, reverse=True)
     streams = list(state.streams.values())
-    claiming = state.accountants.claiming() or streams
     draws = _draws(state)
     for stream in streams:
         if stream.records:
@@ -184,9 +190,9 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
     result = RunResult(
         made=len(state.networks.modules),
         steps=tuple(watched.steps for watched in (*state.optimizers, *streams)),
-        claims=tuple(accountants.claims(claiming, deltas, delta)),
+        claims=tuple(_claims(state, deltas, delta)),
         accounted=tuple(state.accountants.accounted),
-        reported=tuple(state.accountants.reports),
+        reported=state.accountants.numbered_reports(),
         answers=state.accountants.answers,
         moved=state.updates.moved,
         draws=tuple(draws),
@@ -197,6 +203,8 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         noise_seeds=tuple(state.noise_seeds),
         published=tuple(state.publications.pinned),
         chosen=state.pinned.chosen,
+        chosen_as=state.pinned.chosen_as,
+        last_record=state.pinned.last_record,
         lines=state.lines,
         final=final.hexdigest(),
         inspecting=state.clock.inspecting,
@@ -206,6 +214,22 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
     warmed, networks = other_updates.trained_by_records(state)
     columns = max(map(shared_records.standardised_columns, state.networks.data), default=0)
     return dataclasses.replace(result, warmed=warmed, beside=networks, standardised=columns)
+
+
+def _claims(state: WatchedRun, deltas: Sequence[float], delta: float) -> list[Claim]:
+    """Returns the claims of the script's accountants, with the data that they are about."""
+    networks = state.networks
+    groups: dict[int, int] = {}
+    if state.request.inspects:
+        numbers = shared_records.groups_by_records(networks.data, networks.accountants)
+        groups = dict(zip(map(id, networks.accountants), numbers, strict=True))
+    accountants = state.accountants.claiming() or list(state.streams.values())
+    values = []
+    for accountant, claim in zip(accountants, claims(accountants, deltas, delta), strict=True):
+        key = id(accountant)
+        loaded = state.accountants.loaded.get(key, ())
+        values.append(dataclasses.replace(claim, data=groups.get(key, 0), loaded=loaded))
+    return values
 
 
 def _draws(state: WatchedRun) -> list[Draws]:
