@@ -273,5 +273,10 @@ KINDS: dict[str, FindingKind] = {
     "failed": FindingKind(
         "DPA060", "every step a trial", _W, "runs that end", "{observed}",
         "correct the failing step: it counts as a wrong guess"),
+    "micro-batches": FindingKind(
+        "DPA061", "clipping", _V, "a clipped gradient of one record",
+        "{used} gradients of up to {records} records each, for {drawn} records at {count} steps: "
+        "one record changes the direction of all of its micro-batch",
+        "clip the gradient of each record, or account for 2 clipping bounds"),
 }
 # fmt: on

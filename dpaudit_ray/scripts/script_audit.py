@@ -8,6 +8,7 @@ from below. Each layer has its share of the error.
 import contextlib
 import dataclasses
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ _INSPECTING = 0.85  # of that, after which the inspected run ends with its step
 _PINNED = 0.15  # share of the remaining time for each run with pinned releases
 _GRACE = 0.05  # of the budget, that a run may take on top of its time: it ends after a step
 _FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials to begin
+_MOST_EXTENDED = 3.0  # times the budget, for runs that wait for a processor
 _FAILED = 3  # runs with canaries that raise, before no more are tried
 _MOST_RUN_TRIALS = 400
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
@@ -76,6 +78,7 @@ class Audit:
         self._progress = progress
         self._began = time.monotonic()
         self._runs = 0
+        self._waited = 0.0
         self._output = ""
         self._answers: dict[str, float] = {}
         self._judgement = Judgement()
@@ -134,6 +137,8 @@ class Audit:
             return
         names = claims.accountant_names(self._result)
         self._accountant = f"by the script's accountant ({names})"
+        if names == "pld":
+            self._accountant = "from the noise and rates that the script states"
         self._claim = math.nan if is_cut else claims.stated(self._result, self._delta)
 
     def _with_second_run(self, inspection: Inspection) -> Inspection:
@@ -199,7 +204,10 @@ class Audit:
 
     @property
     def _left(self) -> float:
-        return _FOR_RUNS * self._options.budget - (time.monotonic() - self._began)
+        """Seconds that remain; time in which runs waited for a processor is added to a limit."""
+        budget = self._options.budget
+        added = min(self._waited / self._runner.width, (_MOST_EXTENDED - 1) * budget)
+        return _FOR_RUNS * budget + added - (time.monotonic() - self._began)
 
     @property
     def _affordable_runs(self) -> int:
@@ -210,10 +218,11 @@ class Audit:
         return bool(self._judgement.violations)
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
-        grace = max(_FEWEST, _GRACE * self._options.budget)
+        grace = max(_FEWEST, _GRACE * self._options.budget) + (_slowdown() - 1) * self._left
         for run in self._runner.run(requests, Limits(grace, self._options.gib)):
             self._runs += 1
             self._output = run.ended.output or self._output
+            self._waited += run.result.waited if run.result else 0.0
             yield run
 
     def _request(self, *label: Any, share: float = 1.0, **fields: Any) -> RunRequest:
@@ -343,7 +352,16 @@ class Audit:
             sentence=self._judgement.sentence,
             composed=self._composed,
             unchecked=unchecked_in(self._target.script, self._result),
+            waited=self._waited,
         )
+
+
+def _slowdown() -> float:
+    """Returns how many times as long a process takes on this machine as on one without load."""
+    if not hasattr(os, "getloadavg"):
+        return 1.0
+    processes = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return min(max(processes, 1.0), _MOST_EXTENDED)
 
 
 def _with_pinned(inspection: Inspection, runs: dict[str, PinnedRun], missing: str) -> Inspection:

@@ -146,6 +146,7 @@ class ScriptVerdict:
         output: last lines that the script printed.
         sentence: how strong the inspection was.
         unchecked: what this kind of audit does not check in this script.
+        waited: seconds that its runs waited for a processor.
     """
 
     script: str
@@ -166,6 +167,7 @@ class ScriptVerdict:
     confidence: float = 1 - sum(ALPHA.values())
     composed: float = math.nan
     unchecked: tuple[str, ...] = ()
+    waited: float = 0.0
 
     @property
     def claim_text(self) -> str:
@@ -190,7 +192,10 @@ class ScriptVerdict:
     @property
     def effort(self) -> str:
         runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
-        return f"{runs} in {self.seconds:.0f} s"
+        text = f"{runs} in {self.seconds:.0f} s"
+        if self.waited < 1:
+            return text
+        return f"{text}; runs waited {self.waited:.0f} s for a processor of this busy machine"
 
     @property
     def error(self) -> str:

@@ -582,3 +582,10 @@ def test_the_documentation_has_a_section_for_each_code():
     assert sections == [(kind.code, name) for name, kind in KINDS.items()]
     for text in re.split(r"^## DPA.*$", page, flags=re.MULTILINE)[1:]:
         assert len(text.split()) > 12
+
+
+def test_a_gradient_of_several_records_is_clipped_once():
+    shared = (UnevenStep(3, 3, 12, records_each=4),)
+    (one,) = findings(step(), draws=(ALL_RECORDS,), uneven=shared)
+    assert (one.weight, one.look, one.code) == (Weight.VIOLATION, "clipping", "DPA061")
+    assert "3 gradients of up to 4 records each, for 12 records" in one.seen

@@ -182,6 +182,10 @@ def _judge_ghosts(inspection: Inspection, judgement: Judgement) -> None:
     for uneven in repeated[:1]:
         count = len(repeated)
         judgement.find("passes", at_step(uneven.step), passes=uneven.passes, count=count)
+    shared = [step for step in inspection.result.uneven if step.records_each > 1]
+    for uneven in shared[:1]:
+        values = {"used": uneven.rows, "drawn": uneven.drawn, "records": uneven.records_each}
+        judgement.find("micro-batches", at_step(uneven.step), count=len(shared), **values)
 
 
 def _is_finite(step: StepInspection) -> bool:

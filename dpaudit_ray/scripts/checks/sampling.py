@@ -87,7 +87,8 @@ def _judge_unused(unused: tuple[int, ...], judgement: Judgement) -> None:
 
 def _unexplained(inspection: Inspection) -> list[UnevenStep]:
     """Returns uneven steps, without those of a loop that uses a constant part of each batch."""
-    steps = [step for step in inspection.result.uneven if step.passes == 1]
+    uneven = inspection.result.uneven
+    steps = [step for step in uneven if step.passes == 1 and step.records_each == 1]
     parts = {step.drawn / step.rows if step.rows else 0.0 for step in steps}
     is_constant_part = len(parts) == 1 and min(parts) > 1 and min(parts).is_integer()
     if is_constant_part and len(steps) >= inspection.taken:
