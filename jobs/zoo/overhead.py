@@ -1,7 +1,7 @@
 """What watching costs: `python -m jobs.zoo.overhead`, seconds of runs of the healthy scripts.
 
 Each run is a child process with one thread: by itself, with a canary in every other step, and
-looked into.
+inspected.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from dpaudit_ray.isolation import Limits
 from dpaudit_ray.scripts import script_runs
+from dpaudit_ray.scripts.protocol import RunRequest
 from dpaudit_ray.scripts.script_runs import Target
-from dpaudit_ray.scripts.watch.run_state import RunRequest
 from jobs.zoo.healthy import SCRIPTS
 
-WAYS: dict[str, dict[str, Any]] = {"canaries": {"canary": "steps"}, "looked into": {"looks": True}}
+WAYS: dict[str, dict[str, Any]] = {"canaries": {"canary": "steps"}, "inspected": {"inspects": True}}
 LIMITS = Limits(600.0)
 
 
@@ -27,12 +27,14 @@ def seconds(name: str, repeats: int) -> dict[str, float]:
     taken: dict[str, list[float]] = {"by itself": [], **{way: [] for way in WAYS}}
     with script_runs.sandbox_for(target) as sandbox:
         # The process that all others are forked from is there after the first.
-        script_runs.run_once(sandbox, target, RunRequest(0), LIMITS, 1)
+        script_runs.run_once(sandbox, target, RunRequest(seed=0), LIMITS, 1)
         for number in range(repeats):
             ended = sandbox.call("jobs.zoo.healthy:run_unwatched", name, LIMITS)
             taken["by itself"].append(ended.seconds)
             for way, asked in WAYS.items():
-                seen = script_runs.run_once(sandbox, target, RunRequest(number, **asked), LIMITS, 1)
+                seen = script_runs.run_once(
+                    sandbox, target, RunRequest(seed=number, **asked), LIMITS, 1
+                )
                 taken[way].append(seen.ended.seconds)
     return {way: statistics.median(each) for way, each in taken.items()}
 
@@ -42,7 +44,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=SCRIPTS, help="functions of healthy.py")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
-    print("| script | by itself, s | canaries | looked into |\n|---|---|---|---|", flush=True)
+    print("| script | by itself, s | canaries | inspected |\n|---|---|---|---|", flush=True)
     for name in given.names:
         alone, *others = seconds(name, given.repeats).values()
         more = " | ".join(f"{each:.2f} ({100 * (each / alone - 1):+.0f} %)" for each in others)

@@ -5,14 +5,14 @@ import importlib
 
 import torch
 
-from dpaudit_ray.scripts.watch.run_state import RunRequest
-from dpaudit_ray.scripts.watch.step_probe import seed_generators
+from dpaudit_ray.scripts.protocol import RunRequest
+from dpaudit_ray.scripts.watch.generators import seed_generators
 
 
 def run(request: dict) -> str:
     """A digest of the parameters that the script ends with."""
     torch.set_num_threads(1)
-    seed_generators(RunRequest(request["seed"]).derived("start"))
+    seed_generators(RunRequest(seed=request["seed"]).derived("start"))
     script = importlib.import_module(f"jobs.zoo.{request['script']}")
     model = getattr(script, request["function"])()
     digest = hashlib.blake2b(digest_size=16)

@@ -7,11 +7,18 @@ from collections.abc import Iterable
 import pytest
 
 from dpaudit_ray.isolation import Limits, Sandbox
-from dpaudit_ray.scripts import script_runs, single_run
+from dpaudit_ray.scripts import checks, script_runs
+from dpaudit_ray.scripts.checks import Inspection
+from dpaudit_ray.scripts.protocol import (
+    ForwardInspection,
+    RunRequest,
+    StepInspection,
+    Trial,
+    entries_of,
+)
 from dpaudit_ray.scripts.script_audit import Options
 from dpaudit_ray.scripts.script_findings import Weight
 from dpaudit_ray.scripts.script_runs import EndedRun, Target
-from dpaudit_ray.scripts.watch.run_state import RunRequest, entries_of
 from jobs.zoo import alarms, common
 from jobs.zoo.healthy import SCRIPTS
 from tests.long import long
@@ -26,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 def run(warm: Sandbox, name: str, **asked: object) -> EndedRun:
     seen = script_runs.run_once(
-        warm, Target(ZOO / "healthy.py", name), RunRequest(SEED, **asked), Limits(300.0), 1
+        warm, Target(ZOO / "healthy.py", name), RunRequest(seed=SEED, **asked), Limits(300.0), 1
     )
     assert seen.result is not None, seen.ended
     return seen
@@ -34,7 +41,7 @@ def run(warm: Sandbox, name: str, **asked: object) -> EndedRun:
 
 @functools.cache
 def looked_into(warm: Sandbox, name: str) -> EndedRun:
-    return run(warm, name, looks=True)
+    return run(warm, name, inspects=True)
 
 
 def cases(names: Iterable[str]) -> list:
@@ -48,14 +55,15 @@ def test_looking_changes_no_bit_of_the_parameters(warm, name):
     request = {"script": "healthy", "function": name, "seed": SEED}
     plain = warm.call("tests.scripts.plainly:run", request, Limits(300.0))
     assert plain.how == "returned", plain.traceback
-    assert looked_into(warm, name).result["final"] == plain.value
+    assert looked_into(warm, name).result.final == plain.value
 
 
 @pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_a_healthy_script_raises_no_alarm(warm, name):
     """One run in a hundred may raise one, with other seeds."""
     seen = looked_into(warm, name)
-    judged = single_run.judge(seen.record, seen.result, common.DELTA)
+    inspection = Inspection(record=seen.record, result=seen.result, delta=common.DELTA)
+    judged = checks.judge(inspection)
     assert not [finding for finding in judged.findings if finding.weight is Weight.VIOLATION]
     assert judged.complete, judged.looks
 
@@ -63,23 +71,23 @@ def test_a_healthy_script_raises_no_alarm(warm, name):
 def test_a_run_with_canaries_looks_into_no_step(warm):
     """Looking tries each step again and again; a canary is one gradient more."""
     seen = run(warm, "mlp", canary="steps", reseeds=True)
-    assert not entries_of(seen.record, "look")
-    assert not entries_of(seen.record, "forward")
+    assert not entries_of(seen.record, StepInspection)
+    assert not entries_of(seen.record, ForwardInspection)
     # The claim is that of the run without canaries: nobody waits for its accountant again.
-    assert [claim["epsilons"] for claim in seen.result["claims"]] == [[]]
-    assert [trial["step"] for trial in entries_of(seen.record, "trial")] == list(range(100))
+    assert [claim.epsilons for claim in seen.result.claims] == [()]
+    assert [trial.step for trial in entries_of(seen.record, Trial)] == list(range(100))
 
 
 def test_an_engine_is_not_asked_again_what_an_earlier_run_asked(warm):
-    answers = dict.fromkeys(looked_into(warm, "mlp").result["answers"], 7.0)
-    reported = run(warm, "mlp", answers=answers).result["reported"]
-    assert [epsilon for _, epsilon, _, _ in reported] == [7.0, 7.0]
+    answers = dict.fromkeys(looked_into(warm, "mlp").result.answers, 7.0)
+    reported = run(warm, "mlp", answers=answers).result.reported
+    assert [report.epsilon for report in reported] == [7.0, 7.0]
 
 
 def test_an_accountant_that_computes_with_others_is_one(warm):
     """That of Opacus for PRVs asks two of its RDP accountants how wide its grid must be."""
-    (claim,) = run(warm, "own_loop").result["claims"]
-    assert (claim["name"], sum(steps for _, _, steps in claim["history"])) == ("prv", 100)
+    (claim,) = run(warm, "own_loop").result.claims
+    assert (claim.name, sum(steps for _, _, steps in claim.history)) == ("prv", 100)
 
 
 def test_a_study_goes_on_where_it_was_cut(tmp_path, monkeypatch):

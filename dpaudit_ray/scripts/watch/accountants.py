@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import sys
 import time
@@ -114,17 +115,18 @@ class AccountantWatch:
             return
         self._accountants.all.append(accountant)
         for kind in type(accountant).__mro__:
-            for name in (*_QUESTIONS, "load_state_dict"):
+            wrappers = {name: functools.partial(self._answer, name) for name in _QUESTIONS}
+            for name, wrapper in {**wrappers, "load_state_dict": self._load}.items():
                 if name in vars(kind) and (kind, name) not in self._wrapped:
                     self._wrapped.add((kind, name))
-                    around(kind, name)(self._answer if name in _QUESTIONS else self._load)
+                    around(kind, name)(wrapper)
 
     def _load(self, original: Any, accountant: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(accountant, *args, **kwargs)
         self._accountants.loaded[id(accountant)] = history_of(accountant)
         return result
 
-    def _answer(self, original: Any, accountant: Any, *args: Any, **kwargs: Any) -> Any:
+    def _answer(self, name: str, original: Any, accountant: Any, *args: Any, **kwargs: Any) -> Any:
         # Accountants answer each other, and functions that search for a noise multiplier.
         is_internal = _caller().startswith(("opacus.accountants", "dpaudit_ray."))
         if self._is_answering or is_internal:
@@ -134,7 +136,7 @@ class AccountantWatch:
         key = hashlib.blake2b(question.encode(), digest_size=16).hexdigest()
         self._is_answering = True
         try:
-            if original.__name__ == "get_epsilon" and key in self._answers:
+            if name == "get_epsilon" and key in self._answers:
                 answer = np.float64(self._answers[key])
             else:
                 answer = original(accountant, *args, **kwargs)

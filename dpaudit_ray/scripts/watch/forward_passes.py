@@ -87,8 +87,11 @@ def mapped_batch(args: Any, kwargs: Any) -> int | None:
     """Returns how many records a call under `vmap` has for each mapped entry; None without it."""
     functorch: Any = torch._C._functorch
     for leaf in tree_flatten((args, kwargs))[0]:
-        if isinstance(leaf, torch.Tensor) and functorch.is_batchedtensor(leaf):
-            return leaf.shape[0] if leaf.dim() > 1 else 1
+        tensor = leaf
+        while isinstance(tensor, torch.Tensor) and functorch.is_functorch_wrapped_tensor(tensor):
+            if functorch.is_batchedtensor(tensor):
+                return leaf.shape[0] if leaf.dim() > 1 else 1
+            tensor = functorch.get_unwrapped(tensor)  # `grad` inside `vmap` wraps it once more
     return None
 
 

@@ -39,7 +39,7 @@ from .generators import (
     seed_generators,
 )
 from .ghost_clipping import copy_tensors, parameters_copied
-from .hooks import around
+from .hooks import around, calling_line
 from .loaders import Iteration
 from .run_state import WatchedRun
 from .step_probe import INSPECTED, StepWatch
@@ -144,6 +144,7 @@ class OptimizerWatch(StepWatch):
         self.last: Release | None = None
         self.after_step: list[torch.Tensor] | None = None
         self._pinned: PinnedStep | None = None  # the entry of the step, in a pinned run
+        self._draw = run.loaders.drawn_at((number, 0))  # its records
         self._generators: list[Generator] = []  # of the optimizer and of the script
         self._earlier = _Examples(0, 0)  # of parts of the step that were added up
         self._adapted: _AdaptedBound | None = None
@@ -295,14 +296,15 @@ class OptimizerWatch(StepWatch):
 
     def _begin_pinned(self, passes: Passes) -> None:
         run = self.run
-        at = (self.number, self.steps)
-        pinned_runs.choose_record(run, at)
+        self._draw = run.loaders.drawn_at((self.number, self.steps))
+        pinned_runs.choose_record(run, self._draw)
         self._pinned = PinnedStep(
-            member=pinned_runs.has_record(run, at),
+            line=calling_line(),
+            member=pinned_runs.has_record(run, self._draw),
             release=(),
             rows=tuple(_row_lengths(passes)),
             generators=digest(torch.get_rng_state()).hex(),
-            drawn=len(run.loaders.drawn_at(at)),
+            drawn=len(self._draw),
         )
 
     def _pinned_noise(self) -> contextlib.AbstractContextManager[Any]:
@@ -323,7 +325,7 @@ class OptimizerWatch(StepWatch):
     def finish_pinned(self) -> None:
         """Records a pinned step."""
         if self._pinned is not None and self._pinned.release:
-            self.run.put(self._pinned)
+            pinned_runs.add_step(self.run, self._pinned, self._draw)
             self._pinned = None
 
     def _digests(self) -> tuple[str, ...]:

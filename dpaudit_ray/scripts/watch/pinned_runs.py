@@ -10,6 +10,7 @@ code that the first step's records are rows of.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,10 +20,11 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import StackDataset
 
+from ..protocol import PinnedStep
 from . import private_arrays
 from .generators import preserve_generators, seed_generators
 from .hooks import around
-from .loaders import ReleaseKey
+from .loaders import Indices, ReleaseKey
 from .record_choice import FEWEST, conspicuous_records
 from .run_state import WatchedRun
 
@@ -127,15 +129,28 @@ def noise_of_seed(
     seed_generators(request.derived("after", run.pinned.shaken, *at), generators)
 
 
-def has_record(run: WatchedRun, at: ReleaseKey) -> bool:
-    """Returns whether a step has the record that is exchanged."""
+def has_record(run: WatchedRun, draw: Indices) -> bool:
+    """Returns whether a draw has the record that is exchanged."""
     record = run.pinned.chosen if run.request.record is None else run.request.record
-    return record in run.loaders.drawn_at(at)
+    return record in draw
 
 
-def choose_record(run: WatchedRun, at: ReleaseKey) -> None:
+def add_step(run: WatchedRun, entry: PinnedStep, draw: Indices) -> None:
+    """Writes an entry once the record is chosen of which it states whether the step has it."""
+    run.pinned.steps.append((entry, draw))
+    if run.request.record is not None or not run.pinned.batches:
+        write_steps(run)
+
+
+def write_steps(run: WatchedRun) -> None:
+    """Writes the entries of steps that waited for the choice of a record."""
+    for entry, draw in run.pinned.steps:
+        run.put(dataclasses.replace(entry, member=has_record(run, draw)))
+    run.pinned.steps.clear()
+
+
+def choose_record(run: WatchedRun, draw: Indices) -> None:
     """Chooses the record that later runs exchange from a draw, if no batch was collated."""
-    draw = run.loaders.drawn_at(at)
     if len(draw) < FEWEST:
         return
     run.pinned.last_record = int(draw[len(draw) // 2])

@@ -1,7 +1,8 @@
 """Chooses the record that pinned runs exchange: one whose removal changes the other records' rows.
 
-The first batch of private records is collated again without its longest record, its shortest, and
-so on, by the loader's own function. If no removal changes anything, it is the longest record.
+The first batches of private records are collated again without their longest record, their
+shortest, and so on, by the loader's own function. If no removal changes anything, the longest of
+the first batch is chosen.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ Collate = Callable[[list[Any]], Any]
 
 
 def install(run: WatchedRun) -> None:
-    """Chooses from the first private batch that is fetched from now on."""
+    """Chooses from the first private batches that are fetched from now on."""
     from torch.utils.data import get_worker_info
     from torch.utils.data._utils.fetch import _MapDatasetFetcher
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     def is_due(data: Any) -> bool:
         is_private = any(data is private for private in run.networks.data)
-        return is_private and run.phase == "main" and run.pinned.chosen is None
+        return is_private and run.phase == "main" and run.pinned.batches > 0
 
     @around(_MapDatasetFetcher, "fetch")
     def fetch(original: Any, self: Any, indices: Any) -> Any:
@@ -65,25 +66,25 @@ def install(run: WatchedRun) -> None:
 
 
 def choose(run: WatchedRun, items: list[Any], indices: Sequence[int], collate: Collate) -> None:
-    """Chooses a record of a batch, unless it is too small."""
+    """Chooses a record of a batch, unless the batch is too small."""
     if len(items) < FEWEST:
         return
-    candidates = list(conspicuous_records(items))
-    position, chosen_as = candidates[0]
-    evidence = ""
-    for index, name in candidates:
+    pinned = run.pinned
+    pinned.batches -= 1
+    for position, name in conspicuous_records(items):
+        record = int(indices[position])
+        if pinned.chosen is None:
+            pinned.chosen = record
+            pinned.chosen_as = name
         with preserve_generators():
-            evidence = change_by_removal(collate, items, index)
-        if evidence:
-            position = index
-            chosen_as = name
-            break
-    run.pinned.chosen = int(indices[position])
-    run.pinned.chosen_as = chosen_as
-    entry = CollateInspection(
-        changes=bool(evidence), record=run.pinned.chosen, chosen_as=chosen_as, seen=evidence
-    )
-    run.put(entry)
+            change = change_by_removal(collate, items, position)
+        if change:
+            pinned.chosen = record
+            pinned.chosen_as = name
+            pinned.batches = 0
+            entry = CollateInspection(changes=True, record=record, chosen_as=name, seen=change)
+            run.put(entry)
+            return
 
 
 def conspicuous_records(items: Sequence[Any]) -> Iterator[tuple[int, str]]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ..protocol import Cut, Entry, RunRequest, UnevenStep, encode
+from ..protocol import Cut, Entry, PinnedStep, RunRequest, UnevenStep, encode
 from .accountants import Accountants
 from .hooks import calling_line
-from .loaders import LoaderWatch
+from .loaders import Indices, LoaderWatch
 from .shared_records import PrivateRecords
 
 _INSPECTING = 0.5  # of the seconds that a run has, in which every step is inspected
@@ -178,6 +178,8 @@ class PinnedState:
 
     Attributes:
         chosen: index of the record that is exchanged, and why this one.
+        batches: number of batches from which it may still be chosen.
+        steps: that are not in the record yet, with the indices of their records.
         last_record: a record of the last draw.
         tables: of a loop without Opacus, arrays with a record in each row.
         shaken: random numbers are others since a step had the record.
@@ -185,6 +187,8 @@ class PinnedState:
 
     chosen: int | None = None
     chosen_as: str = ""
+    batches: int = 5
+    steps: list[tuple[PinnedStep, Indices]] = dataclasses.field(default_factory=list)
     last_record: int | None = None
     tables: list[Any] = dataclasses.field(default_factory=list)
     shaken: bool = False
@@ -231,8 +235,8 @@ class WatchedRun:
         self.clock = Clock(self.request.seconds)
 
     def put(self, entry: Entry) -> None:
-        """Adds an entry to the record, with the script's line."""
-        line = encode(dataclasses.replace(entry, line=calling_line()))
+        """Adds an entry to the record, with the script's line that is running now."""
+        line = encode(dataclasses.replace(entry, line=entry.line or calling_line()))
         with self.record.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -118,7 +119,9 @@ class PrivateRecords:
             values += [table.mean(0), table.std(0), table.sum(0), nonzero, nonzero / len(table)]
             order = table.sort(0).values
             for quantile in _QUANTILES:
-                values.append(order[round(quantile * (len(table) - 1))])
+                index = quantile * (len(table) - 1)
+                low, high = order[math.floor(index)], order[math.ceil(index)]
+                values += [low, high, torch.lerp(low, high, index % 1)]
         for labels in self._labels:
             if not labels.is_floating_point() and int(labels.min()) >= 0:
                 counts = torch.bincount(labels.long()).double()

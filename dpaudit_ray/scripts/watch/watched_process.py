@@ -64,10 +64,12 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     state.phase = "main"
     state.clock.begin_training()
     returned = None
+    has_ended = False
     try:
         # A command of click parses no arguments, and returns what its function does.
         is_command = callable(getattr(main, "callback", None))
         returned = main(args=[], standalone_mode=False) if is_command else main()
+        has_ended = True
     except EnoughSeen:
         pass
     except SystemExit as error:
@@ -76,6 +78,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     state.accountants.settle(None)
     for watched in state.optimizers:
         watched.finish_pinned()
+    pinned_runs.write_steps(state)
     if state.request.pinned and not state.was_cut:
         publications.pin_publications(state, returned)
     state.phase = "after"
@@ -86,7 +89,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         left=publications.leftovers(remarks),
         seconds=seconds,
         waited=state.clock.waited,
-        returned_nothing=returned is None and not state.was_cut,
+        returned_nothing=has_ended and returned is None,
         marks=protocol.Marks(**dataclasses.asdict(marks)),
     )
     return dataclasses.asdict(result)

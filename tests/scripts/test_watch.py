@@ -1,0 +1,482 @@
+"""Parts of the watched process, each on its own: nothing is run."""
+
+import gc
+import random
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
+
+from dpaudit_ray.opacus import audited, marks_of
+from dpaudit_ray.scripts.protocol import CollateInspection, Report, RunRequest, read_record
+from dpaudit_ray.scripts.watch import (
+    forward_passes,
+    generators,
+    opacus_engine,
+    other_updates,
+    pinned_runs,
+    private_arrays,
+    publications,
+    record_choice,
+    run_state,
+    shared_records,
+)
+from dpaudit_ray.scripts.watch.accountants import Accountants, AccountantWatch
+from dpaudit_ray.scripts.watch.forward_passes import repeat_forward
+from dpaudit_ray.scripts.watch.publications import digests_of_all_networks, named_tensors
+from dpaudit_ray.scripts.watch.run_state import WatchedRun
+from dpaudit_ray.scripts.watch.shared_records import PrivateRecords
+from dpaudit_ray.scripts.watch.tensors import digest
+
+
+def watched(tmp_path: Path, **fields: object) -> WatchedRun:
+    return WatchedRun(RunRequest(seed=0, **fields), tmp_path / "record")
+
+
+def random_numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# Records in memory
+
+
+def test_a_record_that_replaces_another_has_another_label_too():
+    data = TensorDataset(torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 0, 0]))
+    assert [private_arrays.other_record(data, record) for record in range(4)] == [1, 3, 1, 1]
+
+
+def test_a_record_is_exchanged_in_memory():
+    x, y = torch.arange(8.0).reshape(4, 2), torch.arange(4)
+    data = Subset(TensorDataset(x, y), [3, 2, 1, 0])
+    private_arrays.exchange(data, 0)  # the third of all, by the first
+    assert y.tolist() == [0, 1, 2, 1]
+    assert x[3].tolist() == [2.0, 3.0]
+    private_arrays.exchange(data, 7)  # there is none
+    assert y.tolist() == [0, 1, 2, 1]
+
+
+def test_data_of_files_are_not_changed(tmp_path):
+    array = np.memmap(tmp_path / "x", np.float32, "w+", shape=(4, 2))
+    array[:] = np.arange(8).reshape(4, 2)
+    mapped = torch.from_file(str(tmp_path / "y"), shared=True, size=8).reshape(4, 2)
+    mapped[:] = torch.arange(8.0).reshape(4, 2)
+    data = TensorDataset(torch.from_numpy(array), mapped)
+    data.array, data.view, data.memory = array, np.asarray(array), np.arange(4)
+    private_arrays.exchange(data, 0)
+    for values in (array, *data.tensors, data.view):
+        assert values.reshape(-1).tolist() == list(range(8))
+    assert data.memory.tolist() == [2, 1, 2, 3]
+
+
+@pytest.mark.parametrize("pinned", ["alone", "exchanged"])
+def test_records_of_a_custom_loop_are_found_in_its_arrays(tmp_path, monkeypatch, pinned):
+    for package in ("jax", "tensorflow"):  # another test may have imported it
+        monkeypatch.delitem(sys.modules, package, raising=False)
+    x, y, order = random_numbers(50, 3), np.arange(50) % 3, torch.arange(50)
+    x[2] *= 9
+    raw, indices = x.tolist(), [7, 2, 9, 4]
+    run = watched(tmp_path, pinned=pinned)
+    batch = [x[indices], torch.from_numpy(y[indices])]
+    pinned_runs.find_tables(run, [torch.zeros(4, 3), *batch])
+    assert [id(table) for table in run.pinned.tables] == [id(x), id(y)]
+    assert (run.pinned.chosen, run.pinned.chosen_as) == (2, "the largest record")
+    changed = [number for number, row in enumerate(raw) if row != x[number].tolist()]
+    assert changed == ([2] if pinned == "exchanged" else [])
+    assert torch.equal(order, torch.arange(50))
+    if not changed:
+        assert pinned_runs.has_row(run, batch)
+        assert not pinned_runs.has_row(run, [rows[2:] for rows in batch])
+
+
+class Texts(torch.utils.data.Dataset):
+    """Texts of several lengths; the third is the longest."""
+
+    lengths = (3, 2, 7, 4, 3, 3)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.ones(self.lengths[index]).long(), 0
+
+
+def padded(rows: list) -> tuple[torch.Tensor, torch.Tensor]:
+    texts = [text for text, _ in rows]
+    labels = torch.tensor([label for _, label in rows])
+    return nn.utils.rnn.pad_sequence(texts, batch_first=True), labels
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_record_whose_removal_changes_a_batch_is_chosen(tmp_path, monkeypatch, workers):
+    """The longest text: without it, the others are padded to fewer positions."""
+    run = watched(tmp_path, inspects=True)
+    data = Texts()
+    run.networks.data.append(data)
+    run.phase = "main"
+    from torch.utils.data._utils.fetch import _MapDatasetFetcher
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    monkeypatch.setattr(_MapDatasetFetcher, "fetch", _MapDatasetFetcher.fetch)
+    monkeypatch.setattr(_BaseDataLoaderIter, "_next_index", _BaseDataLoaderIter._next_index)
+    record_choice.install(run)
+    next(iter(DataLoader(data, 6, collate_fn=padded, num_workers=workers)))
+    (entry,) = read_record(run.record)
+    assert isinstance(entry, CollateInspection)
+    assert entry.changes
+    assert (entry.record, entry.chosen_as) == (2, "the longest record")
+    assert entry.seen == "padded from 4 to 7 positions"
+    assert (run.pinned.chosen, run.pinned.chosen_as) == (2, "the longest record")
+
+
+def test_what_is_conspicuous_in_a_batch():
+    x, labels = random_numbers(6, 2), [0, 1, 0, 0, 0, 0]
+    x[4] *= 50
+    items = list(zip(x, labels, strict=True))
+    found = {name: position for position, name in record_choice.conspicuous_records(items)}
+    expected = {"the largest record": 4, "a record of a rare class": 1}
+    assert found == expected | {"a record in the middle of a batch": 3}
+    x[5, 0] = torch.nan
+    assert next(record_choice.conspicuous_records(items)) == (5, "a record that is not finite")
+
+
+def pooled(rows: list) -> torch.Tensor:
+    return torch.stack(rows) - torch.stack(rows).mean(0)
+
+
+@pytest.mark.parametrize(
+    ("collate", "words"),
+    [
+        (torch.stack, ""),
+        (lambda rows: torch.stack(rows, dim=1), ""),
+        (pooled, "other values in the rows of other records"),
+        (lambda rows: torch.stack(rows).max(0).values, "other values in the rows of other records"),
+    ],
+)
+def test_what_removal_changes(collate, words):
+    rows = list(random_numbers(5, 3))
+    rows[2] = rows[2] * 10
+    assert record_choice.change_by_removal(collate, rows, 2) == words
+
+
+def test_data_sets_with_common_records_are_of_one_group():
+    x = random_numbers(40, 3)
+    first, second = TensorDataset(x[:20]), TensorDataset(x[20:])
+    data = TensorDataset(x)
+    halves = [Subset(data, range(20)), Subset(data, range(20, 40))]
+    nested = Subset(halves[1], [0, 3])
+    owners = list(range(6))
+    datas = [first, second, *halves, nested, TensorDataset(x[:5])]
+    # A subset is compared with its base by index, and with another data set by rows.
+    assert shared_records.groups_by_records(datas, owners) == [0, 1, 0, 1, 1, 0]
+    assert shared_records.groups_by_records([first, second], ["engine", "engine"]) == [0, 0]
+
+
+# What is published
+
+
+def test_what_is_returned_has_a_name(tmp_path):
+    run = watched(tmp_path)
+    run.publications.public = ("net",)
+    network = nn.Linear(1, 1)
+    network.weight.grad = torch.ones(1, 1)
+    returned = {"mean": np.ones(2), "losses": [0.5, 0.25], "net": network, "n": 3, "word": "a"}
+    publications.pin_publications(run, returned)
+    publications.pin_publications(run, {"counts": np.zeros(2, np.uint16)}, "file 1: ")
+    names = [name for name, _ in run.publications.pinned]
+    assert names == ["mean", "losses", "n", "word", "file 1: counts"]
+    publications.pin_publications(run, network)
+    names = [name for name, _ in run.publications.pinned[5:]]
+    assert names == ["weight", "weight.grad", "bias"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (3, 4),
+        ("a", "b"),
+        ({"vocabulary": {"a": 0}}, {"vocabulary": {"b": 0}}),
+        (torch.tensor([1]), torch.tensor([2])),
+        ([1, "a"], [1, "b"]),
+    ],
+)
+def test_other_values_have_other_digests(tmp_path, first, second):
+    digests = []
+    for value in (first, first, second):
+        run = watched(tmp_path)
+        publications.pin_publications(run, {"value": value})
+        digests.append(run.publications.pinned)
+    assert digests[0] == digests[1] != digests[2]
+    assert len(digests[0]) == 1
+
+
+def test_arrays_that_are_returned_have_names_and_other_values_are_left_out():
+    odd = [nn.LazyLinear(2), nn.Linear(2, 2, device="meta"), torch.eye(2).to_sparse()]
+    returned = {"model": nn.Linear(2, 1), "odd": odd, "loss": torch.tensor(1.0), "epochs": 3}
+    names = [(name, kind) for name, kind, _ in named_tensors(returned | {"means": torch.ones(2)})]
+    assert names == [("model.weight", "Linear"), ("model.bias", "Linear"), ("means", "")]
+
+
+@pytest.mark.parametrize("public", ["Generator", ["Generator"], ("Generator",)])
+def test_a_single_name_is_public_without_a_list(public):
+    assert marks_of(audited(1e-5, public=public)(lambda: None)).public == ("Generator",)
+
+
+def test_networks_from_before_the_fork_are_found():
+    """What the process that forks has imported is frozen, and its collector lists it no more."""
+    network = nn.Linear(2, 2)
+    gc.freeze()
+    assert digest(network.weight) in digests_of_all_networks()
+
+
+TOKENS = torch.randint(0, 500, (200, 12), generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(0, 3, (200,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_record"),
+    [
+        (TOKENS[:50].clone(), True),
+        (TOKENS[7].double(), True),
+        (torch.cat([torch.zeros(90, 12), TOKENS[:10]]), True),
+        (LABELS[:100].clone(), True),
+        (TOKENS[:50] + 1, False),
+        (torch.zeros(20, 12).long(), False),
+        (torch.arange(200), False),
+        (torch.tensor(3), False),
+        (LABELS.flip(0), False),
+    ],
+)
+def test_arrays_whose_rows_are_private_records(value, is_record):
+    zeros = torch.zeros(1, 12).long()
+    order = torch.arange(200)
+    records = PrivateRecords([torch.cat([TOKENS, zeros]), LABELS, order])
+    assert records.has_rows_of(value) == is_record
+
+
+def test_buffers_of_records_are_found_though_they_were_there_before(tmp_path):
+    run = watched(tmp_path, inspects=True)
+    x = random_numbers(60, 3)
+    run.networks.data.append(TensorDataset(x, LABELS[:60]))
+    network = nn.Linear(3, 1)
+    network.register_buffer("bank", torch.cat([x] * 3, dim=1)[:, :3].clone())
+    network.register_buffer("public", random_numbers(60, 3, seed=7))
+    run.networks.modules.append(network)
+    run.publications.before = digests_of_all_networks()
+    returned = {"net": network, "rows": x[:9].tolist(), "losses": [0.1, 0.2], "tokens": LABELS}
+    found = publications.leftovers(publications.remarks(run, returned))
+    assert found.records == ("net.bank", "rows")
+    assert found.tensors == ()
+
+
+def test_data_that_were_scaled_by_themselves():
+    x = random_numbers(200, 3) * 2 + 1
+    raw, scaled = TensorDataset(x), TensorDataset((x - x.mean(0)) / x.std(0))
+    assert shared_records.standardised_columns(scaled) == 3
+    assert shared_records.standardised_columns(raw) == 0
+
+
+def test_simple_functions_of_the_records_are_statistics():
+    x = random_numbers(200, 3) * 2 + 1
+    x[:40] *= torch.tensor([1.0, 0.0, 1.0])
+    records = PrivateRecords([x, LABELS])
+    for value in (x.mean(0), x.std(0), x.max(0).values, x.min(0).values, x.median(0).values):
+        assert records.is_statistic(value)
+    for value in ((x != 0).sum(0), torch.bincount(LABELS), torch.bincount(LABELS) / 200):
+        assert records.is_statistic(value)
+    for value in (x.mean(0) + 0.01, torch.ones(3), torch.tensor(1.0)):
+        assert not records.is_statistic(value)
+
+
+def test_networks_that_private_records_trained(tmp_path):
+    run = watched(tmp_path, inspects=True)
+    data = TensorDataset(random_numbers(4, 2), torch.zeros(4).long())
+    teacher, student = nn.Linear(2, 1), nn.Linear(2, 1)
+    run.networks.data.append(data)
+    run.networks.modules.append(student)
+    updates = run.updates
+    updates.params = {id(p): p for p in teacher.parameters()}
+    rows = shared_records.row_digests(data)
+    updates.fed = {key: (p, "Linear", rows) for key, p in updates.params.items()}
+    assert other_updates.trained_by_records(run) == ((), ("Linear",))
+    updates.copies = {id(student.weight): id(teacher.weight)}
+    assert other_updates.trained_by_records(run) == (("weight",), ())
+    updates.fed = {key: (p, "Linear", set()) for key, p in updates.params.items()}
+    assert other_updates.trained_by_records(run) == ((), ())
+
+
+# Forward passes
+
+
+class Remembers(nn.Module):
+    """Adds what the last batch left; `counts` only counts."""
+
+    def __init__(self, adds: bool, written: bool = False) -> None:
+        super().__init__()
+        self.h, self.counts, self.adds, self.written = torch.zeros(40, 3), 0, adds, written
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.tanh() + (self.h if self.adds else 0)
+        self.counts += 1
+        self.h = self.h.copy_(y.detach()) if self.written else y.detach()
+        return y
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_state_that_goes_from_one_batch_to_the_next(written):
+    """It is reported, with its name, and the network is as it was before."""
+    network = nn.Sequential(Remembers(True, written))
+    x = random_numbers(40, 3)
+    entry = repeat_forward(network, (x,), {}, 0)
+    assert set(entry.carried) == {"0.counts", "0.h"}
+    assert not entry.mixes
+    assert network[0].counts == 0
+    assert not network[0].h.any()
+    assert repeat_forward(Remembers(False, written), (x,), {}, 0).carried == ()
+
+
+def test_passes_that_cannot_be_compared_say_why():
+    class Noisy(nn.Module):
+        generator = torch.Generator()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.randn(x.shape, generator=self.generator)
+
+    x = torch.zeros(40, 3)
+    assert "another result" in repeat_forward(Noisy(), (x,), {}, 0).unseen
+    assert "a batch of 2" in repeat_forward(nn.Tanh(), (x[:2],), {}, 0).unseen
+    assert "a row for each record" in repeat_forward(nn.L1Loss(), (x, x), {}, 0).unseen
+
+
+def test_records_along_the_second_dimension():
+    lies_time_first = forward_passes.lies_time_first
+    assert lies_time_first((torch.zeros(12, 64, 6),), {}, drawn=64)
+    assert not lies_time_first((torch.zeros(64, 12, 6),), {}, drawn=64)
+    assert not lies_time_first((torch.zeros(64, 64),), {}, drawn=64)
+
+
+def test_passes_under_vmap_are_not_repeated():
+    batches = []
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        assert forward_passes.in_functorch()
+        batches.append(forward_passes.mapped_batch((x,), {}))
+        return x.sum()
+
+    torch.func.vmap(loss)(torch.zeros(5, 4, 20))
+    torch.func.vmap(torch.func.grad(loss))(torch.zeros(5, 1, 20))
+    torch.func.vmap(loss)(torch.zeros(5, 20))
+    assert batches == [4, 1, 1]
+    assert not forward_passes.in_functorch()
+    assert forward_passes.mapped_batch((torch.zeros(5, 20),), {}) is None
+
+
+# Accountants and engines
+
+
+def registered(answers: dict[str, float] | None = None) -> tuple[Accountants, Any]:
+    """A watched accountant of a class of its own."""
+
+    class Accountant:
+        """An accountant as Opacus has them, of the user's."""
+
+        def __init__(self) -> None:
+            self.history: list[tuple[float, float, int]] = []
+
+        def get_epsilon(self, delta: float) -> float:
+            return 2.0
+
+        def get_privacy_spent(self, *, delta: float) -> tuple[float, float]:
+            return self.get_epsilon(delta) + 1, 8.0
+
+        def load_state_dict(self, state: dict) -> None:
+            self.history = state["history"]
+
+        def mechanism(self) -> str:
+            return "own"
+
+    accountants = Accountants()
+
+    def report(accountant: Any, delta: float, epsilon: float) -> None:
+        accountants.reports.append((accountant, Report(delta, epsilon, 5, -1)))
+
+    watch = AccountantWatch(accountants, answers or {}, report)
+    accountant = Accountant.__new__(Accountant)
+    watch.register(Accountant.__init__, accountant)
+    return accountants, accountant
+
+
+def test_every_epsilon_that_a_script_gets_is_recorded():
+    accountants, accountant = registered()
+    assert accountant.get_epsilon(1e-5) == 2.0
+    assert accountant.get_privacy_spent(delta=1e-6) == (3.0, 8.0)
+    assert accountants.numbered_reports() == (Report(1e-5, 2.0, 5, -1), Report(1e-6, 3.0, 5, -1))
+    accountant.load_state_dict({"history": [(1.0, 0.5, 7)]})
+    assert accountants.loaded == {id(accountant): ((1.0, 0.5, 7),)}
+    # Without engine an accountant with a history has the script's claim.
+    assert [report.claim for report in accountants.numbered_reports()] == [0, 0]
+    again, accountant = registered(dict.fromkeys(accountants.answers, 7.0))
+    assert accountant.get_epsilon(1e-5) == 7.0
+    assert [report.epsilon for _, report in again.reports] == [7.0]
+
+
+def test_what_accountants_answer_each_other_is_not_recorded():
+    accountants, accountant = registered()
+    search = types.FunctionType(
+        (lambda a: a.get_epsilon(1e-5)).__code__, {"__name__": "opacus.accountants.utils"}
+    )
+    assert search(accountant) == 2.0
+    assert accountants.reports == []
+
+
+def test_a_sampler_that_opacus_drops_has_a_name():
+    data = TensorDataset(torch.zeros(8, 2))
+    assert opacus_engine._replaced_sampler(DataLoader(data, 2, shuffle=True)) == ""
+    weighted = DataLoader(data, 2, sampler=WeightedRandomSampler(torch.ones(8).tolist(), 8))
+    assert opacus_engine._replaced_sampler(weighted) == "WeightedRandomSampler"
+
+
+# Generators and time
+
+
+def test_generators_of_the_script_are_found_seeded_and_put_back():
+    class Noise:
+        def __init__(self) -> None:
+            self.rng = np.random.RandomState(3)
+
+    numpy_generator = np.random.default_rng(1)
+    noise = Noise()
+    own = {"torch": torch.Generator(), "python": random.Random(2)}
+    draw = [
+        lambda: numpy_generator.normal(),
+        lambda: float(noise.rng.normal()),
+        lambda: float(torch.randn((), generator=own["torch"])),
+        lambda: own["python"].random(),
+    ]
+    found = generators.script_generators()
+    for generator in (numpy_generator, noise.rng, *own.values()):
+        assert any(generator is other for other in found)
+    with generators.preserve_generators(found):
+        first = [f() for f in draw]
+        generators.seed_generators(9, found)
+        seeded = [f() for f in draw]
+        generators.seed_generators(9, found)
+        assert [f() for f in draw] == seeded != first
+    assert [f() for f in draw] == first
+
+
+def test_a_run_that_waits_for_a_processor_has_more_time(monkeypatch):
+    """At most three times as much."""
+    now = {"time": 0.0, "waited": 0.0}
+    monkeypatch.setattr(run_state.time, "monotonic", lambda: now["time"])
+    monkeypatch.setattr(run_state, "waited", lambda: now["waited"])
+    clock = run_state.Clock(10.0)
+    for time, waited, is_over in [(11, 0, True), (11, 2, False), (29, 28, False), (31, 31, True)]:
+        now.update(time=time, waited=waited)
+        assert clock.is_over == is_over
+        assert clock.waited == waited
