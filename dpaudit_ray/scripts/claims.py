@@ -21,7 +21,7 @@ Counts = collections.Counter[tuple[float, float]]  # steps by noise multiplier a
 
 def events_of(result: RunResult) -> list[tuple[float, float, int]]:
     """Returns (σ, q, steps) of all accountants whose claim is the script's."""
-    events = []
+    events: list[tuple[float, float, int]] = []
     for claim in result.claims:
         events.extend(claim.history)
     return events

@@ -496,7 +496,7 @@ def _validate(kind: type[T], value: Any) -> T:
 
 
 @functools.cache
-def _adapter(kind: type[Any]) -> Any:
+def _adapter(kind: Any) -> Any:
     # The judge alone reads, in the tool's own environment; the watched process has no pydantic.
     import pydantic
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpaudit_ray.cli import script_verb
-from dpaudit_ray.errors import SpecError
+from dpaudit_ray.errors import ScriptError, SpecError
 from dpaudit_ray.isolation import Sandbox
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts.script_audit import parse_duration
@@ -108,21 +108,21 @@ UNUSABLE = {
     "raises, after megabytes": (
         "def main():\n    print('x' * 10**7)\n    raise RuntimeError('no data at ~/data')",
         "own_training.py:main raised RuntimeError: no data at ~/data (own_training.py, line 21); "
-        "run it by itself first",
+        "run it without the audit first",
     ),
     "exits": ("def main():\n    sys.exit(3)", "own_training.py:main raised SystemExit: 3"),
     "dies": ("import os\ndef main():\n    os._exit(3)", "ended with exit status 3"),
     "no Python": ("def main(:", "own_training.py is no Python script"),
     "never private": (
         "def main():\n    return nn.Linear(2, 1)",
-        "own_training.py:main took no step that is private: it calls neither make_private nor",
+        "own_training.py:main took no private step: it calls neither make_private nor",
     ),
     "plain training": (
         "def main():\n    model = nn.Linear(2, 1)\n"
         "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "    for _ in range(3):\n        model(torch.ones(2)).backward()\n"
         "        optimizer.step()",
-        "own_training.py:main never calls make_private, and takes 3 steps without privacy; call m",
+        "own_training.py:main never calls make_private, and takes 3 steps without privacy ",
     ),
     "trained by its import": (
         IMPORTED,
@@ -146,23 +146,24 @@ def test_scripts_that_cannot_be_audited(script, kind):
     assert said in refused("own_training.py:main", "--budget", budget, *delta)
 
 
-def test_a_script_that_keeps_its_promise(script):
-    """One look decides; pages are written; the old spelling says the new one."""
+def test_a_script_without_a_violation(script):
+    """One run decides; pages are written; the old spelling names the new one."""
     script.write_text(HEAD + GOOD)
     options = ["--budget", "30min", "--layers", "0", "--junit", "out.xml"]
     outcome = dpaudit("verify", "own_training.py:main", *options)
     assert outcome.code == 0, outcome
     assert outcome.err.startswith("`dpaudit audit own_training.py:main` is the new spelling\n")
     for said in (
-        "CONSISTENT: own_training.py:main keeps ε = ",
-        "Every one of 40 steps looked into: 4 % less noise in all of them would",
-        "no audit of this kind detects: records that are in the data twice",
+        "CONSISTENT own_training.py:main: no violation found",
+        "Strength noise 4 % too small in all steps, or ",
+        "Not checked in this script data before training",
+        "how the custom loop forms per-example gradients",
     ):
         assert said in " ".join(outcome.out.split())
     assert (script.parent / "own_training-main-audit.html").exists()
     junit = (script.parent / "out.xml").read_text()
     assert 'failures="0"' in junit
-    assert 'name="verdict" value="CONSISTENT: own_training.py:main keeps' in junit
+    assert 'name="verdict" value="CONSISTENT: own_training.py:main: no violation found' in junit
 
 
 def test_a_function_of_a_notebook(script):
@@ -182,12 +183,12 @@ def test_progress_moves_whatever_goes_on(monkeypatch, capsys):
     """In a log, a line every few seconds."""
     monkeypatch.setattr(script_verb, "_LINE_SECONDS", 0.05)
     with script_verb._progress(60.0) as tell:
-        for text in ("L0: one run", "L1: 0 of 10"):
+        for text in ("inspecting one run", "testing steps: 0 of 10 trials"):
             tell(text)
             time.sleep(0.5)
     lines = capsys.readouterr().err.splitlines()
-    for text in ("L0: one run", "L1: 0 of 10"):
-        assert sum(bool(re.fullmatch(rf"{text}; <?\ds of 1m 00s", line)) for line in lines) > 2
+    for text in ("inspecting one run", "testing steps: 0 of 10 trials"):
+        assert sum(bool(re.fullmatch(rf"{text} \(<?\ds of 1m 00s\)", line)) for line in lines) > 2
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_assert_private(script):
     assert kept.verdict is Verdict.CONSISTENT
     with pytest.raises(AssertionError, match=r"epsilon=0\.1"):
         assert_private(f"{script}:main", budget=1800, layers=(0,), epsilon=0.1)
-    with pytest.raises(AssertionError, match="L0 was left out"):
+    with pytest.raises(AssertionError, match=r"run inspection \(layer 0\) was left out"):
         assert_private(f"{script}:main", budget=1, layers=(1,))
     for main in (lambda: None, os.getcwd):
         with pytest.raises(SpecError, match="no function at the top of a file"):
@@ -247,8 +248,25 @@ def test_what_was_not_seen_is_no_violation_and_a_run_that_was_cut_claims_nothing
     assert found.verdict is Verdict.INCONCLUSIVE
     assert not found.findings
     assert any(why in line for line in found.help)
-    looked = "looked at" in " ".join(look.said for look in found.looks)
-    assert (math.isnan(found.claim), looked) == (budget == 1, budget != 1)
+    inspected = "values were inspected" in " ".join(look.said for look in found.looks)
+    assert (math.isnan(found.claim), inspected) == (budget == 1, budget != 1)
+
+
+def test_training_without_noise_violates_a_claim_and_is_no_usage_error(script):
+    """Code with noise that the audit does not know is shown how to make it visible."""
+    plain = (
+        "import torch\n\n\ndef main():\n    model = torch.nn.Linear(2, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    for _ in range(3):\n        model(torch.ones(2)).backward()\n"
+        "        optimizer.step()\n"
+    )
+    script.write_text(plain)
+    claim = {"delta": 1e-5, "epsilon": 3.0, "budget": "30min", "layers": (0,)}
+    with pytest.raises(AssertionError, match="3 steps of SGD, none with noise"):
+        assert_private(f"{script}:main", **claim)
+    script.write_text(plain + "    noise = torch.randn(2)\n")
+    with pytest.raises(ScriptError, match=r"audited_release\(records="):
+        assert_private(f"{script}:main", **claim)
 
 
 TYPED = """
