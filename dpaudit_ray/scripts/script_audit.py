@@ -99,6 +99,8 @@ class Audit:
         if promised is None:  # of a run that was cut, the accountant's word is on fewer steps
             was_cut = single_run.cut(first.record)
             self._claim = math.nan if was_cut else script_runs.claimed_epsilon(result, delta)
+        if processes := script_runs.unwatched_processes(result, trains=True):
+            self._help.append(f"{processes}: they may train, too")
         if 0 not in self._options.layers:
             return
         judged = single_run.judge(first.record, result, delta)

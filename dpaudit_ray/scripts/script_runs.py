@@ -8,17 +8,20 @@ import dataclasses
 import math
 import os
 import re
+import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from .. import imports
+from .. import accounting, imports
+from ..accounting import Training
 from ..errors import ScriptError, SpecError
 from ..isolation import Ended, Limits, Sandbox
 from ..orchestration.working_dir_package import WorkingDirPackage
+from .interpreters import Interpreter
 from .watch.run_state import Entries, RunRequest, entries_of, read_entries
 
 Result = dict[str, Any]  # of a run, as `watch.watched_process` returns it
@@ -30,32 +33,59 @@ _ALWAYS = ("torch._dynamo", "opacus", _RUN.partition(":")[0])
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The function of a script; δ and ε are the caller's, before those of its marks."""
+    """A script, or a function of it.
+
+    Attributes:
+        script: a .py or .ipynb file.
+        function: the function that trains, without arguments; "" for the whole file.
+        delta: δ of the claim, instead of that of the script's marks.
+        epsilon: ε of the claim, likewise.
+        arguments: of the command line of a whole file.
+        python: the interpreter that runs it; None: this one.
+    """
 
     script: Path
-    function: str
+    function: str = ""
     delta: float | None = None
     epsilon: float | None = None
+    arguments: tuple[str, ...] = ()
+    python: Interpreter | None = None
 
     def __str__(self) -> str:
-        return f"{self.script.name}:{self.function}"
+        if self.function:
+            return f"{self.script.name}:{self.function}"
+        return shlex.join([self.script.name, *self.arguments])
 
     @classmethod
     def from_text(
         cls, text: str, delta: float | None = None, epsilon: float | None = None
     ) -> Target | None:
-        """Parses `script.py:main` (or .ipynb), else None. Raises SpecError where no such file."""
-        script, separator, function = text.rpartition(":")
-        if not separator or not script.endswith((".py", ".ipynb")):
-            if text.endswith((".py", ".ipynb")) and Path(text).exists():
-                raise SpecError("", f"{text} is a script; name its function too: {text}:main")
+        """Parses `script.py` or `script.py:main` (or .ipynb), else returns None.
+
+        Raises:
+            SpecError: there is no such file, or its function is not a name.
+        """
+        match = re.fullmatch(r"(.+\.(?:py|ipynb))(?::(.*))?", text)
+        if not match:
             return None
+        script, function = match.groups()
         path = Path(script).resolve()
         if not path.is_file():
-            raise SpecError("", f"there is no script {script}; write path/to/script.py:function")
-        if not function.isidentifier():
+            raise SpecError("", f"there is no script {script}; write path/to/script.py[:function]")
+        if function is not None and not function.isidentifier():
             raise SpecError("", f"{function!r} is no function's name; write {script}:main")
-        return cls(path, function, delta, epsilon)
+        return cls(path, function or "", delta, epsilon)
+
+    def with_arguments(self, arguments: Sequence[str]) -> Target:
+        """Returns the same with arguments of its command line.
+
+        Raises:
+            SpecError: the target is a function.
+        """
+        if self.function and arguments:
+            command = shlex.join([self.script.name, "--", *arguments])
+            raise SpecError("", f"{self} takes no arguments; audit the file: {command}")
+        return dataclasses.replace(self, arguments=tuple(arguments))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +200,16 @@ def sandbox_for(target: Target) -> Sandbox:
 
     Not those that start threads, which are not there after a fork.
     """
-    names = imports.installed_imports({target.script.stem: target.script})
+    if target.python:
+        names = list(target.python.imports)
+        path = ()
+        interpreter = target.python.path
+    else:
+        names = imports.installed_imports({target.script.stem: target.script})
+        path = tuple(folder for folder in sys.path if folder)
+        interpreter = sys.executable
     preload = [name for name in names if name.partition(".")[0] not in _THREADED]
-    return Sandbox((*_ALWAYS, *preload), tuple(folder for folder in sys.path if folder))
+    return Sandbox((*_ALWAYS, *preload), path, interpreter=interpreter)
 
 
 def run_once(
@@ -185,7 +222,8 @@ def run_once(
         record = Path(folder) / "record.jsonl"
         argument = {
             "script": str(target.script), "function": target.function, "delta": target.delta,
-            "record": str(record), "request": dataclasses.asdict(request), "threads": threads,
+            "arguments": target.arguments, "threads": threads,
+            "record": str(record), "request": dataclasses.asdict(request),
         }  # fmt: skip
         ended = sandbox.call(_RUN, argument, limits)
         return EndedRun(request, ended, read_entries(record))
@@ -199,15 +237,24 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> Result:
     if (result := run.result) is None:
         raise _failure(target, run, budget)
     if any(entry["phase"] == "import" for entry in entries_of(run.record, "made")):
+        file = target.script.name
         raise ScriptError(
-            f"{target.script.name} trains when it is imported; put what trains into "
-            f"{target.function}(), and its call under if __name__ == '__main__'"
+            f"{file} trains when it is imported; audit the file: dpaudit audit {file}"
         )
+    for claim in result["claims"]:  # of loops without Opacus, where scipy is missing
+        if claim["name"] == "pld" and set(claim["epsilons"]) == {None}:
+            events = tuple(Training(noise, int(n), rate) for noise, rate, n in claim["history"])
+            pld = accounting.find("pld")
+            claim["epsilons"] = [pld.composed(events, delta) for delta in claim["deltas"]]
     outside = result["outside"]
     if sum(result["steps"]) or (result["made"] and outside):
         return result
     why = "took no step that is private: it calls neither make_private nor audited_step"
-    if result["made"]:
+    if not target.function:
+        why += f"; if a function of it trains, name it as {target.script.name}:FUNCTION"
+    if processes := unwatched_processes(result):
+        why = f"took no private step itself: {processes}; train in the main process (nprocs=1)"
+    elif result["made"]:
         why = f"took no step within {result['seconds']:.0f} s; give a longer --budget"
     elif outside:
         why = (
@@ -215,6 +262,20 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> Result:
             "call make_private on its optimizer, or audited_step where steps are your own"
         )
     raise ScriptError(f"{target} {why}")
+
+
+def unwatched_processes(result: Result, *, trains: bool = False) -> str:
+    """Returns a clause that names the processes which a script has started; "" if it has none.
+
+    Args:
+        result: of the run.
+        trains: leaves out workers of pools and managers.
+    """
+    processes = [entry for entry in result["processes"] if entry["trains"] or not trains]
+    if not processes:
+        return ""
+    names = [f"{entry['count']} by {entry['starter']}, {entry['line']}" for entry in processes]
+    return f"processes that it starts ({'; '.join(names)}) were not watched"
 
 
 def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
@@ -229,10 +290,7 @@ def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
     elif ended.how == "memory":
         said = f" {ended.message}; give it more by --memory"
     else:
-        # Where the user's own code raised.
-        places = re.findall(r'File "([^"]+)", line (\d+)', ended.traceback)
-        places = [place for place in places if imports.is_users(place[0])]
-        where = f" ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else ""
+        where = f" ({ended.place})" if ended.place else ""
         verb = "raised " if ended.how == "raised" else ""
         said = f" {verb}{ended.message}{where}; run it by itself first"
     lines = tuple(line[:300] for line in ended.output.strip().splitlines()[-5:])

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, StackDataset, Subset
 
 from . import step_probe
 from .opacus_engine import named_tensors
-from .run_state import Indices, ReleaseKey, WatchedRun, around, is_users
+from .run_state import Indices, ReleaseKey, WatchedRun, around, import_if_there, is_users
 
 _TRIED = 100  # records that one might be exchanged for
 _PARTS = 10  # of a data set, at most; a longer list is of records
@@ -37,11 +37,9 @@ _DECIDERS = (  # what chooses by a number: module, class, method
 
 def install(run: WatchedRun) -> None:
     """Holds releases from now on: private data have another record, what comes of them is noted."""
-    from opacus import PrivacyEngine
     from torch.utils.data._utils.fetch import _MapDatasetFetcher
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    @around(PrivacyEngine, "make_private")
     def make_private(original: Any, self: Any, **kwargs: Any) -> Any:
         if not run.modules:
             _watch_decisions(run)
@@ -49,6 +47,8 @@ def install(run: WatchedRun) -> None:
             exchange(kwargs["data_loader"].dataset, run.request.record or 0)
         return original(self, **kwargs)
 
+    if opacus := import_if_there("opacus"):
+        around(opacus.PrivacyEngine, "make_private")(make_private)
     numbers = itertools.count()
 
     @around(_BaseDataLoaderIter, "_next_index")

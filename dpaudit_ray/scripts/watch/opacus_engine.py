@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset
 
-from .run_state import WatchedRun, around
+from .run_state import WatchedRun, around, import_if_there
 from .step_probe import digest, has_numbers, preserve_attributes, preserve_generators
 
 _SECONDS = 5.0  # that an accountant may take for further δ
@@ -24,7 +24,9 @@ _CLOSE = 1e-3  # relative: arithmetic in another order, at most
 
 
 def install(run: WatchedRun) -> None:
-    """Watches engines, accountants and networks from now on."""
+    """Watches engines, accountants and networks from now on, if there is Opacus."""
+    if not import_if_there("opacus"):
+        return
     from opacus import PrivacyEngine
     from opacus.accountants.accountant import IAccountant
 

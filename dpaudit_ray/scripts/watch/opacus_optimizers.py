@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
 from torch.utils._pytree import tree_map
 
 from . import held_runs, step_probe
-from .run_state import Iteration, WatchedRun, around
+from .run_state import Iteration, WatchedRun, around, import_if_there
 from .step_probe import LOOKED_AT, Release, StepWatch
 
 _GHOST = "DPOptimizerFastGradientClipping"
@@ -40,38 +40,9 @@ Change = Callable[[Any], None] | None  # alters the copies that a step is about 
 
 
 def install(run: WatchedRun) -> None:
-    """Watches all optimizers that are made from now on, and backward passes of ghost clipping."""
-    from opacus.optimizers import DPOptimizer
-    from opacus.utils.adaptive_clipping import DPTensorFastGradientAdaptiveClipping as Adaptive
-    from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping as Loss
-
-    looked_at: set[tuple[int, int]] = set()  # backward passes, by optimizer and step
-
-    @around(DPOptimizer, "__init__")
-    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        run.optimizers.append(OptimizerWatch(run, len(run.optimizers), self))
-
-    @around(Adaptive, "__init__")
-    def adapt(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        for watched in run.optimizers:
-            if watched.optimizer is self.optimizer:
-                vars(self)["_update_clip_and_noise"] = functools.partial(watched.adapt, self)
-
-    def backward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        for watched in run.optimizers if run.looks else ():
-            at = (watched.number, watched.steps)
-            if watched.optimizer is self.optimizer and at[1] in LOOKED_AT and at not in looked_at:
-                looked_at.add(at)
-                with run.replay():
-                    length, what = _longest_ghost(self, original)
-                bound = float(self.optimizer.max_grad_norm)
-                run.put("ghost", step=watched.steps, longest=length, what=what, bound=bound)
-        return original(self, *args, **kwargs)
-
-    for kind in (Loss, Adaptive):
-        around(kind, "backward")(backward)
+    """Watches all optimizers that are made from now on."""
+    if import_if_there("opacus"):
+        _watch_private(run)
 
     def wrappers(inner: Any) -> list[OptimizerWatch]:
         return [w for w in run.optimizers if w.optimizer.original_optimizer is inner]
@@ -97,6 +68,42 @@ def install(run: WatchedRun) -> None:
 
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
+
+
+def _watch_private(run: WatchedRun) -> None:
+    """Watches Opacus' optimizers, and backward passes of ghost clipping where it has them."""
+    from opacus.optimizers import DPOptimizer
+
+    looked_at: set[tuple[int, int]] = set()  # backward passes, by optimizer and step
+
+    @around(DPOptimizer, "__init__")
+    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        run.optimizers.append(OptimizerWatch(run, len(run.optimizers), self))
+
+    def adapt(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        for watched in run.optimizers:
+            if watched.optimizer is self.optimizer:
+                vars(self)["_update_clip_and_noise"] = functools.partial(watched.adapt, self)
+
+    def backward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        for watched in run.optimizers if run.looks else ():
+            at = (watched.number, watched.steps)
+            if watched.optimizer is self.optimizer and at[1] in LOOKED_AT and at not in looked_at:
+                looked_at.add(at)
+                with run.replay():
+                    length, what = _longest_ghost(self, original)
+                bound = float(self.optimizer.max_grad_norm)
+                run.put("ghost", step=watched.steps, longest=length, what=what, bound=bound)
+        return original(self, *args, **kwargs)
+
+    if ghost := import_if_there("opacus.utils.fast_gradient_clipping_utils"):  # Opacus 1.5
+        around(ghost.DPTensorFastGradientClipping, "backward")(backward)
+    if adaptive := import_if_there("opacus.utils.adaptive_clipping"):
+        kind = adaptive.DPTensorFastGradientAdaptiveClipping
+        around(kind, "__init__")(adapt)
+        around(kind, "backward")(backward)
 
 
 class OptimizerWatch(StepWatch):

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ... import accounting
-from ...accounting import Training
 from . import held_runs, opacus_engine, step_probe
 from .run_state import WatchedRun
 from .step_probe import Change, Release, StepWatch
@@ -63,6 +61,10 @@ class Stream(StepWatch):
         return "pld"
 
     def get_epsilon(self, delta: float) -> float:
+        # The environment of a script may lack what this needs: `script_runs` computes it then.
+        from ... import accounting
+        from ...accounting import Training
+
         events = tuple(Training(noise, steps, rate) for noise, rate, steps in self.history)
         return accounting.find("pld").composed(events, delta)
 

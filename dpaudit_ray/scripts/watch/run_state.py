@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import importlib
 import json
 import sys
 import time
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import imports, seeds
+from ...opacus import Marks
 
 _LOOKING = 0.5  # of the time that a run has, in which every step is looked into
 _MOST_INDICES = 4_000_000  # that are kept: later draws are not looked at
@@ -85,6 +87,14 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return put
 
 
+def import_if_there(name: str) -> Any:
+    """Imports a module; returns None if its library, or this version of it, has none."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+
+
 def calling_line() -> str:
     """File and line of the user's own code that is being run; "" where there is none."""
     frame: FrameType | None = sys._getframe(1)
@@ -96,7 +106,7 @@ def calling_line() -> str:
 @functools.cache
 def is_users(file: str) -> bool:
     """Whether code of this file is the user's."""
-    return not file.startswith("<") and imports.is_users(file)
+    return imports.is_users(file)
 
 
 @dataclasses.dataclass(eq=False)
@@ -125,7 +135,6 @@ class LoaderWatch:
 
     def install(self) -> None:
         # Slow, and not needed to read a record.
-        from opacus.utils.batch_memory_manager import BatchSplittingSampler
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         @around(_BaseDataLoaderIter, "_reset")
@@ -136,7 +145,7 @@ class LoaderWatch:
         @around(_BaseDataLoaderIter, "_next_index")
         def draw(original: Any, iterator: Any) -> Any:
             batch, sampler = original(iterator), iterator._index_sampler
-            splits = isinstance(sampler, BatchSplittingSampler)
+            splits = type(sampler).__name__ == "BatchSplittingSampler"  # of Opacus
             iteration = Iteration(iterator._dataset, sampler, splits)
             self._iterations.setdefault(iterator, iteration).drawn.append(_as_indices(batch))
             return batch
@@ -249,7 +258,7 @@ class WatchedRun:
     # By the first numbers of a parameter: whose it is, and the step that it had them after.
     versions: dict[bytes, tuple[Any, int]] = dataclasses.field(default_factory=dict)
     saved: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # as `left` of a result
-    public: tuple[str, ...] = ()
+    marks: Marks = dataclasses.field(default_factory=Marks)
     # Digests of what networks held when training became private.
     before: set[bytes] = dataclasses.field(default_factory=set)
     # Of runs that hold: names, and texts, of what is returned, saved or decided by; the record that
@@ -261,6 +270,10 @@ class WatchedRun:
     drawing: list[Any] = dataclasses.field(default_factory=list)
     shaken: bool = False
     files: int = 0  # that were saved
+    # Processes that are not watched: what started them, the line, and whether they may train.
+    processes: collections.Counter[tuple[str, str, bool]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
     lines: dict[str, str] = dataclasses.field(default_factory=dict)  # of the script, by `where`
     _counts: collections.Counter[tuple[int, float, float]] = dataclasses.field(
         default_factory=collections.Counter
@@ -333,7 +346,9 @@ class WatchedRun:
 
     def is_public(self, name: str, kind: str = "") -> bool:
         """Whether what has this name, or is of a network of this class, is marked as public."""
-        return any(entry == kind or f"{name}.".startswith(f"{entry}.") for entry in self.public)
+        return any(
+            entry == kind or f"{name}.".startswith(f"{entry}.") for entry in self.marks.public
+        )
 
     def history(self) -> list[list[float]]:
         """(σ, q, steps) of the claiming accountants, as they have it now."""

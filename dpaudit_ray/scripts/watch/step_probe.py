@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import special
 
 from .run_state import WatchedRun
 
@@ -378,7 +377,7 @@ def _distance_from_normal(noise: Release, squares: list[float], draws: int) -> d
             deviation = np.sqrt(square / ((draws - 1) * len(part)) * (1 + 1 / draws))
             parts.append(part[:_COMPARED] / deviation)
     values = np.sort(np.concatenate(parts))
-    below = special.ndtr(values)
+    below = torch.special.ndtr(torch.from_numpy(values)).numpy()
     n = len(values)
     grid = np.arange(n + 1) / n
     distance = max(float(np.max(grid[1:] - below)), float(np.max(below - grid[:-1])))

@@ -6,13 +6,9 @@ A run that carries no canary ends with the same parameters, to the bit, as one n
 import collections
 import dataclasses
 import hashlib
-import importlib
-import inspect
-import json
-import re
+import math
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +16,15 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from ...errors import SpecError
-from ...opacus import marks_of
-from . import held_runs, opacus_engine, opacus_optimizers, release_functions, shared_records
+from . import (
+    held_runs,
+    opacus_engine,
+    opacus_optimizers,
+    release_functions,
+    script_loading,
+    shared_records,
+    started_processes,
+)
 from .run_state import EnoughSeen, RunRequest, WatchedRun, around, calling_line, draw_counts
 from .step_probe import digest, has_numbers, sample_digest, seed_generators
 
@@ -30,7 +33,7 @@ _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is asked fo
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Runs the script's function under watch; the result's keys are those of `_result`.
+    """Runs a script, or its function, under watch; the result's keys are those of `_result`.
 
     Raises SpecError where there is no such function, or it needs arguments, or nothing tells δ.
     """
@@ -40,36 +43,45 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     seed_generators(state.request.derived("start"))
     _install(state)
     release_functions.run = state
-    main = _load(script, name)
-    marks = marks_of(main)
-    delta = request["delta"] or marks.delta
-    if delta is None:
-        why = f"is missing, and {name} in {script.name} is not marked with @audited(delta=...)"
-        raise SpecError("--delta", f"{why}; give one of them")
-    state.public = marks.public
+    main = script_loading.load(state, script, name, request["arguments"])
     state.phase, state.began = "main", time.monotonic()
     returned = None
     try:
-        # A command of click parses no arguments, and returns what its function does.
-        command = callable(getattr(main, "callback", None))
-        returned = main(args=[], standalone_mode=False) if command else main()
+        returned = main()
     except EnoughSeen:
         pass
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
     state.settle(None)
+    if returned is None:  # a whole file publishes its networks, as far as that is known
+        returned = [network.state_dict() for network in state.modules]
     if state.request.held and not state.cut:
         held_runs.publish_all(state, returned)
     state.phase, seconds = "after", time.monotonic() - state.began
-    result = _result(state, delta) | {"left": _left(state, returned)}
+    result = _result(state, _delta(state, request["delta"])) | {"left": _left(state, returned)}
     for kind, names in state.saved.items():
         result["left"][kind] = [*result["left"].get(kind, ()), *names]
-    return result | {"seconds": seconds, "marks": dataclasses.asdict(marks)}
+    return result | {"seconds": seconds, "marks": dataclasses.asdict(state.marks)}
+
+
+def _delta(state: WatchedRun, option: float | None) -> float:
+    """Returns δ of the claim, and notes it in the marks: the last one that an engine was asked for.
+
+    Raises SpecError where there is none, but not in runs that are not inspected.
+    """
+    if state.marks.delta is None and state.reported:
+        state.marks = dataclasses.replace(state.marks, delta=state.reported[-1][0])
+    delta = option or state.marks.delta
+    if delta is None and state.request.looks:
+        why = "is missing, and the script neither uses @audited(delta=...) nor asks for an ε"
+        raise SpecError("--delta", f"{why}; write --delta 1e-5")
+    return delta or math.nan
 
 
 def _install(state: WatchedRun) -> None:
     state.loaders.install()
+    started_processes.install(state)
     opacus_engine.install(state)
     opacus_optimizers.install(state)
     if state.request.looks:
@@ -102,45 +114,6 @@ def _install(state: WatchedRun) -> None:
         around(module, "manual_seed")(manual_seed)
 
 
-def _load(script: Path, name: str) -> Any:
-    """The function, of the script imported under its own name, or of a notebook's code cells."""
-    sys.argv = [str(script)]  # as when it is run by itself, without arguments
-    parts, root = [script.stem], script.parent
-    while (root / "__init__.py").exists():  # it may import what lies beside it as its package
-        parts, root = [root.name, *parts], root.parent
-    sys.path[:0] = [str(script.parent), str(root), str(Path.cwd())]
-    try:
-        notebook = script.suffix == ".ipynb"
-        module = _run_notebook(script) if notebook else importlib.import_module(".".join(parts))
-    except SyntaxError as error:
-        raise SpecError("", f"{script.name} is no Python script: {error}") from error
-    if Path(str(module.__file__)).resolve() != script:
-        why = f"{script.name} has the name of another module, {module.__file__}; rename it"
-        raise SpecError("", why)
-    function = getattr(module, name, None)
-    if not callable(function):
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        listed = ", ".join(functions[:8]) or "none"
-        raise SpecError("", f"{script.name} has no function {name!r}; it has {listed}")
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        why = f"{name} in {script.name} needs arguments ({error}); give them defaults"
-        raise SpecError("", why) from error
-    return function
-
-
-def _run_notebook(file: Path) -> types.ModuleType:
-    """A module of all code cells; what is for IPython, such as `%matplotlib`, does nothing."""
-    module = sys.modules[file.name] = types.ModuleType(file.name)
-    module.__file__ = str(file)
-    for number, cell in enumerate(json.loads(file.read_text(encoding="utf-8"))["cells"], 1):
-        if cell["cell_type"] == "code":
-            text = re.sub(r"^(\s*)[%!].*", r"\1pass", "".join(cell["source"]), flags=re.MULTILINE)
-            exec(compile(text, f"{file}, cell {number}", "exec"), vars(module))
-    return module
-
-
 def _result(state: WatchedRun, delta: float) -> dict[str, Any]:
     """What is known at a run's end, as plain JSON: counts, claims, and draws."""
     # Other runs have the claim of the one looked into: asking for it again takes a second.
@@ -167,6 +140,10 @@ def _result(state: WatchedRun, delta: float) -> dict[str, Any]:
         "outside": [{"key": list(key), "steps": n} for key, n in state.outside.items()],
         "seeded": sorted(set(state.seeded)),
         "generators": state.noise_seeds,
+        "processes": [
+            {"starter": starter, "line": line, "trains": trains, "count": count}
+            for (starter, line, trains), count in state.processes.items()
+        ],
         "published": state.published,
         "chosen": state.chosen,
         "lines": state.lines,
