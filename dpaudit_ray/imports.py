@@ -254,6 +254,8 @@ def _is_users_function(function: Any) -> bool:
 
 def is_users(file: str | Path) -> bool:
     """Returns whether a file is neither installed, nor Python's own, nor this package's."""
+    if str(file).startswith("<"):  # code that is frozen, or made of a string
+        return False
     path = Path(file).resolve()
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False

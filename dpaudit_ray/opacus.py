@@ -68,6 +68,8 @@ def audited(
 
 def marks_of(function: Any) -> Marks:
     """Returns a function's marks; empty ones if it has none."""
-    callback = getattr(function, "callback", None)  # of a command of click
-    marks = getattr(function, _MARK, getattr(callback, _MARK, None))
-    return marks if isinstance(marks, Marks) else Marks()
+    # A command of click has a callback, an app of Typer has commands.
+    commands = [function, *getattr(function, "registered_commands", ())]
+    functions = [function, *(getattr(command, "callback", None) for command in commands)]
+    marks = [getattr(function, _MARK, None) for function in functions]
+    return next((mark for mark in marks if isinstance(mark, Marks)), Marks())

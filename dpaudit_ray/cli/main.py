@@ -48,8 +48,10 @@ def _top(
 
 def main() -> Never:
     """Entry point: turns every error into one line and its exit code."""
-    debug = "--debug" in sys.argv
-    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)  # then come a script's own
+    own = [argument for argument in sys.argv[:end] if argument != "--debug"]
+    debug = len(own) < end
+    sys.argv = own + sys.argv[end:]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # for a terminal without ε

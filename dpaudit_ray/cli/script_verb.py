@@ -36,16 +36,21 @@ _REFRESH_SECONDS = 0.25  # between two states of the line on a terminal
 @verb(
     app,
     SCRIPTS,
-    "audit train.py:main --budget 10min",
+    "audit train.py --budget 10min -- --epochs 1",
     f"0 no violation found, 1 violation, {ANY_ERROR}, 5 inconclusive",
 )
 def audit(  # noqa: PLR0913 (options of a command line)
     script: Annotated[
         str,
         typer.Argument(
-            metavar="SCRIPT.py:FUNCTION", help="Script and training function, e.g. train.py:main."
+            metavar="SCRIPT.py[:FUNCTION]",
+            help="Script, e.g. train.py, or a function: train.py:main.",
         ),
     ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of the script, after --."),
+    ] = None,
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="Stop after this time, e.g. 90s or 10min.")
     ] = "10min",
@@ -66,6 +71,10 @@ def audit(  # noqa: PLR0913 (options of a command line)
     ] = "0,1,2",
     as_json: AsJson = False,
     address: Address = None,
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="PROGRAM", help="Run the script by this Python, e.g. env/bin/python."),
+    ] = None,
     memory: Annotated[
         float | None, typer.Option(min=0.1, metavar="GIB", help="Limit the memory of a run.")
     ] = None,
@@ -88,6 +97,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
 ) -> None:
     """Audit a training script: test whether its training violates the claimed ε and δ."""
     from ..scripts import verdict_files
+    from ..scripts.interpreters import Interpreter
     from ..scripts.script_audit import Options, parse_duration
     from ..scripts.script_runs import Target
 
@@ -95,15 +105,24 @@ def audit(  # noqa: PLR0913 (options of a command line)
         raise SpecError("--delta", f"must lie between 0 and 1, got {delta:g}; write it as 1e-5")
     target = Target.from_text(script, delta)
     if target is None:
-        remedy = f"write path/to/script.py:function; `dpaudit verify {script}` judges a run"
+        remedy = (
+            f"write path/to/script.py or script.py:function; `dpaudit verify {script}` judges a run"
+        )
         raise SpecError("", f"{script} is not a script; {remedy}")
+    target = target.with_arguments(arguments or ())
+    if python is not None:
+        if address or os.environ.get("RAY_ADDRESS"):
+            raise SpecError("--python", "is for runs on this machine; leave out --address")
+        interpreter = Interpreter.for_script(python, target.script)
+        target = dataclasses.replace(target, python=interpreter)
     names = {name.strip() for name in layers.split(",")}
     if not names <= {"0", "1", "2"}:
         raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
     chosen = tuple(sorted(map(int, names)))
     options = Options(parse_duration(budget), chosen, memory, seed, secret_size)
     verdict = _audit(target, options, address)
-    page = html or Path(f"{target.script.stem}-{target.function}-audit.html")
+    name = "-".join(filter(None, (target.script.stem, target.function, "audit")))
+    page = html or Path(f"{name}.html")
     verdict_files.write(page, verdict_files.html(verdict))
     if junit is not None:
         verdict_files.write(junit, verdict_files.junit(verdict))

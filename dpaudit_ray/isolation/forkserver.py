@@ -29,8 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from .. import imports
 from ..errors import first_line, printable
 
 _PR_SET_PDEATHSIG = 1
@@ -158,7 +157,9 @@ def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
 def _children(pid: int) -> list[int]:
     """Returns the children of a process, whichever of its threads started them."""
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():  # macOS
-        with suppress(psutil.Error):
+        with suppress(Exception):  # it has ended, or there is no psutil
+            import psutil
+
             return [process.pid for process in psutil.Process(pid).children()]
         return []
     children = list[int]()
@@ -188,6 +189,7 @@ def _run_child(request: dict[str, Any], output: int, result: Path) -> None:
             stream.reconfigure(line_buffering=True)  # so a process that is killed has written all
     faulthandler.enable()
     module, _, name = request["target"].partition(":")
+    own = os.getpid()
     try:
         value = getattr(importlib.import_module(module), name)(request["argument"])
         answer = json.dumps({"how": "returned", "value": value})
@@ -195,11 +197,23 @@ def _run_child(request: dict[str, Any], output: int, result: Path) -> None:
         kind, line = type(error).__name__, first_line(error)
         message = kind if line == kind else f"{kind}: {line}"
         frames = "".join(traceback.format_exception(error)[-8:])
-        answer = json.dumps({"how": "raised", "message": printable(message), "traceback": frames})
-    result.write_text(answer)
+        fields = {"message": printable(message), "traceback": frames, "place": _place(error)}
+        answer = json.dumps({"how": "raised", **fields})
+    if os.getpid() == own:  # else it is a fork that has returned from the target
+        result.write_text(answer)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # runs no exit handlers of the server
+
+
+def _place(error: BaseException) -> str:
+    """Returns file and line of the last frame of the user's own code; "" if there is none."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if imports.is_users(file):
+            place = f"{Path(file).name}, line {line}"
+    return place
 
 
 if __name__ == "__main__":

@@ -21,8 +21,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import psutil
-
 from ..errors import ClusterError
 
 # Bytes of a call's output that are kept: from its beginning, and from its end.
@@ -63,6 +61,7 @@ class Ended:
         value: the result, plain JSON, if it returned.
         message: a line on what happened, if it did not.
         traceback: the last frames, if it raised.
+        place: file and line of the user's code that raised; "" if none of it did.
         output: what it printed, without the middle if that is long.
         seconds: its duration.
     """
@@ -71,6 +70,7 @@ class Ended:
     value: Any = None
     message: str = ""
     traceback: str = ""
+    place: str = ""
     output: str = ""
     seconds: float = 0.0
 
@@ -87,6 +87,7 @@ class Sandbox:
         preload: tuple[str, ...] = (),
         path: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
+        interpreter: str = sys.executable,
     ) -> None:
         """Creates the folder; the server starts with the first call.
 
@@ -94,10 +95,12 @@ class Sandbox:
             preload: modules that take long to import, and start no threads.
             path: folders in which modules are searched for first.
             environment: variables of the children, in addition to those of this process.
+            interpreter: the Python that makes the calls; its environment needs no other package.
         """
         self._preload = preload
         self._path = path
         self._environment = environment or {}
+        self._interpreter = interpreter
         # The guardian of the server, the connection to the server, and the output of calls.
         self._server: tuple[subprocess.Popen[bytes], Connection, IO[bytes]] | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="dpaudit-"))
@@ -162,12 +165,16 @@ class Sandbox:
             "connection": server_end.fileno(), "folder": str(self.folder), "path": self._path,
             "preload": self._preload,
         }  # fmt: skip
-        # The server finds this package wherever it was imported from.
-        package = str(Path(__file__).resolve().parents[2])
-        folders = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        # The server finds this package, and nothing else that lies where it was imported from.
+        package = Path(__file__).resolve().parents[1]
+        links = self.folder / "packages"
+        links.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (links / package.name).symlink_to(package)
+        folders = [str(links), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         path = os.pathsep.join(filter(None, folders))
         # -P: the working directory gives no module in place of an installed one.
-        command = [sys.executable, "-P", "-m", "dpaudit_ray.isolation.forkserver"]
+        command = [self._interpreter, "-P", "-m", "dpaudit_ray.isolation.forkserver"]
         try:
             guardian = subprocess.Popen(
                 [*command, json.dumps(settings)],
@@ -251,6 +258,8 @@ class _Printed:
 
 def _resident_bytes(child: int) -> int:
     """Returns the memory of a call's processes: all below the server, which adopts orphans."""
+    import psutil  # the interpreter of a script has none
+
     total = 0
     with contextlib.suppress(psutil.Error):
         server = psutil.Process(child).parent()

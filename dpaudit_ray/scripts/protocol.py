@@ -235,13 +235,6 @@ class ArraysGiven(Entry):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Process(Entry):
-    """A process that the script started and nobody watches."""
-
-    started_by: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PinnedStep(Entry):
     """A step of a pinned run.
 
@@ -357,6 +350,19 @@ class OutsideSteps:
 
 
 @dataclasses.dataclass(frozen=True)
+class StartedProcesses:
+    """Processes that the script started at a line, and nobody watches.
+
+    `trains` is False for workers of pools and managers.
+    """
+
+    starter: str
+    line: str
+    trains: bool
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Leftovers:
     """Names of values that are returned or saved and carry more than releases.
 
@@ -431,6 +437,7 @@ class RunResult:
     beside: tuple[str, ...] = ()
     standardised: int = 0
     outside: tuple[OutsideSteps, ...] = ()
+    processes: tuple[StartedProcesses, ...] = ()
     seeded: tuple[str, ...] = ()
     noise_seeds: tuple[int, ...] = ()
     published: tuple[tuple[str, str], ...] = ()
@@ -464,7 +471,8 @@ def entries_of(record: Record, kind: type[E]) -> list[E]:
 
 def decode_result(value: Any) -> RunResult:
     """Returns a result from the plain values of its JSON. Raises ValueError if they do not fit."""
-    return _validate(RunResult, value)
+    result: RunResult = _validate(RunResult, value)
+    return result
 
 
 def read_record(file: Path) -> Record:
@@ -487,12 +495,8 @@ def read_record(file: Path) -> Record:
     return entries
 
 
-T = TypeVar("T")
-
-
-def _validate(kind: type[T], value: Any) -> T:
-    validated: T = _adapter(kind).validate_python(value)
-    return validated
+def _validate(kind: type[Any], value: Any) -> Any:
+    return _adapter(kind).validate_python(value)
 
 
 @functools.cache

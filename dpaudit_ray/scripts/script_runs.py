@@ -7,9 +7,10 @@ import contextlib
 import dataclasses
 import os
 import re
+import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from .. import imports
 from ..errors import ScriptError, SpecError
 from ..isolation import Ended, Limits, Sandbox
 from ..orchestration.working_dir_package import WorkingDirPackage
+from .interpreters import Interpreter
 from .protocol import (
     Made,
     Record,
@@ -37,32 +39,59 @@ _ALWAYS = ("torch._dynamo", "opacus", _RUN.partition(":")[0])
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The function of a script; δ and ε are the caller's, before those of its marks."""
+    """A script, or a function of it.
+
+    Attributes:
+        script: a .py or .ipynb file.
+        function: the function that trains, without arguments; "" for the whole file.
+        delta: δ of the claim, instead of that of the script's marks.
+        epsilon: ε of the claim, likewise.
+        arguments: of the command line of a whole file.
+        python: the interpreter that runs it; None: this one.
+    """
 
     script: Path
-    function: str
+    function: str = ""
     delta: float | None = None
     epsilon: float | None = None
+    arguments: tuple[str, ...] = ()
+    python: Interpreter | None = None
 
     def __str__(self) -> str:
-        return f"{self.script.name}:{self.function}"
+        if self.function:
+            return f"{self.script.name}:{self.function}"
+        return shlex.join([self.script.name, *self.arguments])
 
     @classmethod
     def from_text(
         cls, text: str, delta: float | None = None, epsilon: float | None = None
     ) -> Target | None:
-        """Parses `script.py:main` (or .ipynb), else None. Raises SpecError where no such file."""
-        script, separator, function = text.rpartition(":")
-        if not separator or not script.endswith((".py", ".ipynb")):
-            if text.endswith((".py", ".ipynb")) and Path(text).exists():
-                raise SpecError("", f"{text} is a script; name its function too: {text}:main")
+        """Parses `script.py` or `script.py:main` (or .ipynb), else returns None.
+
+        Raises:
+            SpecError: there is no such file, or its function is not a name.
+        """
+        match = re.fullmatch(r"(.+\.(?:py|ipynb))(?::(.*))?", text)
+        if not match:
             return None
+        script, function = match.groups()
         path = Path(script).resolve()
         if not path.is_file():
-            raise SpecError("", f"there is no script {script}; write path/to/script.py:function")
-        if not function.isidentifier():
+            raise SpecError("", f"there is no script {script}; write path/to/script.py[:function]")
+        if function is not None and not function.isidentifier():
             raise SpecError("", f"{function!r} is no function's name; write {script}:main")
-        return cls(path, function, delta, epsilon)
+        return cls(path, function or "", delta, epsilon)
+
+    def with_arguments(self, arguments: Sequence[str]) -> Target:
+        """Returns the same with arguments of its command line.
+
+        Raises:
+            SpecError: the target is a function.
+        """
+        if self.function and arguments:
+            command = shlex.join([self.script.name, "--", *arguments])
+            raise SpecError("", f"{self} takes no arguments; audit the file: {command}")
+        return dataclasses.replace(self, arguments=tuple(arguments))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,9 +201,16 @@ def sandbox_for(target: Target) -> Sandbox:
 
     Not those that start threads, which are not there after a fork.
     """
-    names = imports.installed_imports({target.script.stem: target.script})
+    if target.python:
+        names = list(target.python.imports)
+        path = ()
+        interpreter = target.python.path
+    else:
+        names = imports.installed_imports({target.script.stem: target.script})
+        path = tuple(folder for folder in sys.path if folder)
+        interpreter = sys.executable
     preload = [name for name in names if name.partition(".")[0] not in _THREADED]
-    return Sandbox((*_ALWAYS, *preload), tuple(folder for folder in sys.path if folder))
+    return Sandbox((*_ALWAYS, *preload), path, interpreter=interpreter)
 
 
 def run_once(
@@ -187,7 +223,8 @@ def run_once(
         record = Path(folder) / "record.jsonl"
         argument = {
             "script": str(target.script), "function": target.function, "delta": target.delta,
-            "record": str(record), "request": dataclasses.asdict(request), "threads": threads,
+            "arguments": target.arguments, "threads": threads,
+            "record": str(record), "request": dataclasses.asdict(request),
         }  # fmt: skip
         ended = sandbox.call(_RUN, argument, limits)
         result = None if ended.value is None else decode_result(ended.value)
@@ -219,17 +256,22 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
     if result is None:
         raise _failure(target, run, budget)
     if any(entry.phase == "import" for entry in entries_of(run.record, Made)):
+        file = target.script.name
         raise ScriptError(
-            f"{target.script.name} trains when it is imported; put what trains into "
-            f"{target.function}(), and its call under if __name__ == '__main__'"
+            f"{file} trains when it is imported; audit the file: dpaudit audit {file}"
         )
     if sum(result.steps) or (result.made and result.outside):
         return result
+    if processes := unwatched_processes(result):
+        why = f"took no private step itself: {processes}; train in the main process (nprocs=1)"
+        raise ScriptError(f"{target} {why}")
     if result.made:
         took = f"took no step within {result.seconds:.0f} s; give a longer --budget"
         raise ScriptError(f"{target} {took}")
     if not result.outside:
         why = "took no private step: it calls neither make_private nor audited_step"
+        if not target.function:
+            why += f"; if a function of it trains, name it as {target.script.name}:FUNCTION"
         raise ScriptError(f"{target} {why}; {_MADE_VISIBLE}")
     steps = result.outside[0].steps
     source = target.script.read_text(encoding="utf-8", errors="replace")
@@ -238,6 +280,14 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
         return result
     why = f"never calls make_private, and takes {steps} steps without privacy that is known here"
     raise ScriptError(f"{target} {why}; {_MADE_VISIBLE}")
+
+
+def unwatched_processes(result: RunResult) -> str:
+    """Returns a clause that names the processes which a script has started; "" if it has none."""
+    if not result.processes:
+        return ""
+    names = [f"{kind.count} by {kind.starter}, {kind.line}" for kind in result.processes]
+    return f"processes that it starts ({'; '.join(names)}) were not watched"
 
 
 def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
@@ -252,10 +302,7 @@ def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
     elif ended.how == "memory":
         reason = f" {ended.message}; give it more by --memory"
     else:
-        # Where the user's own code raised.
-        places = re.findall(r'File "([^"]+)", line (\d+)', ended.traceback)
-        places = [place for place in places if imports.is_users(place[0])]
-        where = f" ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else ""
+        where = f" ({ended.place})" if ended.place else ""
         verb = "raised " if ended.how == "raised" else ""
         reason = f" {verb}{ended.message}{where}; run it without the audit first"
     lines = tuple(line[:300] for line in ended.output.strip().splitlines()[-5:])

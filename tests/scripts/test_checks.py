@@ -25,10 +25,10 @@ from dpaudit_ray.scripts.protocol import (
     LawDistance,
     Made,
     OutsideSteps,
-    Process,
     Report,
     RunResult,
     Shift,
+    StartedProcesses,
     UnevenStep,
 )
 from dpaudit_ray.scripts.script_findings import Finding, Judgement, Weight
@@ -208,9 +208,10 @@ def test_what_records_may_have_gone_into(fields, check, words):
 
 
 def test_a_process_that_no_one_watches():
-    (one,) = findings(step(), Process(started_by="mp.spawn"))
+    processes = (StartedProcesses("mp.spawn", "train.py:3", trains=True, count=2),)
+    (one,) = findings(step(), processes=processes)
     assert (one.weight, one.look) == (Weight.NOTE, "records elsewhere")
-    assert "records elsewhere" in missing(step(), APART, Process(started_by="mp.spawn"))
+    assert "records elsewhere" in missing(step(), APART, processes=processes)
 
 
 def test_a_count_that_changes_the_clipping_bound():

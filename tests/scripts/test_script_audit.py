@@ -67,8 +67,9 @@ def refused(*arguments: str) -> str:
 
 
 BAD_COMMANDS = {
-    "nowhere.py:main": "there is no script nowhere.py; write path/to/script.py:function",
-    "own_training.py": "own_training.py is a script; name its function too",
+    "nowhere.py:main": "there is no script nowhere.py; write path/to/script.py[:function]",
+    "nowhere.ipynb": "there is no script nowhere.ipynb; write path/to/script.py[:function]",
+    "own_training.py:": "'' is no function's name; write own_training.py:main",
     "own_training.py:a_b+": "'a_b+' is no function's name",
     "own_training.py:main --layers 3": "--layers: is '3'; name some of 0,1,2",
     "own_training.py:main --delta 2": "--delta: must lie between 0 and 1, got 2; write it as",
@@ -76,7 +77,7 @@ BAD_COMMANDS = {
     "own_training.py:main --memory 0": "--memory: must be at least 0.1, got '0'; see dpaudit audit",
     "own_training.py:main --budget soon": "'soon'; write a time as 90s, 10min, 1.5h or 2d",
     ".": "`dpaudit verify .` judges a run",
-    "training": "training is not a script; write path/to/script.py:function",
+    "training": "training is not a script; write path/to/script.py or script.py:function",
 }
 
 
@@ -126,8 +127,7 @@ UNUSABLE = {
     ),
     "trained by its import": (
         IMPORTED,
-        "own_training.py trains when it is imported; put what trains into main(), and its call "
-        "under if __name__ == '__main__'",
+        "own_training.py trains when it is imported; audit the file: dpaudit audit own_training.py",
     ),
     "no δ": ("def main():\n    return train()", "--delta: is missing"),
     "no step": (

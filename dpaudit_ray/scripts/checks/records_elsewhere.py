@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..protocol import Process, entries_of
 from ..script_findings import Judgement
 from .check import Check, Inspection, listed, with_line
 
@@ -20,12 +19,13 @@ class RecordsElsewhere(Check):
             judgement.find("beside", "an optimizer without noise", value=listed(result.beside))
         if result.standardised:
             judgement.find("standardised", "the data set", value=result.standardised)
-        processes = entries_of(inspection.record, Process)
-        for process in processes[:1]:
-            values = {"count": len(processes), "started_by": process.started_by}
-            judgement.find("unwatched process", with_line("a process", process.line), **values)
+        processes = [kind for kind in result.processes if kind.trains]
+        count = sum(kind.count for kind in processes)
+        for kind in processes[:1]:
+            values = {"count": count, "started_by": kind.starter}
+            judgement.find("unwatched process", with_line("a process", kind.line), **values)
         if processes:
-            return judgement.miss(self.name, f"{len(processes)} processes were not observed")
+            return judgement.miss(self.name, f"{count} processes were not observed")
         if judgement.findings:
             return judgement.miss(self.name, "records without noise went into training")
         return judgement.observe(self.name, "no other use was observed")

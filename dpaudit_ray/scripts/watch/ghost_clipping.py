@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from ..protocol import GhostInspection
 from .generators import preserve_attributes, preserve_generators
-from .hooks import around
+from .hooks import around, import_if_there
 from .run_state import WatchedRun
 from .step_probe import INSPECTED
 from .tensors import Release, difference, gradients, spread_indices, squared_lengths
@@ -25,10 +25,7 @@ _FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must 
 
 
 def install(run: WatchedRun) -> None:
-    """Inspects backward passes of ghost clipping from now on."""
-    from opacus.utils.adaptive_clipping import DPTensorFastGradientAdaptiveClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
-
+    """Inspects backward passes of ghost clipping from now on, if this Opacus has it."""
     inspected: set[tuple[int, int]] = set()  # backward passes, by optimizer and step
 
     def backward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -46,8 +43,10 @@ def install(run: WatchedRun) -> None:
                 run.put(entry)
         return original(self, *args, **kwargs)
 
-    for kind in (DPTensorFastGradientClipping, DPTensorFastGradientAdaptiveClipping):
-        around(kind, "backward")(backward)
+    if ghost := import_if_there("opacus.utils.fast_gradient_clipping_utils"):
+        around(ghost.DPTensorFastGradientClipping, "backward")(backward)
+    if adaptive := import_if_there("opacus.utils.adaptive_clipping"):
+        around(adaptive.DPTensorFastGradientAdaptiveClipping, "backward")(backward)
 
 
 def _longest_gradient(loss: Any, backward: Callable[..., Any]) -> tuple[float, str]:

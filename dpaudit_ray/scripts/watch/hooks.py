@@ -1,6 +1,7 @@
 """Wraps functions of libraries, and finds the line of the script that is running."""
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,14 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
         setattr(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
 
     return replace
+
+
+def import_if_there(name: str) -> Any:
+    """Imports a module; returns None if the environment, or its version of a library, has none."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
 
 
 def users_frames() -> list[FrameType]:
@@ -42,4 +51,4 @@ def calling_line() -> str:
 @functools.cache
 def is_users(file: str) -> bool:
     """Returns whether code of this file is the user's."""
-    return not file.startswith("<") and imports.is_users(file)
+    return imports.is_users(file)

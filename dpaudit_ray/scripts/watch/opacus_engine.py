@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSamp
 from ..protocol import ForwardInspection, Made, Report
 from .accountants import AccountantWatch
 from .forward_passes import in_functorch, lies_time_first, mapped_batch, repeat_forward
-from .hooks import around
+from .hooks import around, import_if_there
 from .other_updates import note_copies
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
@@ -31,7 +31,9 @@ _FORWARD_PASSES = 2  # of each network that are repeated
 
 
 def install(run: WatchedRun) -> None:
-    """Watches engines, accountants and networks from now on."""
+    """Watches engines, accountants and networks from now on, if there is Opacus."""
+    if not import_if_there("opacus"):
+        return
     from opacus import PrivacyEngine
     from opacus.accountants import utils
     from opacus.accountants.accountant import IAccountant

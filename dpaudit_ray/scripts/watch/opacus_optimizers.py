@@ -39,7 +39,7 @@ from .generators import (
     seed_generators,
 )
 from .ghost_clipping import copy_tensors, parameters_copied
-from .hooks import around, calling_line
+from .hooks import around, calling_line, import_if_there
 from .loaders import Iteration
 from .run_state import WatchedRun
 from .step_probe import INSPECTED, StepWatch
@@ -60,22 +60,8 @@ Passes = list[list[torch.Tensor]]  # gradients of examples, by parameter and bac
 
 def install(run: WatchedRun) -> None:
     """Watches all optimizers that are made from now on."""
-    from opacus.optimizers import DPOptimizer
-    from opacus.utils.adaptive_clipping import DPTensorFastGradientAdaptiveClipping
-
-    ghost_clipping.install(run)
-
-    @around(DPOptimizer, "__init__")
-    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        run.optimizers.append(OptimizerWatch(run, len(run.optimizers), self))
-
-    @around(DPTensorFastGradientAdaptiveClipping, "__init__")
-    def adapt(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        for watched in run.optimizers:
-            if watched.optimizer is self.optimizer:
-                vars(self)["_update_clip_and_noise"] = functools.partial(watched.adapt, self)
+    if import_if_there("opacus"):
+        _watch_private(run)
 
     def wrappers(inner: Any) -> list[OptimizerWatch]:
         return [w for w in run.optimizers if w.optimizer.original_optimizer is inner]
@@ -99,6 +85,27 @@ def install(run: WatchedRun) -> None:
 
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
+
+
+def _watch_private(run: WatchedRun) -> None:
+    """Watches Opacus' optimizers, and backward passes that adapt their clipping bound."""
+    from opacus.optimizers import DPOptimizer
+
+    ghost_clipping.install(run)
+
+    @around(DPOptimizer, "__init__")
+    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        run.optimizers.append(OptimizerWatch(run, len(run.optimizers), self))
+
+    def adapt(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        for watched in run.optimizers:
+            if watched.optimizer is self.optimizer:
+                vars(self)["_update_clip_and_noise"] = functools.partial(watched.adapt, self)
+
+    if adaptive := import_if_there("opacus.utils.adaptive_clipping"):
+        around(adaptive.DPTensorFastGradientAdaptiveClipping, "__init__")(adapt)
 
 
 @dataclasses.dataclass(frozen=True)

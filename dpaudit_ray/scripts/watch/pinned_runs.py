@@ -23,7 +23,7 @@ from torch.utils.data import StackDataset
 from ..protocol import PinnedStep
 from . import private_arrays
 from .generators import preserve_generators, seed_generators
-from .hooks import around
+from .hooks import around, import_if_there
 from .loaders import Indices, ReleaseKey
 from .record_choice import FEWEST, conspicuous_records
 from .run_state import WatchedRun
@@ -38,14 +38,12 @@ _DECIDERS = (  # what chooses by a number: module, class, method
 
 def install(run: WatchedRun) -> None:
     """Exchanges the record in private data from now on, and seeds what loaders draw."""
-    from opacus import PrivacyEngine
     from torch.utils.data._utils.fetch import _MapDatasetFetcher
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     exchanges = run.request.pinned == "exchanged"
     record = run.request.record or 0
 
-    @around(PrivacyEngine, "make_private")
     def make_private(original: Any, self: Any, **kwargs: Any) -> Any:
         if not run.networks.modules:
             _watch_decisions(run)
@@ -53,6 +51,8 @@ def install(run: WatchedRun) -> None:
             private_arrays.exchange(kwargs["data_loader"].dataset, record)
         return original(self, **kwargs)
 
+    if opacus := import_if_there("opacus"):
+        around(opacus.PrivacyEngine, "make_private")(make_private)
     numbers = itertools.count()
 
     @around(_BaseDataLoaderIter, "_next_index")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...opacus import Marks
 from ..protocol import Cut, Entry, PinnedStep, RunRequest, UnevenStep, encode
 from .accountants import Accountants
 from .hooks import calling_line
@@ -150,7 +152,7 @@ class Publications:
     """What is returned, saved or decided by.
 
     Attributes:
-        public: names that the script marks as public.
+        marks: of the function that trains; they name what is public.
         files: number of files that were saved.
         saved: remarks on what was saved, as `publications.remarks` returns them.
         before: digests of what networks had when training became private.
@@ -159,7 +161,7 @@ class Publications:
         records: private records, by the identities of their data sets and arrays.
     """
 
-    public: tuple[str, ...] = ()
+    marks: Marks = dataclasses.field(default_factory=Marks)
     files: int = 0
     saved: list[tuple[Any, str]] = dataclasses.field(default_factory=list)
     before: set[bytes] = dataclasses.field(default_factory=set)
@@ -169,7 +171,9 @@ class Publications:
 
     def is_public(self, name: str, kind: str = "") -> bool:
         """Returns whether this name, or networks of this class, are marked as public."""
-        return any(entry == kind or f"{name}.".startswith(f"{entry}.") for entry in self.public)
+        return any(
+            entry == kind or f"{name}.".startswith(f"{entry}.") for entry in self.marks.public
+        )
 
 
 @dataclasses.dataclass
@@ -202,6 +206,7 @@ class WatchedRun:
         record: file of the run's entries.
         phase: "import", then "main", then "after".
         replaying: a step is tried on copies, and nothing of it counts.
+        processes: counts of started processes, by (starter, line, whether they may train).
         optimizers: each an `OptimizerWatch`.
         streams: by call site, each a `Stream`.
         seeded: generators that were seeded with constants.
@@ -222,6 +227,9 @@ class WatchedRun:
     updates: OtherUpdates = dataclasses.field(default_factory=OtherUpdates)
     publications: Publications = dataclasses.field(default_factory=Publications)
     pinned: PinnedState = dataclasses.field(default_factory=PinnedState)
+    processes: collections.Counter[tuple[str, str, bool]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
     optimizers: list[Any] = dataclasses.field(default_factory=list)
     streams: dict[str, Any] = dataclasses.field(default_factory=dict)
     seeded: set[str] = dataclasses.field(default_factory=set)

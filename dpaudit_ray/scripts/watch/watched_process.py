@@ -5,12 +5,8 @@ A run that carries no canary ends with the same parameters, to the bit, as one w
 
 import dataclasses
 import hashlib
-import importlib
-import inspect
-import json
-import re
+import math
 import sys
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +14,8 @@ from typing import Any
 import torch
 
 from ...errors import SpecError
-from ...opacus import marks_of
 from .. import protocol
-from ..protocol import Claim, Draws, RunRequest, RunResult
+from ..protocol import Claim, Draws, RunRequest, RunResult, StartedProcesses
 from . import (
     opacus_engine,
     opacus_optimizers,
@@ -29,7 +24,9 @@ from . import (
     publications,
     record_choice,
     release_functions,
+    script_loading,
     shared_records,
+    started_processes,
 )
 from .accountants import claims
 from .generators import seed_generators
@@ -42,7 +39,7 @@ _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is computed
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Runs the script's function under watch; returns the fields of a `RunResult`.
+    """Runs a script, or its function, under watch; returns the fields of a `RunResult`.
 
     Raises:
         SpecError: there is no such function, it needs arguments, or δ is not stated.
@@ -54,21 +51,13 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     seed_generators(state.request.derived("start"))
     _install(state)
     release_functions.run = state
-    main = _load(script, name)
-    marks = marks_of(main)
-    delta = request["delta"] or marks.delta
-    if delta is None:
-        why = f"is missing, and {name} in {script.name} is not marked with @audited(delta=...)"
-        raise SpecError("--delta", f"{why}; give one of them")
-    state.publications.public = marks.public
+    main = script_loading.load(state, script, name, request["arguments"])
     state.phase = "main"
     state.clock.begin_training()
     returned = None
     has_ended = False
     try:
-        # A command of click parses no arguments, and returns what its function does.
-        is_command = callable(getattr(main, "callback", None))
-        returned = main(args=[], standalone_mode=False) if is_command else main()
+        returned = main()
         has_ended = True
     except EnoughSeen:
         pass
@@ -79,24 +68,45 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     for watched in state.optimizers:
         watched.finish_pinned()
     pinned_runs.write_steps(state)
+    returned_nothing = has_ended and bool(name) and returned is None
+    if returned is None:  # a whole file publishes its networks, as far as that is known
+        returned = [network.state_dict() for network in state.networks.modules]
     if state.request.pinned and not state.was_cut:
         publications.pin_publications(state, returned)
     state.phase = "after"
     seconds = state.clock.training
     remarks = publications.remarks(state, returned) + state.publications.saved
     result = dataclasses.replace(
-        _result(state, delta),
+        _result(state, _delta(state, request["delta"])),
         left=publications.leftovers(remarks),
         seconds=seconds,
         waited=state.clock.waited,
-        returned_nothing=has_ended and returned is None,
-        marks=protocol.Marks(**dataclasses.asdict(marks)),
+        returned_nothing=returned_nothing,
+        marks=protocol.Marks(**dataclasses.asdict(state.publications.marks)),
     )
     return dataclasses.asdict(result)
 
 
+def _delta(state: WatchedRun, option: float | None) -> float:
+    """Returns δ of the claim: stated, or the last one that an accountant was asked for.
+
+    Raises:
+        SpecError: there is none in a run that is inspected.
+    """
+    published = state.publications
+    if published.marks.delta is None and (reports := state.accountants.reports):
+        delta = reports[-1][1].delta
+        published.marks = dataclasses.replace(published.marks, delta=delta)
+    stated = option or published.marks.delta
+    if stated is None and state.request.inspects:
+        why = "is missing, and the script neither uses @audited(delta=...) nor asks for an ε"
+        raise SpecError("--delta", f"{why}; write --delta 1e-5")
+    return stated or math.nan
+
+
 def _install(state: WatchedRun) -> None:
     state.loaders.install()
+    started_processes.install(state)
     opacus_engine.install(state)
     opacus_optimizers.install(state)
     if state.request.inspects:
@@ -137,45 +147,6 @@ def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
     published.saved += publications.remarks(state, value, file)
 
 
-def _load(script: Path, name: str) -> Any:
-    """The function, of the script imported under its own name, or of a notebook's code cells."""
-    sys.argv = [str(script)]  # as when it is run by itself, without arguments
-    parts, root = [script.stem], script.parent
-    while (root / "__init__.py").exists():  # it may import what lies beside it as its package
-        parts, root = [root.name, *parts], root.parent
-    sys.path[:0] = [str(script.parent), str(root), str(Path.cwd())]
-    try:
-        notebook = script.suffix == ".ipynb"
-        module = _run_notebook(script) if notebook else importlib.import_module(".".join(parts))
-    except SyntaxError as error:
-        raise SpecError("", f"{script.name} is no Python script: {error}") from error
-    if Path(str(module.__file__)).resolve() != script:
-        why = f"{script.name} has the name of another module, {module.__file__}; rename it"
-        raise SpecError("", why)
-    function = getattr(module, name, None)
-    if not callable(function):
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        listed = ", ".join(functions[:8]) or "none"
-        raise SpecError("", f"{script.name} has no function {name!r}; it has {listed}")
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        why = f"{name} in {script.name} needs arguments ({error}); give them defaults"
-        raise SpecError("", why) from error
-    return function
-
-
-def _run_notebook(file: Path) -> types.ModuleType:
-    """A module of all code cells; what is for IPython, such as `%matplotlib`, does nothing."""
-    module = sys.modules[file.name] = types.ModuleType(file.name)
-    module.__file__ = str(file)
-    for number, cell in enumerate(json.loads(file.read_text(encoding="utf-8"))["cells"], 1):
-        if cell["cell_type"] == "code":
-            text = re.sub(r"^(\s*)[%!].*", r"\1pass", "".join(cell["source"]), flags=re.MULTILINE)
-            exec(compile(text, f"{file}, cell {number}", "exec"), vars(module))
-    return module
-
-
 def _result(state: WatchedRun, delta: float) -> RunResult:
     """Returns what is known at a run's end: counts, claims, and draws."""
     # Other runs have the claim of the inspected one: computing it again takes a second.
@@ -203,6 +174,7 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         uneven=tuple(state.uneven),
         outside=other_updates.outside_steps(state),
         seeded=tuple(sorted(state.seeded)),
+        processes=tuple(StartedProcesses(*kind, count) for kind, count in state.processes.items()),
         noise_seeds=tuple(state.noise_seeds),
         published=tuple(state.publications.pinned),
         chosen=state.pinned.chosen,
