@@ -288,7 +288,7 @@ def test_violations(case):
 
 
 def test_time_in_place_of_records_names_batch_first():
-    (one,) = findings(step(), dataclasses.replace(MIXES, time_first=True))
+    (one,) = findings(step(), MIXES, ForwardInspection(time_first=True))
     assert one.code == "DPA012"
     assert "batch_first=False" in one.remedy
 

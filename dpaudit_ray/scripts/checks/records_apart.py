@@ -21,10 +21,10 @@ class RecordsApart(Check):
         judgement = Judgement()
         forwards = entries_of(inspection.record, ForwardInspection)
         passes = [entry for entry in forwards if not entry.unseen]
-        mixing = [entry for entry in passes if entry.mixes]
+        mixing = [entry for entry in passes if entry.mixes or entry.time_first]
         if mixing:
             worst = max(mixing, key=lambda entry: entry.by)
-            kind = "time first" if worst.time_first else "mixes"
+            kind = "time first" if any(entry.time_first for entry in mixing) else "mixes"
             where = with_line("the network's forward pass", worst.line)
             judgement.find(kind, where, by=worst.by)
         buffers: set[str] = set()
