@@ -12,6 +12,7 @@ import re
 import sys
 import types
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from ...errors import SpecError
 from ...opacus import marks_of
 from .. import protocol
-from ..protocol import Claim, Draws, RunRequest, RunResult
+from ..protocol import Claim, Draws, Process, RunRequest, RunResult
 from . import (
     opacus_engine,
     opacus_optimizers,
@@ -38,6 +39,7 @@ from .loaders import Indices, draw_counts
 from .run_state import EnoughSeen, WatchedRun
 
 _SAVING = (("torch", "save"), ("numpy", "save"), ("numpy", "savez"), ("pickle", "dump"))
+_HELPERS = ("torch.utils.data", "multiprocessing", "concurrent")  # whose processes load data
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is computed, beside its own
 
 
@@ -117,6 +119,13 @@ def _install(state: WatchedRun) -> None:
         if state.phase == "main" and not state.replaying:
             _note_saved(state, args, kwargs)
         return original(*args, **kwargs)
+
+    @around(BaseProcess, "start")
+    def start(original: Any, process: Any) -> None:
+        module = getattr(process._target, "__module__", "")
+        if state.phase == "main" and not module.startswith(_HELPERS):
+            state.put(Process(started_by=module))
+        original(process)
 
     for owner, name in _SAVING:
         if owner in sys.modules:
