@@ -372,9 +372,9 @@ def test_passes_that_cannot_be_compared_say_why():
 
 def test_records_along_the_second_dimension():
     lies_time_first = forward_passes.lies_time_first
-    assert lies_time_first((torch.zeros(12, 64, 6),), {}, drawn=64)
-    assert not lies_time_first((torch.zeros(64, 12, 6),), {}, drawn=64)
-    assert not lies_time_first((torch.zeros(64, 64),), {}, drawn=64)
+    assert lies_time_first((torch.zeros(12, 64, 6),), {}, records=64)
+    assert not lies_time_first((torch.zeros(64, 12, 6),), {}, records=64)
+    assert not lies_time_first((torch.zeros(64, 64),), {}, records=64)
 
 
 def test_passes_under_vmap_are_not_repeated():

@@ -113,19 +113,19 @@ def remarks(run: WatchedRun, value: Any, file: str = "") -> list[Remark]:
     """Names tensors of what is returned, or saved in a file, that carry more than releases."""
     if not run.request.inspects:
         return []
-    known = _KnownTensors(run, is_file=bool(file))
+    tensors = _KnownTensors(run, is_file=bool(file))
     for key, network, part in named_values(value):
         is_public = run.publications.is_public(key, network)
         if has_numbers(part, least=0 if network else 1):
-            known.check_gradients(key, part, file)
+            tensors.check_gradients(key, part, file)
             if not is_public:
-                known.check_values(file + key, part)
+                tensors.check_values(file + key, part)
         elif not is_public:
-            known.check_records(file + key, part)
-    if known.shapes and known.unmatched == known.shapes:
+            tensors.check_records(file + key, part)
+    if tensors.shapes and tensors.unmatched == tensors.shapes:
         # Releases are of other shapes than what is returned.
-        return [remark for remark in known.remarks if remark[0] != "tensors"]
-    return known.remarks
+        return [remark for remark in tensors.remarks if remark[0] != "tensors"]
+    return tensors.remarks
 
 
 def _private_records(run: WatchedRun) -> PrivateRecords:

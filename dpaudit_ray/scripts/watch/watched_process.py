@@ -1,4 +1,4 @@
-"""Runs a script once under watch, in a process of its own: `isolation` calls `run` there.
+"""Runs a script once under watch, in a separate process: `isolation` calls `run` there.
 
 A run that carries no canary ends with the same parameters, to the bit, as one without watch.
 """
@@ -12,6 +12,7 @@ import re
 import sys
 import types
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from ...errors import SpecError
 from ...opacus import marks_of
 from .. import protocol
-from ..protocol import Claim, Draws, RunRequest, RunResult
+from ..protocol import Claim, Draws, Process, RunRequest, RunResult
 from . import (
     opacus_engine,
     opacus_optimizers,
@@ -38,6 +39,7 @@ from .loaders import Indices, draw_counts
 from .run_state import EnoughSeen, WatchedRun
 
 _SAVING = (("torch", "save"), ("numpy", "save"), ("numpy", "savez"), ("pickle", "dump"))
+_HELPERS = ("torch.utils.data", "multiprocessing", "concurrent")  # whose processes load data
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is computed, beside its own
 
 
@@ -118,6 +120,13 @@ def _install(state: WatchedRun) -> None:
             _note_saved(state, args, kwargs)
         return original(*args, **kwargs)
 
+    @around(BaseProcess, "start")
+    def start(original: Any, process: Any) -> None:
+        module = getattr(process._target, "__module__", "")
+        if state.phase == "main" and not module.startswith(_HELPERS):
+            state.put(Process(started_by=module))
+        original(process)
+
     for owner, name in _SAVING:
         if owner in sys.modules:
             around(sys.modules[owner], name)(save)
@@ -197,7 +206,7 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         accounted=tuple(state.accountants.accounted),
         reported=state.accountants.numbered_reports(),
         answers=state.accountants.answers,
-        moved=state.updates.moved,
+        moved=state.updates.between_steps,
         draws=tuple(draws),
         unused=tuple(state.loaders.unused),
         uneven=tuple(state.uneven),
