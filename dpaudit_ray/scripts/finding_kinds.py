@@ -93,7 +93,7 @@ KINDS: dict[str, FindingKind] = {
         "replace batch normalisation, and all else that combines records of a batch"),
     "time first": FindingKind(
         "DPA012", "records apart", _V, "a record in each row of the first dimension",
-        "records along the second: another record changed a column of the outputs",
+        "records along the second, which is as long as the draw of records",
         "pass batches as (records, time), or make_private(batch_first=False)"),
     "buffers": FindingKind(
         "DPA013", "buffers", _V, "buffers that no record changes",

@@ -289,9 +289,11 @@ def test_violations(case):
 
 
 def test_time_in_place_of_records_names_batch_first():
-    (one,) = findings(step(), dataclasses.replace(MIXES, time_first=True))
-    assert one.code == "DPA012"
-    assert "batch_first=False" in one.remedy
+    # A network of layers for single positions mixes no records, whichever dimension has them.
+    for mixes in (True, False):
+        (one,) = findings(step(), dataclasses.replace(MIXES, time_first=True, mixes=mixes))
+        assert one.code == "DPA012"
+        assert "batch_first=False" in one.remedy
 
 
 def test_padding_alone_is_no_violation():

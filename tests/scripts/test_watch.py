@@ -274,6 +274,23 @@ def test_buffers_of_records_are_found_though_they_were_there_before(tmp_path):
     assert found.tensors == ()
 
 
+def test_a_released_gradient_in_half_precision_is_the_released_one(tmp_path):
+    run = watched(tmp_path, inspects=True)
+    network = nn.Linear(3, 1)
+    params = list(network.parameters())
+    released = [random_numbers(p.numel(), seed=index) for index, p in enumerate(params)]
+    for p, values in zip(params, released, strict=True):
+        p.grad = values.reshape(p.shape).clone()
+    inner = types.SimpleNamespace(state={})
+    optimizer = types.SimpleNamespace(params=params, original_optimizer=inner)
+    last = [values.double().numpy() for values in released]
+    run.optimizers.append(types.SimpleNamespace(optimizer=optimizer, last=last))
+    network.half()
+    assert publications.leftovers(publications.remarks(run, network)).gradients == ()
+    network.weight.grad *= 1.01
+    assert publications.leftovers(publications.remarks(run, network)).gradients == ("weight",)
+
+
 def test_data_that_were_scaled_by_themselves():
     x = random_numbers(200, 3) * 2 + 1
     raw, scaled = TensorDataset(x), TensorDataset((x - x.mean(0)) / x.std(0))
@@ -355,9 +372,9 @@ def test_passes_that_cannot_be_compared_say_why():
 
 def test_records_along_the_second_dimension():
     lies_time_first = forward_passes.lies_time_first
-    assert lies_time_first((torch.zeros(12, 64, 6),), {}, drawn=64)
-    assert not lies_time_first((torch.zeros(64, 12, 6),), {}, drawn=64)
-    assert not lies_time_first((torch.zeros(64, 64),), {}, drawn=64)
+    assert lies_time_first((torch.zeros(12, 64, 6),), {}, records=64)
+    assert not lies_time_first((torch.zeros(64, 12, 6),), {}, records=64)
+    assert not lies_time_first((torch.zeros(64, 64),), {}, records=64)
 
 
 def test_passes_under_vmap_are_not_repeated():

@@ -22,11 +22,12 @@ class RecordsApart(Check):
         forwards = entries_of(inspection.record, ForwardInspection)
         passes = [entry for entry in forwards if not entry.unseen]
         mixing = [entry for entry in passes if entry.mixes]
-        if mixing:
-            worst = max(mixing, key=lambda entry: entry.by)
-            kind = "time first" if worst.time_first else "mixes"
-            where = with_line("the network's forward pass", worst.line)
-            judgement.find(kind, where, by=worst.by)
+        time_first = [entry for entry in passes if entry.time_first]
+        for kind, entries in (("time first", time_first), ("mixes", mixing)):
+            if entries and not judgement.findings:
+                worst = max(entries, key=lambda entry: entry.by)
+                where = with_line("the network's forward pass", worst.line)
+                judgement.find(kind, where, by=worst.by)
         buffers: set[str] = set()
         carried: set[str] = set()
         for entry in passes:

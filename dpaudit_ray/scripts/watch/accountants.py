@@ -111,7 +111,7 @@ class AccountantWatch:
         original(accountant, *args, **kwargs)
         # Some are made by others, which compute with them.
         helps = _caller().startswith("opacus.accountants.analysis")
-        if helps or any(accountant is known for known in self._accountants.all):
+        if helps or any(accountant is other for other in self._accountants.all):
             return
         self._accountants.all.append(accountant)
         for kind in type(accountant).__mro__:
@@ -163,7 +163,7 @@ def history_of(accountant: Any) -> History:
 def claims(accountants: Sequence[Any], deltas: Sequence[float], first: float) -> list[Claim]:
     """Computes what each accountant states: ε at each δ.
 
-    One that is slow, as with noise that changes at every step, is asked for δ `first` only.
+    One that is slow, as with noise that changes at every step, computes ε at δ `first` only.
     """
     values = []
     for accountant in accountants:

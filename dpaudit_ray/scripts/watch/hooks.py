@@ -41,7 +41,7 @@ def users_frames() -> list[FrameType]:
 
 
 def calling_line() -> str:
-    """Returns file and line of the user's code that is being run; "" if there is none."""
+    """Returns file and line of the user's code that is being run; "" without any."""
     frames = users_frames()
     if not frames:
         return ""

@@ -78,8 +78,8 @@ def draw_noise(actual: Release, draw: Callable[[int], Release]) -> NoiseDraws:
     mean = [part / draws for part in total]
     spread = []
     for square, part in zip(squared, mean, strict=True):
-        rest = square - draws * float(np.dot(part, part))
-        spread.append(rest if rest > _ROUNDING * square else 0.0)
+        around_mean = square - draws * float(np.dot(part, part))
+        spread.append(around_mean if around_mean > _ROUNDING * square else 0.0)
     return NoiseDraws(draws, spread, mean, constant)
 
 
@@ -93,7 +93,7 @@ class NoiseCorrelations:
         """Returns the pair of each kind that chance explains least, and stores the step's noise.
 
         The draws' deviations bring all tensors to one scale. Tensors without noise, or of one
-        number, say nothing.
+        number, are left out.
         """
         parts = []
         for part, square in zip(draws.mean, draws.squares, strict=True):

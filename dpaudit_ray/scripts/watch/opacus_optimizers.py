@@ -282,22 +282,24 @@ class OptimizerWatch(StepWatch):
         run = self.run
         passes = [] if self._has_closure else self._passes()
         examples = self._earlier.plus(passes)
-        drawn = run.loaders.at_step(max(examples.passes, 1), (self.number, self.steps))
-        self.rows = drawn
+        records = run.loaders.at_step(max(examples.passes, 1), (self.number, self.steps))
+        self.rows = records
         if passes:
             self.rows = examples.rows - self._earlier.rows
-            if drawn and examples.rows != drawn:
+            if records and examples.rows != records:
+                each = run.networks.records_each
+                left_over = records - examples.rows * each
                 step = UnevenStep(
                     step=self.steps,
                     rows=examples.rows,
-                    drawn=drawn,
+                    drawn=records,
                     passes=examples.passes,
-                    records_each=run.networks.records_each,
+                    records_each=each if 0 <= left_over < each else 1,
                 )
                 run.uneven.append(step)
         if self.after_step is not None:
             params = (p.data for p in self.optimizer.params)
-            run.updates.moved += not all(map(torch.equal, params, self.after_step))
+            run.updates.between_steps += not all(map(torch.equal, params, self.after_step))
             self.after_step = None
         return passes
 

@@ -95,7 +95,8 @@ def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
     pinned.tables, indices = private_arrays.find_tables(examples)
     if not pinned.tables:
         return
-    rows = [tuple(table[index] for table in pinned.tables) for index in indices]
+    columns = [table[indices] for table in pinned.tables]
+    rows = list(zip(*columns, strict=True))
     position, pinned.chosen_as = next(conspicuous_records(rows))
     pinned.chosen = indices[position]
     if run.request.pinned:

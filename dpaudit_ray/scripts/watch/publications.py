@@ -113,19 +113,19 @@ def remarks(run: WatchedRun, value: Any, file: str = "") -> list[Remark]:
     """Names tensors of what is returned, or saved in a file, that carry more than releases."""
     if not run.request.inspects:
         return []
-    known = _KnownTensors(run, is_file=bool(file))
+    tensors = _KnownTensors(run, is_file=bool(file))
     for key, network, part in named_values(value):
         is_public = run.publications.is_public(key, network)
         if has_numbers(part, least=0 if network else 1):
-            known.check_gradients(key, part, file)
+            tensors.check_gradients(key, part, file)
             if not is_public:
-                known.check_values(file + key, part)
+                tensors.check_values(file + key, part)
         elif not is_public:
-            known.check_records(file + key, part)
-    if known.shapes and known.unmatched == known.shapes:
+            tensors.check_records(file + key, part)
+    if tensors.shapes and tensors.unmatched == tensors.shapes:
         # Releases are of other shapes than what is returned.
-        return [remark for remark in known.remarks if remark[0] != "tensors"]
-    return known.remarks
+        return [remark for remark in tensors.remarks if remark[0] != "tensors"]
+    return tensors.remarks
 
 
 def _private_records(run: WatchedRun) -> PrivateRecords:
@@ -175,7 +175,9 @@ class _KnownTensors:
         if file or tensor.grad is None or not bool(tensor.grad.any()):
             return
         values = self._released.get(id(tensor))
-        gradient = tensor.grad.detach().cpu().double().reshape(-1)
+        gradient = tensor.grad.detach().cpu().reshape(-1)
+        if values is not None:
+            values = values.to(gradient.dtype)  # a network may be published in half precision
         if values is None or not torch.equal(gradient.nan_to_num(), values.nan_to_num()):
             is_private = id(tensor) in self._private
             self.remarks.append(("gradients" if is_private else "other_gradients", name))

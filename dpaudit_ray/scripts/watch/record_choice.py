@@ -135,11 +135,11 @@ def _label(leaves: Sequence[Any]) -> int | None:
 
 def change_by_removal(collate: Collate, items: Sequence[Any], index: int) -> str:
     """Returns how the rows of other records change in a batch without one; "" if they do not."""
-    others = [*items[:index], *items[index + 1 :]]
+    remaining = [*items[:index], *items[index + 1 :]]
     with contextlib.suppress(Exception):  # the user's function may not take such a batch
         batch = tree_flatten(collate(copy.deepcopy(list(items))))[0]
         with preserve_generators():
-            smaller = tree_flatten(collate(copy.deepcopy(others)))[0]
+            smaller = tree_flatten(collate(copy.deepcopy(remaining)))[0]
         if len(batch) != len(smaller):
             return f"{len(smaller)} parts in place of {len(batch)}"
         for leaf, without in zip(batch, smaller, strict=True):

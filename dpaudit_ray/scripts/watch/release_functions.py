@@ -33,7 +33,7 @@ ReleasedArrays = Callable[[Change, int | None], Arrays]  # after a change, by ge
 def stream_at(name: str, claim: tuple[float, float, float]) -> Stream | None:
     """Returns the recorder of a call site that claims (σ, C, q).
 
-    It is None outside training, and in replays.
+    There is none outside training, and in replays.
     """
     if run is None or run.replaying or run.phase != "main":
         return None

@@ -88,7 +88,7 @@ class Clock:
 
 @dataclasses.dataclass
 class PrivateNetworks:
-    """What engines were given.
+    """Networks and data that engines were given.
 
     Attributes:
         modules: networks, as the script has them.
@@ -135,7 +135,7 @@ class OtherUpdates:
         copies: private parameters that are copies of such ones, by identities.
         fed: by identity of a parameter, the parameter, the class of its network, and digests of
             the first rows of its inputs.
-        moved: times that parameters had changed between private steps.
+        between_steps: times that parameters had changed between private steps.
     """
 
     steps: dict[Any, int] = dataclasses.field(default_factory=dict)
@@ -144,12 +144,12 @@ class OtherUpdates:
     warmed: dict[int, Any] = dataclasses.field(default_factory=dict)
     copies: dict[int, int] = dataclasses.field(default_factory=dict)
     fed: dict[int, tuple[Any, str, set[bytes]]] = dataclasses.field(default_factory=dict)
-    moved: int = 0
+    between_steps: int = 0
 
 
 @dataclasses.dataclass
 class Publications:
-    """What is returned, saved or decided by.
+    """Values that are returned, saved or decided by.
 
     Attributes:
         marks: of the function that trains; they name what is public.
@@ -248,10 +248,10 @@ class WatchedRun:
         with self.record.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def note_line(self, *places: str) -> None:
-        """Notes the script's line as what findings at these places are about, once."""
-        for place in places:
-            self.lines.setdefault(place, calling_line())
+    def note_line(self, *names: str) -> None:
+        """Notes the script's line as what findings with these names are about, once."""
+        for name in names:
+            self.lines.setdefault(name, calling_line())
 
     @property
     def inspects(self) -> bool:

@@ -207,10 +207,10 @@ class StepWatch:
         without = self.without(self.rows - 1)
         seed = self.run.request.derived("draw", self.number, self.steps)
         with self.run.replay():
-            others = [self.released(without, seed + k) for k in range(_MEAN_DRAWS)]
-            shift = difference(self.released(self.nothing, seed), others[0])
+            releases = [self.released(without, seed + k) for k in range(_MEAN_DRAWS)]
+            shift = difference(self.released(self.nothing, seed), releases[0])
         square = sum(squared_lengths(shift)) or 1.0
-        middle = [np.mean(parts, axis=0) for parts in zip(*others, strict=True)]
+        middle = [np.mean(parts, axis=0) for parts in zip(*releases, strict=True)]
         direction = [part / square for part in shift]
         self._trial = _CanaryTrial(member, direction, along(middle, direction))
         return self.nothing if member else without

@@ -23,7 +23,7 @@ def flat_vectors(tensors: Iterable[torch.Tensor]) -> Release:
 
 
 def gradients(params: Iterable[torch.Tensor]) -> Release:
-    """Returns the gradients of parameters; zeros where there is none."""
+    """Returns the gradients of parameters; zeros without any."""
     return flat_vectors(torch.zeros_like(p) if p.grad is None else p.grad for p in params)
 
 

@@ -1,4 +1,4 @@
-"""Runs a script once under watch, in a process of its own: `isolation` calls `run` there.
+"""Runs a script once under watch, in a separate process: `isolation` calls `run` there.
 
 A run that carries no canary ends with the same parameters, to the bit, as one without watch.
 """
@@ -168,7 +168,7 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         accounted=tuple(state.accountants.accounted),
         reported=state.accountants.numbered_reports(),
         answers=state.accountants.answers,
-        moved=state.updates.moved,
+        moved=state.updates.between_steps,
         draws=tuple(draws),
         unused=tuple(state.loaders.unused),
         uneven=tuple(state.uneven),
