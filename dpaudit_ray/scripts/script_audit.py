@@ -99,7 +99,7 @@ class Audit:
         if promised is None:  # of a run that was cut, the accountant's word is on fewer steps
             was_cut = single_run.cut(first.record)
             self._claim = math.nan if was_cut else script_runs.claimed_epsilon(result, delta)
-        if processes := script_runs.unwatched_processes(result, trains=True):
+        if processes := script_runs.unwatched_processes(result):
             self._help.append(f"{processes}: they may train, too")
         if 0 not in self._options.layers:
             return

@@ -270,8 +270,8 @@ class WatchedRun:
     drawing: list[Any] = dataclasses.field(default_factory=list)
     shaken: bool = False
     files: int = 0  # that were saved
-    # Processes that are not watched: what started them, the line, and whether they may train.
-    processes: collections.Counter[tuple[str, str, bool]] = dataclasses.field(
+    # Processes that are not watched: what they are, and the line that started them.
+    processes: collections.Counter[tuple[str, str]] = dataclasses.field(
         default_factory=collections.Counter
     )
     lines: dict[str, str] = dataclasses.field(default_factory=dict)  # of the script, by `where`

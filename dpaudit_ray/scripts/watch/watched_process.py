@@ -50,8 +50,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         returned = main()
     except EnoughSeen:
         pass
-    except SystemExit as error:
-        if error.code not in (None, 0):
+    except SystemExit as error:  # the normal end of click, Typer and absl
+        if isinstance(error.code, (int, str)) and error.code != 0:
             raise
     state.settle(None)
     if returned is None:  # a whole file publishes its networks, as far as that is known
@@ -140,10 +140,7 @@ def _result(state: WatchedRun, delta: float) -> dict[str, Any]:
         "outside": [{"key": list(key), "steps": n} for key, n in state.outside.items()],
         "seeded": sorted(set(state.seeded)),
         "generators": state.noise_seeds,
-        "processes": [
-            {"starter": starter, "line": line, "trains": trains, "count": count}
-            for (starter, line, trains), count in state.processes.items()
-        ],
+        "processes": [[*process, count] for process, count in state.processes.items()],
         "published": state.published,
         "chosen": state.chosen,
         "lines": state.lines,
