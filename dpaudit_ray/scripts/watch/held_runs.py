@@ -110,7 +110,13 @@ def exchange(data: Any, record: int) -> None:
 def _is_alone(array: Any) -> bool:
     """Whether its memory is its own: no file's, and of no other library."""
     if isinstance(array, torch.Tensor):
-        return array.untyped_storage().resizable()
+        storage = array.untyped_storage()
+        if hasattr(storage, "resizable"):
+            return storage.resizable()
+        with contextlib.suppress(RuntimeError):  # torch 2.2 refuses to resize others
+            storage.resize_(storage.nbytes())
+            return True
+        return False
     return array.base is None and bool(array.flags.writeable)
 
 

@@ -349,7 +349,7 @@ class OptimizerWatch(StepWatch):
         before = [p.data.clone() for p in params]
         with _parameters_copied(params), step_probe.preserve_attributes([optimizer, inner]):
             for name, value in list(vars(optimizer).items()):
-                if name != "original_optimizer":
+                if name not in ("original_optimizer", "param_groups"):  # an attribute in Opacus 1.4
                     vars(optimizer)[name] = _copy_tensors(value)
             optimizer.step_hook = None
             inner.state = copy.copy(inner.state)
