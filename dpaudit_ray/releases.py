@@ -123,40 +123,42 @@ def audited_release(
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             arguments = dict(bound.arguments)
-            examples, structure = _flatten({name: arguments[name] for name in records})
-            released_structure: Any = None
+            examples, unflatten_records = _flatten({name: arguments[name] for name in records})
+            unflatten: Any = None
 
             def released(change: Any, seed: int | None) -> list[Any]:
-                nonlocal released_structure
-                changed_records = structure.unflatten(_change_examples(examples, change))
+                nonlocal unflatten
+                changed_records = unflatten_records(_change_examples(examples, change))
                 changed = arguments | changed_records
                 tensorflow = sys.modules.get("tensorflow")
                 if seed is not None and key is not None:
                     changed[key] = reseed(seed) if reseed else _jax_key(seed, arguments[key])
                 elif seed is not None and tensorflow:
                     tensorflow.random.set_seed(seed % 2**31)
-                arrays, released_structure = _flatten(function(**changed))
+                arrays, unflatten = _flatten(function(**changed))
                 return arrays
 
             # JAX has no generators that could be seeded: its noise depends on a key, or a state.
             redraws = True if key is not None or "jax" not in sys.modules else None
             rows = len(examples[0])
             arrays = stream.step(released, rows, None, of, redraws=redraws, records=examples)
-            return released_structure.unflatten(arrays)
+            return unflatten(arrays)
 
         return step  # type: ignore[return-value]
 
     return mark
 
 
-def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    """Returns the arrays in tuples, lists, dictionaries and JAX's structures, and the structure."""
+def _flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Returns the arrays in tuples, lists, dictionaries and JAX's structures, and the inverse."""
     jax = sys.modules.get("jax")
     if jax:
-        return tuple(jax.tree.flatten(tree))
+        arrays, structure = jax.tree.flatten(tree)
+        return arrays, structure.unflatten
     from torch.utils import _pytree
 
-    return _pytree.tree_flatten(tree)
+    arrays, specification = _pytree.tree_flatten(tree)
+    return arrays, lambda arrays: _pytree.tree_unflatten(arrays, specification)
 
 
 def _stream(name: str, noise: float, bound: float, rate: float) -> Stream | None:

@@ -48,10 +48,9 @@ def _top(
 
 def main() -> Never:
     """Entry point: turns every error into one line and its exit code."""
-    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)  # then come a script's own
-    own = [argument for argument in sys.argv[:end] if argument != "--debug"]
-    debug = len(own) < end
-    sys.argv = own + sys.argv[end:]
+    end = [*sys.argv, "--"].index("--")  # then come arguments of a script
+    debug = "--debug" in sys.argv[:end]
+    sys.argv[:end] = [argument for argument in sys.argv[:end] if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # for a terminal without ε

@@ -103,16 +103,13 @@ def audit(  # noqa: PLR0913 (options of a command line)
 
     if delta is not None and not 0 < delta < 1:
         raise SpecError("--delta", f"must lie between 0 and 1, got {delta:g}; write it as 1e-5")
-    target = Target.from_text(script, delta)
+    target = Target.from_text(script, delta, arguments=arguments or ())
     if target is None:
         remedy = (
             f"write path/to/script.py or script.py:function; `dpaudit verify {script}` judges a run"
         )
         raise SpecError("", f"{script} is not a script; {remedy}")
-    target = target.with_arguments(arguments or ())
-    if python is not None:
-        if address or os.environ.get("RAY_ADDRESS"):
-            raise SpecError("--python", "is for runs on this machine; leave out --address")
+    if python:
         interpreter = Interpreter.for_script(python, target.script)
         target = dataclasses.replace(target, python=interpreter)
     names = {name.strip() for name in layers.split(",")}
@@ -121,8 +118,8 @@ def audit(  # noqa: PLR0913 (options of a command line)
     chosen = tuple(sorted(map(int, names)))
     options = Options(parse_duration(budget), chosen, memory, seed, secret_size)
     verdict = _audit(target, options, address)
-    name = "-".join(filter(None, (target.script.stem, target.function, "audit")))
-    page = html or Path(f"{name}.html")
+    name = f"{target.script.stem}-{target.function}-audit.html"
+    page = html or Path(name.replace("--", "-"))
     verdict_files.write(page, verdict_files.html(verdict))
     if junit is not None:
         verdict_files.write(junit, verdict_files.junit(verdict))
@@ -143,6 +140,8 @@ def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdi
     with _progress(options.budget) as report:
         if not (address or os.environ.get("RAY_ADDRESS")):
             return Audit(target, LocalRunner(target), options, report).verdict()
+        if target.python:
+            raise SpecError("--python", "is for runs on this machine; leave out --address")
         from ..orchestration import ray_executor
 
         with ray_executor.connected(address) as ray:

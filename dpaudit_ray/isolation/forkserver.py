@@ -208,12 +208,9 @@ def _run_child(request: dict[str, Any], output: int, result: Path) -> None:
 
 def _place(error: BaseException) -> str:
     """Returns file and line of the last frame of the user's own code; "" if there is none."""
-    place = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if imports.is_users(file):
-            place = f"{Path(file).name}, line {line}"
-    return place
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if imports.is_users(frame.filename)]
+    return f"{Path(users[-1].filename).name}, line {users[-1].lineno}" if users else ""
 
 
 if __name__ == "__main__":

@@ -169,8 +169,8 @@ KINDS: dict[str, FindingKind] = {
         "scale by constants, or by means that have noise and are accounted"),
     "unwatched process": FindingKind(
         "DPA031", "records elsewhere", _N, "all training in this process",
-        "{count} processes, started by {started_by}: their steps were not observed",
-        "audit one process: start it without {started_by}"),
+        "{count} processes ({process}): their steps were not observed",
+        "train in the main process"),
     "moves others": FindingKind(
         "DPA032", "records apart", _V, "a record to be in one gradient of its batch",
         "another record in place of {record} changed {count} of {rows} gradients, of {drawn} "

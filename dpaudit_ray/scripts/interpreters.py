@@ -7,19 +7,25 @@ and finds this package by a link (see `isolation.Sandbox`).
 from __future__ import annotations
 
 import dataclasses
-import re
-import shutil
+import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from .. import imports
 from ..errors import SpecError
-from ..isolation import Sandbox
 
-_OLDEST = (3, 11)  # whose syntax this package has
-_NEEDED = ("numpy", "torch")
-_SECONDS = 60.0  # for the start of an interpreter
-_VERSION = "import sys; print(*sys.version_info[:2])"
+# Any Python 3 can run this: it tells its version, and which of some modules are installed.
+_PROBE = """
+import importlib.util, json, sys
+def home(name):
+    try:
+        return str(importlib.util.find_spec(name.partition(".")[0]).origin)
+    except (AttributeError, ImportError, ValueError):
+        return ""
+installed = [name for name in sys.argv[1:] if "-packages" in home(name)]
+print(json.dumps([sys.version_info >= (3, 11), sys.version.split()[0], installed]))
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,58 +34,33 @@ class Interpreter:
 
     Attributes:
         path: the program.
-        imports: modules of its environment that the script may import.
+        imports: installed modules of its environment that the script may import.
     """
 
     path: str
-    imports: tuple[str, ...]
+    imports: Sequence[str]
 
     @classmethod
     def for_script(cls, path: str, script: Path) -> Interpreter:
         """Returns the interpreter at `path`.
 
         Raises:
-            SpecError: it is missing, is not a Python, is too old, or lacks a library.
+            SpecError: it is missing, is not a Python, is too old, or has no torch.
         """
-        program = shutil.which(path)
-        if program is None:
-            remedy = "write path/to/environment/bin/python"
-            raise SpecError("--python", f"is {path}, which is not a program; {remedy}")
-        version = _version(program)
-        if version < _OLDEST:
-            seen = ".".join(map(str, version))
-            remedy = "make the script's environment with a newer one"
-            raise SpecError(
-                "--python", f"{path} is Python {seen}, but audits need 3.11 or newer; {remedy}"
+        names = imports.imported_names("", script)
+        command = [path, "-I", "-c", _PROBE, "numpy", "torch", *names]
+        try:
+            output = subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=60)
+            is_new, version, installed = json.loads(output)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            why = f"is {path}, which does not run as Python 3; name environment/bin/python"
+            raise SpecError("--python", why) from error
+        if not is_new:
+            why = (
+                f"is Python {version}, but audits need 3.11; make the environment with a newer one"
             )
-        with Sandbox(interpreter=program) as sandbox:
-            ended = sandbox.call(f"{__name__}:describe", str(script))
-        if ended.how != "returned":
-            raise SpecError("--python", f"{path} cannot be used: {ended.message}")
-        if missing := ended.value["missing"]:
-            names = " and ".join(missing)
-            raise SpecError("--python", f"{path} has no {names}; install what the script needs")
-        return cls(program, tuple(ended.value["imports"]))
-
-
-def _version(program: str) -> tuple[int, ...]:
-    try:
-        command = [program, "-I", "-c", _VERSION]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace"
-        )
-        output = done.stdout
-    except (OSError, subprocess.TimeoutExpired):
-        output = ""
-    match = re.fullmatch(r"(\d+) (\d+)\s*", output)
-    if not match:
-        raise SpecError("--python", f"is {program}, which is not a Python 3 interpreter")
-    return int(match[1]), int(match[2])
-
-
-def describe(script: str) -> dict[str, list[str]]:
-    """Returns needed modules that this environment lacks, and those that a script may import."""
-    return {
-        "missing": [name for name in _NEEDED if imports.module_file(name) is None],
-        "imports": imports.installed_imports({"": Path(script)}),
-    }
+            raise SpecError("--python", why)
+        if not {"numpy", "torch"} <= set(installed):
+            why = f"is {path}, which has no torch and numpy; install what the script needs"
+            raise SpecError("--python", why)
+        return cls(path, installed)

@@ -351,14 +351,10 @@ class OutsideSteps:
 
 @dataclasses.dataclass(frozen=True)
 class StartedProcesses:
-    """Processes that the script started at a line, and nobody watches.
+    """Processes of a kind that the script started at a line, and that are not watched."""
 
-    `trains` is False for workers of pools and managers.
-    """
-
-    starter: str
+    process: str
     line: str
-    trains: bool
     count: int
 
 

@@ -47,7 +47,7 @@ class Target:
         delta: δ of the claim, instead of that of the script's marks.
         epsilon: ε of the claim, likewise.
         arguments: of the command line of a whole file.
-        python: the interpreter that runs it; None: this one.
+        python: another interpreter that runs it.
     """
 
     script: Path
@@ -63,35 +63,31 @@ class Target:
         return shlex.join([self.script.name, *self.arguments])
 
     @classmethod
-    def from_text(
-        cls, text: str, delta: float | None = None, epsilon: float | None = None
-    ) -> Target | None:
+    def from_text(cls, text: str, *options: Any, arguments: Sequence[str] = ()) -> Target | None:
         """Parses `script.py` or `script.py:main` (or .ipynb), else returns None.
 
+        Args:
+            text: the script, and its function if it is not to run as a whole.
+            options: δ and ε.
+            arguments: of the command line.
+
         Raises:
-            SpecError: there is no such file, or its function is not a name.
+            SpecError: there is no such file, its function is not a name, or takes arguments.
         """
-        match = re.fullmatch(r"(.+\.(?:py|ipynb))(?::(.*))?", text)
+        match = re.fullmatch(r"(.+\.(?:py|ipynb))(:.*)?", text)
         if not match:
             return None
-        script, function = match.groups()
+        script = match[1]
+        function = (match[2] or "")[1:]
         path = Path(script).resolve()
         if not path.is_file():
             raise SpecError("", f"there is no script {script}; write path/to/script.py[:function]")
-        if function is not None and not function.isidentifier():
+        if match[2] and not function.isidentifier():
             raise SpecError("", f"{function!r} is no function's name; write {script}:main")
-        return cls(path, function or "", delta, epsilon)
-
-    def with_arguments(self, arguments: Sequence[str]) -> Target:
-        """Returns the same with arguments of its command line.
-
-        Raises:
-            SpecError: the target is a function.
-        """
-        if self.function and arguments:
-            command = shlex.join([self.script.name, "--", *arguments])
-            raise SpecError("", f"{self} takes no arguments; audit the file: {command}")
-        return dataclasses.replace(self, arguments=tuple(arguments))
+        if match[2] and arguments:
+            command = shlex.join([script, "--", *arguments])
+            raise SpecError("", f"{text} takes no arguments; audit the file: {command}")
+        return cls(path, function, *options, arguments=tuple(arguments))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,16 +197,11 @@ def sandbox_for(target: Target) -> Sandbox:
 
     Not those that start threads, which are not there after a fork.
     """
-    if target.python:
-        names = list(target.python.imports)
-        path = ()
-        interpreter = target.python.path
-    else:
-        names = imports.installed_imports({target.script.stem: target.script})
-        path = tuple(folder for folder in sys.path if folder)
-        interpreter = sys.executable
-    preload = [name for name in names if name.partition(".")[0] not in _THREADED]
-    return Sandbox((*_ALWAYS, *preload), path, interpreter=interpreter)
+    own = Interpreter(sys.executable, imports.installed_imports({"": target.script}))
+    python = target.python or own
+    preload = [name for name in python.imports if name.partition(".")[0] not in _THREADED]
+    path = () if target.python else tuple(filter(None, sys.path))
+    return Sandbox((*_ALWAYS, *preload), path, interpreter=python.path)
 
 
 def run_once(
@@ -284,10 +275,8 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
 
 def unwatched_processes(result: RunResult) -> str:
     """Returns a clause that names the processes which a script has started; "" if it has none."""
-    if not result.processes:
-        return ""
-    names = [f"{kind.count} by {kind.starter}, {kind.line}" for kind in result.processes]
-    return f"processes that it starts ({'; '.join(names)}) were not watched"
+    names = [f"{kind.count} {kind.process}, {kind.line}" for kind in result.processes]
+    return f"processes that it starts ({'; '.join(names)}) were not watched" if names else ""
 
 
 def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:

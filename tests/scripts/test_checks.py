@@ -208,7 +208,7 @@ def test_what_records_may_have_gone_into(fields, check, words):
 
 
 def test_a_process_that_no_one_watches():
-    processes = (StartedProcesses("mp.spawn", "train.py:3", trains=True, count=2),)
+    processes = (StartedProcesses("by mp.spawn", "train.py:3", 2),)
     (one,) = findings(step(), processes=processes)
     assert (one.weight, one.look) == (Weight.NOTE, "records elsewhere")
     assert "records elsewhere" in missing(step(), APART, processes=processes)

@@ -14,10 +14,11 @@ import pytest
 
 from dpaudit_ray.errors import ScriptError
 from dpaudit_ray.isolation import Limits, Sandbox
+from dpaudit_ray.opacus import Marks
 from dpaudit_ray.scripts import script_runs
 from dpaudit_ray.scripts.interpreters import Interpreter
+from dpaudit_ray.scripts.protocol import Marks, RunRequest, StepInspection, entries_of
 from dpaudit_ray.scripts.script_runs import EndedRun, Target
-from dpaudit_ray.scripts.watch.run_state import RunRequest
 from tests.command import dpaudit
 from tests.long import long
 
@@ -98,7 +99,7 @@ STEPS = flags.DEFINE_integer("steps", 2, "how many")
 
 def main(argv):
     assert len(argv) == 1, argv
-    return train(STEPS.value)
+    train(STEPS.value)
 
 if __name__ == "__main__":
     app.run(main)
@@ -135,11 +136,10 @@ def run(warm: Sandbox, script: Path):
     """Runs a target once under watch, in the script's folder as a command line would."""
     home = os.fspath(script.parent)
 
-    def start(text: str, *arguments: str, looks: bool = False) -> EndedRun:
-        target = Target.from_text(text)
+    def start(text: str, *arguments: str, inspects: bool = False) -> EndedRun:
+        target = Target.from_text(text, arguments=arguments)
         assert target is not None
-        target = target.with_arguments(arguments)
-        request = RunRequest(0, looks=looks)
+        request = RunRequest(seed=0, inspects=inspects)
         return script_runs.run_once(InFolder(warm, home), target, request, Limits(60), 1)
 
     return start
@@ -158,7 +158,7 @@ class InFolder:
 
 def steps(run: EndedRun) -> list[int]:
     assert run.ended.how == "returned", (run.ended.message, run.ended.output)
-    return run.result["steps"]
+    return list(run.result.steps)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -186,7 +186,7 @@ def test_an_app_of_typer_is_called_and_has_the_marks_of_its_command(run, script)
     script.write_text(HEAD + TYPER_APP)
     ended = run("own_entrance.py:app")
     assert steps(ended) == [2]
-    assert ended.result["marks"]["delta"] == 0.25
+    assert ended.result.marks.delta == 0.25
 
 
 def test_a_function_behind_a_wrapper_still_needs_its_arguments(run, script):
@@ -196,7 +196,7 @@ def test_a_function_behind_a_wrapper_still_needs_its_arguments(run, script):
     )
     said = run("own_entrance.py:main").ended.message
     assert "main in own_entrance.py needs arguments (missing a required argument: 'rate')" in said
-    assert "or audit the file: own_entrance.py -- ARGUMENTS" in said
+    assert "give them defaults, or audit the whole file" in said
 
 
 MAIN = (
@@ -267,8 +267,8 @@ def test_a_file_has_the_marks_of_the_function_that_it_calls(run, script):
     script.write_text(MARKED)
     ended = run("own_entrance.py")
     assert steps(ended) == [1]
-    assert ended.result["marks"] == {"delta": 0.25, "epsilon": 2.0, "public": ["table"]}
-    assert run("own_entrance.py:other").result["marks"]["delta"] == 0.5
+    assert ended.result.marks == Marks(0.25, 2.0, ("table",))
+    assert run("own_entrance.py:other").result.marks.delta == 0.5
 
 
 TOP = """
@@ -363,29 +363,30 @@ def test_all_cells_of_a_notebook_run_in_its_folder(run, script):
 PROCESSES = {
     "torch.multiprocessing": (
         "import torch.multiprocessing as mp\nmp.start_processes(train, (), 2, start_method='fork')",
-        "2 by torch.multiprocessing.spawn.start_processes, own_entrance.py:14",
+        "2 ForkProcess of torch.multiprocessing.spawn, own_entrance.py:14",
     ),
     "processes": (
         "import multiprocessing as mp\nfor _ in range(3):\n"
         "    mp.get_context('fork').Process(target=train, args=(2,)).start()",
-        "3 by multiprocessing.Process, own_entrance.py:15",
+        "3 ForkProcess of __main__, own_entrance.py:15",
     ),
     "a pool": (
         "import multiprocessing as mp\n"
         "with mp.get_context('fork').Pool(2) as pool:\n    pool.map(train, [1, 2])",
-        "2 by multiprocessing.context.BaseContext.Pool, own_entrance.py:14",
+        "2 ForkProcess of multiprocessing.pool, own_entrance.py:14",
     ),
     "subprocess": (
-        "import subprocess\nsubprocess.run([sys.executable, '-c', ''])\nsubprocess.run(['true'])",
-        "1 by subprocess.run, own_entrance.py:14",
+        "import subprocess\nsubprocess.run([sys.executable, 'one.py'])\n"
+        "subprocess.run(['true'])\nsubprocess.run([sys.executable, '-c', ''])",
+        "1 python one.py, own_entrance.py:14",
     ),
     "Popen": (
-        "import subprocess\nsubprocess.Popen('torchrun --help', shell=True, stdout=-3).wait()",
-        "1 by subprocess.Popen, own_entrance.py:14",
+        "import subprocess\nsubprocess.Popen(args='torchrun --help', shell=True, stderr=-3).wait()",
+        "1 torchrun, own_entrance.py:14",
     ),
     "os.system": (
-        "import os\nos.system('python3 --version')",
-        "1 by os.system, own_entrance.py:14",
+        "import os\nos.system('python3 -u one.py')",
+        "1 python3 -u one.py, own_entrance.py:14",
     ),
 }
 
@@ -398,7 +399,8 @@ def test_processes_that_a_script_starts_are_named(run, script, kind):
     assert steps(ended) == []
     with pytest.raises(ScriptError) as refused:
         script_runs.require_usable(Target(script), ended, 60.0)
-    assert f"processes that it starts ({said}) were not watched" in str(refused.value)
+    said = f"took no private step itself: processes that it starts ({said}) were not watched"
+    assert said in str(refused.value)
 
 
 def test_one_process_of_torch_is_watched(run, script):
@@ -406,7 +408,7 @@ def test_one_process_of_torch_is_watched(run, script):
     script.write_text(f"{HEAD}{start}\n")
     ended = run("own_entrance.py")
     assert steps(ended) == [4]
-    assert not ended.result["processes"]
+    assert not ended.result.processes
 
 
 LOADER = (
@@ -422,7 +424,7 @@ def test_workers_of_a_loader_and_other_programs_are_no_trainings(run, script):
     script.write_text(LOADER)
     ended = run("own_entrance.py", "--epochs", "1")
     assert sum(steps(ended)) == 8
-    assert not ended.result["processes"]
+    assert not ended.result.processes
 
 
 FORKED = (
@@ -442,17 +444,17 @@ else:
 def test_a_forked_child_writes_into_no_record(run, script):
     """The child returns from the script, too, and must not pass for it."""
     script.write_text(FORKED)
-    ended = run("own_entrance.py", looks=False)
+    ended = run("own_entrance.py", inspects=False)
     assert steps(ended) == [1]
-    ended = run("own_entrance.py", looks=True)
-    assert {entry["step"] for entry in ended.record if entry["kind"] == "look"} == {0}
+    ended = run("own_entrance.py", inspects=True)
+    assert {entry.step for entry in entries_of(ended.record, StepInspection)} == {0}
 
 
 def test_a_private_run_that_starts_others_is_no_complete_one(script, one_room):
-    script.write_text(f"{HEAD}import os\ntrain(30)\nos.system('python3 --version')\n")
+    script.write_text(f"{HEAD}import os\ntrain(30)\nos.system('python3 one.py')\n")
     outcome = dpaudit("audit", script, "--layers", "0", "--delta", "1e-5", "--budget", "30min")
     assert outcome.code == 5, outcome
-    said = "processes that it starts (1 by os.system, own_entrance.py:13) were not watched"
+    said = "processes that it starts (1 python3 one.py, own_entrance.py:15) were not watched"
     assert said in " ".join(outcome.out.split())
 
 
@@ -476,15 +478,15 @@ def test_other_interpreters_that_cannot_be_used(script, tmp_path):
     script.write_text(HEAD)
     text, old, empty = tmp_path / "text", tmp_path / "old", tmp_path / "empty"
     text.write_text("no program")
-    old.write_text("#!/bin/sh\necho 3 9\n")
+    old.write_text("""#!/bin/sh\necho '[false, "3.9.1", []]'\n""")
     old.chmod(0o755)
     venv.create(empty, symlinks=True)
     unusable = {
-        tmp_path / "nowhere": "nowhere, which is not a program; write path/to/environment/bin/",
-        text: "text, which is not a program",
-        Path("/bin/true"): "which is not a Python 3 interpreter",
-        old: "old is Python 3.9, but audits need 3.11 or newer",
-        empty / "bin/python": "python has no numpy and torch; install what the script needs",
+        tmp_path / "nowhere": "which does not run as Python 3; name environment/bin/python",
+        text: "text, which does not run as Python 3",
+        Path("/bin/true"): "true, which does not run as Python 3",
+        old: "--python: is Python 3.9.1, but audits need 3.11; make the environment with a newer",
+        empty / "bin/python": "which has no torch and numpy; install what the script needs",
     }
     for program, said in unusable.items():
         outcome = dpaudit("audit", "own_entrance.py", "--python", program)
@@ -521,7 +523,7 @@ def environment(folder: Path, names: tuple[str, ...]) -> str:
 
 
 def test_a_script_runs_in_an_environment_without_opacus(script, tmp_path, monkeypatch):
-    """It has torch and numpy alone; the ε of its loop is computed here, where there is scipy."""
+    """It has torch and numpy alone, so its loop is counted there, and judged here."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     python = environment(tmp_path / "own", TORCH)
     script.write_text(
@@ -530,13 +532,15 @@ def test_a_script_runs_in_an_environment_without_opacus(script, tmp_path, monkey
         "print(sys.prefix)\ntrain(3)\n"
     )
     target = Target(script, delta=1e-5, python=Interpreter.for_script(python, script))
-    assert target.python.imports[0] == "torch"
+    assert "torch" in target.python.imports
     with script_runs.sandbox_for(target) as sandbox:
-        ended = script_runs.run_once(sandbox, target, RunRequest(0, looks=True), Limits(60), 1)
+        ended = script_runs.run_once(
+            sandbox, target, RunRequest(seed=0, inspects=True), Limits(60), 1
+        )
     assert steps(ended) == [3]
     assert ended.ended.output == f"{tmp_path / 'own'}\n"
     result = script_runs.require_usable(target, ended, 60.0)
-    assert 10 < script_runs.claimed_epsilon(result, 1e-5) < 14
+    assert script_runs.accounted_events(result) == [[1.0, 1.0, 3.0]]
 
 
 @long("the same with an audit of a script that uses Opacus: 40 s")

@@ -19,10 +19,10 @@ class RecordsElsewhere(Check):
             judgement.find("beside", "an optimizer without noise", value=listed(result.beside))
         if result.standardised:
             judgement.find("standardised", "the data set", value=result.standardised)
-        processes = [kind for kind in result.processes if kind.trains]
+        processes = result.processes
         count = sum(kind.count for kind in processes)
         for kind in processes[:1]:
-            values = {"count": count, "started_by": kind.starter}
+            values = {"count": count, "process": kind.process}
             judgement.find("unwatched process", with_line("a process", kind.line), **values)
         if processes:
             return judgement.miss(self.name, f"{count} processes were not observed")

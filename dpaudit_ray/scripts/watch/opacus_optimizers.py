@@ -481,7 +481,7 @@ class OptimizerWatch(StepWatch):
         before = [p.data.clone() for p in params]
         with parameters_copied(params), preserve_attributes([optimizer, inner]):
             for name, value in list(vars(optimizer).items()):
-                if name != "original_optimizer":
+                if name not in ("original_optimizer", "param_groups"):  # an attribute in Opacus 1.4
                     vars(optimizer)[name] = copy_tensors(value)
             optimizer.step_hook = None
             inner.state = copy.copy(inner.state)

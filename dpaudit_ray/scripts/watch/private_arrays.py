@@ -5,6 +5,7 @@ Data are exchanged in memory, never in files.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,13 @@ def exchange_rows(arrays: Sequence[Any], record: int, other: int) -> None:
 def owns_memory(array: Any) -> bool:
     """Returns whether memory is an array's own: no file's, and of no other library."""
     if isinstance(array, torch.Tensor):
-        return array.untyped_storage().resizable()
+        storage = array.untyped_storage()
+        if hasattr(storage, "resizable"):
+            return bool(storage.resizable())
+        with contextlib.suppress(RuntimeError):  # torch 2.2 refuses to resize others
+            storage.resize_(storage.nbytes())
+            return True
+        return False
     return array.base is None and bool(array.flags.writeable)
 
 

@@ -206,7 +206,7 @@ class WatchedRun:
         record: file of the run's entries.
         phase: "import", then "main", then "after".
         replaying: a step is tried on copies, and nothing of it counts.
-        processes: counts of started processes, by (starter, line, whether they may train).
+        processes: counts of processes that are not watched, by what they are and the line.
         optimizers: each an `OptimizerWatch`.
         streams: by call site, each a `Stream`.
         seeded: generators that were seeded with constants.
@@ -227,7 +227,7 @@ class WatchedRun:
     updates: OtherUpdates = dataclasses.field(default_factory=OtherUpdates)
     publications: Publications = dataclasses.field(default_factory=Publications)
     pinned: PinnedState = dataclasses.field(default_factory=PinnedState)
-    processes: collections.Counter[tuple[str, str, bool]] = dataclasses.field(
+    processes: collections.Counter[tuple[str, str]] = dataclasses.field(
         default_factory=collections.Counter
     )
     optimizers: list[Any] = dataclasses.field(default_factory=list)

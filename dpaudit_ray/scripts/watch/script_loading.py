@@ -2,7 +2,7 @@
 
 A file runs as `python FILE ARGUMENTS` runs it: as the module `__main__`, so that what it pickles
 and what its own processes import is found. A function is called as its command-line framework
-would call it without arguments.
+calls it without arguments.
 """
 
 import functools
@@ -24,11 +24,10 @@ from ...opacus import marks_of
 from .hooks import around
 from .run_state import WatchedRun
 
-# Lines of a notebook's cell that only IPython understands: magics, shell commands, questions.
-_FOR_IPYTHON = re.compile(r"^(\s*)(?:[%!?].*|[\w.]+\s*=\s*[%!].*|[\w.]+\?+\s*)$", re.MULTILINE)
-# Cells in another language: their magic is none of those that run the cell's own Python.
-_FOREIGN_CELL = re.compile(r"\s*%%(?!time|timeit|capture|prun)\w")
-
+# Lines of a notebook that only IPython understands. A line may also begin with the operator %.
+_FOR_IPYTHON = re.compile(r"^(\s*)(?:%%?\w|!|\?|\w+ *= *!).*|^()\w+\?+$", re.MULTILINE)
+# Magics of cells in other languages. The named ones run the cell's own Python.
+_FOREIGN_CELL = re.compile(r"\s*%%(?!time|timeit|capture|prun)")
 # Errors are raised and not printed, and folders of configurations lie beside the script.
 _FOR_HYDRA = {"HYDRA_FULL_ERROR": "1", "HYDRA_MAIN_MODULE": "__main__"}
 
@@ -58,7 +57,7 @@ def load(state: WatchedRun, script: Path, name: str, arguments: list[str]) -> Ca
         listed = ", ".join(functions[:8]) or "none"
         raise SpecError("", f"{script.name} has no function {name!r}; it has {listed}")
     state.publications.marks = marks_of(function)
-    return _without_arguments(function, module, script)
+    return _without_arguments(function, module)
 
 
 def _run_file(state: WatchedRun, script: Path) -> Any:
@@ -67,34 +66,20 @@ def _run_file(state: WatchedRun, script: Path) -> Any:
 
     @around(opacus, "audited")
     def audited(original: Any, *args: Any, **kwargs: Any) -> Any:
-        mark = original(*args, **kwargs)
-
-        def wrap(function: Any) -> Any:
-            marked = mark(function)
-            if not inspect.isfunction(function):  # a command object
-                state.publications.marks = marks_of(marked)
-                return marked
-
-            @functools.wraps(marked)
+        def mark(function: Any) -> Any:
+            @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
                 nonlocal returned
-                state.publications.marks = marks_of(marked)
-                returned = marked(*args, **kwargs)
+                state.publications.marks = marks_of(call)
+                returned = function(*args, **kwargs)
                 return returned
 
-            return call
+            return original(*args, **kwargs)(call)
 
-        return wrap
+        return mark
 
     sys.path.insert(0, str(script.parent))
-    module = types.ModuleType("__main__")
-    try:
-        _execute(script, module)
-    except SystemExit as error:  # the normal end of click, Typer and absl
-        if isinstance(error.code, (int, str)) and error.code != 0:
-            raise
-        if returned is None and not isinstance(error.code, int):  # absl: what `main` returns
-            returned = error.code
+    _execute(script, "__main__")
     return returned
 
 
@@ -106,9 +91,7 @@ def _imported(script: Path) -> types.ModuleType:
         parts, root = [root.name, *parts], root.parent
     sys.path[:0] = [str(script.parent), str(root), str(Path.cwd())]
     if script.suffix == ".ipynb":
-        module = types.ModuleType(script.name)
-        _execute(script, module)
-        return module
+        return _execute(script, script.name)
     try:
         module = importlib.import_module(".".join(parts))
     except SyntaxError as error:
@@ -119,83 +102,57 @@ def _imported(script: Path) -> types.ModuleType:
     return module
 
 
-def _execute(script: Path, module: types.ModuleType) -> None:
-    """Runs the code of a file, or of all cells of a notebook, as this module."""
-    sys.modules[module.__name__] = module
+def _execute(script: Path, name: str) -> types.ModuleType:
+    """Runs the code of a file, or of all cells of a notebook, as a module of this name."""
+    module = sys.modules[name] = types.ModuleType(name)
     if script.suffix == ".py":
         module.__file__ = str(script)
+    else:
+        vars(module)["display"] = print  # of IPython
+    for file, source in _sources(script):
         try:
-            code = compile(script.read_bytes(), script, "exec", dont_inherit=True)
+            code = compile(source, file, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             raise _no_python(script, error) from error
         exec(code, vars(module))
+    return module
+
+
+def _sources(script: Path) -> Iterator[tuple[str, str | bytes]]:
+    """Yields a name and the source of a file, or of each cell of a notebook."""
+    if script.suffix == ".py":
+        yield str(script), script.read_bytes()
         return
-    vars(module)["display"] = print
-    for name, source in _code_cells(script):
-        code = _compiled(source, name, script)
-        # For tracebacks, and for inspect.
-        linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-        exec(code, vars(module))
-
-
-def _compiled(source: str, name: str, notebook: Path) -> types.CodeType:
-    """Compiles a cell; lines that only IPython understands do nothing."""
-    lines = source.splitlines(keepends=True)
-    while True:
-        try:
-            return compile("".join(lines), name, "exec", dont_inherit=True)
-        except SyntaxError as error:
-            place = slice((error.lineno or 1) - 1, error.lineno)
-            without = [_FOR_IPYTHON.sub(r"\1pass", line) for line in lines[place]]
-            if without == lines[place]:
-                raise _no_python(notebook, error) from error
-            lines[place] = without
-
-
-def _code_cells(notebook: Path) -> Iterator[tuple[str, str]]:
-    """Yields a file name and the source of each cell of Python code."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    cells = json.loads(script.read_text(encoding="utf-8"))["cells"]
     for number, cell in enumerate(cells, 1):
         source = "".join(cell["source"])
         if cell["cell_type"] == "code" and not _FOREIGN_CELL.match(source):
-            yield f"{notebook}, cell {number}", source
+            name = f"{script}, cell {number}"
+            source = _FOR_IPYTHON.sub(r"\1pass", source)
+            linecache.cache[name] = 0, None, source.splitlines(keepends=True), name  # for inspect
+            yield name, source
 
 
 def _no_python(script: Path, error: Exception) -> SpecError:
     return SpecError("", f"{script.name} is no Python script: {error}")
 
 
-def _without_arguments(function: Any, module: types.ModuleType, script: Path) -> Callable[[], Any]:
+def _without_arguments(function: Any, module: types.ModuleType) -> Callable[[], Any]:
     """Returns a function that calls another one as its framework does without arguments."""
-    typer = sys.modules.get("typer")
-    if inspect.isfunction(function) and typer:
-        defaults = [
-            parameter.default for parameter in inspect.signature(function).parameters.values()
-        ]
-        if any(isinstance(default, typer.models.ParameterInfo) for default in defaults):
-            app = typer.Typer()
-            app.command()(function)
-            function = app
+    # Hydra's wrapper needs no argument, though what it wraps does.
+    signature = inspect.signature(function, follow_wrapped="hydra" not in sys.modules)
+    if "<typer.models." in str(signature):  # defaults that Typer replaces
+        app = sys.modules["typer"].Typer()
+        app.command()(function)
+        function = app
     if callable(getattr(function, "callback", None)):  # a command of click, an app of Typer
         return functools.partial(function, args=[], standalone_mode=False)
-    # Hydra's wrapper needs no argument, though what it wraps does.
-    innermost = inspect.unwrap(function, stop=lambda wrapper: not _takes_any(wrapper))
-    signature = inspect.signature(innermost, follow_wrapped=False)
     try:
         signature.bind()
     except TypeError as error:
-        uses_absl = any(
-            getattr(value, "__name__", "") == "absl.app" for value in vars(module).values()
-        )
-        if uses_absl and len(signature.parameters) == 1:
+        absl = sys.modules.get("absl.app")
+        if absl and absl in [value for value in vars(module).values() if inspect.ismodule(value)]:
             return lambda: function(sys.modules["absl.flags"].FLAGS(sys.argv))
-        why = f"{function.__name__} in {script.name} needs arguments ({error})"
-        remedy = f"give them defaults, or audit the file: {script.name} -- ARGUMENTS"
-        raise SpecError("", f"{why}; {remedy}") from error
+        why = f"{function.__name__} in {Path(sys.argv[0]).name} needs arguments ({error})"
+        raise SpecError("", f"{why}; give them defaults, or audit the whole file") from error
     return function
-
-
-def _takes_any(wrapper: Any) -> bool:
-    """Returns whether a function passes on any arguments that it is given."""
-    parameters = inspect.signature(wrapper, follow_wrapped=False).parameters.values()
-    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)

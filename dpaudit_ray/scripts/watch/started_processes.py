@@ -1,83 +1,61 @@
 """Notes which processes a script starts: they are not watched, and the verdict names them.
 
-Workers of a DataLoader are not noted, since steps are taken where they hand their batches to. A
-forked child inherits the watch, so it is switched off there.
+Workers of a DataLoader are not noted, since steps are taken in the process that they give their
+batches to. A forked child inherits the watch, so it is switched off there.
 """
 
 import multiprocessing.process
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch.multiprocessing
 
-from .hooks import around, calling_line, is_users
+from .hooks import around, calling_line
 from .run_state import WatchedRun
 
 _LOADERS = "torch.utils.data."  # module of what a DataLoader's worker calls
-_POOLS = ("multiprocessing.", "concurrent.")  # modules of what workers of pools and managers call
-_PYTHON = re.compile(r"\b(?:python[\d.]*|torchrun|accelerate|deepspeed)(?:\s|$)")
-# Libraries that start processes for their own purposes are none of these.
-_STARTERS = ("subprocess.", "torch.distributed.", "accelerate.")
+# Commands that train: no module (-m), no code (-c), and no file of a library.
+_TRAINING = re.compile(
+    r"\b(?:torchrun|accelerate|deepspeed) |\bpython[\d.]* (?!.*-packages).*\.py\b"
+)
 
 
 def install(run: WatchedRun) -> None:
     """Notes processes from now on."""
     os.register_at_fork(after_in_child=lambda: _switch_off(run))
 
+    def note(starter: str) -> None:
+        if run.phase != "child":
+            run.processes[starter, calling_line()] += 1
+
     @around(multiprocessing.process.BaseProcess, "start")
     def start(original: Any, self: Any) -> None:
-        module = str(getattr(self._target, "__module__", ""))
-        if not module.startswith(_LOADERS):
-            trains = not module.startswith(_POOLS)
-            _note(run, _starter("multiprocessing.Process"), trains=trains)
+        target = str(getattr(self._target, "__module__", ""))
+        if not target.startswith(_LOADERS):
+            note(f"{type(self).__name__} of {target}")
         original(self)
 
-    @around(subprocess.Popen, "__init__")
-    def execute(original: Any, self: Any, args: Any, *more: Any, **kwargs: Any) -> None:
-        words = [args] if isinstance(args, (str, bytes, os.PathLike)) else args
-        starter = _starter("subprocess.Popen")
-        if starter.startswith(_STARTERS) and _PYTHON.search(" ".join(map(str, words))):
-            _note(run, starter, trains=True)
-        original(self, args, *more, **kwargs)
+    def execute(original: Any, *args: Any, **kwargs: Any) -> Any:
+        command = kwargs.get("args", args[:2][-1])  # Popen itself comes before it
+        if program := _TRAINING.search(re.sub(r"[\[\]',]", "", str(command))):
+            note(program[0].strip())
+        return original(*args, **kwargs)
 
-    @around(os, "system")
-    def system(original: Any, command: Any) -> Any:
-        if _PYTHON.search(str(command)):
-            _note(run, "os.system", trains=True)
-        return original(command)
+    around(subprocess.Popen, "__init__")(execute)
+    around(os, "system")(execute)
 
     @around(torch.multiprocessing, "spawn")
     def spawn(
-        original: Any, fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, **kwargs: Any
+        original: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kw: Any
     ) -> Any:
-        if nprocs == 1 and join:
+        if nprocs == 1:
             return fn(0, *args)  # under watch
-        return original(fn, args, nprocs, join, **kwargs)
+        return original(fn, args, nprocs, *more, **kw)
 
 
 def _switch_off(run: WatchedRun) -> None:
     run.phase = "child"
     run.record = Path(os.devnull)
-
-
-def _note(run: WatchedRun, starter: str, *, trains: bool) -> None:
-    if run.phase != "child":
-        run.processes[starter, calling_line(), trains] += 1
-
-
-def _starter(default: str) -> str:
-    """Returns the library's function that the user's code has called; `default` if it is none."""
-    frame: FrameType | None = sys._getframe(1)
-    name = default
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        module = str(frame.f_globals.get("__name__"))
-        if not module.startswith("dpaudit_ray."):
-            function = frame.f_code.co_qualname
-            name = module if module.endswith(f".{function}") else f"{module}.{function}"
-        frame = frame.f_back
-    return name

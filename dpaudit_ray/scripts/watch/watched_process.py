@@ -61,8 +61,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         has_ended = True
     except EnoughSeen:
         pass
-    except SystemExit as error:
-        if error.code not in (None, 0):
+    except SystemExit as error:  # the normal end of click, Typer and absl
+        if isinstance(error.code, (int, str)) and error.code != 0:
             raise
     state.accountants.settle(None)
     for watched in state.optimizers:
