@@ -66,12 +66,22 @@ def install(run: WatchedRun) -> None:
     ghost_clipping.install(run)
 
     @around(DPOptimizer, "__init__")
-    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    def prepare(
+        original: Any,
+        self: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         original(self, *args, **kwargs)
         run.optimizers.append(OptimizerWatch(run, len(run.optimizers), self))
 
     @around(DPTensorFastGradientAdaptiveClipping, "__init__")
-    def adapt(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    def adapt(
+        original: Any,
+        self: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         original(self, *args, **kwargs)
         for watched in run.optimizers:
             if watched.optimizer is self.optimizer:
@@ -169,11 +179,21 @@ class OptimizerWatch(StepWatch):
             if run.request.reseeds:
                 generator.manual_seed(run.request.derived("generator", number, 0, first))
 
-    def _enter_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _enter_step(
+        self,
+        call: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         closure = args[0] if args else kwargs.get("closure")
         return self._take_step(lambda: call(*args, **kwargs), closure is not None)
 
-    def _enter_pre_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _enter_pre_step(
+        self,
+        call: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         def release() -> Any:
             steps = self._apply_armed(call, *args, **kwargs)
             if steps and not self.run.replaying:
@@ -186,7 +206,12 @@ class OptimizerWatch(StepWatch):
         self.handed_on = bool(steps)
         return steps
 
-    def _apply_armed(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _apply_armed(
+        self,
+        call: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Makes the change that is armed, once, before gradients are clipped."""
         change = self._armed
         self._armed = None
@@ -439,7 +464,11 @@ class OptimizerWatch(StepWatch):
         caught: list[Release] = []
         generators = self._generators
 
-        def catch(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) -> None:
+        def catch(
+            closure: Callable[[], Any] | None = None,
+            *_: Any,
+            **__: Any,
+        ) -> None:
             if closure is not None:  # evaluated by the optimizer, before it steps
                 with torch.enable_grad():
                     closure()
