@@ -491,7 +491,7 @@ def read_record(file: Path) -> Record:
     return entries
 
 
-def _validate(kind: type[Any], value: Any) -> Any:
+def _validate(kind: Any, value: Any) -> Any:
     return _adapter(kind).validate_python(value)
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from dpaudit_ray.errors import ScriptError
 from dpaudit_ray.isolation import Limits, Sandbox
-from dpaudit_ray.opacus import Marks
 from dpaudit_ray.scripts import script_runs
 from dpaudit_ray.scripts.interpreters import Interpreter
 from dpaudit_ray.scripts.protocol import Marks, RunRequest, StepInspection, entries_of

@@ -106,7 +106,13 @@ class AccountantWatch:
         self._wrapped: set[tuple[type, str]] = set()
         self._is_answering = False
 
-    def register(self, original: Any, accountant: Any, *args: Any, **kwargs: Any) -> None:
+    def register(
+        self,
+        original: Any,
+        accountant: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """Replaces `IAccountant.__init__` of each class."""
         original(accountant, *args, **kwargs)
         # Some are made by others, which compute with them.
@@ -121,12 +127,25 @@ class AccountantWatch:
                     self._wrapped.add((kind, name))
                     around(kind, name)(wrapper)
 
-    def _load(self, original: Any, accountant: Any, *args: Any, **kwargs: Any) -> Any:
+    def _load(
+        self,
+        original: Any,
+        accountant: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         result = original(accountant, *args, **kwargs)
         self._accountants.loaded[id(accountant)] = history_of(accountant)
         return result
 
-    def _answer(self, name: str, original: Any, accountant: Any, *args: Any, **kwargs: Any) -> Any:
+    def _answer(
+        self,
+        name: str,
+        original: Any,
+        accountant: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         # Accountants answer each other, and functions that search for a noise multiplier.
         is_internal = _caller().startswith(("opacus.accountants", "dpaudit_ray."))
         if self._is_answering or is_internal:
@@ -160,7 +179,11 @@ def history_of(accountant: Any) -> History:
     return tuple((float(s), float(q), int(steps)) for s, q, steps in accountant.history)
 
 
-def claims(accountants: Sequence[Any], deltas: Sequence[float], first: float) -> list[Claim]:
+def claims(
+    accountants: Sequence[Any],
+    deltas: Sequence[float],
+    first: float,
+) -> list[Claim]:
     """Computes what each accountant states: ε at each δ.
 
     One that is slow, as with noise that changes at every step, computes ε at δ `first` only.

@@ -19,7 +19,12 @@ _CLOSE = 1e-3  # relative: arithmetic in another order changes outputs by less
 Buffers = dict[str, torch.Tensor]
 
 
-def repeat_forward(module: Any, args: Any, kwargs: Any, dim: int) -> ForwardInspection:
+def repeat_forward(
+    module: Any,
+    args: Any,
+    kwargs: Any,
+    dim: int,
+) -> ForwardInspection:
     """Runs a forward pass again without gradients: as it is, and with another record in one place.
 
     Args:
@@ -107,7 +112,11 @@ def _has_dim(value: Any, dim: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > dim
 
 
-def _forward(module: Any, inputs: Any, buffers: Buffers) -> tuple[list[torch.Tensor], Buffers]:
+def _forward(
+    module: Any,
+    inputs: Any,
+    buffers: Buffers,
+) -> tuple[list[torch.Tensor], Buffers]:
     """Returns the network's outputs, and its buffers afterwards, which are put back."""
     args, kwargs = inputs
     with preserve_generators():

@@ -28,7 +28,12 @@ def install(run: WatchedRun) -> None:
     """Inspects backward passes of ghost clipping from now on, if this Opacus has it."""
     inspected: set[tuple[int, int]] = set()  # backward passes, by optimizer and step
 
-    def backward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def backward(
+        original: Any,
+        self: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         for watched in run.optimizers if run.inspects else ():
             at = (watched.number, watched.steps)
             is_due = watched.steps in INSPECTED and at not in inspected
@@ -64,7 +69,12 @@ def _longest_gradient(loss: Any, backward: Callable[..., Any]) -> tuple[float, s
     return longest, change
 
 
-def _clipped_sum(loss: Any, backward: Callable[..., Any], row: int, factor: float) -> Release:
+def _clipped_sum(
+    loss: Any,
+    backward: Callable[..., Any],
+    row: int,
+    factor: float,
+) -> Release:
     """Returns the clipped sum with one record's loss that many times as large."""
     weights = torch.ones_like(loss.loss_per_sample)
     weights[row] = factor

@@ -69,7 +69,12 @@ class LoaderWatch:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         @around(_BaseDataLoaderIter, "_reset")
-        def reset(original: Any, iterator: Any, *args: Any, **kwargs: Any) -> None:
+        def reset(
+            original: Any,
+            iterator: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> None:
             self._iterations.pop(iterator, None)  # persistent workers walk through it once more
             original(iterator, *args, **kwargs)
 
@@ -136,7 +141,11 @@ def _as_indices(batch: Any) -> Indices:
     return np.zeros(0, dtype=np.int64)
 
 
-def draw_counts(draws: Sequence[Indices], records: int, rate: float) -> Draws:
+def draw_counts(
+    draws: Sequence[Indices],
+    records: int,
+    rate: float,
+) -> Draws:
     """Counts draws of one rate from so many records.
 
     Draws are grouped into windows of 1 / `rate` draws, in which each record comes once on average.

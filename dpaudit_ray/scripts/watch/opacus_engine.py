@@ -64,7 +64,12 @@ def install(run: WatchedRun) -> None:
     around(utils, "get_noise_multiplier")(note_target)
 
     @around(PrivacyEngine, "__init__")
-    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    def prepare(
+        original: Any,
+        self: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         original(self, *args, **kwargs)
         run.accountants.of_engines.append(self.accountant)
 
@@ -83,7 +88,12 @@ def _inspect_forward_passes(run: WatchedRun) -> None:
     passes = collections.Counter[int]()  # repeated, by network
 
     @around(torch.nn.Module, "__call__")
-    def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        original: Any,
+        self: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         if run.inspects and self.training and _is_private(run, self):
             is_mapped = in_functorch()
             trains = is_mapped or torch.is_grad_enabled()
@@ -100,7 +110,12 @@ def _is_private(run: WatchedRun, module: Any) -> bool:
     return any(module is private for private in run.networks.modules)
 
 
-def _inspect_forward(run: WatchedRun, module: Any, args: Any, kwargs: Any) -> ForwardInspection:
+def _inspect_forward(
+    run: WatchedRun,
+    module: Any,
+    args: Any,
+    kwargs: Any,
+) -> ForwardInspection:
     networks = run.networks
     with run.replay():
         entry = repeat_forward(module, args, kwargs, 0 if networks.batch_first else 1)
@@ -111,7 +126,12 @@ def _inspect_forward(run: WatchedRun, module: Any, args: Any, kwargs: Any) -> Fo
     return dataclasses.replace(entry, time_first=time_first)
 
 
-def _inspect_mapped(run: WatchedRun, module: Any, args: Any, kwargs: Any) -> ForwardInspection:
+def _inspect_mapped(
+    run: WatchedRun,
+    module: Any,
+    args: Any,
+    kwargs: Any,
+) -> ForwardInspection:
     """Notes a pass under `vmap`, which separates its entries; each may have several records."""
     records = mapped_batch(args, kwargs)
     if records is None:
@@ -120,7 +140,12 @@ def _inspect_mapped(run: WatchedRun, module: Any, args: Any, kwargs: Any) -> For
     return ForwardInspection(by_vmap=True)
 
 
-def _note_private(run: WatchedRun, module: Any, loader: Any, accountant: Any) -> None:
+def _note_private(
+    run: WatchedRun,
+    module: Any,
+    loader: Any,
+    accountant: Any,
+) -> None:
     """Notes a network that becomes private, and what there was before."""
     run.networks.data.append(loader.dataset)
     run.networks.accountants.append(accountant)
@@ -133,7 +158,12 @@ def _note_private(run: WatchedRun, module: Any, loader: Any, accountant: Any) ->
         note_copies(run, module)
 
 
-def _made(phase: str, loader: Any, optimizer: Any, is_poisson: bool) -> Made:
+def _made(
+    phase: str,
+    loader: Any,
+    optimizer: Any,
+    is_poisson: bool,
+) -> Made:
     try:
         records = len(loader.dataset)
     except TypeError:  # data that come as a stream

@@ -176,11 +176,21 @@ class OptimizerWatch(StepWatch):
             if run.request.reseeds:
                 generator.manual_seed(run.request.derived("generator", number, 0, first))
 
-    def _enter_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _enter_step(
+        self,
+        call: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         closure = args[0] if args else kwargs.get("closure")
         return self._take_step(lambda: call(*args, **kwargs), closure is not None)
 
-    def _enter_pre_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _enter_pre_step(
+        self,
+        call: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         def release() -> Any:
             steps = self._apply_armed(call, *args, **kwargs)
             if steps and not self.run.replaying:
@@ -193,7 +203,12 @@ class OptimizerWatch(StepWatch):
         self.handed_on = bool(steps)
         return steps
 
-    def _apply_armed(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _apply_armed(
+        self,
+        call: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Makes the change that is armed, once, before gradients are clipped."""
         change = self._armed
         self._armed = None
@@ -446,7 +461,11 @@ class OptimizerWatch(StepWatch):
         caught: list[Release] = []
         generators = self._generators
 
-        def catch(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) -> None:
+        def catch(
+            closure: Callable[[], Any] | None = None,
+            *_: Any,
+            **__: Any,
+        ) -> None:
             if closure is not None:  # evaluated by the optimizer, before it steps
                 with torch.enable_grad():
                     closure()

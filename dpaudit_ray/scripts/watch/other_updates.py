@@ -23,7 +23,12 @@ def install(run: WatchedRun) -> None:
     passes = collections.Counter[int]()
 
     @around(torch.nn.Module, "__call__")
-    def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        original: Any,
+        self: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         if run.inspects and self.training and torch.is_grad_enabled() and not in_functorch():
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
             has_rows = bool(tensors) and tensors[0].dim() > 1 and len(tensors[0]) > 0

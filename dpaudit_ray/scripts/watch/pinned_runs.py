@@ -77,7 +77,12 @@ def _watch_decisions(run: WatchedRun) -> None:
         if kind is None:
             continue
 
-        def decide(original: Any, *args: Any, name: str = name, **kwargs: Any) -> Any:
+        def decide(
+            original: Any,
+            *args: Any,
+            name: str = name,
+            **kwargs: Any,
+        ) -> Any:
             leaves = tree_flatten((args[1:], kwargs))[0]
             leaves = [torch.as_tensor(v) for v in leaves if isinstance(v, (float, torch.Tensor))]
             numbers = [float(v) for v in leaves if v.dim() == 0]

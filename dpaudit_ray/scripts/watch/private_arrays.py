@@ -46,7 +46,11 @@ def exchange(data: Any, record: int) -> None:
         exchange_rows(arrays_of(data), record, other)
 
 
-def exchange_rows(arrays: Sequence[Any], record: int, other: int) -> None:
+def exchange_rows(
+    arrays: Sequence[Any],
+    record: int,
+    other: int,
+) -> None:
     """Copies one row over another, in arrays that own their memory."""
     with torch.no_grad():
         for array in arrays:
@@ -136,7 +140,11 @@ def same_kind(first: Any, second: Any) -> bool:
     return a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
 
 
-def _are_rows(rows: Any, table: Any, indices: list[int]) -> bool:
+def _are_rows(
+    rows: Any,
+    table: Any,
+    indices: list[int],
+) -> bool:
     return same_kind(table, rows) and [*row_keys(table[indices])] == [*row_keys(rows)]
 
 

@@ -109,7 +109,11 @@ def leftovers(remarks: Iterable[Remark]) -> Leftovers:
     return Leftovers(**{kind: tuple(values) for kind, values in names.items()})
 
 
-def remarks(run: WatchedRun, value: Any, file: str = "") -> list[Remark]:
+def remarks(
+    run: WatchedRun,
+    value: Any,
+    file: str = "",
+) -> list[Remark]:
     """Names tensors of what is returned, or saved in a file, that carry more than releases."""
     if not run.request.inspects:
         return []
@@ -167,7 +171,12 @@ class _KnownTensors:
             self.shapes.update(stream.released_shapes)
         self.unmatched = self.shapes.copy()
 
-    def check_gradients(self, key: str, tensor: torch.Tensor, file: str) -> None:
+    def check_gradients(
+        self,
+        key: str,
+        tensor: torch.Tensor,
+        file: str,
+    ) -> None:
         """Adds gradients that a tensor has and no release was of."""
         name = file + key
         if getattr(tensor, "grad_sample", None) is not None:

@@ -65,7 +65,12 @@ def install(run: WatchedRun) -> None:
         return indices
 
 
-def choose(run: WatchedRun, items: list[Any], indices: Sequence[int], collate: Collate) -> None:
+def choose(
+    run: WatchedRun,
+    items: list[Any],
+    indices: Sequence[int],
+    collate: Collate,
+) -> None:
     """Chooses a record of a batch, unless the batch is too small."""
     if len(items) < FEWEST:
         return
@@ -133,7 +138,11 @@ def _label(leaves: Sequence[Any]) -> int | None:
     return None
 
 
-def change_by_removal(collate: Collate, items: Sequence[Any], index: int) -> str:
+def change_by_removal(
+    collate: Collate,
+    items: Sequence[Any],
+    index: int,
+) -> str:
     """Returns how the rows of other records change in a batch without one; "" if they do not."""
     remaining = [*items[:index], *items[index + 1 :]]
     with contextlib.suppress(Exception):  # the user's function may not take such a batch
@@ -150,7 +159,12 @@ def change_by_removal(collate: Collate, items: Sequence[Any], index: int) -> str
     return ""
 
 
-def _row_change(batch: torch.Tensor, smaller: torch.Tensor, index: int, count: int) -> str:
+def _row_change(
+    batch: torch.Tensor,
+    smaller: torch.Tensor,
+    index: int,
+    count: int,
+) -> str:
     """Returns how a tensor changed, but for the row of the record that is left out."""
     if batch.dim() != smaller.dim():
         return "another number of dimensions"

@@ -215,7 +215,12 @@ class StepWatch:
         self._trial = _CanaryTrial(member, direction, along(middle, direction))
         return self.nothing if member else without
 
-    def end_step(self, release: Release, noise: float | None, rate: float | None) -> None:
+    def end_step(
+        self,
+        release: Release,
+        noise: float | None,
+        rate: float | None,
+    ) -> None:
         """Counts the step and records its trial: scores have mean 1 with the canary, else 0."""
         trial = self._trial
         self._trial = None

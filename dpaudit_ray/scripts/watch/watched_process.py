@@ -191,7 +191,11 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
     return dataclasses.replace(result, warmed=warmed, beside=networks, standardised=columns)
 
 
-def _claims(state: WatchedRun, deltas: Sequence[float], delta: float) -> list[Claim]:
+def _claims(
+    state: WatchedRun,
+    deltas: Sequence[float],
+    delta: float,
+) -> list[Claim]:
     """Returns the claims of the script's accountants, with the data that they are about."""
     networks = state.networks
     groups: dict[int, int] = {}
