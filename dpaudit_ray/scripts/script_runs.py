@@ -195,8 +195,8 @@ def sandbox_for(target: Target) -> Sandbox:
 
     Not those that start threads, which are not there after a fork.
     """
-    own = Interpreter(sys.executable, imports.installed_imports({"": target.script}))
-    python = target.python or own
+    default = Interpreter(sys.executable, imports.installed_imports({"": target.script}))
+    python = target.python or default
     preload = [name for name in python.imports if name.partition(".")[0] not in _THREADED]
     path = () if target.python else tuple(filter(None, sys.path))
     return Sandbox((*_ALWAYS, *preload), path, interpreter=python.path)
