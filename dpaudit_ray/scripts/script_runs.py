@@ -56,12 +56,19 @@ class Target:
         return shlex.join([self.script.name, *self.arguments])
 
     @classmethod
-    def from_text(cls, text: str, *options: Any, arguments: Sequence[str] = ()) -> Target | None:
+    def from_text(
+        cls,
+        text: str,
+        delta: float | None = None,
+        epsilon: float | None = None,
+        arguments: Sequence[str] = (),
+    ) -> Target | None:
         """Parses `script.py` or `script.py:main` (or .ipynb), else returns None.
 
         Args:
             text: the script, and its function if it is not to run as a whole.
-            options: δ and ε.
+            delta: δ of the claim.
+            epsilon: ε of the claim.
             arguments: of the command line.
 
         Raises:
@@ -80,7 +87,7 @@ class Target:
         if match[2] and arguments:
             command = shlex.join([script, "--", *arguments])
             raise SpecError("", f"{text} takes no arguments; audit the file: {command}")
-        return cls(path, function, *options, arguments=tuple(arguments))
+        return cls(path, function, delta, epsilon, tuple(arguments))
 
 
 @dataclasses.dataclass(frozen=True)

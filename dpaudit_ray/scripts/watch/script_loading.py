@@ -136,7 +136,7 @@ def _no_python(script: Path, error: Exception) -> SpecError:
     return SpecError("", f"{script.name} is no Python script: {error}")
 
 
-def _without_arguments(function: Any, module: types.ModuleType) -> Callable[[], Any]:
+def _without_arguments(function: Any, module: types.ModuleType) -> Any:
     """Returns a function that calls another one as its framework does without arguments."""
     # Hydra's wrapper needs no argument, though what it wraps does.
     signature = inspect.signature(function, follow_wrapped="hydra" not in sys.modules)
