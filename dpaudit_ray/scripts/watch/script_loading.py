@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _FOREIGN_CELL = re.compile(r"\s*%%(?!time|timeit|capture|prun)")
 _FOR_HYDRA = {"HYDRA_FULL_ERROR": "1", "HYDRA_MAIN_MODULE": "__main__"}
 
 
-def load(state: WatchedRun, script: Path, name: str, arguments: list[str]) -> Callable[[], Any]:
+def load(state: WatchedRun, script: Path, name: str, arguments: list[str]) -> Any:
     """Returns a function without arguments that trains, and returns what is published.
 
     Args:
