@@ -189,7 +189,7 @@ def _run_child(request: dict[str, Any], output: int, result: Path) -> None:
             stream.reconfigure(line_buffering=True)  # so a process that is killed has written all
     faulthandler.enable()
     module, _, name = request["target"].partition(":")
-    own = os.getpid()
+    pid = os.getpid()
     try:
         value = getattr(importlib.import_module(module), name)(request["argument"])
         answer = json.dumps({"how": "returned", "value": value})
@@ -199,7 +199,7 @@ def _run_child(request: dict[str, Any], output: int, result: Path) -> None:
         frames = "".join(traceback.format_exception(error)[-8:])
         fields = {"message": printable(message), "traceback": frames, "place": _place(error)}
         answer = json.dumps({"how": "raised", **fields})
-    if os.getpid() == own:  # else it is a fork that has returned from the target
+    if os.getpid() == pid:  # else it is a fork that has returned from the target
         result.write_text(answer)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -207,7 +207,7 @@ def _run_child(request: dict[str, Any], output: int, result: Path) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """Returns file and line of the last frame of the user's own code; "" if there is none."""
+    """Returns file and line of the last frame of the user's code, or ""."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if imports.is_users(frame.filename)]
     return f"{Path(users[-1].filename).name}, line {users[-1].lineno}" if users else ""

@@ -63,12 +63,19 @@ class Target:
         return shlex.join([self.script.name, *self.arguments])
 
     @classmethod
-    def from_text(cls, text: str, *options: Any, arguments: Sequence[str] = ()) -> Target | None:
+    def from_text(
+        cls,
+        text: str,
+        delta: float | None = None,
+        epsilon: float | None = None,
+        arguments: Sequence[str] = (),
+    ) -> Target | None:
         """Parses `script.py` or `script.py:main` (or .ipynb), else returns None.
 
         Args:
             text: the script, and its function if it is not to run as a whole.
-            options: δ and ε.
+            delta: δ of the claim.
+            epsilon: ε of the claim.
             arguments: of the command line.
 
         Raises:
@@ -87,7 +94,7 @@ class Target:
         if match[2] and arguments:
             command = shlex.join([script, "--", *arguments])
             raise SpecError("", f"{text} takes no arguments; audit the file: {command}")
-        return cls(path, function, *options, arguments=tuple(arguments))
+        return cls(path, function, delta, epsilon, tuple(arguments))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +204,8 @@ def sandbox_for(target: Target) -> Sandbox:
 
     Not those that start threads, which are not there after a fork.
     """
-    own = Interpreter(sys.executable, imports.installed_imports({"": target.script}))
-    python = target.python or own
+    default = Interpreter(sys.executable, imports.installed_imports({"": target.script}))
+    python = target.python or default
     preload = [name for name in python.imports if name.partition(".")[0] not in _THREADED]
     path = () if target.python else tuple(filter(None, sys.path))
     return Sandbox((*_ALWAYS, *preload), path, interpreter=python.path)

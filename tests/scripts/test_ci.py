@@ -50,6 +50,11 @@ def test_the_action_ends_as_the_audit_does(action, tmp_path, ends, conclusive, c
     assert (tmp_path / "summary.md").read_text() == "```text\nthe verdict\n```\n"
 
 
+def test_arguments_of_the_action_reach_the_script_as_words(action):
+    _, called = action(0, script="train.py", arguments="--epochs 1 --name 'a b' *.py $HOME")
+    assert called[-8:] == ["dpaudit.xml", "--", "--epochs", "1", "--name", "a b", "*.py", "$HOME"]
+
+
 def test_inputs_of_the_action_are_never_run(action, tmp_path):
     _, called = action(0, script="train.py:main; touch broken", delta="$(touch broken)")
     assert called[1] == "train.py:main; touch broken"

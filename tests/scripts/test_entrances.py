@@ -6,6 +6,7 @@ Nearly all tests run a script once under watch, without inspecting its steps: th
 import importlib.util
 import json
 import os
+import re
 import sys
 import venv
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 
 from dpaudit_ray.errors import ScriptError
 from dpaudit_ray.isolation import Limits, Sandbox
-from dpaudit_ray.scripts import script_runs
+from dpaudit_ray.scripts import claims, script_runs
 from dpaudit_ray.scripts.interpreters import Interpreter
 from dpaudit_ray.scripts.protocol import Marks, RunRequest, StepInspection, entries_of
 from dpaudit_ray.scripts.script_runs import EndedRun, Target
 from tests.command import dpaudit
+from tests.conftest import ROOT
 from tests.long import long
 
 HEAD = """
@@ -34,6 +36,8 @@ def train(steps):
         )
     return torch.zeros(3)
 """
+
+GUIDE = ROOT / "docs/audit-your-script.md"
 
 # Library, script, and arguments with which the file trains three steps; `main` trains two.
 FRAMEWORKS = {
@@ -299,13 +303,14 @@ ASKS = "print('spent', engine.get_epsilon(1e-5))\n"
 
 def test_training_at_the_top_of_a_file_is_audited(script, one_room):
     """No line is changed: δ is the one that the script asks its engine for."""
-    script.write_text(TOP + ASKS)
-    options = ("--layers", "0", "--budget", "30min")
-    outcome = dpaudit("audit", script, *options, "--", "--epochs", "1")
+    (script.parent / "train.py").write_text(TOP + ASKS)
+    (command,) = re.findall("^dpaudit (audit train.py --budget .*)$", GUIDE.read_text(), re.M)
+    verb, file, *options = command.split()
+    outcome = dpaudit(verb, file, "--layers", "0", *options)
     assert outcome.code in (0, 5), outcome  # so few steps may leave it open
-    assert "own_entrance.py --epochs 1" in outcome.out
+    assert "train.py --epochs 1" in outcome.out
     assert "δ = 1e-5, rdp" in outcome.out
-    assert (script.parent / "own_entrance-audit.html").exists()
+    assert (script.parent / "train-audit.html").exists()
 
 
 def test_a_file_without_a_delta_is_refused(script, one_room):
@@ -539,7 +544,7 @@ def test_a_script_runs_in_an_environment_without_opacus(script, tmp_path, monkey
     assert steps(ended) == [3]
     assert ended.ended.output == f"{tmp_path / 'own'}\n"
     result = script_runs.require_usable(target, ended, 60.0)
-    assert script_runs.accounted_events(result) == [[1.0, 1.0, 3.0]]
+    assert claims.events_of(result) == [(1.0, 1.0, 3)]
 
 
 @long("the same with an audit of a script that uses Opacus: 40 s")

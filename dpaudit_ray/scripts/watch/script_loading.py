@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ _FOREIGN_CELL = re.compile(r"\s*%%(?!time|timeit|capture|prun)")
 _FOR_HYDRA = {"HYDRA_FULL_ERROR": "1", "HYDRA_MAIN_MODULE": "__main__"}
 
 
-def load(state: WatchedRun, script: Path, name: str, arguments: list[str]) -> Callable[[], Any]:
+def load(state: WatchedRun, script: Path, name: str, arguments: list[str]) -> Any:
     """Returns a function without arguments that trains, and returns what is published.
 
     Args:
@@ -137,7 +137,7 @@ def _no_python(script: Path, error: Exception) -> SpecError:
     return SpecError("", f"{script.name} is no Python script: {error}")
 
 
-def _without_arguments(function: Any, module: types.ModuleType) -> Callable[[], Any]:
+def _without_arguments(function: Any, module: types.ModuleType) -> Any:
     """Returns a function that calls another one as its framework does without arguments."""
     # Hydra's wrapper needs no argument, though what it wraps does.
     signature = inspect.signature(function, follow_wrapped="hydra" not in sys.modules)
