@@ -154,7 +154,7 @@ class Audit:
         return dataclasses.replace(inspection, reseeded=second.result)
 
     def _with_pinned_runs(self, inspection: Inspection) -> Inspection:
-        """Adds runs with pinned releases, as many as are needed to tell what differs and why."""
+        """Adds runs with pinned releases, as many as are needed to explain a difference."""
         result = inspection.result
         if not (inspection.uses_opacus or result.chosen is not None):
             return inspection
@@ -177,7 +177,7 @@ class Audit:
     def _pinned_run(
         self, kind: Any, alone: PinnedRun | None, record: int | None = None
     ) -> PinnedRun | str:
-        """Returns one run with pinned releases, or why there is none."""
+        """Returns one run with pinned releases, or why it is missing."""
         if record is None and alone is not None:
             record = alone.result.chosen
         request = self._request("pinned", share=_PINNED, pinned=kind, record=record)
