@@ -19,13 +19,13 @@ class Release(Check):
         judgement = Judgement()
         if inspection.cut:
             return judgement.miss(self.name, "the run was ended before it returned a model")
-        leftovers = inspection.result.left
+        remains = inspection.result.left
         is_private = inspection.uses_opacus  # a custom loop may keep its releases in .grad
         names = {
-            "gradients": leftovers.gradients, "others": leftovers.other_gradients if is_private else (),
-            "examples": leftovers.examples, "saved": leftovers.saved, "records": leftovers.records,
-            "statistics": leftovers.statistics, "earlier": leftovers.earlier,
-            "tensors": () if acquits(inspection) else leftovers.tensors,
+            "gradients": remains.gradients, "others": remains.other_gradients if is_private else (),
+            "examples": remains.examples, "saved": remains.saved, "records": remains.records,
+            "statistics": remains.statistics, "earlier": remains.earlier,
+            "tensors": () if acquits(inspection) else remains.tensors,
         }  # fmt: skip
         for kind, listing in names.items():
             if listing:
@@ -33,8 +33,8 @@ class Release(Check):
         if names["tensors"]:
             why = f"whether records went into {listed(names['tensors'])} without noise"
             return judgement.miss(self.name, why)
-        if leftovers.earlier:
-            return judgement.miss(self.name, f"whether records chose {listed(leftovers.earlier)}")
+        if remains.earlier:
+            return judgement.miss(self.name, f"whether records chose {listed(remains.earlier)}")
         if inspection.result.returned_nothing:
             summary = "nothing is returned; private parameters and saved files were inspected"
             return judgement.observe(self.name, summary)
