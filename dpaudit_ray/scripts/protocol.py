@@ -454,7 +454,7 @@ _KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in Entry.__subcla
 
 def encode(entry: Entry) -> str:
     """Returns an entry as one line of JSON."""
-    return json.dumps({"kind": type(entry).__name__} | dataclasses.asdict(entry))
+    return json.dumps({"entry": type(entry).__name__} | dataclasses.asdict(entry))
 
 
 def entries_of(record: Record, kind: type[E]) -> list[E]:
@@ -483,7 +483,7 @@ def read_record(file: Path) -> Record:
             fields = json.loads(line)
         except ValueError:
             break
-        entries.append(_validate(_KINDS[fields.pop("kind")], fields))
+        entries.append(_validate(_KINDS[fields.pop("entry")], fields))
     return entries
 
 

@@ -7,9 +7,11 @@ from below. Each layer has its share of the error.
 
 import contextlib
 import dataclasses
+import importlib
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -99,6 +101,8 @@ class Audit:
     def _inspect(self) -> None:
         """Inspects one run, and compares it with others as far as its findings leave it open."""
         self._progress("inspecting one run")
+        # It takes seconds, and is needed to judge the run, which goes on meanwhile.
+        threading.Thread(target=_load_accounting, daemon=True).start()
         (first,) = self._run(iter([self._request("look", share=_INSPECTING, inspects=True)]))
         target = self._target
         result = script_runs.require_usable(target, first, self._options.budget)
@@ -354,6 +358,11 @@ class Audit:
             unchecked=unchecked_in(self._target.script, self._result),
             waited=self._waited,
         )
+
+
+def _load_accounting() -> None:
+    with contextlib.suppress(ImportError):
+        importlib.import_module("opacus.accountants.analysis.rdp")
 
 
 def _slowdown() -> float:

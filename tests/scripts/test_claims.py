@@ -107,3 +107,13 @@ def test_what_accountants_state():
     assert math.isnan(claims.stated(result(), DELTA))
     assert claims.accountant_names(result()) == "none"
     assert claims.accountant_names(result(one(1.0, 1), one(2.0, 1))) == "prv"
+
+
+def test_a_schedule_of_noise_is_bundled_from_below():
+    """24 kinds of steps from σ = 1 to 3, one by one and bundled."""
+    history = tuple((1.0 + k / 12, 0.05, 4) for k in range(24))
+    exact = accounting.events_epsilon(history, DELTA)
+    bundled = claims.composed_epsilon(history, DELTA)
+    assert exact * (1 - 1e-3) < bundled <= exact
+    without_noise = (*history, (0.0, 0.05, 1))
+    assert claims.composed_epsilon(without_noise, DELTA) == math.inf

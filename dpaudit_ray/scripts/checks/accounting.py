@@ -32,7 +32,8 @@ class Accounting(Check):
             return judgement.miss(self.name, f"{summary}, and then {inspection.cut}")
         self._judge_targets(inspection, judgement)
         for group in claims.groups_of(inspection.result.claims).values():
-            self._judge_reports(inspection, group, judgement)
+            if not judgement.violations:  # clients of a federation repeat each other
+                self._judge_reports(inspection, group, judgement)
         self._judge_early_reports(inspection, judgement)
         return judgement.observe(self.name, summary)
 

@@ -184,9 +184,10 @@ class _KnownTensors:
         if file or tensor.grad is None or not bool(tensor.grad.any()):
             return
         values = self._released.get(id(tensor))
-        gradient = tensor.grad.detach().cpu().reshape(-1).nan_to_num()
-        # Compared after rounding to the type in which the gradient is returned.
-        if values is None or not torch.equal(gradient, values.to(gradient).nan_to_num()):
+        gradient = tensor.grad.detach().cpu().reshape(-1)
+        if values is not None:
+            values = values.to(gradient.dtype)  # a network may be published in half precision
+        if values is None or not torch.equal(gradient.nan_to_num(), values.nan_to_num()):
             is_private = id(tensor) in self._private
             self.remarks.append(("gradients" if is_private else "other_gradients", name))
 
