@@ -54,9 +54,8 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start that count; a third of all, at least."""
-        seconds = time.monotonic() - self._start
-        return max(seconds - self.waited, seconds / _LONGEST)
+        """Seconds since the start without waits."""
+        return time.monotonic() - self._start - self.waited
 
     def begin_training(self) -> None:
         self._training_start = self.elapsed
@@ -74,7 +73,9 @@ class Clock:
 
     @property
     def is_over(self) -> bool:
-        return self._limit is not None and self.elapsed > self._limit
+        """Whether the run had its seconds, or with waits so many times more."""
+        seconds = max(self.elapsed, (time.monotonic() - self._start) / _LONGEST)
+        return self._limit is not None and seconds > self._limit
 
     @contextlib.contextmanager
     def inspection(self) -> Iterator[None]:
