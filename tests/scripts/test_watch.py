@@ -149,6 +149,21 @@ def pooled(rows: list) -> torch.Tensor:
     return torch.stack(rows) - torch.stack(rows).mean(0)
 
 
+def test_choosing_a_record_draws_nothing_from_a_generator_of_the_collate_function(tmp_path):
+    rng = np.random.default_rng(0)
+
+    def masked(rows: list) -> torch.Tensor:
+        return torch.stack(rows) * torch.from_numpy(rng.random((len(rows), 3)))
+
+    def wrapped(rows: list) -> torch.Tensor:
+        return masked(rows)
+
+    run = watched(tmp_path, inspects=True)
+    record_choice.choose(run, list(random_numbers(5, 3)), range(5), wrapped)
+    assert rng.random() == np.random.default_rng(0).random()
+    assert run.pinned.chosen_as == "the largest record"
+
+
 @pytest.mark.parametrize(
     ("collate", "words"),
     [

@@ -1,6 +1,7 @@
 """Puts random generators back after a replay, and seeds them."""
 
 import contextlib
+import itertools
 import random
 import types
 from collections.abc import Iterable, Iterator
@@ -85,23 +86,32 @@ def script_generators() -> list[Generator]:
     generators: dict[int, Generator] = {}
     for frame in users_frames():
         for value in (*frame.f_locals.values(), *frame.f_globals.values()):
-            for part in (value, *_parts(value)):
-                if isinstance(part, KINDS):
-                    generators[id(part)] = part
+            generators.update({id(g): g for g in generators_in(value)})
     return list(generators.values())
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def generators_in(value: Any, depth: int = 2) -> Iterator[Generator]:
+    """Yields a generator itself, or those that a value has as parts, or as parts of parts."""
+    # By `type`: isinstance asks some objects for their class, and they warn or fail.
+    if issubclass(type(value), KINDS):
+        yield value
+    elif depth > 0:
+        for part in _parts(value):
+            yield from generators_in(part, depth - 1)
+
+
+def _parts(value: Any) -> list[Any]:
     """Returns elements of a container, attributes of an object, or variables of a closure."""
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (list, tuple)):
-        return value[:_MOST_PARTS]
-    if isinstance(value, types.FunctionType):
-        with contextlib.suppress(ValueError):  # a variable that is not assigned yet
+    kind = type(value)
+    if issubclass(kind, (list, tuple, dict)):
+        elements = value.values() if issubclass(kind, dict) else value
+        return list(itertools.islice(elements, _MOST_PARTS))
+    with contextlib.suppress(TypeError, ValueError):  # no attributes, or a variable without value
+        if issubclass(kind, types.FunctionType):
             return [cell.cell_contents for cell in value.__closure__ or ()]
-    is_plain = isinstance(value, (type, types.ModuleType)) or not hasattr(value, "__dict__")
-    return () if is_plain else list(vars(value).values())
+        if not issubclass(kind, (type, types.ModuleType)):
+            return list(vars(value).values())
+    return []
 
 
 def _gpu_in_use() -> bool:

@@ -125,9 +125,9 @@ class _Examples:
     passes: int
 
     def plus(self, passes: Passes) -> _Examples:
-        """Returns the counts with those of further gradients, the same for each parameter."""
+        """Returns the counts with those of another part of the step; ghost clipping has no rows."""
         rows = max((sum(map(len, samples)) for samples in passes), default=0)
-        return _Examples(self.rows + rows, self.passes + max(map(len, passes), default=0))
+        return _Examples(self.rows + rows, self.passes + max(map(len, passes), default=1))
 
 
 class OptimizerWatch(StepWatch):
@@ -238,7 +238,8 @@ class OptimizerWatch(StepWatch):
         if skips and skips[0]:  # a part of a step: Opacus adds up, and takes no step
             self._open = run.loaders.current
             self._earlier = self._earlier.plus(self._passes())
-            return call()
+            with self._taking_step():  # which asks `pre_step` whether to skip
+                return call()
         self.finish_pinned()
         self._open = None
         self.last = None
@@ -262,16 +263,20 @@ class OptimizerWatch(StepWatch):
             if run.request.pinned:
                 self._begin_pinned(passes)
         self._earlier = _Examples(0, 0)
-        self.inside = True
-        try:
-            with self._arm(change), self._pinned_noise():
-                result = call()
-        finally:
-            self.inside = False
+        with self._taking_step(), self._arm(change), self._pinned_noise():
+            result = call()
         history = accountants.history()
         noise, rate = history[-1][:2] if history else (None, None)
         self.end_step(self.last or gradients(optimizer.params), noise, rate)
         return result
+
+    @contextlib.contextmanager
+    def _taking_step(self) -> Iterator[None]:
+        self.inside = True
+        try:
+            yield
+        finally:
+            self.inside = False
 
     def _check_open_sum(self) -> None:
         """Records a sum that another walk through the data left, to which this step adds."""
@@ -297,7 +302,7 @@ class OptimizerWatch(StepWatch):
         run = self.run
         passes = [] if self._has_closure else self._passes()
         examples = self._earlier.plus(passes)
-        records = run.loaders.at_step(max(examples.passes, 1), (self.number, self.steps))
+        records = run.loaders.at_step(examples.passes, (self.number, self.steps))
         self.rows = records
         if passes:
             self.rows = examples.rows - self._earlier.rows

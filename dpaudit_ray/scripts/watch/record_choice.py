@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from ..protocol import CollateInspection
-from .generators import preserve_generators
+from .generators import Generator, generators_in, preserve_generators
 from .hooks import around
 from .run_state import WatchedRun
 
@@ -76,13 +76,13 @@ def choose(
         return
     pinned = run.pinned
     pinned.batches -= 1
+    generators = list(generators_in(collate))
     for position, name in conspicuous_records(items):
         record = int(indices[position])
         if pinned.chosen is None:
             pinned.chosen = record
             pinned.chosen_as = name
-        with preserve_generators():
-            change = change_by_removal(collate, items, position)
+        change = change_by_removal(collate, items, position, generators)
         if change:
             pinned.chosen = record
             pinned.chosen_as = name
@@ -142,12 +142,14 @@ def change_by_removal(
     collate: Collate,
     items: Sequence[Any],
     index: int,
+    generators: Sequence[Generator] = (),
 ) -> str:
     """Returns how the rows of other records change in a batch without one; "" if they do not."""
     remaining = [*items[:index], *items[index + 1 :]]
     with contextlib.suppress(Exception):  # the user's function may not take such a batch
-        batch = tree_flatten(collate(copy.deepcopy(list(items))))[0]
-        with preserve_generators():
+        with preserve_generators(generators):
+            batch = tree_flatten(collate(copy.deepcopy(list(items))))[0]
+        with preserve_generators(generators):
             smaller = tree_flatten(collate(copy.deepcopy(remaining)))[0]
         if len(batch) != len(smaller):
             return f"{len(smaller)} parts in place of {len(batch)}"

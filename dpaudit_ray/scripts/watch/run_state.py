@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...opacus import Marks
+from ..processor import waited
 from ..protocol import Cut, Entry, PinnedStep, RunRequest, UnevenStep, encode
 from .accountants import Accountants
 from .hooks import calling_line
@@ -22,18 +23,10 @@ from .shared_records import PrivateRecords
 _INSPECTING = 0.5  # of the seconds that a run has, in which every step is inspected
 _FREE_SECONDS = 2.0  # that inspections may take at once
 _LONGEST = 3.0  # times the seconds that a run has: it may take so many on a busy machine
-_SCHEDULING = Path("/proc/self/schedstat")  # Linux: nanoseconds run and waited, and slices
 
 
 class EnoughSeen(BaseException):
     """Ends a run that has shown what it was started for: no `except Exception` catches it."""
-
-
-def waited() -> float:
-    """Returns the seconds that the process waited for a processor; 0 where that is unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(_SCHEDULING.read_text().split()[1]) / 1e9
-    return 0.0
 
 
 class Clock:
@@ -56,9 +49,8 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start that count; a third of all, at least."""
-        seconds = time.monotonic() - self._start
-        return max(seconds - self.waited, seconds / _LONGEST)
+        """Seconds since the start without waits."""
+        return time.monotonic() - self._start - self.waited
 
     def begin_training(self) -> None:
         self._training_start = self.elapsed
@@ -76,7 +68,9 @@ class Clock:
 
     @property
     def is_over(self) -> bool:
-        return self._limit is not None and self.elapsed > self._limit
+        """Whether the run had its seconds, or with waits so many times more."""
+        seconds = max(self.elapsed, (time.monotonic() - self._start) / _LONGEST)
+        return self._limit is not None and seconds > self._limit
 
     @contextlib.contextmanager
     def inspection(self) -> Iterator[None]:
