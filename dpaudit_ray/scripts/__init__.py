@@ -1,1 +1,1 @@
-"""Audits of one's own training script: one run looked into, every step a trial, whole runs."""
+"""Audits of training scripts: one run inspected, every step a trial, whole runs as trials."""

@@ -1,6 +1,6 @@
 """The step test, every step a trial, and the run test: bits, scores, and the test of the claim.
 
-A step-trial is one release with a canary in it or not, by a fair coin of its own. Given all steps
+A step-trial is one release with a canary in it or not, by a fair random bit. Given all steps
 before, a release with the accounted noise multiplier σ is μ-Gaussian differentially private with
 μ = 1/σ with regard to that coin. So scores of one run after another are trials of one claim, and
 `stats.claim_verdict` holds its level for them: it bets by earlier trials alone. A run-trial has the

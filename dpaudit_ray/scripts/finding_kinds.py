@@ -28,7 +28,7 @@ class FindingKind:
         weight: consequence for the claim.
         expected: what a script without a violation shows.
         observed: what was observed instead.
-        fix: what to do, as a command; "" if the rest says it.
+        fix: what to do, as a command; may be "".
     """
 
     code: str
@@ -121,7 +121,7 @@ KINDS: dict[str, FindingKind] = {
         "{epsilon:.4g} at the end, of {count} of them",
         "report one ε for all, and state it by @audited(epsilon=...)"),
     "target": FindingKind(
-        "DPA019", "accounting", _N, "ε = {target:.3g}, as asked of make_private_with_epsilon",
+        "DPA019", "accounting", _N, "ε = {target:.3g}, the target of make_private_with_epsilon",
         "{composed:.3g} spent: training took more steps than planned",
         "report the ε that was spent"),
     "reported early": FindingKind(

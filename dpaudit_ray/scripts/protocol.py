@@ -1,6 +1,6 @@
 """Messages between a watched run of a script and the checks that judge it.
 
-A run appends entries to a record, a file of JSON lines, as it goes on: a run that is killed leaves
+A run appends entries to a record, a file of JSON lines, as it runs: a run that is killed leaves
 those of its steps so far. At its end it returns a `RunResult`. Both sides see the same dataclasses,
 so a misspelt field is an error of types, and never a check that is silently not done. The watched
 process imports this module in the script's environment: it needs the standard library alone.
@@ -24,7 +24,7 @@ History = tuple[tuple[float, float, int], ...]  # (σ, q, steps), as accountants
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What a watched run does beside training the model.
+    """Tasks of a watched run, in addition to training the model.
 
     Attributes:
         seed: of all coins and canaries.
@@ -67,14 +67,14 @@ class RunRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of a record. `line` is the script's line that was running, as file:number, or ""."""
+    """Line of a record. `line` is the script's line that was running, as file:number, or ""."""
 
     line: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Made(Entry):
-    """A call of `make_private`; `target_epsilon` and `target_delta` if the script asked for them.
+    """A call of `make_private`; `target_epsilon` and `target_delta` if the script passes them.
 
     `records` is None for data that come as a stream.
     """
@@ -119,7 +119,7 @@ class LawDistance:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepInspection(Entry):
-    """One step, replayed; lists have an entry for each tensor of its release.
+    """Replay of one step; lists have an entry for each tensor of its release.
 
     Attributes:
         optimizer: number of the optimizer or call site.
@@ -191,7 +191,7 @@ class CollateInspection(Entry):
     """A batch that was collated again without one record.
 
     `changes`: what the other records' rows are changed with it; `record` is its index in the data
-    set, and `chosen_as` says why this one, as "the longest record".
+    set, and `chosen_as` names the reason, as "the longest record".
     """
 
     changes: bool
@@ -228,7 +228,7 @@ class CarriedSum(Entry):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArraysGiven(Entry):
-    """A loop of one's own gave arrays: of its clipped "sum", or of its "noise"."""
+    """A custom loop gave arrays: of its clipped "sum", or of its "noise"."""
 
     step: int
     kind: Literal["sum", "noise"]
@@ -236,7 +236,7 @@ class ArraysGiven(Entry):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Process(Entry):
-    """A process that the script started and nobody watches."""
+    """A process that the script started, without watch."""
 
     started_by: str
 
@@ -265,7 +265,7 @@ class PinnedStep(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What one accountant states: its history, and ε at each δ; None if it fails.
+    """Statement of one accountant: its history, and ε at each δ; None if it fails.
 
     Attributes:
         data: number of the group of data that its engine trains on; engines whose data share a
@@ -308,7 +308,7 @@ class Draws:
     Attributes:
         records: in the data set; None if that is not known.
         sizes: records in each draw.
-        rate: that the draws were accounted with; None if no accountant tells.
+        rate: that the draws were accounted with; None if no accountant states it.
         window: draws in which each record comes once on average, and how many `windows`.
         shared: pairs of draws of one window that share a record.
         most: draws that the most frequent record is in; None if indices were not recorded.
@@ -394,7 +394,7 @@ class Marks:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What is known at the end of a run.
+    """Knowledge at the end of a run.
 
     Attributes:
         made: calls of `make_private`.

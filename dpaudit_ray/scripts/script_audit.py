@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from ..errors import SpecError
 from ..isolation import Limits
 from ..report.verdict import Verdict
-from . import canary_trials, checks, claims, script_runs
+from . import canary_trials, checks, claims, processor, script_runs
 from .canary_trials import CanaryTrials
 from .checks import ACQUITTED, Inspection, PinnedRun, PinnedRuns
 from .protocol import Made, RunRequest, Trial, entries_of
@@ -80,7 +80,8 @@ class Audit:
         self._progress = progress
         self._began = time.monotonic()
         self._runs = 0
-        self._waited = 0.0
+        self._waited = 0.0  # seconds of ended runs
+        self._already_waited = processor.waited()
         self._output = ""
         self._answers: dict[str, float] = {}
         self._judgement = Judgement()
@@ -154,7 +155,7 @@ class Audit:
         return dataclasses.replace(inspection, reseeded=second.result)
 
     def _with_pinned_runs(self, inspection: Inspection) -> Inspection:
-        """Adds runs with pinned releases, as many as are needed to tell what differs and why."""
+        """Adds runs with pinned releases, as many as are needed to explain a difference."""
         result = inspection.result
         if not (inspection.uses_opacus or result.chosen is not None):
             return inspection
@@ -177,7 +178,7 @@ class Audit:
     def _pinned_run(
         self, kind: Any, alone: PinnedRun | None, record: int | None = None
     ) -> PinnedRun | str:
-        """Returns one run with pinned releases, or why there is none."""
+        """Returns one run with pinned releases, or why it is missing."""
         if record is None and alone is not None:
             record = alone.result.chosen
         request = self._request("pinned", share=_PINNED, pinned=kind, record=record)
@@ -210,7 +211,8 @@ class Audit:
     def _left(self) -> float:
         """Seconds that remain; time in which runs waited for a processor is added to a limit."""
         budget = self._options.budget
-        added = min(self._waited / self._runner.width, (_MOST_EXTENDED - 1) * budget)
+        waited = self._waited / self._runner.width + processor.waited() - self._already_waited
+        added = min(waited, (_MOST_EXTENDED - 1) * budget)
         return _FOR_RUNS * budget + added - (time.monotonic() - self._began)
 
     @property

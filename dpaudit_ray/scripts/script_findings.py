@@ -17,7 +17,7 @@ LAYERS = {0: "run inspection", 1: "step test", 2: "run test"}
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One observation that contradicts an expectation, and its place.
+    """Observation that contradicts an expectation, and its place.
 
     Attributes:
         layer: 0 run inspection, 1 step test, 2 run test.
@@ -112,7 +112,7 @@ class Judgement:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Lower bound on ε at `delta` from a layer's trials, beside the claim: of a step, or of a run.
+    """Lower bound on ε at `delta` from a layer's trials, and the claim: of a step, or of a run.
 
     Bound and verdict have the layer's error together; `assumes` names the assumption.
     """

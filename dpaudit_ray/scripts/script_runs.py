@@ -80,11 +80,12 @@ def _in_order(
     requests: Iterator[RunRequest],
     submit: Callable[[RunRequest], futures.Future[EndedRun]],
 ) -> Iterator[EndedRun]:
-    """Yields runs in their requests' order, `width` at a time: which ends first may tell a coin."""
+    """Yields runs in their requests' order, `width` at a time: which ends first may show a bit."""
     waiting: collections.deque[futures.Future[EndedRun]] = collections.deque()
     while True:
         running = [run for run in waiting if not run.done()]
-        if len(running) < width and (request := next(requests, None)) is not None:
+        request = next(requests, None) if len(running) < width else None
+        if request is not None:
             waiting.append(submit(request))
         elif not waiting:
             return
@@ -241,7 +242,7 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
 
 
 def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
-    """Why a run that failed says nothing."""
+    """Returns why a run failed, with the last lines that it printed."""
     ended = run.ended
     if ended.how == "raised" and ended.message.startswith("SpecError: "):
         return ScriptError(ended.message.removeprefix("SpecError: "))

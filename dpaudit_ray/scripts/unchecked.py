@@ -1,4 +1,4 @@
-"""What an audit does not check in a script, with hints where the script may depend on it."""
+"""Limits of an audit in one script, with hints where the script may depend on it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def html(verdict: ScriptVerdict) -> str:
 def junit(verdict: ScriptVerdict) -> str:
     """Returns a test case for each check: failed by a violation, or skipped if it is not done.
 
-    A finding of a kind that no check is named after has a case of its own.
+    A finding of a kind that no check is named after has a separate case.
     """
     cases: dict[tuple[int, str], _Case] = {}
     for check in verdict.looks:
@@ -93,12 +93,12 @@ def _sarif_result(verdict: ScriptVerdict, finding: Finding) -> dict[str, Any]:
     if match := _LINE.search(finding.where):
         file = match[1]
         region = {"region": {"startLine": int(match[2])}}
-    place = {"physicalLocation": {"artifactLocation": {"uri": file}} | region}
+    location = {"physicalLocation": {"artifactLocation": {"uri": file}} | region}
     return {
         "ruleId": finding.code,
         "level": _LEVELS[finding.weight],
         "message": {"text": lines(str(finding))},
-        "locations": [place],
+        "locations": [location],
     }
 
 

@@ -195,3 +195,12 @@ def test_a_run_is_read_from_its_record():
     read = PinnedRun.from_record(RunResult(), [step, Cut(seconds=1.0, steps=4)])
     assert read.steps == (step,)
     assert "after step 4" in read.cut
+
+
+@pytest.mark.parametrize("waited", [0.0, 30.0, 1e6])
+def test_time_without_a_processor_extends_a_budget_at_most_threefold(waited):
+    runner = Runner(Ended("returned"), RunResult(waited=waited))
+    audit = Audit(Target(ZOO / "healthy.py", "mlp"), runner, Options(budget=100), lambda _: None)
+    before = audit._left
+    list(audit._run(iter([RunRequest(seed=0)])))
+    assert audit._left - before == pytest.approx(min(waited, 200.0), abs=5.0)

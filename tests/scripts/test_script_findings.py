@@ -8,7 +8,8 @@ import pytest
 
 from dpaudit_ray.errors import StorageError
 from dpaudit_ray.report.verdict import Verdict
-from dpaudit_ray.scripts import verdict_files
+from dpaudit_ray.scripts import unchecked, verdict_files
+from dpaudit_ray.scripts.protocol import RunResult
 from dpaudit_ray.scripts.script_findings import (
     CheckOutcome,
     Finding,
@@ -128,3 +129,18 @@ def test_files_are_written_or_the_reason_told(tmp_path):
     assert (tmp_path / "new/page.html").read_text() == "text"
     with pytest.raises(StorageError, match="cannot write"):
         verdict_files.write(tmp_path, "text")
+
+
+def test_hints_of_what_is_not_checked_name_the_first_line(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("x = 1\n# print(x)\nprint(x)\nprint(x)\nweights = class_weight(y)\n")
+    lines = unchecked.unchecked_in(script, RunResult(made=1))
+    assert lines[2:] == ("printed or logged values (train.py:3)", "class weights (train.py:5)")
+    (custom,) = set(unchecked.unchecked_in(tmp_path / "none.py", RunResult())) - set(lines)
+    assert "custom loop" in custom
+
+
+def test_a_busy_machine_is_named():
+    assert verdict().effort == "7 runs in 12 s"
+    waited = dataclasses.replace(verdict(), waited=8.0).effort
+    assert waited == "7 runs in 12 s; runs waited 8 s for a processor of this busy machine"

@@ -57,10 +57,10 @@ BY_LOOK = {
 FOUND_BY = {name: look for look, names in BY_LOOK.items() for name in names.split()}
 # What may be private, but was not seen: the look that says so, and its words.
 UNSEEN = {
-    "batches:replayed": ("sampling", "how a batch was made"),
+    "batches:replayed": ("sampling", "how batches were made"),
     "returned:loop": ("release", "records went into prototypes"),
     "same_records:best_epoch": ("release", "whether records chose"),
-    "same_records:scaled": ("records elsewhere", "what these records told"),
+    "same_records:scaled": ("records elsewhere", "records without noise went into training"),
     "several_engines:anew": ("sum of engines", "adds up the ε of 3 engines"),
     "trainers:jax_means": ("release", "records went into means"),
 }

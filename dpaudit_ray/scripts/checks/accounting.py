@@ -49,15 +49,15 @@ class Accounting(Check):
             if report.claim in numbers:
                 last[report.claim, report.delta] = report
         for delta in sorted({delta for _, delta in last}):
-            asked = {n: report for (n, at), report in last.items() if at == delta}
-            final = [report for report in asked.values() if report.steps == inspection.taken]
+            stating = {n: report for (n, at), report in last.items() if at == delta}
+            final = [report for report in stating.values() if report.steps == inspection.taken]
             if not final:
                 continue
             composed = claims.composed_epsilon(steps, delta)
             reported = sum(report.epsilon for report in final)
             if reported >= composed * (1 - claims.TOLERANCE):
                 continue
-            if asked.keys() == numbers and len(numbers) > 1 and len(final) < len(numbers):
+            if stating.keys() == numbers and len(numbers) > 1 and len(final) < len(numbers):
                 self._doubt(inspection, composed, reported, len(final), len(numbers), judgement)
                 continue
             engines = ""
@@ -83,7 +83,7 @@ class Accounting(Check):
         engines: int,
         judgement: Judgement,
     ) -> None:
-        """Warns if each engine was asked at some time: the script may add its values up."""
+        """Warns if each engine stated ε at some time: the script may add its values up."""
         values = {"composed": composed, "epsilon": reported, "count": count, "engines": engines}
         judgement.find("reported apart", "get_epsilon", **values)
         if inspection.promised is None:
@@ -91,7 +91,7 @@ class Accounting(Check):
             judgement.miss("sum of engines", why)
 
     def _judge_targets(self, inspection: Inspection, judgement: Judgement) -> None:
-        """Notes an ε that was asked for and is less than what was spent."""
+        """Notes a target ε that is less than what was spent."""
         for made in entries_of(inspection.record, Made):
             if made.target_epsilon is None or inspection.promised is not None:
                 continue
@@ -101,7 +101,7 @@ class Accounting(Check):
                 judgement.find("target", made.line or "make_private_with_epsilon", **values)
 
     def _judge_early_reports(self, inspection: Inspection, judgement: Judgement) -> None:
-        """Notes that no ε was asked at the end at δ of the claim, if one was asked otherwise."""
+        """Notes that the script got an ε, but not at the end at δ of the claim."""
         reports = inspection.result.reported
         taken = inspection.taken
         if not reports or math.isnan(claims.composed(inspection.result, inspection.delta)):

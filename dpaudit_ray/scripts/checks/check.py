@@ -90,7 +90,7 @@ class Inspection:
 
 
 class Check(abc.ABC):
-    """One question to a script.
+    """A question to a script.
 
     Attributes:
         name: as reports have it.
@@ -103,7 +103,7 @@ class Check(abc.ABC):
     inapplicable: ClassVar[str] = ""
 
     def applies(self, inspection: Inspection) -> bool:
-        """Returns whether the question can be asked of this script at all."""
+        """Returns whether the question makes sense for this script."""
         return True
 
     @abc.abstractmethod

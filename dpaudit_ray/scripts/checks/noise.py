@@ -203,7 +203,7 @@ def _compare(
         share: probability of a false alarm, for all of its tensors.
 
     Returns:
-        The distance, None if it cannot be told; and a finding if it is longer than it may be.
+        The distance, None if it is unknown; and a finding if it is longer than it may be.
     """
     where = at_step(step.step, step.line)
     squares = np.array(step.squares)

@@ -18,7 +18,7 @@ _SMALLEST = 1e-6  # of the longest: shorter gradients are compared with this len
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Difference:
-    """One difference of two runs with pinned releases.
+    """Difference of two runs with pinned releases.
 
     Attributes:
         kind: "release" of a step without the exchanged record; "row", the length of a gradient in
@@ -111,8 +111,8 @@ class PinnedReleases(Check):
         _report_steps(alone, certain, judgement)
         names = [item.name for item in certain if item.kind == "published"]
         decisions = [name for name in names if name.startswith("what ")]
-        others = [name for name in names if name not in decisions]
-        for kind, changed in (("decided", decisions), ("let out", others)):
+        values = [name for name in names if name not in decisions]
+        for kind, changed in (("decided", decisions), ("let out", values)):
             if changed:
                 where = "values that are chosen, returned or saved"
                 judgement.find(kind, where, names=listed(changed))
@@ -146,9 +146,9 @@ def _report_steps(alone: PinnedRun, certain: list[Difference], judgement: Judgem
     if release := first.get("release"):
         members = [number for number, step in enumerate(steps) if step.member] or [0]
         count = sum(item.kind == "release" for item in certain)
-        others = len(steps) - len(members)
+        counts = {"count": count, "others": len(steps) - len(members)}
         where = at_step(release.step, steps[release.step].line)
-        judgement.find("goes on", where, count=count, others=others, first=members[0] + 1)
+        judgement.find("goes on", where, first=members[0] + 1, **counts)
     if update := first.get("update"):
         count = sum(item.kind == "update" for item in certain)
         where = at_step(update.step, steps[update.step].line)

@@ -19,22 +19,22 @@ class Release(Check):
         judgement = Judgement()
         if inspection.cut:
             return judgement.miss(self.name, "the run was ended before it returned a model")
-        left = inspection.result.left
+        remains = inspection.result.left
         is_private = inspection.uses_opacus  # a custom loop may keep its releases in .grad
         names = {
-            "gradients": left.gradients, "others": left.other_gradients if is_private else (),
-            "examples": left.examples, "saved": left.saved, "records": left.records,
-            "statistics": left.statistics, "earlier": left.earlier,
-            "tensors": () if acquits(inspection) else left.tensors,
+            "gradients": remains.gradients, "others": remains.other_gradients if is_private else (),
+            "examples": remains.examples, "saved": remains.saved, "records": remains.records,
+            "statistics": remains.statistics, "earlier": remains.earlier,
+            "tensors": () if acquits(inspection) else remains.tensors,
         }  # fmt: skip
-        for kind, found in names.items():
-            if found:
-                judgement.find(kind, _WHERE, names=listed(found))
+        for kind, listing in names.items():
+            if listing:
+                judgement.find(kind, _WHERE, names=listed(listing))
         if names["tensors"]:
             why = f"whether records went into {listed(names['tensors'])} without noise"
             return judgement.miss(self.name, why)
-        if left.earlier:
-            return judgement.miss(self.name, f"whether records chose {listed(left.earlier)}")
+        if remains.earlier:
+            return judgement.miss(self.name, f"whether records chose {listed(remains.earlier)}")
         if inspection.result.returned_nothing:
             summary = "nothing is returned; private parameters and saved files were inspected"
             return judgement.observe(self.name, summary)

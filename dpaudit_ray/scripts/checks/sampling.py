@@ -184,7 +184,7 @@ def _shared_records(draws: Draws, rate: float) -> float:
 
 
 def _judge_other_sampling(how: str, rate: float, group: int, inspection: Inspection) -> Finding:
-    """Tells by worst-case neighbours whether the claim is violated, or only not proven."""
+    """Decides by worst-case neighbours whether the claim is violated, or only not proven."""
     result = inspection.result
     noise = min(noise for noise, _, _ in claims.events_of(result))
     epsilon = claims.stated(result, inspection.delta)

@@ -1,4 +1,4 @@
-"""The number of records as a secret of its own."""
+"""The number of records as a secret."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class SecretSize(Check):
 
     def judge(self, inspection: Inspection) -> Judgement:
         judgement = Judgement()
-        made = [entry for record in inspection.sizes for entry in entries_of(record, Made)[:1]]
+        made: list[Made] = []
+        for record in inspection.sizes:
+            made += entries_of(record, Made)[:1]
         if len(made) < 2 or made[0].records is None:
             why = "make_private was not called, or its data have no length"
             return judgement.miss(self.name, why)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..processor import waited
 from ..protocol import Cut, Entry, PinnedStep, RunRequest, UnevenStep, encode
 from .accountants import Accountants
 from .hooks import calling_line
@@ -20,18 +21,10 @@ from .shared_records import PrivateRecords
 _INSPECTING = 0.5  # of the seconds that a run has, in which every step is inspected
 _FREE_SECONDS = 2.0  # that inspections may take at once
 _LONGEST = 3.0  # times the seconds that a run has: it may take so many on a busy machine
-_SCHEDULING = Path("/proc/self/schedstat")  # Linux: nanoseconds run and waited, and slices
 
 
 class EnoughSeen(BaseException):
     """Ends a run that has shown what it was started for: no `except Exception` catches it."""
-
-
-def waited() -> float:
-    """Returns the seconds that the process waited for a processor; 0 where that is unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(_SCHEDULING.read_text().split()[1]) / 1e9
-    return 0.0
 
 
 class Clock:
