@@ -1,11 +1,11 @@
 """Runs a sweep from its specification to its result, in one call: `dpaudit_ray.run`."""
 
-import contextlib
 import importlib
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -117,7 +117,7 @@ class _Job:
     show: Callable[[Progress], None]
     tell: Tell
     phase: Tell
-    connection: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    connection: ExitStack = field(default_factory=ExitStack)
 
     def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
         """Runs what is missing; again if storage has lost files meanwhile."""
@@ -205,7 +205,7 @@ class _Job:
         if refuted - {i for i, audit in enumerate(last.audits) if audit.refuted}:
             time.sleep(metrics.COLLECTED_SECONDS)  # the series end with the aggregator
 
-    @contextlib.contextmanager
+    @contextmanager
     def _dispatcher(
         self, name: ExecutorName, packs: int, address: str | None
     ) -> Iterator[Dispatcher]:

@@ -5,11 +5,8 @@ called before it was checked, none of Python's own library at all, and `Trust` l
 that may be imported.
 """
 
-from __future__ import annotations
-
 import ast
 import collections
-import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -23,6 +20,7 @@ import sysconfig
 import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,7 +46,7 @@ class Trust:
     reads: bool = False
 
     @classmethod
-    def parse(cls, option: str | None, reads: bool = False) -> Trust:
+    def parse(cls, option: str | None, reads: bool = False) -> "Trust":
         """Parses `--trust a,b.c`.
 
         Args:
@@ -77,12 +75,12 @@ _ANY = Trust()
 _TRUST = contextvars.ContextVar("trust", default=_ANY)
 
 
-@contextlib.contextmanager
+@contextmanager
 def trusting(trust: Trust) -> Iterator[None]:
     """Imports what `trust` allows while this is open."""
     token = _TRUST.set(trust)
     if trust.modules != ():  # at the end: no file of a stranger's replaces an installed module
-        with contextlib.suppress(FileNotFoundError):  # the working directory may be gone
+        with suppress(FileNotFoundError):  # the working directory may be gone
             sys.path.append(str(Path.cwd()))
     try:
         yield
@@ -314,7 +312,7 @@ def imported_names(module: str, file: Path) -> list[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            with contextlib.suppress(ImportError):  # it leads out of the package
+            with suppress(ImportError):  # it leads out of the package
                 name = node.module or ""
                 base = importlib.util.resolve_name("." * node.level + name, package)
                 names += [base, *(f"{base}.{alias.name}" for alias in node.names)]

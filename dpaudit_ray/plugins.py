@@ -5,8 +5,6 @@ named by its import path, `package.module:Class`. Plug-in modules import torch i
 only. If a run is only read, an `Unread` stands for a class of the user's, with its options.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -48,7 +46,7 @@ class Plugin(Strict):
     revision: ClassVar[int] = 1  # of the results; raised if the same options give other ones
 
     @classmethod
-    def variant(cls, raw: Mapping[str, Any]) -> type[Plugin]:
+    def variant(cls, raw: Mapping[str, Any]) -> "type[Plugin]":
         """Returns the class to build from these options: this one, or a subclass for them."""
         return cls
 

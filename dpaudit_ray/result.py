@@ -1,14 +1,12 @@
 """The result of `dpaudit_ray.run` and `open`, and its view in a notebook."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
-import functools
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -74,8 +72,8 @@ class Result:
         vars(result)["run"] = run
         return result
 
-    @functools.cached_property
-    def run(self) -> Run:
+    @cached_property
+    def run(self) -> "Run":
         """The run directory, opened on first use."""
         from .report.tables import Run
 
@@ -147,15 +145,15 @@ class Result:
         )
         return scores.fillna({MISSED: ""}) if MISSED in scores else scores
 
-    @functools.cached_property
-    def answer(self) -> Answer:
+    @cached_property
+    def answer(self) -> "Answer":
         """The run's verdict in a sentence, its reason, and what would help; takes seconds."""
         from .report import verdict
 
         with self._reading:
             return verdict.current(self.run)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> "Verdict":
         """Returns VIOLATION, CONSISTENT or INCONCLUSIVE, as `dpaudit verify` does."""
         return self.answer.verdict
 

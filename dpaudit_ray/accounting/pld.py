@@ -18,15 +18,13 @@ Replacement with sampling is computed for gradients that point in opposite direc
 pair is worse is conjectured (Lebeda et al. 2024), not proven; `NOTE` states it.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
-from scipy import special
+from scipy.special import log_ndtr, logsumexp, ndtr
 
 from ..stats.error_rates import Floats, root
 from .accountant import Accountant
@@ -81,7 +79,7 @@ class Pld(Accountant):
         return NOTE if is_sampled and training.adjacency is Adjacency.REPLACE else ""
 
 
-@functools.cache
+@cache
 def advantage(training: Training) -> float:
     """Returns δ at ε = 0 of sampled steps, an upper bound on a coarse grid.
 
@@ -101,7 +99,7 @@ def advantage(training: Training) -> float:
     return min(in_some_batch, max(total.delta(0.0) for total in sums))
 
 
-@functools.cache
+@cache
 def least_epsilon(training: Training, delta: float) -> float:
     """Returns a lower bound on ε at δ of a training with sampled steps."""
     return _epsilon((training,), delta, pessimistic=False)
@@ -119,12 +117,12 @@ def _epsilon(
     return max(total.epsilon(delta) for total in _composed(events, width, pessimistic))
 
 
-@functools.lru_cache(maxsize=4)  # with little noise each takes 150 MB
+@lru_cache(maxsize=4)  # with little noise each takes 150 MB
 def _composed(
     events: tuple[Training, ...],
     width: float,
     pessimistic: bool,
-) -> list[LossSum]:
+) -> "list[LossSum]":
     """Returns the loss of all events, with the record against without it, and the reverse."""
     steps = (step_losses(part.after(1), width, pessimistic) for part in events)
     counts = [part.steps for part in events]
@@ -135,7 +133,7 @@ def _composed(
     return sums
 
 
-@functools.lru_cache(maxsize=64)  # a δ(ε) curve needs it at every ε
+@lru_cache(maxsize=64)  # a δ(ε) curve needs it at every ε
 def _width(training: Training, delta: float) -> float:
     """Returns a grid width for losses that is fine enough for ε at `delta`.
 
@@ -179,7 +177,7 @@ class Losses:
     never: float = 0.0
     _moments: dict[float, float] = dataclasses.field(default_factory=dict)
 
-    @functools.cached_property
+    @cached_property
     def points(self) -> Floats:
         """Finite losses, float64 [n]."""
         indices = self.first + np.arange(len(self.masses))
@@ -195,7 +193,7 @@ class Losses:
                 self._moments[theta] = top + math.log(total)
             else:  # with little noise, the largest losses have masses that underflow, or none
                 logs = tilted + self._log_masses
-                self._moments[theta] = float(special.logsumexp(logs))
+                self._moments[theta] = float(logsumexp(logs))
         return self._moments[theta]
 
     def weighted(self, theta: float) -> Floats:
@@ -205,13 +203,13 @@ class Losses:
             return np.asarray(np.exp(exponents) * self.masses)
         return np.asarray(np.exp(exponents + self._log_masses))
 
-    @functools.cached_property
+    @cached_property
     def _log_masses(self) -> Floats:
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.masses))
 
 
-@functools.lru_cache(maxsize=4)
+@lru_cache(maxsize=4)
 def step_losses(
     training: Training,
     width: float,
@@ -287,8 +285,8 @@ def _log_between(z: Floats) -> Floats:
     """Computes log normal masses between neighbours, without cancellation in either tail."""
     low, high = z[:-1], z[1:]
     is_upper = low + high > 0  # mirrored into the lower tail
-    log_low = special.log_ndtr(np.where(is_upper, -high, low))
-    log_high = special.log_ndtr(np.where(is_upper, -low, high))
+    log_low = log_ndtr(np.where(is_upper, -high, low))
+    log_high = log_ndtr(np.where(is_upper, -low, high))
     log_ratio = np.minimum(log_low - log_high, 0.0)
     with np.errstate(divide="ignore"):
         return np.asarray(log_high + np.log(-np.expm1(log_ratio)))
@@ -311,7 +309,7 @@ def _split(upper: Floats, lower: Floats, first: int, width: float) -> Losses:
     to_upper_end = cells * share
     masses = np.append(cells - to_upper_end, 0.0)
     masses[1:] += to_upper_end
-    beyond = 2 * float(special.ndtr(-_FAR))
+    beyond = 2 * float(ndtr(-_FAR))
     masses[0] += beyond
     return Losses(masses, first, width, never=beyond)
 
@@ -337,7 +335,7 @@ def _rounded_down(upper: Floats, lower: Floats, first: int, width: float) -> Los
     is_below = indices * width + shift <= losses + tolerance
     start = int(indices.min())
     masses = np.bincount(indices[is_below] - start, cells[is_below])
-    return Losses(masses.astype(np.float64), start, width, shift)
+    return Losses(masses.astype(float), start, width, shift)
 
 
 Parts = tuple[tuple[Losses, int], ...]  # steps of one kind, and how many there are
@@ -433,7 +431,7 @@ class LossSum:
             theta /= 2
         return theta
 
-    @functools.cached_property
+    @cached_property
     def _flat(self) -> float:
         """θ at which losses within their spread have about one weight, a power of 2."""
         exponent = math.floor(-math.log2(self._spread(0.0)))
@@ -466,7 +464,7 @@ class LossSum:
             high = min(high, chernoff(tilt))
         return low, high
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019 (of all sums together: arrays are large)
+    @lru_cache(maxsize=4)  # noqa: B019 (of all sums together: arrays are large)
     def _weighted(self, theta: float) -> tuple[float, Floats, Floats, float]:
         """Composes all steps, weighted with e^(θ loss), by Fourier transforms.
 

@@ -96,7 +96,7 @@ def _rounding_error(accountant: Any, counts: list[int]) -> float:
     gamma = 4 * unit * math.log2(2 * size) * math.sqrt(size)
     total = 0.0
     for count, part in zip(counts, masses, strict=True):
-        total += count * float(np.linalg.norm(part.astype(np.float64)))
+        total += count * float(np.linalg.norm(part.astype(float)))
     return gamma * (1 + 3 * total)
 
 

@@ -7,7 +7,7 @@ import functools
 import math
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from ..stats.error_rates import Floats, as_floats
 from .accountant import Accountant
@@ -39,7 +39,7 @@ class Rdp(Accountant):
 
 
 def divergences(
-    noise_multiplier: float, steps: int, sample_rate: float, orders: npt.ArrayLike = ORDERS
+    noise_multiplier: float, steps: int, sample_rate: float, orders: ArrayLike = ORDERS
 ) -> Floats:
     """Computes the Rényi divergence of all steps at each order, float64 [len(orders)].
 
@@ -63,8 +63,8 @@ def divergences(
 
 
 def to_epsilon(
-    rdp: npt.ArrayLike,
-    orders: npt.ArrayLike,
+    rdp: ArrayLike,
+    orders: ArrayLike,
     delta: float,
 ) -> tuple[float, float]:
     """Converts divergences to (ε, best order) at δ; Balle et al. 2020, Theorem 21."""

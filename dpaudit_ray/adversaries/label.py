@@ -11,14 +11,14 @@ If a factor is unknown, either the labels or all their opposites are right, and 
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from ..errors import SpecError
 from .base import Adversary
 
-Floats = npt.NDArray[np.float64]
-Labels = npt.NDArray[np.int8]
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int8]
 
 
 def _neuron(value: Any) -> Any:
@@ -112,4 +112,4 @@ def crafted_records(weights: Floats, count: int, rng: np.random.Generator) -> Fl
     out = len(weights)
     solution = np.linalg.pinv(weights) @ rng.normal(size=out)
     null_space = np.linalg.svd(weights)[2][out:]
-    return np.asarray(solution + null_space[:count], dtype=np.float64)
+    return np.asarray(solution + null_space[:count], dtype=float)

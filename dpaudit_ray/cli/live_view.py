@@ -5,8 +5,6 @@ any thread and from a signal handler, which must not wait for a lock that the in
 hold; and a terminal that is paused (Ctrl-S) does not stop a sweep.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import queue
@@ -200,7 +198,7 @@ class Display:
         self._phase = ""
         self._began = self._phase_began = self._last_shown = time.monotonic()
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> "Display":
         self._began = self._last_shown = time.monotonic()
         if not self._plain:
             # Lines of other code, such as warnings, go above the picture if a terminal shows them.

@@ -91,7 +91,7 @@ class Csv(Data):
                 columns.append(np.equal(cells, np.unique(cells)))
             else:
                 low, high = self.ranges.get(name, (0.0, 1.0))
-                columns.append((cells.astype(np.float64) - low) / (high - low))
+                columns.append((cells.astype(float) - low) / (high - low))
         return checked(np.concatenate(columns, axis=1), y, source)
 
     def guess(self) -> tuple[dict[str, Any], list[str]]:

@@ -7,8 +7,6 @@ Several threads may write packs at once; they are folded one at a time. Bounds o
 take seconds: they are computed outside of the lock that folding needs, for SHARE of a core.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -90,7 +88,7 @@ class Aggregation:
                     state.known_rows = [EstimateRow(**entry) for entry in entries]
 
     @classmethod
-    def rebuild(cls, run: RunDirectory) -> Aggregation:
+    def rebuild(cls, run: RunDirectory) -> "Aggregation":
         """Returns the aggregation of the scores in a run directory."""
         return cls(*planning.read(run), run)
 
@@ -209,7 +207,7 @@ class Aggregation:
                 "same command again"
             )
 
-    def _settled(self, index: int) -> tuple[AuditState, Taken]:
+    def _settled(self, index: int) -> "tuple[AuditState, Taken]":
         """Folds what was taken into an audit's estimates, too; returns the audit and that."""
         with self._turn:
             audit = self._audits[index]
@@ -217,7 +215,7 @@ class Aggregation:
         audit.settle(taken.packs)
         return audit, taken
 
-    def _opened(self, index: int) -> AuditState:
+    def _opened(self, index: int) -> "AuditState":
         missed = self._record.failed.keys() - self._retried
         failed = [pack.bounds for pack in missed if pack.audit == index]
         return AuditState(self._opened_sweep, index, failed)

@@ -1,12 +1,10 @@
 """Drives a sweep: keeps packs in flight and reacts to how they end; never holds scores."""
 
-from __future__ import annotations
-
-import collections
 import contextlib
 import dataclasses
 import math
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ClusterError, StorageError, out_of_memory
@@ -49,7 +47,7 @@ class Driver:
         self,
         dispatcher: Dispatcher,
         packs: Iterable[Pack],
-        budget: FailureBudget,
+        budget: "FailureBudget",
         stop: Stop,
         show: Callable[[Progress], None] = lambda progress: None,
         require: Callable[[], None] = lambda: None,
@@ -181,7 +179,7 @@ class PackQueue:
         """
         self._packs = iter(packs)
         self._is_over = is_over
-        self._returned = collections.deque[Pack]()
+        self._returned = deque[Pack]()
         # By audit: parts that are not done, and packs that wait for them.
         self._awaited: dict[int, set[Part]] = {}
         self._waiting: dict[int, list[Pack]] = {}
@@ -261,12 +259,12 @@ class FailureBudget:
         self._labels = labels
         self._tell = tell
         self._streaks: dict[int, list[str]] = {}  # kinds of failures in a row, by audit
-        self._lost_under = collections.Counter[tuple[str, Pack]]()
+        self._lost_under = Counter[tuple[str, Pack]]()
         self.failures: list[Failure] = []
         self.with_misses = 0
         self.losses = 0
-        self.trials_failed = collections.Counter[int]()
-        self.trials_lost = collections.Counter[int]()
+        self.trials_failed = Counter[int]()
+        self.trials_lost = Counter[int]()
         self.closed = set[int]()
         self.exhausted = False
         for failure in recorded:

@@ -1,6 +1,5 @@
 """Runs workers as actors of a Ray cluster, which is joined, or started on this machine."""
 
-import contextlib
 import logging
 import os
 import queue
@@ -10,6 +9,7 @@ import signal
 import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -102,7 +102,7 @@ class RayExecutor:
 
     def wait(self, timeout: float) -> list[Future[Any]]:
         answers = []
-        with contextlib.suppress(queue.Empty):
+        with suppress(queue.Empty):
             answers.append(self._arrived.get(timeout=timeout))
             while True:
                 answers.append(self._arrived.get_nowait())
@@ -130,7 +130,7 @@ class RayExecutor:
         ended = 0
         for actor in self._ray.util.list_named_actors(all_namespaces=True):
             if actor["namespace"].startswith(f"dpaudit-{owner[:8]}"):
-                with contextlib.suppress(ValueError):  # it has just ended
+                with suppress(ValueError):  # it has just ended
                     self._ray.kill(self._ray.get_actor(actor["name"], actor["namespace"]))
                     ended += TRAINER in actor["name"]
         return ended
@@ -240,7 +240,7 @@ def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
         raise
 
 
-@contextlib.contextmanager
+@contextmanager
 def connected(address: str | None) -> Iterator[Any]:
     """Yields the module `ray`, connected to a cluster.
 
@@ -315,7 +315,7 @@ def _join(ray: Any, address: str, origin: str) -> None:
         if has_port(address):  # else "auto": Ray looks for it
             # Ray would try for minutes, or for ever where the head is a stopped process.
             channel = partial(ray_internals.channel, ray)
-            with contextlib.closing(HealthChecks(channel)) as checks:
+            with closing(HealthChecks(channel)) as checks:
                 checks.ask({address}, ANSWER_SECONDS)
                 if checks.silent.get(address):
                     raise TimeoutError("nothing answers there")

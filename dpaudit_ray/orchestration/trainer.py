@@ -3,8 +3,6 @@
 The scores go to the aggregator, which stores them: a trainer knows nothing of the run directory.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math
@@ -58,7 +56,7 @@ class Brief:
     worked_out: tuple[Mapping[str, float], ...] = ()
 
     @classmethod
-    def from_plan(cls, plan: Plan, sweep: Sweep) -> Brief:
+    def from_plan(cls, plan: Plan, sweep: Sweep) -> "Brief":
         """Returns the brief of a planned sweep."""
         audits = tuple(replace(audit, packs=()) for audit in plan.audits)
         return cls(plan.seed, audits, tuple(cell.mechanism.worked_out() for cell in sweep.cells))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from .. import accounting, imports
 from ..accounting import Training
@@ -18,7 +18,7 @@ from ..stats.curve import Curve
 from ..sweep.cell import Cell
 from .model import PlannedAudit
 
-Floats = npt.NDArray[np.float64]
+Floats = NDArray[np.float64]
 Claims = Mapping[str, tuple[float, ...]]  # ε at each recorded step, by accountant
 _CLOSE = 1e-6  # relative difference between versions of scipy
 _AGAIN = 1e-3  # relative difference that another version of an accountant may make

@@ -9,8 +9,6 @@ A file holds one pack, or many that follow each other (`compaction`), and a cras
 in two files. Packs of one file come together: for bounds in between, use `up_to_looks`.
 """
 
-from __future__ import annotations
-
 import bisect
 import collections
 import dataclasses
@@ -65,7 +63,7 @@ class FinishedTrials:
         index: int,
         failed: Collection[Bounds] = (),
         end: int | None = None,
-        recent: RecentPacks | None = None,
+        recent: "RecentPacks | None" = None,
     ) -> None:
         """Lists the packs that are stored.
 

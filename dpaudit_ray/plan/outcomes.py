@@ -8,8 +8,6 @@ Trials of a pack that was given up are misses. Of a part that failed no trial wa
 bit is known where it is prepared: its audits are not started. `--retry-failed` tries both again.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -42,7 +40,7 @@ class Failure:
     traceback: str
 
     @classmethod
-    def of_memory(cls, pack: Pack, detail: str, trials: int = 1) -> Failure:
+    def of_memory(cls, pack: Pack, detail: str, trials: int = 1) -> "Failure":
         """Returns the failure of a pack for which memory ran out.
 
         Args:

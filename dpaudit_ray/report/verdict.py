@@ -9,11 +9,11 @@ so it is stored in the run directory, and read again if it has this user's seal 
 the same.
 """
 
-import contextlib
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -177,7 +177,7 @@ def judge(
                 weak[index] = audit.power
         if weak:
             nearest = max(weak, key=weak.__getitem__)
-            with contextlib.suppress(DpauditError):  # code or data of the hint are not here
+            with suppress(DpauditError):  # code or data of the hint are not here
                 hints += detection.for_weak(run, nearest, tests[nearest], alpha)
     return RunVerdict(
         verdict,
@@ -349,7 +349,7 @@ def current(run: Run, progress: Progress | None = None) -> Answer:
     stamps = _stamps(run)
     answer = derived(run, progress)
     content = {"of": _basis(run), **asdict(answer)}
-    with contextlib.suppress(StorageError):
+    with suppress(StorageError):
         seal = strangers.seal(_digest(content) + stamps)
         run.directory.write_json(FILE, {**content, "seal": seal})
     return answer
@@ -364,7 +364,7 @@ def quick(run: Run, progress: Progress | None = None) -> Answer | None:
 
 def kept(run: Run) -> Answer | None:
     """Returns what an earlier call of this user stored of the same scores; None without it."""
-    with contextlib.suppress(DpauditError):
+    with suppress(DpauditError):
         answer = stored(run)
         if answer is not None:
             content = run.directory.read_json(FILE)

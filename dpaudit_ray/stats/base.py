@@ -13,21 +13,21 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import bdtr, ndtri
 
 from .error_rates import as_floats, in_unit
 from .lower_bound import Estimate, Status, TradeOff
 
 T = TypeVar("T")
-Scores = npt.NDArray[np.float64]
-Members = npt.NDArray[np.bool_]
+Scores = NDArray[np.float64]
+Members = NDArray[np.bool_]
 _FALSE_ALARM = 1e-6  # probability that fair coins are refused
 _AT_ONCE = 2**20  # trials of a stretch
-_FAR = -float(special.ndtri(_FALSE_ALARM / 2))  # standard deviations of fair coins, about 4.9
+_FAR = -float(ndtri(_FALSE_ALARM / 2))  # standard deviations of fair coins, about 4.9
 _LAGS = 8  # scores up to so many trials apart are correlated: as many training runs take turns
 _FALSE_REFUSAL = 1e-4  # probability that `check_apart` refuses independent trials
-_CORRELATED = -float(special.ndtri(_FALSE_REFUSAL / (2 * _LAGS)))  # deviations, about 4.4
+_CORRELATED = -float(ndtri(_FALSE_REFUSAL / (2 * _LAGS)))  # deviations, about 4.4
 
 
 @dataclasses.dataclass
@@ -183,13 +183,13 @@ def takes_family(method: type[Estimator]) -> bool:
 
 
 def estimate(
-    scores: npt.ArrayLike,
-    members: npt.ArrayLike,
+    scores: ArrayLike,
+    members: ArrayLike,
     delta: float,
     confidence: float,
     method: str | type[Estimator] = "accuracy",
     *,
-    runs: npt.ArrayLike | None = None,
+    runs: ArrayLike | None = None,
     trade_off: str = TradeOff.UNKNOWN,
     **options: Any,
 ) -> Estimate:
@@ -237,8 +237,8 @@ def estimate(
 
 
 def checked(
-    scores: npt.ArrayLike,
-    members: npt.ArrayLike,
+    scores: ArrayLike,
+    members: ArrayLike,
 ) -> tuple[Scores, Members]:
     """Returns float64 scores and boolean members of one length, or raises ValueError."""
     values = as_floats(scores)
@@ -250,14 +250,14 @@ def checked(
         )
     if bits.dtype != np.bool_ and not np.all((bits == 0) | (bits == 1)):
         raise ValueError("members must be 0 or 1 (or booleans)")
-    return values, bits.astype(np.bool_, copy=False)
+    return values, bits.astype(bool, copy=False)
 
 
 def check_coins(members: Members, judge: Estimator) -> None:
     """Raises ValueError if a share, or an order that `judge` learns from, is unlike coins'."""
     n = len(members)
     inside = int(members.sum())
-    p_value = 2 * special.bdtr(min(inside, n - inside), n, 0.5)
+    p_value = 2 * bdtr(min(inside, n - inside), n, 0.5)
     if judge.fair and p_value < _FALSE_ALARM:
         spread = _FAR * math.sqrt(n) / 2
         raise ValueError(
@@ -331,7 +331,7 @@ def check_apart(scores: Scores, members: Members, remedy: str) -> None:
 
 
 def check_runs(
-    runs: npt.ArrayLike,
+    runs: ArrayLike,
     scores: int,
     method: type[Estimator],
 ) -> int:
@@ -398,13 +398,13 @@ def alike_in_a_row(flags: Members) -> Iterator[tuple[slice, bool]]:
 
 
 def assumption_free(
-    scores: npt.ArrayLike,
-    members: npt.ArrayLike,
+    scores: ArrayLike,
+    members: ArrayLike,
     delta: float,
     confidence: float,
     *,
     planned: int | None = None,
-    missed: npt.ArrayLike | None = None,
+    missed: ArrayLike | None = None,
 ) -> Estimate:
     """Computes a certified (ε, δ) bound from independent training runs, without any assumption.
 
@@ -420,9 +420,9 @@ def assumption_free(
     """
     values, bits = checked(scores, members)
     check_level(delta, confidence)
-    without_output = np.zeros(len(values), np.bool_)
+    without_output = np.zeros(len(values), bool)
     if missed is not None:
-        without_output = np.asarray(missed, np.bool_)
+        without_output = np.asarray(missed, bool)
     if without_output.shape != values.shape:
         raise ValueError(f"missed must be one flag per score, got shape {without_output.shape}")
     if planned is None:

@@ -18,15 +18,15 @@ these shares are an e-process, which is valid after every run. Such an audit has
 the e-process has all of the error.
 """
 
-import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from scipy import special
+from scipy.special import bdtr, ndtr, ndtri
 
 from . import cut, e_process
 from .base import Members, Scores
@@ -154,7 +154,7 @@ def boundary(
     """
     parts = [distribution(int(size), claim) for size in np.diff([0, *ends])]
     trial_shares = np.array(ends) / ends[-1]
-    due = special.ndtr(special.ndtri(alpha) * trial_shares**-_SHAPE)
+    due = ndtr(ndtri(alpha) * trial_shares**-_SHAPE)
     path = Costs(0, np.ones(1))
     spent = 0.0
     limits = []
@@ -182,10 +182,10 @@ def one_sided_p_value(responses: Responses, counts: tuple[int, int, int], rare: 
         sides = responses.one_sided
         ends, errors = sides.cumulated(sides.mistakes)
         mistake_rate = float(np.interp(q, ends, errors)) / q
-    return min(1.0, rare + float(special.bdtr(mistakes, guesses, mistake_rate)))
+    return min(1.0, rare + float(bdtr(mistakes, guesses, mistake_rate)))
 
 
-@dataclasses.dataclass
+@dataclass
 class _Test(ABC):
     """Base of tests of a claim: the noise that is refuted, and whether diverging reveals the bit.
 
@@ -197,10 +197,10 @@ class _Test(ABC):
     curve: Curve
     planned: int
     evidence_share: ClassVar[float] = EVIDENCE_SHARE  # of the error, for the e-process
-    best: float = dataclasses.field(default=0.0, init=False)
-    latest: float = dataclasses.field(default=0.0, init=False)
-    due: int = dataclasses.field(default=0, init=False)  # trials at the next look
-    hits: GuessCounter = dataclasses.field(init=False)
+    best: float = field(default=0.0, init=False)
+    latest: float = field(default=0.0, init=False)
+    due: int = field(default=0, init=False)  # trials at the next look
+    hits: GuessCounter = field(init=False)
 
     @property
     def diverged(self) -> tuple[int, int]:
@@ -211,7 +211,7 @@ class _Test(ABC):
     def lopsided(self) -> bool:
         """Whether diverging depends on the bit, not by chance: no violation, but not consistent."""
         total = sum(self.diverged)
-        tail = special.bdtr(min(self.diverged), total, 0.5)
+        tail = bdtr(min(self.diverged), total, 0.5)
         return total > 0 and 2 * float(tail) < _LOPSIDED
 
     @abstractmethod
@@ -256,7 +256,7 @@ class _Test(ABC):
         return float(claimed * _RATIO ** min(least, _STEPS))
 
 
-@dataclasses.dataclass
+@dataclass
 class ClaimTest(_Test):
     """Test on independent runs: fold trials in order, and `look` at any time.
 
@@ -265,7 +265,7 @@ class ClaimTest(_Test):
     """
 
     later: tuple[int, ...] = ()  # declared with `planned`: each has a `DeclaredTest`
-    _reached: list[tuple[int, float]] = dataclasses.field(default_factory=list, init=False)
+    _reached: list[tuple[int, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.process = Claim(planned=self.planned)
@@ -327,7 +327,7 @@ class ClaimTest(_Test):
         return crossings
 
 
-@dataclasses.dataclass
+@dataclass
 class RunTest(_Test):
     """Test on runs of several canaries: fold scores in order, run after run."""
 
@@ -382,8 +382,8 @@ class RunTest(_Test):
         rng = np.random.default_rng(0)
         mean = float(outcomes.mean())
         accuracy = min(max(mean, 0.5), 1 - 0.5 / len(outcomes))
-        mu = 2 * float(special.ndtri(accuracy)) / alternative
-        shifted = np.clip(outcomes - mean + float(special.ndtr(mu / 2)), 0.0, 1.0)
+        mu = 2 * float(ndtri(accuracy)) / alternative
+        shifted = np.clip(outcomes - mean + float(ndtr(mu / 2)), 0.0, 1.0)
         claimed = largest_accuracy(self.curve)
         runs = max(self.planned // self.canaries - self._runs.skipped, 1)
         refuted = 0

@@ -14,7 +14,7 @@ import functools
 import math
 
 import numpy as np
-from scipy import special
+from scipy.special import ndtri
 
 from .base import Members, Scores
 from .error_rates import Floats
@@ -72,7 +72,7 @@ def learnt(scores: Scores, members: Members) -> Cut | None:
 @functools.lru_cache(maxsize=1024)  # 5 MB; bounds, tests and stop rule fit the same trials
 def _fitted(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
     scores = np.frombuffer(score_bytes)
-    members = np.frombuffer(member_bytes, np.bool_)
+    members = np.frombuffer(member_bytes, bool)
     finite = np.isfinite(scores)
     inside = scores[finite & members]
     outside = scores[finite & ~members]
@@ -83,7 +83,7 @@ def _fitted(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
         medians = np.median(inside), np.median(outside)
         medians_middle = medians[0] / 2 + medians[1] / 2
         differences = np.concatenate([inside - medians[0], outside - medians[1]])
-        deviation = np.median(np.abs(differences)) / special.ndtri(0.75)
+        deviation = np.median(np.abs(differences)) / ndtri(0.75)
         variance = math.pi / 8 * (1 / len(inside) + 1 / len(outside))
         error = math.sqrt(variance) * deviation
         is_near = abs(means_middle - medians_middle) <= _FAR * error
@@ -147,4 +147,4 @@ def normal_scores(scores: Scores, earlier: Floats) -> Floats:
     below = np.searchsorted(earlier, scores, "left")
     up_to = np.searchsorted(earlier, scores, "right")
     rank = (below + up_to + 1) / (2 * (len(earlier) + 1))
-    return np.asarray(special.ndtri(rank))
+    return np.asarray(ndtri(rank))

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betainccinv, betaincinv, gammaln, xlogy
 
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 Rates = Floats
 # Maps error counts [n] of one world to upper bounds on its error rate [n]; never decreases.
 Upper = Callable[[Counts], Rates]
@@ -26,38 +26,34 @@ EXACT_LIMIT = 10_000  # trials per world; the exact calibration takes n² time
 _BLOCK = 256  # rows of the triangular system that are solved at once
 
 
-def clopper_pearson_upper(
-    successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
-) -> Any:
+def clopper_pearson_upper(successes: ArrayLike, trials: ArrayLike, alpha: ArrayLike) -> Any:
     """Returns an upper bound that a proportion exceeds with probability `alpha` at most.
 
     Arguments broadcast. The bound is 1 if all trials are successes.
     """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
-        bound = special.betainccinv(k + 1.0, n - k, a)
+        bound = betainccinv(k + 1.0, n - k, a)
     return shaped(np.where(k >= n, 1.0, bound))
 
 
-def clopper_pearson_lower(
-    successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
-) -> Any:
+def clopper_pearson_lower(successes: ArrayLike, trials: ArrayLike, alpha: ArrayLike) -> Any:
     """Returns a lower bound that a proportion falls below with probability `alpha` at most.
 
     Arguments broadcast. The bound is 0 if no trial is a success.
     """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
-        bound = special.betaincinv(k, n - k + 1.0, a)
+        bound = betaincinv(k, n - k + 1.0, a)
     return shaped(np.where(k <= 0, 0.0, bound))
 
 
-def as_floats(values: npt.ArrayLike) -> Floats:
+def as_floats(values: ArrayLike) -> Floats:
     """Returns values as an array of float64, without a copy if they are one."""
-    return np.asarray(values, dtype=np.float64)
+    return np.asarray(values, dtype=float)
 
 
-def in_unit(name: str, value: npt.ArrayLike) -> Floats:
+def in_unit(name: str, value: ArrayLike) -> Floats:
     """Returns `value` as an array; ValueError under `name` where an entry is outside (0, 1)."""
     array = as_floats(value)
     if not np.all((array > 0) & (array < 1)):
@@ -65,7 +61,7 @@ def in_unit(name: str, value: npt.ArrayLike) -> Floats:
     return array
 
 
-def nonnegative(name: str, value: npt.ArrayLike) -> Floats:
+def nonnegative(name: str, value: ArrayLike) -> Floats:
     """Returns `value` as an array; ValueError under `name` where an entry is below 0 or NaN."""
     array = as_floats(value)
     if not np.all(array >= 0):
@@ -89,7 +85,7 @@ def check_counts(
 
 
 def _checked(
-    successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
+    successes: ArrayLike, trials: ArrayLike, alpha: ArrayLike
 ) -> tuple[Floats, Floats, Floats]:
     k = nonnegative("successes", successes)
     n = as_floats(trials)
@@ -180,10 +176,10 @@ def miss_probability(n: int, level: float) -> float:
     from scipy import linalg  # as long again
 
     k = np.arange(n)
-    above = as_floats(special.betaincinv(n - k, k + 1, level))  # 1 - u(k)
-    logs = as_floats(special.gammaln(np.arange(n + 1.0) + 1))  # of factorials
+    above = as_floats(betaincinv(n - k, k + 1, level))  # 1 - u(k)
+    logs = as_floats(gammaln(np.arange(n + 1.0) + 1))  # of factorials
     tail = logs[n - k] - (n - k) * np.log(above)
-    log_below = logs[n] - logs[k] - tail + special.xlogy(k, 1 - above)
+    log_below = logs[n] - logs[k] - tail + xlogy(k, 1 - above)
     below = np.exp(log_below)
     first = np.empty(n)
     for start in range(0, n, _BLOCK):

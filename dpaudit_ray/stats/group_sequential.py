@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike
+from scipy.special import gammaln, ndtr, ndtri
 
 from .base import Members, Scores
 from .error_rates import Counts, Floats, as_floats, in_unit, root
@@ -85,7 +85,7 @@ class GroupSequential(Guesses):
         return self._refuted[alpha]
 
 
-def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
+def spend(shares: ArrayLike, alpha: float, spending: str) -> Floats:
     """Returns the error that may be spent by each share of the trials, float64 [looks].
 
     Args:
@@ -97,8 +97,8 @@ def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
     f = as_floats(shares)
     if spending == "pocock":
         return np.asarray(alpha * np.log1p(math.expm1(1) * f))
-    quantile = special.ndtri(alpha / 2) / np.sqrt(f)
-    return np.asarray(2 * special.ndtr(quantile))
+    quantile = ndtri(alpha / 2) / np.sqrt(f)
+    return np.asarray(2 * ndtr(quantile))
 
 
 def refuted_rate(looks: Sequence[Look], budget: Floats) -> float:
@@ -177,5 +177,5 @@ def _convolved(a: Floats, b: Floats) -> Floats:
 def _choices(n: int) -> tuple[Counts, Floats]:
     """Returns numbers of hits among n guesses, and the log of the number of ways to each."""
     k = np.arange(n + 1)
-    log_ways = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    log_ways = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
     return k, log_ways

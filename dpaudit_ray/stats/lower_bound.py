@@ -1,7 +1,5 @@
 """A lower bound on a privacy loss: its numbers, its status, and the assumptions behind it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from enum import StrEnum
@@ -99,7 +97,7 @@ class Estimate:
     threshold: float = math.nan
     note: str = ""
 
-    def given(self, trade_off: TradeOff, independent: bool = False) -> Estimate:
+    def given(self, trade_off: TradeOff, independent: bool = False) -> "Estimate":
         """Returns this bound with its status once `trade_off` and `independent` are known."""
         status = self.status
         if independent and status is Status.IF_INDEPENDENT:

@@ -35,7 +35,7 @@ class RunAccuracies:
         self.skipped = 0  # runs without an outcome
         self._shares: list[Scores] = []
         # Scores, bits and whether they have a score, of a run that is not complete yet.
-        self._pending = (np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_))
+        self._pending = (np.empty(0), np.empty(0, bool), np.empty(0, bool))
 
     def fold(self, scores: Scores, members: Members, ran: bool = True) -> None:
         """Adds trials in order, run after run; an incomplete run waits for its other trials.

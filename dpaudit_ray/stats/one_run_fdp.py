@@ -16,7 +16,7 @@ import functools
 import math
 
 import numpy as np
-from scipy import special
+from scipy.special import bdtr, betaincinv, ndtr, ndtri
 
 from . import gdp
 from .base import Estimator
@@ -107,7 +107,7 @@ def _refuted(
     eta = level * (guesses - correct) / canaries
     limit = guesses / canaries
     for i in range(correct - 1, -1, -1):
-        blow_up = float(special.ndtr(special.ndtri(rho) - mu))
+        blow_up = float(ndtr(ndtri(rho) - mu))
         if blow_up <= eta:
             break  # nothing changes any more
         growth = i / (guesses - i) * (blow_up - eta)
@@ -130,20 +130,20 @@ def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> f
     check_counts(mistakes, guesses, canaries)
     nonnegative("mu", mu)
     if guesses == canaries:
-        return float(special.bdtr(mistakes, guesses, special.ndtr(-mu / 2)))
+        return float(bdtr(mistakes, guesses, ndtr(-mu / 2)))
     # Mass beyond the (r + 1)-th largest |score| of N(±μ/2, 1), at Gauss-Legendre quantiles.
     nodes, weights = _quadrature()
-    mass = special.betaincinv(guesses + 1, canaries - guesses, (nodes + 1) / 2)
+    mass = betaincinv(guesses + 1, canaries - guesses, (nodes + 1) / 2)
     low = np.zeros_like(mass)
     high = np.full_like(mass, mu / 2 + 40.0)  # beyond 40 standard deviations lies no mass
     for _ in range(60):  # bisection to the last bits
         middle = (low + high) / 2
-        mass_beyond = special.ndtr(mu / 2 - middle) + special.ndtr(-mu / 2 - middle)
+        mass_beyond = ndtr(mu / 2 - middle) + ndtr(-mu / 2 - middle)
         below = mass_beyond > mass
         low = np.where(below, middle, low)
         high = np.where(below, high, middle)
-    rates = special.ndtr(-(low + high) / 2 - mu / 2) / mass
-    return float(special.bdtr(mistakes, guesses, rates) @ weights) / 2
+    rates = ndtr(-(low + high) / 2 - mu / 2) / mass
+    return float(bdtr(mistakes, guesses, rates) @ weights) / 2
 
 
 @functools.cache  # 3 ms, for each of hundreds of μ

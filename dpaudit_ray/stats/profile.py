@@ -8,7 +8,7 @@ point.
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from .base import checked
 from .error_rates import Floats, in_unit, upper_rates
@@ -40,7 +40,7 @@ class MuProfile:
 
 
 def mu_profile(
-    scores: npt.ArrayLike, members: npt.ArrayLike, confidence: float, size: int = 0
+    scores: ArrayLike, members: ArrayLike, confidence: float, size: int = 0
 ) -> MuProfile:
     """Computes μ at each threshold between scores, with a two-sided simultaneous band.
 

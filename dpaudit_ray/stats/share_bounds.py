@@ -45,7 +45,7 @@ def evidence(hits: Floats, sizes: Floats, rate: float) -> float:
     if len(hits) > _MANY:
         units, numbers = np.unique(hits + 1j * sizes, return_counts=True)
         hits, sizes = units.real, units.imag
-        counts = numbers.astype(np.float64)
+        counts = numbers.astype(float)
     gains = (hits / rate - sizes) / sizes.max()
     factors = np.maximum(1 + _STAKES * gains, 0.0)
     with np.errstate(divide="ignore"):  # the boldest may lose everything
@@ -101,7 +101,7 @@ def binomial_p_value(total: float, units: int, rate: float) -> float:
         return 1.0
     below = math.ceil(total) - 1  # any thresholds are allowed, and one of the integers is best
     steps = np.geomspace(1, below + 1, 64).astype(np.int64)
-    thresholds = (below + 1 - steps).astype(np.float64)
+    thresholds = (below + 1 - steps).astype(float)
     # E max(B - t, 0) = n v P(B' ≥ t) - t P(B > t), where B' is of n - 1 units.
     at_least = _tail(thresholds - 1, units - 1, rate)
     above = _tail(thresholds, units, rate)

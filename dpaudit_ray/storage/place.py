@@ -9,7 +9,6 @@ may still store an older record that the new driver has not written yet, and the
 `cluster/README.md` describes the limits of this.
 """
 
-import contextlib
 import dataclasses
 import errno
 import json
@@ -18,6 +17,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -158,7 +158,7 @@ class Place:
         if self.owner is not None:
             self._try(DRIVER, self._check_owner)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _owned(self) -> Iterator[None]:
         """Lets a file become visible only while the owner holds the lease.
 
@@ -189,10 +189,10 @@ class Place:
             "restore what is missing and run the same command again to resume"
         )
 
-    @contextlib.contextmanager
+    @contextmanager
     def locked(self) -> Iterator[bool]:
         """Stops drivers from writing while it is open; yields whether storage has locks."""
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             try:
                 locked = stack.enter_context(self._folder.locked(LOCK, alone=True))
             except BlockingIOError as error:
@@ -336,7 +336,7 @@ class Place:
             )
         return content
 
-    @contextlib.contextmanager
+    @contextmanager
     def _readable(
         self,
         name: str,

@@ -1,7 +1,5 @@
 """The section `audit` of a sweep file: how many trials, which estimators, and when it may end."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -32,7 +30,7 @@ class EstimatorSpec(Strict):
     options: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
-    def parse(cls, raw: Any, key: str) -> EstimatorSpec:
+    def parse(cls, raw: Any, key: str) -> "EstimatorSpec":
         """Parses a name, or a mapping with `name` and options. Raises SpecError under `key`."""
         if isinstance(raw, str):
             raw = {"name": raw}

@@ -5,13 +5,11 @@ only a part of a convolution's products. `ConvPool` is a convolution and its poo
 any network; `ConvChain` is a whole network of such layers with linear layers behind them.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -54,7 +52,7 @@ def _pair(value: int | Sequence[int]) -> Pair:
     return value[0], value[1]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PatchCut:
     """The division of a layer's patches into vectors, for the backward pass in one dtype."""
 
@@ -67,7 +65,7 @@ class PatchCut:
         cls,
         shape: Sequence[int],
         dtype: torch.dtype,
-    ) -> PatchCut | None:
+    ) -> "PatchCut | None":
         """Returns None if a row of a patch does not fit into the registers."""
         _, channels, height, width = shape
         row = width * channels
@@ -99,7 +97,7 @@ def tile(positions: Pair, registers: int) -> Pair:
     return min((shape for shape in shapes if math.prod(shape) <= registers), key=cost)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Pooled:
     """Data saved for backward: the images, and the position that won each window."""
 
@@ -333,7 +331,7 @@ class ConvPoolRule(Rule):
         return counts[0], counts[1]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Samples(SampleGradients):
     """Formed gradients of a convolution under pooling.
 
@@ -414,7 +412,7 @@ def merge_pooling(
     return merged
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ConvChain:
     """A network of convolutions under pooling, then linear layers with ReLU between them.
 
@@ -425,7 +423,7 @@ class ConvChain:
     linear: tuple[LinearRule, ...]
 
     @classmethod
-    def from_module(cls, module: nn.Module) -> ConvChain | None:
+    def from_module(cls, module: nn.Module) -> "ConvChain | None":
         """Returns the network of a converted module; None unless it is such a chain."""
         layers = list(module.merged) if isinstance(module, Chain) else []
         pooled: list[ConvPoolRule] = []

@@ -9,21 +9,19 @@ sets of images: n / m models share one. Starts are indices into a flat array. Nu
 loops by the time stamp of their file: touch this one after a change of `vector_code`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import literal_unroll
+from numpy.typing import DTypeLike, NDArray
 
 from .vector_code import DEAD, Static, compiled, convolve, gather, inlined, pool, scatter, unpool
 
-Floats = npt.NDArray[np.floating]
-Bytes = npt.NDArray[np.uint8]
-Integers = npt.NDArray[np.integer]
+Floats = NDArray[np.floating]
+Bytes = NDArray[np.uint8]
+Integers = NDArray[np.integer]
 Winners = tuple[Floats, Bytes]  # of windows [n, B, h, w, o]: values or gradients, and marks
 Listed = tuple[Integers, Floats, Integers]  # by output: starts in an image, gradients, their number
 
@@ -227,7 +225,7 @@ class Scratch(NamedTuple):
 def scratch(
     images: Floats,
     marks: Bytes,
-    dtype: npt.DTypeLike,
+    dtype: DTypeLike,
     steps: Steps,
 ) -> Scratch:
     """Allocates the buffers in which the gradients of one sample are formed.

@@ -4,13 +4,11 @@ Torch makes some thirty passes over activations of a few kilobytes. Here each mo
 stay in cache from the first layer to the clipped sum.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..packing.memory import slices
@@ -21,8 +19,8 @@ from .vector_code import compiled
 
 WIDEST = 64  # beyond, a matrix product beats these loops
 
-Floats = npt.NDArray[np.floating]
-Integers = npt.NDArray[np.int64]
+Floats = NDArray[np.floating]
+Integers = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +36,7 @@ class MlpLoops:
         cls,
         module: nn.Module,
         slots: dict[str, Slot],
-    ) -> MlpLoops | None:
+    ) -> "MlpLoops | None":
         """Returns loops for a small chain of linear layers and ReLU; None for other modules."""
         layers = list(module.named_children()) if is_plain(module, nn.Sequential) else []
         has_flatten = bool(layers) and is_flatten(layers[0][1])

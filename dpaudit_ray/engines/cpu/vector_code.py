@@ -9,8 +9,6 @@ written as LLVM instructions here. Each of these intrinsics takes three tuples:
   numba knows it when it compiles; the first is the length of a vector.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast

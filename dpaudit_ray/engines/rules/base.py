@@ -6,11 +6,9 @@ first layer sees the same batch for all models, so its rule gets that once, [B, 
 another layer, subclass `Rule` and name the layer's class in `conversion.RULES`.
 """
 
-from __future__ import annotations
-
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from torch.nn.utils import parametrize
 from ...errors import SpecError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Slot:
     """The range of one parameter in the flat parameter vector."""
 
@@ -106,7 +104,7 @@ class SampleGradients(ABC):
         """Writes Σ_j weights[:, j] · (gradient of j) into this layer's slots of `out` [n, p]."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Formed(SampleGradients):
     """Per-sample gradients as they are, for small parameters.
 
@@ -144,7 +142,7 @@ class Rule(ABC):
     that a forward pass saves for backward, mostly the input; its `nbytes` are those in memory.
     """
 
-    owner: Rule | None = None  # another rule of the same parameters: a pass applies one
+    owner: "Rule | None" = None  # another rule of the same parameters: a pass applies one
 
     def __init__(
         self,

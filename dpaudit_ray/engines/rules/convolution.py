@@ -1,8 +1,8 @@
 """The rule for convolutions: per-sample gradients on unfolded patches, formed if they are small."""
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -194,7 +194,7 @@ class Conv2dRule(Rule):
         return sizes[0], sizes[1]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _WithBias(SampleGradients):
     """Formed gradients of weights and biases.
 
@@ -223,7 +223,7 @@ class _WithBias(SampleGradients):
             self.bias.of(out).copy_(sums[..., -1])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Unformed(SampleGradients):
     """Gradients that are not kept: sums are one convolution gradient for each model.
 

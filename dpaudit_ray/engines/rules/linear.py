@@ -4,8 +4,8 @@ Inside the rule for vectors, the memory of an activation runs feature by feature
 so that elementwise work and sums over features run along contiguous memory.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class LinearRule(Rule):
         return y.add_(self.bias.of(theta).t().unsqueeze(2))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _VectorProducts(SampleGradients):
     """Outer products g xᵀ of vectors, which are never formed.
 
@@ -174,7 +174,7 @@ class EmbeddingRule(Rule):
         return _Rows(self.weight, tokens, g)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Rows(SampleGradients):
     """Gradients of an embedding: rows of g, summed over positions with the same token."""
 

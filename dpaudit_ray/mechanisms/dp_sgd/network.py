@@ -1,7 +1,5 @@
 """The network to train, with parameters drawn from a seed, and the loss that an option names."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -55,8 +53,8 @@ def generator(seed: int, device: torch.device) -> torch.Generator:
 
 
 def network(
-    model: Model,
-    shape: Shape,
+    model: "Model",
+    shape: "Shape",
     classes: int,
     seed: int,
 ) -> nn.Module:

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from ...accounting import Sampling
 from ...plugins import Plugin
 
-Indices = npt.NDArray[np.int64]
-Coins = npt.NDArray[np.bool_]
+Indices = NDArray[np.int64]
+Coins = NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Fixed(_Shuffled):
         shape: tuple[int, ...],
         rng: Generator,
     ) -> Iterator[Coins]:
-        return itertools.repeat(np.ones(shape, np.bool_))
+        return itertools.repeat(np.ones(shape, bool))
 
     def rate(self, sizes: Sizes) -> float:
         return 1.0

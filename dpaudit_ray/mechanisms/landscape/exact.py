@@ -15,8 +15,6 @@ polynomial on each panel, so the mass below any point is exact, too. The two wor
 (the hockey-stick divergence), over intervals that end where p_in / p_out crosses e^ε.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -73,7 +71,7 @@ class Panels:
         return widths[:, None] / 2 * _WEIGHTS
 
     @classmethod
-    def covering(cls, process: Process, steps: int, refine: int) -> Panels:
+    def covering(cls, process: Process, steps: int, refine: int) -> "Panels":
         """Returns panels for θ_1..θ_steps, `refine` times as many as are needed."""
         low, high = reach(process, steps)
         longest = process.step_noise / refine

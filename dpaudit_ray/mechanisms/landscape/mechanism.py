@@ -1,7 +1,5 @@
 """The `landscape` mechanism: the 1-D processes of Cebere, Bellet, Papernot, section 6."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -12,11 +12,11 @@ import dataclasses
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..base import Horizons, Members
 
-Floats = npt.NDArray[np.float64]
+Floats = NDArray[np.float64]
 # The shape of g: -BC above h, BC below (the paper's A_S^h); -BC everywhere (Example 1);
 # -BC clip((θ - h) / w, -1, 1), which keeps more of θ_1 than on which side it was.
 Gradient = Literal["threshold", "constant", "linear"]
