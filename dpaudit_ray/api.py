@@ -119,7 +119,12 @@ class _Job:
     phase: Tell
     connection: ExitStack = field(default_factory=ExitStack)
 
-    def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
+    def run(
+        self,
+        executor: ExecutorName,
+        address: str | None,
+        retry_failed: bool,
+    ) -> Result:
         """Runs what is missing; again if storage has lost files meanwhile."""
         enough = self._enough()
         missing = sum(pack.size for pack in planning.remaining(self.directory, self.plan, enough))
@@ -152,7 +157,12 @@ class _Job:
         skipped = {failure.pack for failure in failures}
         return outcomes.to_run(self.directory, self.plan, self._enough(), skipped)
 
-    def _run_once(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
+    def _run_once(
+        self,
+        executor: ExecutorName,
+        address: str | None,
+        retry_failed: bool,
+    ) -> Result:
         failures = outcomes.failed(self.directory, self.plan)
         retried = []
         if retry_failed:
@@ -262,7 +272,10 @@ def check_inputs(sweep: Sweep, tell: Tell = tell_nobody) -> None:
             )
 
 
-def warn_of_few_trials(sweep: Sweep, tell: Callable[[str], None]) -> None:
+def warn_of_few_trials(
+    sweep: Sweep,
+    tell: Callable[[str], None],
+) -> None:
     """Warns of audits that show nothing even if every guess is right.
 
     Without any leak, n random bits are guessed right with a probability of 2^-n. No test rejects at

@@ -55,7 +55,11 @@ class DpauditError(Exception):
 
     exit_code: ClassVar[Exit] = Exit.USAGE
 
-    def __init__(self, *args: object, details: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *args: object,
+        details: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(*args)
         self.details = details
 
@@ -199,7 +203,11 @@ def closest(name: str, names: Iterable[str]) -> str:
     return by_lower[matches[0]] if len(matches) == 1 else ""
 
 
-def unknown_name(what: str, name: str, names: Iterable[str]) -> str:
+def unknown_name(
+    what: str,
+    name: str,
+    names: Iterable[str],
+) -> str:
     """Returns the message about a name in a sweep file that no plug-in has.
 
     Args:

@@ -123,7 +123,11 @@ def imported(path: str, key: str) -> Any:
     return value
 
 
-def subclass(base: type[C], path: str, key: str) -> type[C]:
+def subclass(
+    base: type[C],
+    path: str,
+    key: str,
+) -> type[C]:
     """Imports a class of the kind `base`. Raises SpecError under `key` for anything else."""
     cls = imported(path, key)
     if not (isinstance(cls, type) and issubclass(cls, base)):
@@ -137,7 +141,11 @@ def subclass(base: type[C], path: str, key: str) -> type[C]:
     return cls
 
 
-def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., Any]:
+def training(
+    path: str,
+    options: Mapping[str, Any],
+    key: str,
+) -> Callable[..., Any]:
     """Imports a function that trains.
 
     Args:
@@ -162,7 +170,11 @@ def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., A
     return train
 
 
-def function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
+def function(
+    path: str,
+    key: str,
+    *arguments: str,
+) -> Callable[..., Any]:
     """Imports a function of the user's.
 
     Args:

@@ -43,7 +43,10 @@ class Marks:
 
 
 def audited(
-    delta: float, *, epsilon: float | None = None, public: str | Sequence[str] = ()
+    delta: float,
+    *,
+    epsilon: float | None = None,
+    public: str | Sequence[str] = (),
 ) -> Callable[[F], F]:
     """Marks a function that trains, takes no arguments, and returns what is published of it.
 

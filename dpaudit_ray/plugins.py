@@ -110,7 +110,11 @@ P = TypeVar("P", bound=Plugin)
 S = TypeVar("S", bound=BaseModel)
 
 
-def parse(base: type[P], raw: Any, key: str) -> P:
+def parse(
+    base: type[P],
+    raw: Any,
+    key: str,
+) -> P:
     """Returns the plug-in that an entry of a sweep file describes.
 
     Args:
@@ -138,7 +142,11 @@ def parse(base: type[P], raw: Any, key: str) -> P:
     return validated(cast(type[P], cls.variant(raw)), raw, key)
 
 
-def validated(model: type[S], raw: Any, key: str) -> S:
+def validated(
+    model: type[S],
+    raw: Any,
+    key: str,
+) -> S:
     """Returns `raw` as a `model`. Raises SpecError under `key` if it is not valid."""
     try:
         return model.model_validate(raw)
@@ -171,7 +179,10 @@ def carried() -> Iterator[None]:
         raise _CarriedError(error) from error
 
 
-def registry(base: type[P], module: str | None = None) -> dict[str, type[P]]:
+def registry(
+    base: type[P],
+    module: str | None = None,
+) -> dict[str, type[P]]:
     """Returns the classes of this kind in its home package, by name.
 
     Args:
@@ -211,7 +222,10 @@ _PROBLEMS = {
 
 
 def spec_error(
-    error: ValidationError, prefix: str, raw: Any, model: type[BaseModel] | None = None
+    error: ValidationError,
+    prefix: str,
+    raw: Any,
+    model: type[BaseModel] | None = None,
 ) -> SpecError:
     """Translates a pydantic error into one line for each problem, with its full key.
 
@@ -229,7 +243,10 @@ def spec_error(
     return together(itertools.chain.from_iterable(by_path.values()))
 
 
-def _path(loc: tuple[int | str, ...], raw: Any) -> tuple[str, ...]:
+def _path(
+    loc: tuple[int | str, ...],
+    raw: Any,
+) -> tuple[str, ...]:
     """Returns the keys of a location, without pydantic's names for the parts of unions."""
     path = []
     for part in loc:
@@ -241,7 +258,11 @@ def _path(loc: tuple[int | str, ...], raw: Any) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _problems(item: Any, path: tuple[str, ...], model: type[BaseModel] | None) -> list[SpecError]:
+def _problems(
+    item: Any,
+    path: tuple[str, ...],
+    model: type[BaseModel] | None,
+) -> list[SpecError]:
     """Translates one error of pydantic's about an option of `model` at `path`."""
     kind = item["type"]
     key = ".".join(filter(None, path))
@@ -280,7 +301,11 @@ def got(value: Any) -> str:
     return f", got {text}" if len(text) <= 80 else ""
 
 
-def _find(base: type[P], name: str, key: str) -> type[P]:
+def _find(
+    base: type[P],
+    name: str,
+    key: str,
+) -> type[P]:
     if ":" in name:
         return imports.subclass(base, name, key)
     # Most are in a module of their name, so that no other needs to be imported.

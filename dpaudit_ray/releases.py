@@ -157,7 +157,12 @@ def _flatten(tree: Any) -> tuple[list[Any], Any]:
     return _pytree.tree_flatten(tree)
 
 
-def _stream(name: str, noise: float, bound: float, rate: float) -> "Stream | None":
+def _stream(
+    name: str,
+    noise: float,
+    bound: float,
+    rate: float,
+) -> "Stream | None":
     """Returns the recorder of a call site; None outside an audit, which alone imports it."""
     watch = sys.modules.get("dpaudit_ray.scripts.watch.release_functions")
     return watch.stream_at(name, (noise, bound, rate)) if watch else None

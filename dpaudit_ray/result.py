@@ -48,7 +48,11 @@ class Result:
     trust: Trust | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
-    def open(cls, location: str | Path, trust: str | None = None) -> Self:
+    def open(
+        cls,
+        location: str | Path,
+        trust: str | None = None,
+    ) -> Self:
         """Opens a run in a directory, or at an address, complete or not.
 
         Args:
@@ -118,7 +122,10 @@ class Result:
         with self._reading:
             return membership_rates.table(self.run)
 
-    def matrix(self, audit: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def matrix(
+        self,
+        audit: int = 0,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the last scores and the bits of an audit, for `dpaudit_ray.membership`.
 
         Args:

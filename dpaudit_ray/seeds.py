@@ -22,7 +22,12 @@ def derive(*parts: str | int) -> int:
     return int.from_bytes(digest, "big")
 
 
-def bits(seed: int, audit: str, first: int, last: int) -> NDArray[np.bool_]:
+def bits(
+    seed: int,
+    audit: str,
+    first: int,
+    last: int,
+) -> NDArray[np.bool_]:
     """Returns the secret bits of trials, fair and independent.
 
     Args:
@@ -58,6 +63,9 @@ def noise_seed(seed: int, audit: str, first: int) -> int:
     return derive("noise", seed, audit, first)
 
 
-def _digest(parts: tuple[str | int, ...], size: int) -> bytes:
+def _digest(
+    parts: tuple[str | int, ...],
+    size: int,
+) -> bytes:
     name = "\x1f".join(map(str, parts))
     return hashlib.blake2b(name.encode(), digest_size=size).digest()

@@ -223,7 +223,12 @@ def _check_target(epsilon: float, tolerance: float) -> None:
 
 
 @functools.cache
-def _answer(training: Training, accountant: Accountant, bounded: str, at: float) -> UpperBound:
+def _answer(
+    training: Training,
+    accountant: Accountant,
+    bounded: str,
+    at: float,
+) -> UpperBound:
     """Returns the accountant's `bounded` (epsilon or delta), or its fallback's if it has none."""
     if training.known is not None:
         value = training.known if bounded == "epsilon" else min(training.known, 1.0)

@@ -70,7 +70,11 @@ class Pld(Accountant):
         sums = _composed((training,), width, pessimistic=True)
         return max(total.delta(epsilon) for total in sums)
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> float:
+    def composed(
+        self,
+        events: tuple[Training, ...],
+        delta: float,
+    ) -> float:
         return _epsilon(events, delta, pessimistic=True)
 
     def remark(self, training: Training) -> str:
@@ -255,7 +259,12 @@ def _mixed(x: Floats, noise: float, rate: float) -> Floats:
         return np.asarray(np.logaddexp(np.log1p(-rate), inside))
 
 
-def _position(loss: Floats, noise: float, rate: float, replace: bool) -> Floats:
+def _position(
+    loss: Floats,
+    noise: float,
+    rate: float,
+    replace: bool,
+) -> Floats:
     """Inverts the loss of a step: the output that has it; infinite or NaN if none has."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if not replace:
@@ -272,7 +281,12 @@ def _position(loss: Floats, noise: float, rate: float, replace: bool) -> Floats:
         return np.asarray(np.sign(loss) * noise**2 * distance)
 
 
-def _log_masses(edges: Floats, noise: float, rate: float, mean: float) -> Floats:
+def _log_masses(
+    edges: Floats,
+    noise: float,
+    rate: float,
+    mean: float,
+) -> Floats:
     """Computes log masses of (1 - q) N(0, σ²) + q N(mean, σ²) between edges."""
     out = _log_between(edges / noise)
     inside = _log_between((edges - mean) / noise)
@@ -292,7 +306,12 @@ def _log_between(z: Floats) -> Floats:
         return np.asarray(log_high + np.log(-np.expm1(log_ratio)))
 
 
-def _split(upper: Floats, lower: Floats, first: int, width: float) -> Losses:
+def _split(
+    upper: Floats,
+    lower: Floats,
+    first: int,
+    width: float,
+) -> Losses:
     """Discretises a loss from above: splits the mass of each cell between its ends.
 
     Args:
@@ -314,7 +333,12 @@ def _split(upper: Floats, lower: Floats, first: int, width: float) -> Losses:
     return Losses(masses, first, width, never=beyond)
 
 
-def _rounded_down(upper: Floats, lower: Floats, first: int, width: float) -> Losses:
+def _rounded_down(
+    upper: Floats,
+    lower: Floats,
+    first: int,
+    width: float,
+) -> Losses:
     """Discretises a loss from below: each cell is one outcome, rounded down to the grid.
 
     The grid is shifted so that rounding subtracts least. Arguments are those of `_split`.
@@ -465,7 +489,10 @@ class LossSum:
         return low, high
 
     @lru_cache(maxsize=4)  # noqa: B019 (of all sums together: arrays are large)
-    def _weighted(self, theta: float) -> tuple[float, Floats, Floats, float]:
+    def _weighted(
+        self,
+        theta: float,
+    ) -> tuple[float, Floats, Floats, float]:
         """Composes all steps, weighted with e^(θ loss), by Fourier transforms.
 
         Returns:

@@ -51,7 +51,11 @@ class Prv(Accountant):
             upper += _rounding_error(accountant, counts)
         return min(max(float(upper), 0.0), 1.0)
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> float:
+    def composed(
+        self,
+        events: tuple[Training, ...],
+        delta: float,
+    ) -> float:
         accountant = _library_accountant(events, delta / 1000)
         return _epsilons(accountant, delta, [[part.steps for part in events]])[0]
 

@@ -32,7 +32,11 @@ class Rdp(Accountant):
         log_deltas = (alphas - 1) * excess - np.log(alphas)
         return math.exp(min(float(log_deltas.min()), 0.0))
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> float:
+    def composed(
+        self,
+        events: tuple[Training, ...],
+        delta: float,
+    ) -> float:
         divergences_of_events = [_training_divergences(part) for part in events]
         total = np.sum(divergences_of_events, axis=0)
         return to_epsilon(total, ORDERS, delta)[0]
@@ -75,7 +79,12 @@ def to_epsilon(
     return max(float(bounds[best]), 0.0), float(alphas[best])
 
 
-def quick_epsilon(noise_multiplier: float, steps: int, sample_rate: float, delta: float) -> float:
+def quick_epsilon(
+    noise_multiplier: float,
+    steps: int,
+    sample_rate: float,
+    delta: float,
+) -> float:
     """Computes ε of `Rdp` by integer orders, then near the best: ten times faster.
 
     ε has a single minimum over orders.

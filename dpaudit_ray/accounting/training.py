@@ -110,7 +110,11 @@ class Training:
         return math.inf if self.noise_multiplier == 0 else None
 
 
-def _choice(kind: type[E], name: str, value: str) -> E:
+def _choice(
+    kind: type[E],
+    name: str,
+    value: str,
+) -> E:
     try:
         return kind(value)
     except ValueError:

@@ -111,7 +111,12 @@ class Sandbox:
         self._end_server()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def call(self, target: str, argument: Any, limits: Limits | None = None) -> Ended:
+    def call(
+        self,
+        target: str,
+        argument: Any,
+        limits: Limits | None = None,
+    ) -> Ended:
         """Calls a function in a child process, and waits for its end.
 
         Args:
@@ -197,7 +202,11 @@ class Sandbox:
             guardian.wait()
 
 
-def _watch(connection: Connection, printed: "_Printed", limits: Limits) -> tuple[int, Stop | None]:
+def _watch(
+    connection: Connection,
+    printed: "_Printed",
+    limits: Limits,
+) -> tuple[int, Stop | None]:
     """Waits for the end of a call; returns its exit status and the limit it was ended for."""
     child = connection.recv()
     began = time.monotonic()

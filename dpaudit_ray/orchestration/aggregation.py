@@ -569,7 +569,11 @@ class Estimates:
         shares = growth.shares(len(audit.foreseen))
         return growth.Growing(states, shares[: len(states)])
 
-    def _worth(self, state: State, bound: Estimate) -> tuple[Estimate, float]:
+    def _worth(
+        self,
+        state: State,
+        bound: Estimate,
+    ) -> tuple[Estimate, float]:
         """Returns a bound with its status now, and its ε at the sweep's split level.
 
         That ε is NaN if the bound does not hold.

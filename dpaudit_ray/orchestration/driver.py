@@ -170,7 +170,11 @@ class Driver:
 class PackQueue:
     """Chooses the next pack: a lost one before new ones, none before the parts it waits for."""
 
-    def __init__(self, packs: Iterable[Pack], is_over: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        packs: Iterable[Pack],
+        is_over: Callable[[int], bool],
+    ) -> None:
         """Reads no pack yet.
 
         Args:

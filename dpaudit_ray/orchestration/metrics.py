@@ -100,7 +100,10 @@ class Publisher:
     """Publishes the latest snapshot of a sweep again and again."""
 
     def __init__(
-        self, gauge: Callable[..., Any], sweep: str, clock: Callable[[], float] = time.time
+        self,
+        gauge: Callable[..., Any],
+        sweep: str,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Makes the gauges.
 

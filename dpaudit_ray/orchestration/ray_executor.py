@@ -60,7 +60,12 @@ class RayExecutor:
         # Threads of Ray's put answers here: `ray.wait` on 16,000 references takes 50 ms.
         self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
 
-    def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
+    def start(
+        self,
+        role: Role,
+        name: str,
+        avoid: Collection[str] = (),
+    ) -> Handle:
         """Starts an actor; the aggregator on the driver's node, which has the run directory."""
         from . import actors
 
@@ -80,7 +85,12 @@ class RayExecutor:
         self._aggregator = aggregator.remote(self._work.run.location, self._work.run.owner)
         return self._aggregator
 
-    def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
+    def call(
+        self,
+        worker: Handle,
+        method: str,
+        *arguments: Any,
+    ) -> Future[Any]:
         from . import actors
 
         is_trainer = worker is not self._aggregator
@@ -154,7 +164,12 @@ class RayExecutor:
             data.update(cell.adversary.datasets())
         return {key: self._ray.put(value) for key, value in data.items()}
 
-    def _arrive(self, answer: Future[Any], is_trainers: bool, future: Future[Any]) -> None:
+    def _arrive(
+        self,
+        answer: Future[Any],
+        is_trainers: bool,
+        future: Future[Any],
+    ) -> None:
         """Passes on a result of Ray's, in one of its threads."""
         error = future.exception()
         if not error:
@@ -184,7 +199,10 @@ def _translated(error: BaseException, exceptions: Any) -> BaseException:
     return translated
 
 
-def trainer_options(request: ResourceRequest, avoid: Collection[str] = ()) -> dict[str, Any]:
+def trainer_options(
+    request: ResourceRequest,
+    avoid: Collection[str] = (),
+) -> dict[str, Any]:
     """Returns Ray's options for an actor with these resources, on no node to `avoid`."""
     resources = dict(request.resources)
     selector = dict(request.labels)
@@ -199,7 +217,11 @@ def trainer_options(request: ResourceRequest, avoid: Collection[str] = ()) -> di
     }
 
 
-def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
+def dispatcher(
+    ray: Any,
+    work: Work,
+    before: str | None = None,
+) -> Dispatcher:
     """Returns a dispatcher on the cluster.
 
     Args:

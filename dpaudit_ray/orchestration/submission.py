@@ -193,7 +193,11 @@ class JobsClient:
                     f"{self.address} does not take the job ({reason}); {submitting_remedy(reason)}"
                 ) from error
 
-    def follow(self, submission: str, write: Callable[[str], object]) -> int:
+    def follow(
+        self,
+        submission: str,
+        write: Callable[[str], object],
+    ) -> int:
         """Passes the job's log on, line by line, until it ends; returns its exit code.
 
         Raises:

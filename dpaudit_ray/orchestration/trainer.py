@@ -109,7 +109,11 @@ class PackTrainer:
         self.resumed = False
         self.opening = 0.0
 
-    def run_pack(self, pack: Pack, before: Failure | None = None) -> Done | Failure:
+    def run_pack(
+        self,
+        pack: Pack,
+        before: Failure | None = None,
+    ) -> Done | Failure:
         """Trains a pack; returns once the aggregator has stored it, or with its failure.
 
         Args:
@@ -222,7 +226,11 @@ class PackTrainer:
         """Returns whether packs of an audit take time in proportion to their steps."""
         return isinstance(self._session(audit), ResumableSession)
 
-    def seconds(self, pack: Pack, horizons: tuple[int, ...]) -> float:
+    def seconds(
+        self,
+        pack: Pack,
+        horizons: tuple[int, ...],
+    ) -> float:
         """Times one pack, without the opening of its audit.
 
         Args:
@@ -326,7 +334,11 @@ def _pack_scores(
     return PackScores(pack.first, members, steps, scores, utility, reasons, outputs)
 
 
-def _attempt(work: Callable[[P], T], pack: P, trials: int = 1) -> T | Failure:
+def _attempt(
+    work: Callable[[P], T],
+    pack: P,
+    trials: int = 1,
+) -> T | Failure:
     """Returns what `work` returns for a pack, or how it failed.
 
     Args:

@@ -223,7 +223,13 @@ class Capacity:
             why = f"{FAULTS_PER_NODE} of its trainers failed at packs that other nodes could do"
             self.leave_out(node, address, why)
 
-    def leave_out(self, node: str, address: str, why: str, remedy: str = "") -> None:
+    def leave_out(
+        self,
+        node: str,
+        address: str,
+        why: str,
+        remedy: str = "",
+    ) -> None:
         """Starts no more trainers on a node.
 
         Args:
@@ -340,7 +346,10 @@ class Pool:
     """
 
     def __init__(
-        self, start: Callable[[int], Worker], kill: Callable[[Handle], None], capacity: Capacity
+        self,
+        start: Callable[[int], Worker],
+        kill: Callable[[Handle], None],
+        capacity: Capacity,
     ) -> None:
         """Starts no trainer yet.
 

@@ -255,7 +255,10 @@ def trials_of(audit: PlannedAudit, ranges: Sequence[PackRange]) -> Bounds:
     return first, last
 
 
-def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[PackRange]:
+def resolved(
+    packs: Sequence[Bounds],
+    files: Iterable[Bounds],
+) -> list[PackRange]:
     """Chooses the packs to take from each file, so that no pack is taken twice.
 
     A file that does not begin and end where packs do is ignored; of those that overlap, the longer

@@ -45,7 +45,10 @@ def set_aside(
     return len(damaged)
 
 
-def _files(run: RunDirectory, plan: Plan) -> Iterator[tuple[str, Read]]:
+def _files(
+    run: RunDirectory,
+    plan: Plan,
+) -> Iterator[tuple[str, Read]]:
     """Yields the name of each file of scores or of a preparation, and a function that reads it."""
     for audit in plan.audits:
         steps = len(audit.horizons)

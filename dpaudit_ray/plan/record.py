@@ -237,7 +237,10 @@ def most_estimates(sweep: Sweep, plan: Plan) -> int:
 
 
 def check_estimates(
-    estimates: "pd.DataFrame", plan: Plan, run: RunDirectory, more_names: Collection[str] = ()
+    estimates: "pd.DataFrame",
+    plan: Plan,
+    run: RunDirectory,
+    more_names: Collection[str] = (),
 ) -> None:
     """Checks that every row has an audit, step, accountant, claim and estimator of the plan.
 

@@ -349,7 +349,10 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
     checked.compare(PLAN, stored, recomputed, audit.label)
 
 
-def _by_step(claimed: claims.Claims, steps: tuple[int, ...]) -> dict[str, float]:
+def _by_step(
+    claimed: claims.Claims,
+    steps: tuple[int, ...],
+) -> dict[str, float]:
     """Returns claims by a text that names their step and accountant."""
     values = {}
     for accountant, epsilons in claimed.items():
@@ -624,7 +627,10 @@ def _check_records(sources: _Sources, results: Mapping[int, Taken]) -> None:
         checked.count("decisions", result.decided is not None)
 
 
-def _record(missed: Iterable[outcomes.MissedTrials], decided: int | None) -> dict[str, str]:
+def _record(
+    missed: Iterable[outcomes.MissedTrials],
+    decided: int | None,
+) -> dict[str, str]:
     """Returns a record of failed trials and of a decision, by its name."""
     record = {}
     for kind in missed:

@@ -58,7 +58,10 @@ class HitRate:
         )
 
 
-def utilities(audit: PlannedAudit, trials: Trials) -> Iterator[dict[str, Any]]:
+def utilities(
+    audit: PlannedAudit,
+    trials: Trials,
+) -> Iterator[dict[str, Any]]:
     """Yields each utility of the final models over all training runs ("any"), and by world.
 
     `mean` and its standard `error` are of so many `trainings`; `diverged` more gave no finite

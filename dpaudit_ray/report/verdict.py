@@ -190,7 +190,10 @@ def judge(
     )
 
 
-def _all_evidence(tests: Sequence[Test], alpha: float) -> tuple[float, float]:
+def _all_evidence(
+    tests: Sequence[Test],
+    alpha: float,
+) -> tuple[float, float]:
     """Returns the log of an e-value against all claims at once, and what refutes them at `alpha`.
 
     It is an average, weighted by the share of the error that each test gives its e-process: so
@@ -204,7 +207,10 @@ def _all_evidence(tests: Sequence[Test], alpha: float) -> tuple[float, float]:
     return average_evidence(latest), -math.log(float(shares.mean()) * alpha)
 
 
-def _by_mechanism(run: Run, verdicts: Mapping[int, Verdict]) -> dict[str, Verdict]:
+def _by_mechanism(
+    run: Run,
+    verdicts: Mapping[int, Verdict],
+) -> dict[str, Verdict]:
     """Returns the first verdict, in their order, on each mechanism that claims anything.
 
     If no mechanism does, it is that on each of them.

@@ -108,7 +108,10 @@ def over_canaries(quotes: Sequence[Quote]) -> Iterator[str]:
             )
 
 
-def conditions(assumed: Collection[str], cells: Collection[Cell]) -> list[str]:
+def conditions(
+    assumed: Collection[str],
+    cells: Collection[Cell],
+) -> list[str]:
     """Returns assumptions of user-defined estimators, and remarks of accountants on claims.
 
     Args:

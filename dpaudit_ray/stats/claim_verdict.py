@@ -167,7 +167,11 @@ def boundary(
     return tuple(weights for weights, _ in parts), np.array(limits)
 
 
-def one_sided_p_value(responses: Responses, counts: tuple[int, int, int], rare: float) -> float:
+def one_sided_p_value(
+    responses: Responses,
+    counts: tuple[int, int, int],
+    rare: float,
+) -> float:
     """Bounds the chance of so few mistakes among guesses of one kind, all for the same world.
 
     Args:
@@ -219,7 +223,11 @@ class _Test(ABC):
         """Returns the test at level `alpha` of any claim, on the trials so far."""
 
     def effective_noise(
-        self, family: Callable[[float], Curve], claimed: float, alpha: float, gaussian: bool = True
+        self,
+        family: Callable[[float], Curve],
+        claimed: float,
+        alpha: float,
+        gaussian: bool = True,
     ) -> float | None:
         """Returns the least noise multiplier that is refuted, on a grid of 2 %; None if none is.
 

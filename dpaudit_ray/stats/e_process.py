@@ -106,7 +106,10 @@ def _log_wealth(
 
 
 def anytime_lower(
-    hits: int, trials: int, alpha: float, prior: tuple[float, float] = UNIFORM
+    hits: int,
+    trials: int,
+    alpha: float,
+    prior: tuple[float, float] = UNIFORM,
 ) -> float:
     """Returns the largest refuted hit rate; 1/2 if chance itself is not refuted."""
     in_unit("alpha", alpha)

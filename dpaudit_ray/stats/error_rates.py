@@ -99,12 +99,20 @@ def shaped(values: Floats) -> float | Floats:
     return float(values) if values.ndim == 0 else values
 
 
-def first_where(holds: Callable[[int], bool], end: int) -> int:
+def first_where(
+    holds: Callable[[int], bool],
+    end: int,
+) -> int:
     """Returns the smallest number in 0..end from which a condition holds; `end` if none."""
     return bisect.bisect_left(range(end), True, key=holds)
 
 
-def root(function: Callable[[float], float], low: float, high: float, **tolerances: float) -> float:
+def root(
+    function: Callable[[float], float],
+    low: float,
+    high: float,
+    **tolerances: float,
+) -> float:
     """Finds the sign change of a function between `low` and `high`, by Brent's method."""
     from scipy import optimize  # as long to import as all else of this package
 
@@ -112,7 +120,10 @@ def root(function: Callable[[float], float], low: float, high: float, **toleranc
 
 
 def last_refuted(
-    excess: Callable[[float], float], high: float = 1.0, most: float = math.inf, **tolerances: float
+    excess: Callable[[float], float],
+    high: float = 1.0,
+    most: float = math.inf,
+    **tolerances: float,
 ) -> float:
     """Finds where a falling excess reaches 0.
 
@@ -196,7 +207,12 @@ def miss_probability(n: int, level: float) -> float:
     return float(first.sum())
 
 
-def _transitions(lags: Counts, above: Floats, tail: Floats, logs: Floats) -> Floats:
+def _transitions(
+    lags: Counts,
+    above: Floats,
+    tail: Floats,
+    logs: Floats,
+) -> Floats:
     """Computes P(k - i of n - i uniforms on (u(i), 1] lie below u(k)); 0 if i > k.
 
     Rows are k, the last of the columns, which are i.

@@ -127,7 +127,11 @@ def refuted_rate(looks: Sequence[Look], budget: Floats) -> float:
     return end
 
 
-def _excess(rate: float, looks: Sequence[Look], budget: Floats) -> float:
+def _excess(
+    rate: float,
+    looks: Sequence[Look],
+    budget: Floats,
+) -> float:
     """Computes P(as many hits at the last look, no crossing before) - the error due at this look.
 
     Arguments are those of `refuted_rate`, and a hit rate.

@@ -17,7 +17,10 @@ _FIRST = 0.75  # share of the first number: most audits end there
 _FACTOR = 4  # ratio of two numbers: twice the trials hardly pay for a second, smaller share
 
 
-def looks(trials: int, up_to: int | None) -> tuple[int, ...]:
+def looks(
+    trials: int,
+    up_to: int | None,
+) -> tuple[int, ...]:
     """Returns numbers of trials after which bounds are read.
 
     These are `trials`, four times that, and so on, and `up_to`; the last but one is at most half of
@@ -46,7 +49,11 @@ def shares(numbers: int) -> tuple[float, ...]:
 class Growing:
     """States of one estimator for rising declared numbers of trials, under one error."""
 
-    def __init__(self, states: Sequence[Estimator], shares: Sequence[float]) -> None:
+    def __init__(
+        self,
+        states: Sequence[Estimator],
+        shares: Sequence[float],
+    ) -> None:
         self._states = tuple(zip(states, shares, strict=True))
         self.trials = 0
         self.interim_valid = states[0].interim_valid  # whether before its trials are in

@@ -166,7 +166,11 @@ class ThroughCurve(Estimator):
         if self.curve not in ("gaussian", "any", "claimed"):
             raise ValueError(f"curve must be gaussian, any or claimed, got {self.curve!r}")
 
-    def _read(self, rate: float, delta: float) -> tuple[float, float]:
+    def _read(
+        self,
+        rate: float,
+        delta: float,
+    ) -> tuple[float, float]:
         """Returns (ε, μ) for a hit rate of at least `rate`; μ is NaN if no curve is assumed."""
         if self.curve == "any":
             return epsilon_from_accuracy(rate, delta), math.nan

@@ -37,7 +37,12 @@ class RunAccuracies:
         # Scores, bits and whether they have a score, of a run that is not complete yet.
         self._pending = (np.empty(0), np.empty(0, bool), np.empty(0, bool))
 
-    def fold(self, scores: Scores, members: Members, ran: bool = True) -> None:
+    def fold(
+        self,
+        scores: Scores,
+        members: Members,
+        ran: bool = True,
+    ) -> None:
         """Adds trials in order, run after run; an incomplete run waits for its other trials.
 
         Args:

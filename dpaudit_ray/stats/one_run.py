@@ -145,7 +145,11 @@ class OneRun(Canaries, Estimator):
         epsilon = self._of_one_training(lower, confidence)
         return self._estimate(epsilon, math.nan, level, trials)
 
-    def _judged(self, delta: float, alpha: float) -> tuple[Judged, int]:
+    def _judged(
+        self,
+        delta: float,
+        alpha: float,
+    ) -> tuple[Judged, int]:
         """Returns guesses on independent runs, failed ones included, and the number of trials."""
         masks, failed, trials = self._masks()
         if self.fixed:
@@ -213,7 +217,10 @@ def epsilon_lower(
     return largest_refuted(refuted, LARGEST)
 
 
-def largest_refuted(refuted: Callable[[float], bool], largest: float) -> float:
+def largest_refuted(
+    refuted: Callable[[float], bool],
+    largest: float,
+) -> float:
     """Returns the number from which on none is refuted, by doubling from 1 and bisection.
 
     Args:

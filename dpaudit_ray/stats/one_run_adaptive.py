@@ -129,7 +129,12 @@ class Evidence:
     failed: int
 
     @classmethod
-    def from_odds(cls, odds: Floats, members: Members, failed: int = 0) -> "Evidence":
+    def from_odds(
+        cls,
+        odds: Floats,
+        members: Members,
+        failed: int = 0,
+    ) -> "Evidence":
         """Guesses bits, bool [m], by log odds of "in", float64 [m]."""
         log_odds = np.abs(odds)
         order = np.argsort(log_odds, kind="stable")

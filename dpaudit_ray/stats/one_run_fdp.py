@@ -75,7 +75,12 @@ class OneRunFdp(Canaries, Estimator):
         return mu, made.threshold
 
 
-def mu_lower(correct: int, guesses: int, canaries: int, confidence: float) -> float:
+def mu_lower(
+    correct: int,
+    guesses: int,
+    canaries: int,
+    confidence: float,
+) -> float:
     """Computes a lower bound on μ from one training run; 0 if no μ is refuted.
 
     Args:
@@ -118,7 +123,12 @@ def _refuted(
     return rho + eta > limit and not math.isnan(rho)
 
 
-def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> float:
+def gaussian_p_value(
+    mistakes: int,
+    guesses: int,
+    canaries: int,
+    mu: float,
+) -> float:
     """Computes P(at most `mistakes` among the most confident guesses) if canaries do not interfere.
 
     Args:
@@ -152,7 +162,12 @@ def _quadrature() -> tuple[Floats, Floats]:
     return np.polynomial.legendre.leggauss(_NODES)
 
 
-def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) -> float:
+def gaussian_mu(
+    correct: int,
+    guesses: int,
+    canaries: int,
+    confidence: float,
+) -> float:
     """Computes a lower bound on μ if canaries do not interfere; arguments as of `mu_lower`."""
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries)

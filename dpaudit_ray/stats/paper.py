@@ -28,7 +28,11 @@ class _BestThreshold(Logged, Estimator):
     status = Status.PAPER
     fair = False
 
-    def _best(self, alpha: float, gain: Gain) -> tuple[float, float]:
+    def _best(
+        self,
+        alpha: float,
+        gain: Gain,
+    ) -> tuple[float, float]:
         """Returns the largest gain and its threshold, as `best_test`.
 
         No paper mentions diverged trials: they are errors at every threshold.
@@ -91,7 +95,12 @@ class PaperOneRun(Logged, Estimator):
         return self._estimate(epsilon, math.nan, level, len(scores))
 
 
-def largest_of_pairs(scores: Scores, members: Members, delta: float, confidence: float) -> float:
+def largest_of_pairs(
+    scores: Scores,
+    members: Members,
+    delta: float,
+    confidence: float,
+) -> float:
     """Returns the largest ε of Theorem 3.1 over pairs (k+, k-).
 
     Args:

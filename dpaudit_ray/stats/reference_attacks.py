@@ -213,7 +213,11 @@ class _Side:
         return mean, np.exp(log_variance / 2)
 
 
-def _lira(logits: Floats, sides: list[_Side], variance: Variance) -> Scores:
+def _lira(
+    logits: Floats,
+    sides: list[_Side],
+    variance: Variance,
+) -> Scores:
     deviations = [side.deviation(variance) for side in sides]
     distances = []
     for side, deviation in zip(sides, deviations, strict=True):

@@ -48,7 +48,10 @@ class EstimatorSpec(Strict):
         return cls(name=name, options=valid.model_dump(exclude_unset=True))
 
     def make(
-        self, planned: int, canaries: int = 1, family: stats.Family | None = None
+        self,
+        planned: int,
+        canaries: int = 1,
+        family: stats.Family | None = None,
     ) -> stats.Estimator:
         """Makes the estimator, without any trials.
 

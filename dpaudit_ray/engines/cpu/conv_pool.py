@@ -152,7 +152,11 @@ class ConvPoolRule(Rule):
         outputs, *patch = self.weight.shape
         return keeps(batch, windows, math.prod(patch), outputs)
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Pooled]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Pooled]:
         y, saved = self.forward_shared(theta, x, inputs=len(theta))
         return y.flatten(0, 1), saved
 
@@ -464,7 +468,12 @@ class ConvChain:
         return len(x) * (outputs * x.itemsize + pooled)  # a mark has one byte
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
+        self,
+        out: Tensor,
+        theta: Tensor,
+        step: Step,
+        weights: Tensor,
+        at_once: int,
     ) -> None:
         """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
         images = self.convolutions[0].images(step.x, 1)

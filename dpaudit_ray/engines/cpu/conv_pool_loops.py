@@ -464,7 +464,10 @@ def _list_positions(
 
 @compiled
 def _list_windows(
-    g: Floats, marks: Bytes, starts: tuple[Integers, Integers, Integers], listed: Listed
+    g: Floats,
+    marks: Bytes,
+    starts: tuple[Integers, Integers, Integers],
+    listed: Listed,
 ) -> None:
     """Lists what `_list_positions` does, where a position wins one window at most."""
     outputs = len(listed[0])
@@ -530,7 +533,12 @@ class Stage(NamedTuple):
 
 
 def stage_of(
-    images: Floats, marks: Bytes, w: Floats, biases: int, steps: Steps, **settings: Any
+    images: Floats,
+    marks: Bytes,
+    w: Floats,
+    biases: int,
+    steps: Steps,
+    **settings: Any,
 ) -> Stage:
     """Returns a stage with its buffers, sums of zero, and so many biases of each model.
 
@@ -642,7 +650,12 @@ def _push_below(stage: Stage, m: int, g: Floats) -> None:
 
 
 @inlined
-def _add_at(stage: Stage, m: int, many: int, factors: Floats) -> None:
+def _add_at(
+    stage: Stage,
+    m: int,
+    many: int,
+    factors: Floats,
+) -> None:
     """Adds gradients of a few samples, times factors, to the sums of model m."""
     formed, biases = stage.gradients
     sums = stage.sums[m].reshape(-1)

@@ -69,7 +69,12 @@ class MlpLoops:
         return int(self.widths[1:].sum()) * len(x) * x.itemsize
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
+        self,
+        out: Tensor,
+        theta: Tensor,
+        step: Step,
+        weights: Tensor,
+        at_once: int,
     ) -> None:
         """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
         columns = np.ascontiguousarray(step.x.flatten(1).numpy().T)
@@ -173,7 +178,12 @@ def _backward(
 
 
 @compiled
-def _add_squares(below: Floats, above: Floats, bias: bool, squares: Floats) -> None:
+def _add_squares(
+    below: Floats,
+    above: Floats,
+    bias: bool,
+    squares: Floats,
+) -> None:
     """Adds |g|² (|x|² + 1) of every sample, without the 1 if there is no bias."""
     g_squares, x_squares = np.zeros_like(squares), np.zeros_like(squares)
     if bias:
@@ -189,7 +199,12 @@ def _add_squares(below: Floats, above: Floats, bias: bool, squares: Floats) -> N
 
 
 @compiled
-def _push_down(weight: Floats, below: Floats, above: Floats, down: Floats) -> None:
+def _push_down(
+    weight: Floats,
+    below: Floats,
+    above: Floats,
+    down: Floats,
+) -> None:
     """Writes the gradients of a layer's inputs, through the ReLU that made them, into `down`."""
     inputs, batch = below.shape
     for i in range(inputs):

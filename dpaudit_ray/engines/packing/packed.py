@@ -50,7 +50,10 @@ class PackedModel:
     """
 
     def __init__(
-        self, module: nn.Module, groups: Groups | None = None, loss: Loss = losses_of_classes
+        self,
+        module: nn.Module,
+        groups: Groups | None = None,
+        loss: Loss = losses_of_classes,
     ) -> None:
         self._source = module
         self._groups = groups
@@ -81,7 +84,12 @@ class PackedModel:
         self._passes.module = packed
         self._loops, self._convolutions_in_loops = find_loops(module, packed, slots)
 
-    def settle(self, x: Tensor, y: Tensor, remembered: bool = False) -> None:
+    def settle(
+        self,
+        x: Tensor,
+        y: Tensor,
+        remembered: bool = False,
+    ) -> None:
         """Chooses, on a first batch, how the module is packed; warns once of a slow way.
 
         Args:

@@ -160,7 +160,11 @@ class Passes:
         self._applied.clear()
         self.records.clear()
 
-    def layer_input(self, rule: Rule, x: Tensor) -> tuple[Tensor, bool]:
+    def layer_input(
+        self,
+        rule: Rule,
+        x: Tensor,
+    ) -> tuple[Tensor, bool]:
         """Returns a layer's input as its rule needs it, and whether all groups share it.
 
         Raises:

@@ -203,7 +203,10 @@ def _with_state(
 
 
 @contextmanager
-def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+def in_dtype(
+    module: nn.Module,
+    dtype: torch.dtype,
+) -> Iterator[None]:
     """Casts copies of the module's tensors to `dtype`; restores all its attributes afterwards."""
     parameters = [(p, p.data) for p in module.parameters()]
     attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []  # of each layer, and a copy

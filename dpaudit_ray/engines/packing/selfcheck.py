@@ -248,7 +248,12 @@ def _difference_among_many(
     return "gives other sums where many rows go through it together"
 
 
-def _error_among_many(candidate: Candidate, make: Make, count: int, clip_norm: float) -> float:
+def _error_among_many(
+    candidate: Candidate,
+    make: Make,
+    count: int,
+    clip_norm: float,
+) -> float:
     """Returns the largest relative error of sums that are computed together, not separately.
 
     Groups get copies of one example: if a layer has capacity for some rows only, these exceed it.

@@ -116,7 +116,10 @@ def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -
     return float((values - expected).abs().amax()) / scale if scale > 0 else math.inf
 
 
-def halves(batch: Tensor, few: int) -> Iterator[tuple[Tensor, Tensor]]:
+def halves(
+    batch: Tensor,
+    few: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields indices of a batch [B, ...] in two parts, of the first part in two, down to so `few`.
 
     Parts are sampled, so that adjacent examples do not stay together. If a module begins to mix

@@ -68,7 +68,10 @@ def slots_of(module: nn.Module) -> dict[str, Slot]:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+def is_plain(
+    layer: nn.Module,
+    kind: type[nn.Module],
+) -> bool:
     """Returns whether the layer does what `kind` does: of this very class, and not altered."""
     return type(layer) is kind and alteration(layer) is None
 
@@ -154,10 +157,18 @@ class Rule(ABC):
         self.bias = slots.get("bias")
 
     @abstractmethod
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Any]:
         """Returns the output [n*B, ...] of input x [n*B, ...], and what is saved."""
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Any]:
         """Returns the output [n, B, ...] of input x [B, ...] of all models, and what is saved."""
         y, _ = self.forward(theta, repeated(x, len(theta)))
         return by_model(y, len(theta)), x

@@ -41,12 +41,20 @@ class Conv2dRule(Rule):
         self.zero_pad = (across, across, down, down)  # left, right, top, bottom, as for F.pad
         self._inputs = math.prod(self.weight.shape[1:])  # numbers of a patch
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         n = len(theta)
         y = self._convolve(_side_by_side(x, n), theta, n * self._groups)
         return _in_turn(y, n), x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         if self._groups > 1:
             return super().forward_shared(theta, x)
         y = self._convolve(x, theta, groups=1)

@@ -19,7 +19,12 @@ from .base import Formed, SampleGradients, Slot
 _KEPT = 1 << 23  # numbers of one layer and model until clip factors are known: 32 MiB of float32
 
 
-def keeps(samples: int, positions: int, inputs: int, outputs: int) -> bool:
+def keeps(
+    samples: int,
+    positions: int,
+    inputs: int,
+    outputs: int,
+) -> bool:
     """Returns whether to form gradients, and to keep them until the clip factors are known.
 
     If they are kept, the clipped sum is a mere reduction.

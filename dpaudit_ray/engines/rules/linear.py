@@ -20,7 +20,11 @@ class LinearRule(Rule):
     On vectors, a sample's gradient is the outer product g xᵀ, of norm |g| |x|, and never formed.
     """
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         weight = self.weight.of(theta)
         n, outputs, inputs = weight.shape
         if x.dim() > 2:
@@ -31,7 +35,11 @@ class LinearRule(Rule):
         y = _product(weight, _columns(x, n))
         return self._add_bias(y, theta).view(outputs, -1).t(), x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         if x.dim() > 2:
             return super().forward_shared(theta, x)
         weight = self.weight.of(theta)
@@ -150,7 +158,11 @@ class EmbeddingRule(Rule):
         super().__init__(layer, slots)
         self._padding_token = layer.padding_idx
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         weight = self.weight.of(theta)
         n, tokens, _ = weight.shape
         # Row of each model's first token in the stacked weights.
@@ -158,7 +170,11 @@ class EmbeddingRule(Rule):
         rows = x.reshape(n, -1) + first_rows.unsqueeze(1)
         return weight.flatten(0, 1)[rows.view(x.shape)], x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         return self.weight.of(theta)[:, x], x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
@@ -210,11 +226,19 @@ class AffineRule(Rule):
         super().__init__(layer, slots)
         self._by_channel = isinstance(layer, nn.GroupNorm)
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         x_by_model = by_model(x, len(theta))
         return self._output(theta, x_by_model).flatten(0, 1), x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         return self._output(theta, x.unsqueeze(0)), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:

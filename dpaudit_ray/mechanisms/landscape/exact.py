@@ -251,7 +251,10 @@ def _epsilon(p: Mass, q: Mass, delta: float) -> float:
     return float(root)
 
 
-def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
+def hockey_stick(
+    p: Mass,
+    q: Mass,
+) -> Callable[[float], float]:
     """Returns ∫ max(p - e^ε q, 0) as a function of ε; log p / q is linear between two nodes."""
     matters = p.density.ravel() > RAREST * p.density.max()
     nodes = p.panels.nodes.ravel()[matters]
