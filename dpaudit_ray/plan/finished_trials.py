@@ -113,9 +113,12 @@ class FinishedTrials:
         ]
 
     def add(self, scores: PackScores) -> None:
-        """Adds a pack whose scores are stored."""
+        """Adds a pack whose scores are stored; adding it again changes nothing."""
+        bounds = scores.first, scores.last
+        if bounds in self.stored:
+            return
         self._listed = None
-        self.stored.add((scores.first, scores.last))
+        self.stored.add(bounds)
         self.stored_trials += len(scores.members)
         if scores.first < self.end:
             self._recent.put(self, scores)

@@ -21,7 +21,7 @@ from .. import __version__
 from ..errors import DpauditError, RunDirectoryError, first_line, printable
 from ..imports import is_data
 from ..mechanisms.base import Recorded
-from ..orchestration.aggregation import AuditState, OpenSweep, Taken
+from ..orchestration.audit_state import AuditState, OpenSweep, Taken
 from ..plan import claims, finished_trials, outcomes, planner, preparing, provenance, record
 from ..plan.finished_trials import FinishedTrials, PackRange
 from ..plan.model import Plan, PlannedAudit
@@ -524,7 +524,7 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
             if not cell.sampled and cell.unimported:
                 raise DpauditError("they take code or data not here")
             state = AuditState(opened, index, failures)
-            derived = state.rows()
+            derived = state.estimates.rows()
         except DpauditError as error:
             checked.cannot("its estimates", first_line(error), audit.label)
             continue

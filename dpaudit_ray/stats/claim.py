@@ -10,7 +10,7 @@ has mean at most δ/2 for one direction and δ for both, whatever happened befor
 epoch are nested, so what a trial did to every slot is one of a few dozen outcomes, and counts of
 outcomes serve every ε, every δ and every bet.
 
-`Wagers.log_wealth` stakes constant shares; its average over slots and stakes is a supermartingale.
+The wealth of `ConstantStakes`, averaged over slots and stakes, is a supermartingale.
 `Portfolio` bets on all points of a claim at once. One slot against one (ε, δ), with everything
 staked, multiplies the wealth by
 
@@ -207,10 +207,6 @@ class Wagers:
             self.centre = self._cut.threshold
             self.spread = 1.0
 
-    def log_wealth(self, epsilons: ArrayLike, deltas: ArrayLike) -> Floats:
-        """Returns logs of supermartingales of constant stakes, [len(epsilons), slots, stakes]."""
-        return ConstantStakes(epsilons, deltas).log_wealth(self.counts)
-
 
 class ConstantStakes:
     """Constant stakes at some (ε, δ), with logarithms that serve many looks."""
@@ -311,10 +307,11 @@ class EpsDeltaAnytime(Wagered, Estimator):
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         wagers = self._wagers
+        counts = wagers.counts
         log_alpha = math.log(1 - confidence)
 
         def excess(epsilon: float) -> float:
-            wealth = wagers.log_wealth([epsilon], [delta])
+            wealth = ConstantStakes([epsilon], [delta]).log_wealth(counts)
             return float(special.logsumexp(wealth)) - math.log(wealth.size) + log_alpha
 
         # The search ends, since a right guess earns e^-ε at most.

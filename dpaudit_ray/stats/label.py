@@ -134,30 +134,6 @@ def epsilon(mu: ArrayLike, delta: float) -> Floats:
     return result
 
 
-def coefficients(features: ArrayLike, gradient: ArrayLike) -> Floats:
-    """Computes the least-squares coefficient of each record in a summed gradient, (CᵀC)⁺ Cᵀ g.
-
-    Without clipping and noise they are p - y (Yuan et al., equation 1).
-
-    Args:
-        features: float [d, N], as in `bounds`.
-        gradient: float [d], the sum over records.
-
-    Returns:
-        float64 [N], NaN if the system does not determine it: a dead neuron's, or a record whose
-        column lies in the span of the others.
-    """
-    columns = as_floats(features)
-    total = as_floats(gradient)
-    if columns.ndim != 2 or total.shape != columns.shape[:1]:
-        raise ValueError(
-            f"features must be [d, N] and gradient [d], got shapes {columns.shape}, {total.shape}"
-        )
-    inverse, is_determined = solver(columns.T @ columns)
-    solution = inverse @ (columns.T @ total)
-    return np.asarray(np.where(is_determined, solution, np.nan))
-
-
 def growth(batch_size: int, batches: int) -> float:
     """Returns the expected ratio of the largest bound of all batches to that of one.
 

@@ -44,6 +44,7 @@ from .lower_bound import Estimate, Status
 from .trial_log import Logged
 from .unmasking import Judged, Masks, first_trials
 
+Lower = Callable[[int, int, int, float], float]  # a bound by guesses on one training run
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)  # of canaries that are guessed, if no number is fixed
 LARGEST = 200.0  # above any ε that a run could refute
 _PRECISION = 1e-10  # of bounds, relative above 1
@@ -81,13 +82,11 @@ class Canaries(Logged):
         self.learns = self.independent  # canaries of one run have no order
         super().__post_init__()
 
-    def _of_one_training(
-        self, lower: Callable[[int, int, float], float], confidence: float
-    ) -> float:
+    def _of_one_training(self, lower: Lower, confidence: float) -> float:
         """Returns the largest bound over numbers of guesses, each with a share of the error.
 
         Args:
-            lower: bound by correct guesses, guesses, and confidence.
+            lower: bound by correct guesses, guesses, canaries, and confidence.
             confidence: of the largest bound.
         """
         scores, members = self._log.arrays()
@@ -101,7 +100,7 @@ class Canaries(Logged):
             kinds = [balanced(scores, number) for number in sorted(numbers) if number > 0]
         counts = [hits_of(scores, members, *pair) for pair in kinds]
         split = 1 - (1 - confidence) / max(len(counts), 1)
-        return max((lower(*pair, split) for pair in counts), default=0.0)
+        return max((lower(*pair, total, split) for pair in counts), default=0.0)
 
     @property
     def fixed(self) -> int:
@@ -139,8 +138,8 @@ class OneRun(Canaries, Estimator):
             epsilon = independent_epsilon_lower(made.right, made.guesses, used, *level)
             return self._estimate(epsilon, math.nan, level, trials, made.threshold)
 
-        def lower(correct: int, guesses: int, split: float) -> float:
-            return epsilon_lower(correct, guesses, trials, delta, split)
+        def lower(correct: int, guesses: int, canaries: int, split: float) -> float:
+            return epsilon_lower(correct, guesses, canaries, delta, split)
 
         epsilon = self._of_one_training(lower, confidence)
         return self._estimate(epsilon, math.nan, level, trials)

@@ -29,52 +29,6 @@ _LARGEST_MU = 40.0  # above any μ that a run could refute
 _NODES = 128  # of the quadrature over order statistics
 
 
-@dataclasses.dataclass
-class OneRunFdp(Canaries, Estimator):
-    """Bound on μ from one training run; its ε assumes a Gaussian trade-off function.
-
-    `independent` training runs have the tighter `gaussian_mu`, for `guesses` or 60 % of the trials.
-    """
-
-    name = "one-run-fdp"
-    status = Status.IF_GAUSSIAN
-    one_run = True
-
-    def bound(self, delta: float, confidence: float) -> Estimate:
-        total = len(self._log)
-        threshold = math.nan
-
-        def lower(correct: int, guesses: int, split: float) -> float:
-            return self.lower(correct, guesses, total, split)
-
-        if self.independent:
-            mu, threshold = self._independent(confidence)
-        else:
-            mu = self._of_one_training(lower, confidence)
-        epsilon = float(gdp.epsilon(mu, delta))
-        return self._estimate(epsilon, mu, (delta, confidence), total, threshold)
-
-    def lower(
-        self,
-        correct: int,
-        guesses: int,
-        canaries: int,
-        confidence: float,
-    ) -> float:
-        """Bounds μ by correct guesses of canaries of one run; arguments as of `mu_lower`."""
-        return mu_lower(correct, guesses, canaries, confidence)
-
-    def _independent(self, confidence: float) -> tuple[float, float]:
-        """Returns a bound on μ from runs of one canary each, and the threshold of guesses."""
-        masks, failed, trials = self._masks()
-        guesses = min(self.fixed or math.ceil(SHARE * trials), trials)
-        made = masks.fixed(guesses - failed)  # none if that is negative
-        if made.guesses + failed != guesses:
-            return 0.0, math.nan  # more trials failed than were to be guessed
-        mu = gaussian_mu(made.right, guesses, trials, confidence) if guesses else 0.0
-        return mu, made.threshold
-
-
 def mu_lower(
     correct: int,
     guesses: int,
@@ -98,6 +52,39 @@ def mu_lower(
         return _refuted(mu, correct, guesses, canaries, 1 - confidence)
 
     return largest_refuted(refuted, _LARGEST_MU)
+
+
+@dataclasses.dataclass
+class OneRunFdp(Canaries, Estimator):
+    """Bound on μ from one training run; its ε assumes a Gaussian trade-off function.
+
+    `independent` training runs have the tighter `gaussian_mu`, for `guesses` or 60 % of the trials.
+    """
+
+    name = "one-run-fdp"
+    status = Status.IF_GAUSSIAN
+    one_run = True
+    _lower = staticmethod(mu_lower)  # for canaries of one training run
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        total = len(self._log)
+        threshold = math.nan
+        if self.independent:
+            mu, threshold = self._independent(confidence)
+        else:
+            mu = self._of_one_training(self._lower, confidence)
+        epsilon = float(gdp.epsilon(mu, delta))
+        return self._estimate(epsilon, mu, (delta, confidence), total, threshold)
+
+    def _independent(self, confidence: float) -> tuple[float, float]:
+        """Returns a bound on μ from runs of one canary each, and the threshold of guesses."""
+        masks, failed, trials = self._masks()
+        guesses = min(self.fixed or math.ceil(SHARE * trials), trials)
+        made = masks.fixed(guesses - failed)  # none if that is negative
+        if made.guesses + failed != guesses:
+            return 0.0, math.nan  # more trials failed than were to be guessed
+        mu = gaussian_mu(made.right, guesses, trials, confidence) if guesses else 0.0
+        return mu, made.threshold
 
 
 def _refuted(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit_ray.orchestration.aggregation import Estimates
+from dpaudit_ray.orchestration.estimates import Estimates
 from dpaudit_ray.plan.model import PlannedAudit
 from dpaudit_ray.stats import Status
 from dpaudit_ray.stats.budget import SweepBudget
