@@ -8,7 +8,6 @@ that may be imported.
 import ast
 import collections
 import contextvars
-import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -21,6 +20,7 @@ import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _PARSING = threading.Lock()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Trust:
     """Modules that may be imported, with all that lies below them.
 

@@ -1,11 +1,11 @@
 """The result of `dpaudit_ray.run` and `open`, and its view in a notebook."""
 
 import contextlib
-import dataclasses
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .report.verdict import Answer, Verdict
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Result:
     """A run, complete or not.
 
@@ -45,7 +45,7 @@ class Result:
     failures: tuple[Failure, ...] = ()
     lost: int = 0
     stopped: bool = False
-    trust: Trust | None = dataclasses.field(default=None, repr=False)
+    trust: Trust | None = field(default=None, repr=False)
 
     @classmethod
     def open(

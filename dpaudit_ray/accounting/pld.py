@@ -18,9 +18,9 @@ Replacement with sampling is computed for gradients that point in opposite direc
 pair is worse is conjectured (Lebeda et al. 2024), not proven; `NOTE` states it.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 
 import numpy as np
@@ -162,7 +162,7 @@ def _doubled(width: float, least: float = FINEST) -> float:
     return float(FINEST * 2.0**doublings)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Losses:
     """Distribution of a step's loss on a grid.
 
@@ -179,7 +179,7 @@ class Losses:
     width: float
     shift: float = 0.0
     never: float = 0.0
-    _moments: dict[float, float] = dataclasses.field(default_factory=dict)
+    _moments: dict[float, float] = field(default_factory=dict)
 
     @cached_property
     def points(self) -> Floats:

@@ -5,7 +5,6 @@ any thread and from a signal handler, which must not wait for a lock that the in
 hold; and a terminal that is paused (Ctrl-S) does not stop a sweep.
 """
 
-import dataclasses
 import math
 import queue
 import sys
@@ -13,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -34,7 +34,7 @@ _WRITE_SECONDS = 1.0  # for which a thread waits for its line before it ends the
 _STATES = ("running", "given up", "waiting", "done")  # of audits, in the order of the picture
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class View:
     """A moment of a sweep.
 

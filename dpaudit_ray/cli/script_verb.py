@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,7 +104,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
     if junit is not None:
         script_findings.write(junit, script_findings.junit(verdict))
     if as_json:
-        terminal.show_json({"headline": verdict.headline} | dataclasses.asdict(verdict))
+        terminal.show_json({"headline": verdict.headline} | asdict(verdict))
     else:
         _show(verdict)
         terminal.say(f"report: {page}")

@@ -1,10 +1,10 @@
 """The interface of data sets: arrays in memory, float32 features and classes, or numbers."""
 
-import dataclasses
 import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ Stamps = tuple[tuple[int, ...], ...]
 _MOST_CLASSES = 5  # in a message
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Dataset:
     """Records in memory.
 

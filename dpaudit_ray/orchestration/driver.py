@@ -1,11 +1,11 @@
 """Drives a sweep: keeps packs in flight and reacts to how they end; never holds scores."""
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from ..errors import ClusterError, StorageError, out_of_memory
 from ..plan import outcomes
@@ -23,7 +23,7 @@ LOSSES_PER_PACK = 5  # trainers that die under one pack before the pack is held 
 NODES_PER_PACK = 20  # nodes that vanish under one pack: it may be what ends them
 
 
-@dataclasses.dataclass
+@dataclass
 class Summary:
     """The end of a run.
 
@@ -98,7 +98,7 @@ class Driver:
 
     def _take_snapshot(self) -> Progress:
         activity = self._activity()
-        progress = dataclasses.replace(self._dispatcher.progress(activity), activity=activity)
+        progress = replace(self._dispatcher.progress(activity), activity=activity)
         for index, audit in enumerate(progress.audits):
             if audit.decided is not None:
                 self._decided.add(index)

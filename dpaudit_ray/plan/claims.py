@@ -1,8 +1,8 @@
 """Claims of accountants for each audit: computed with its plan, and checked when that is read."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -181,7 +181,7 @@ def curves(
 
     @lru_cache(maxsize=64)  # a search for the effective noise tries ten at most
     def at_noise(noise: float) -> Curve:
-        training = dataclasses.replace(claimed.training, noise_multiplier=noise)
+        training = replace(claimed.training, noise_multiplier=noise)
         if claimed.gaussian and (accountant == "gaussian" or not noise):
             return curve.gaussian(_mu(training))
         # The points that matter are those of the Gaussian claim with the same ε at δ.

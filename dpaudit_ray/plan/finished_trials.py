@@ -11,11 +11,11 @@ in two files. Packs of one file come together: for bounds in between, use `up_to
 
 import bisect
 import collections
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -35,7 +35,7 @@ _SCORES_AHEAD = 2**21  # scores that are read ahead; reading a file takes ten ti
 _UNLISTED = 8  # requests for packs that are not stored, each of about 10 ms
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PackRange:
     """Packs number `start` to `stop` - 1, which one file holds; None for packs that failed."""
 
@@ -279,7 +279,7 @@ def resolved(
     stop = 0
     for candidate in sorted(candidates, key=lambda ranges: (ranges.start, -ranges.stop)):
         if candidate.stop > stop:
-            chosen.append(dataclasses.replace(candidate, start=max(candidate.start, stop)))
+            chosen.append(replace(candidate, start=max(candidate.start, stop)))
             stop = candidate.stop
     return chosen
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +31,7 @@ Row = dict[Any, Any]  # of `Run.table`, by column
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Run:
     """A run directory opened for reading."""
 

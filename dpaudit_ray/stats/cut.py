@@ -9,9 +9,9 @@ round, ranks replace it: the threshold of fewest mistakes near the midpoint of t
 scores. Only earlier trials are used, as a bound by guesses requires.
 """
 
-import dataclasses
 import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtri
@@ -29,7 +29,7 @@ _MORE = 0.5  # standard deviations of coin tosses by which a cut of ranks may er
 _TAIL = 5  # a fifth of a world's scores shows how far apart the scores at its end lie
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Cut:
     """Threshold of earlier trials.
 

@@ -5,11 +5,11 @@ boundary at each look is the smallest count that keeps the probability of ever c
 exactly over binomial increments, within the error that may be spent by then. A crossing refutes p.
 """
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ _HOLES = np.geomspace(3e-3, 3e-5, 5)
 Look = tuple[int, int]  # guesses and hits so far
 
 
-@dataclasses.dataclass
+@dataclass
 class GroupSequential(Guesses):
     """Bound that holds at all looks simultaneously, for a declared number of trials.
 

@@ -7,8 +7,8 @@ function of the first n_k trials, so the chance that any of them exceeds the tru
 Σ α s_k = α, at whichever number the audit ends and for whatever reason, for every estimator.
 """
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .base import Estimator, Members, Scores
 from .lower_bound import Estimate
@@ -82,4 +82,4 @@ class Growing:
             if state.planned <= self.trials or not bounds:
                 bounds.append(state.bound(delta, 1 - share * (1 - confidence)))
         best = max(bounds, key=lambda bound: bound.epsilon_lower)
-        return dataclasses.replace(best, confidence=confidence, trials=bounds[-1].trials)
+        return replace(best, confidence=confidence, trials=bounds[-1].trials)

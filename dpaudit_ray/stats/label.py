@@ -11,7 +11,7 @@ that of replacement adjacency, μ ≤ 2 / σ per step. As printed, the norm that
 the attacked layer's gradient; DP-SGD clips that of all parameters (`full_norms`).
 """
 
-import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +23,7 @@ from .error_rates import Floats, as_floats
 _RANK_TOLERANCE = 1e-10  # of eigenvalues, relative to the largest
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LabelBounds:
     """Bounds for each attacked record, float64 [N] each; NaN where a record cannot be attacked.
 

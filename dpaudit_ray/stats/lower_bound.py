@@ -1,7 +1,7 @@
 """A lower bound on a privacy loss: its numbers, its status, and the assumptions behind it."""
 
-import dataclasses
 import math
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -74,7 +74,7 @@ class Family(Protocol):
 _KNOWN = {TradeOff.GAUSSIAN: Status.IF_GAUSSIAN, TradeOff.CLAIMED: Status.IF_CLAIMED}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Estimate:
     """A lower bound on the privacy loss.
 
@@ -104,7 +104,7 @@ class Estimate:
             status = Status.IF_GAUSSIAN
         if status is _KNOWN.get(trade_off):
             status = Status.CERTIFIED
-        return dataclasses.replace(self, status=status)
+        return replace(self, status=status)
 
     @property
     def curve_free(self) -> bool:

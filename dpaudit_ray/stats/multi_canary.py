@@ -6,8 +6,8 @@ the canaries of a run as if they were independent trials is not valid: it errs i
 audits if they are dependent.
 """
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class RunAccuracies:
         return self._shares[0]
 
 
-@dataclasses.dataclass
+@dataclass
 class SeveralCanaries(ThroughCurve):
     """Judges training runs of `canaries` canaries each, a random bit for each, by one outcome."""
 

@@ -11,9 +11,9 @@ et al. 2025), if r is fixed before any output is observed. Canaries of one run m
 `order_statistics` has the assumption under which the same holds for them.
 """
 
-import dataclasses
 import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import bdtr, betaincinv, ndtr, ndtri
@@ -54,7 +54,7 @@ def mu_lower(
     return largest_refuted(refuted, _LARGEST_MU)
 
 
-@dataclasses.dataclass
+@dataclass
 class OneRunFdp(Canaries, Estimator):
     """Bound on μ from one training run; its ε assumes a Gaussian trade-off function.
 

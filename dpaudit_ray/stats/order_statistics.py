@@ -26,7 +26,7 @@ together. If the mechanism guarantees it (`Mechanism.independent_canaries`), μ 
 otherwise it assumes independence.
 """
 
-import dataclasses
+from dataclasses import dataclass
 
 from .lower_bound import Status
 from .one_run import Lower
@@ -35,7 +35,7 @@ from .ranking import from_median, mu_lower, ranked_mistakes
 from .trial_log import Diverged
 
 
-@dataclasses.dataclass
+@dataclass
 class OrderStatistics(OneRunFdp):
     """Bound on μ from one training run whose canaries do not interfere; all of them are guessed.
 

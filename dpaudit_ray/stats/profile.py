@@ -5,7 +5,7 @@ simultaneously, and none assumes a trade-off function. If it is Gaussian, μ is 
 point.
 """
 
-import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +17,7 @@ from .threshold_rates import Worlds, mu_of_rates
 MOST = 20_000  # thresholds of a curve: any choice of them is valid, and no figure resolves more
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class MuProfile:
     """μ along the ROC, float64 [n] each, from the highest threshold to the lowest.
 

@@ -10,9 +10,9 @@ and its line for models that are missing offline, with all records as the popula
 Bertran et al. 2023, its normal distribution, of which mean and log variance are linear here.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -71,23 +71,13 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
     """
     values = np.asarray(logits)
     bits = np.asarray(members)
-    if values.ndim != 2 or bits.shape != values.shape:
-        shapes = f"{values.shape} and {bits.shape}"
-        raise ValueError(
-            f"logits and members must be [training runs, records], got shapes {shapes}"
-        )
+    first = _calibrating_runs(values, bits, calibrating)
     for name, value, kinds in (("attack", attack, Attack), ("variance", variance, Variance)):
         choices = get_args(kinds)
         if value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-    if np.isnan(values).any():
-        raise ValueError("logits must be numbers, got NaN; leave that training run out")
     if not gamma > 0:
         raise ValueError(f"gamma must be above 0, got {gamma}")
-    first = len(values) // 2 if calibrating is None else calibrating
-    if not 0 < first < len(values):
-        most = len(values) - 1
-        raise ValueError(f"calibrating must lie in 1..{most}, got {first}; the others are judged")
 
     worlds = [False]
     if attack == "loss":
@@ -118,7 +108,27 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
     return Membership(scores, bits[first:], confidence)
 
 
-@dataclasses.dataclass(frozen=True)
+def _calibrating_runs(
+    logits: NDArray[Any],
+    members: NDArray[Any],
+    calibrating: int | None,
+) -> int:
+    """Returns the number of training runs that calibrate; ValueError for unusable arguments."""
+    if logits.ndim != 2 or members.shape != logits.shape:
+        shapes = f"{logits.shape} and {members.shape}"
+        raise ValueError(
+            f"logits and members must be [training runs, records], got shapes {shapes}"
+        )
+    if np.isnan(logits).any():
+        raise ValueError("logits must be numbers, got NaN; leave that training run out")
+    first = len(logits) // 2 if calibrating is None else calibrating
+    if not 0 < first < len(logits):
+        most = len(logits) - 1
+        raise ValueError(f"calibrating must lie in 1..{most}, got {first}; the others are judged")
+    return first
+
+
+@dataclass(frozen=True)
 class _Side:
     """Statistics of each record in the calibrating models with it, or in those without, [m]."""
 

@@ -4,7 +4,7 @@ A training run that diverges in one world only reveals its bit. A guess may depe
 bits, so the first diverged trials decide how later ones are guessed.
 """
 
-import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Logged:
         self._log.miss(members)
 
 
-@dataclasses.dataclass
+@dataclass
 class Diverged:
     """Diverged trials per world so far."""
 

@@ -12,7 +12,6 @@ longer than a write takes, and reads the entry again. If two drivers still get t
 one was paused meanwhile, `Place` stops one of them.
 """
 
-import dataclasses
 import math
 import os
 import secrets
@@ -21,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +249,7 @@ def _started(pid: int) -> str | None:
     return None if after_name[0] == "Z" else after_name[19]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Holder:
     """The driver of a run, as other processes know it.
 
@@ -294,4 +294,4 @@ def holder(
     now = _watched(run, entry, wait)
     if now is None:
         return None
-    return driver if now != entry else dataclasses.replace(driver, silent=max(wait, 1))
+    return driver if now != entry else replace(driver, silent=max(wait, 1))

@@ -9,7 +9,6 @@ may still store an older record that the new driver has not written yet, and the
 `cluster/README.md` describes the limits of this.
 """
 
-import dataclasses
 import errno
 import json
 import random
@@ -18,6 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -45,7 +45,7 @@ _LONGEST_PAUSE_SECONDS = 10.0
 _QUIET_SECONDS = 2.0  # shorter outages are common, and nothing can be done about them
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Patience:
     """Repeats a call that fails after 0.1 s, 0.2 s, 0.4 s, ..., 10 s, for `seconds` in all.
 

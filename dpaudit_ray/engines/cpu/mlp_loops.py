@@ -4,8 +4,8 @@ Torch makes some thirty passes over activations of a few kilobytes. Here each mo
 stay in cache from the first layer to the clipped sum.
 """
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ Floats = NDArray[np.floating]
 Integers = NDArray[np.int64]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class MlpLoops:
     """Linear layers with ReLU between them; one of `conversion.Loops`."""
 

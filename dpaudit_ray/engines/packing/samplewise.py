@@ -4,10 +4,10 @@ The module is never copied: a copy would lack what its code reaches through clos
 """
 
 import copy
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ _NUMBERS, _ON_GPU = 1 << 24, 1 << 29
 MODELS = 16  # that go through `vmap` together
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Samplewise:
     """Clipped sums as `PackedModel` gives them, by one backward pass per model and example."""
 
@@ -91,7 +91,7 @@ class Samplewise:
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> "Samplewise":
         """Returns the same by `vmap` if that agrees on these examples; else self."""
-        fast = dataclasses.replace(self, mapped=1)
+        fast = replace(self, mapped=1)
         try:
             mapped = fast.gradients(row, x, y)
             expected = self.gradients(row, x, y)

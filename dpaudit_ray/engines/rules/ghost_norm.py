@@ -9,7 +9,7 @@ and D·O numbers; its norm alone takes T²(D + O), by
 the ghost norm (Li et al. 2022, "Large language models can be strong DP learners", section 4).
 """
 
-import dataclasses
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
     return squares.clamp_(min=0)  # rounding may make it negative
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Ghost(SampleGradients):
     """Gradients that are never formed, of inputs x [n, B, T, d] and output gradients g."""
 

@@ -1,8 +1,8 @@
 """The network to train, with parameters drawn from a seed, and the loss that an option names."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +71,7 @@ def network(
     return module
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class UsersLoss:
     """A user-defined function as a `Loss`; numbers to learn come in the dtype of the outputs."""
 

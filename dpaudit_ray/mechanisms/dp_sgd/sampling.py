@@ -6,10 +6,10 @@ trials are independent, and the claim for a canary that is sampled holds. Coins 
 would refute true claims in a fifth of sweeps.
 """
 
-import dataclasses
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ Indices = NDArray[np.int64]
 Coins = NDArray[np.bool_]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Sizes:
     """Number N of examples without the canary, and the expected batch size |B| ≤ N."""
 

@@ -8,7 +8,7 @@ for the first step to leave a trace, so g is negative above h; the sign that sec
 pulls both worlds back to h and forgets the canary.
 """
 
-import dataclasses
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ Gradient = Literal["threshold", "constant", "linear"]
 FirstStep = Literal["unscaled", "scaled"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Process:
     """A landscape and its steps."""
 
