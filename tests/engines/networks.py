@@ -166,7 +166,7 @@ case("positions-looked-up", SEQUENCE, SLOW,
 
 
 class Locked(nn.Module):
-    """What no copy can be made of."""
+    """Layer that cannot be copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ case("not-copied", VECTOR, SLOW, Locked)
 
 
 def numbers(self: Any, x: Tensor) -> Tensor:
-    """Of whole numbers alone."""
+    """Forward pass of a layer that takes whole numbers only."""
     return self.out(self.embed(x).mean(1))
 
 
