@@ -144,7 +144,7 @@ def existing_file(path: str, what: str, remedy: str) -> Path:
     """
     file = Path(os.path.expanduser(path))  # pathlib raises for an unknown user, or no home
     if not os.path.isfile(file):
-        note = "" if file.is_absolute() else ", nor beside the sweep file"
+        note = "" if file.is_absolute() else ", nor in the folder of the sweep file"
         if os.path.isdir(file):
             note = ", which is a folder"
         raise DataError(f"{what}: no file at {file.absolute()}{note}; {remedy}")

@@ -333,7 +333,7 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
             derived["packs"] = _packs(audit, cell, sweep)
         if isinstance(filled.mechanism, Recorded):
             reason = "takes code or data that is not here; it is as plan.json has it"
-            checked.cannot("what accountants are asked", reason, audit.label)
+            checked.cannot("the input of accountants", reason, audit.label)
         else:
             reads = cell.foreign or cell.mechanism.claim_reads_data
             derived["claimed"] = claims.asked(cell) if reads else None
@@ -374,7 +374,7 @@ def _claims(
         derived[name] = audit.claims.get(name, ())
         try:
             if is_data(name):
-                raise DpauditError("they take code of its author's to tell")
+                raise DpauditError("they take its author's code")
             values = claims.by(
                 claims.asked(cell),
                 cell.audit.delta,
@@ -563,7 +563,7 @@ def _behind(
     stored_trials = int(stored["trials"].max()) if len(stored) else 0
     if stored_trials < trials and not run.complete:
         reason = (
-            f"they are of {stored_trials:,} trials, {trials:,} are stored; `dpaudit run` goes on"
+            f"they are of {stored_trials:,} trials, {trials:,} are stored; `dpaudit run` resumes"
         )
         checked.cannot("its estimates", reason, audit.label)
         return True

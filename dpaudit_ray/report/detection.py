@@ -184,7 +184,7 @@ def for_weak(
     elif enough:
         fresh = options_of_its_own(run, enough, {"audit.trials": enough})
         if fresh is not None:
-            yield f"a run of its own: {enough:,} {effect}: {fresh[1]}"
+            yield f"a separate run: {enough:,} {effect}: {fresh[1]}"
     least = None  # trials that decide if the adversary shows all that the claim allows
     if_all = "more trials: if the adversary shows all that the claim allows"
     if sizes and not enough:

@@ -100,7 +100,8 @@ class AuditVerdict(_Judged):
     def divergence(self) -> str:
         """The sentence on training runs that diverge too often with or without the canary."""
         outside, inside = self.diverged
-        return f"diverging depends on the canary: {inside:,} trainings with it, {outside:,} without"
+        runs = f"{inside:,} training runs with it, {outside:,} without"
+        return f"diverging depends on the canary: {runs}"
 
 
 @dataclass(frozen=True)
@@ -608,14 +609,14 @@ def _help(run: Run, verdict: RunVerdict) -> Iterator[str]:
     def again(reason: str) -> Iterator[str]:
         fresh = detection.options_of_its_own(run, "again", {})
         if fresh is not None:
-            yield f"a run of its own with another seed: {reason}: {fresh[1]}"
+            yield f"a separate run with another seed: {reason}: {fresh[1]}"
 
     if verdict.verdict is Verdict.VIOLATION:
         yield from again("chance does not repeat itself, a leak does")
     elif outcomes.only_failed(run.directory, run.plan, run.decided):
         yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"
     elif not run.complete:
-        yield "`dpaudit run` with the same sweep file goes on"
+        yield "`dpaudit run` with the same sweep file resumes"
     yield from verdict.hints
     above = any(audit.above for audit in verdict.audits)
     if verdict.verdict is Verdict.INCONCLUSIVE and above:

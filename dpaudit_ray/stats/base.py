@@ -246,7 +246,7 @@ def checked(
     if values.ndim != 1 or bits.shape != values.shape:
         raise ValueError(
             f"scores and members must be two 1-D arrays of one length, got shapes {values.shape} "
-            f"and {bits.shape}; canaries of several trainings come one after the other, with runs="
+            f"and {bits.shape}; canaries of several runs come one after the other, with runs="
         )
     if bits.dtype != np.bool_ and not np.all((bits == 0) | (bits == 1)):
         raise ValueError("members must be 0 or 1 (or booleans)")
@@ -270,7 +270,7 @@ def check_coins(members: Members, judge: Estimator) -> None:
         raise ValueError(
             f"members come in an order that coins do not give: {runs} runs of equal bits in {n} "
             f"trials, where {expected:.0f} are expected; give the trials in the order in which "
-            "their coins fell, or shuffle independent trainings"
+            "their coins fell, or shuffle independent runs"
         )
 
 
@@ -295,7 +295,7 @@ _STATE = (
 )
 _BY_EARLIER = "take accuracy, which guesses each trial by earlier ones alone"
 _BY_RUNS = (
-    "pass runs=, which training run each score came from; if each is of a run of its own, "
+    "pass runs=, which training run each score came from; if each is of a separate run, "
     f"runs=numpy.arange(len(scores)), and {_BY_EARLIER}"
 )
 
@@ -347,18 +347,18 @@ def check_runs(
     """
     labels = np.asarray(runs)
     if labels.shape != (scores,):
-        raise ValueError(f"runs must name one training per score, got shape {labels.shape}")
+        raise ValueError(f"runs must name one training run per score, got shape {labels.shape}")
     trainings, sizes = np.unique(labels, return_counts=True)
     if not (method.one_run or method.by_run) and len(trainings) < scores:
         raise ValueError(
-            f"{method.name} takes independent trainings, got {scores} scores "
+            f"{method.name} takes independent training runs, got {scores} scores "
             f"from {len(trainings)}; use one-run or several-canaries"
         )
     canaries = int(sizes[0]) if len(set(sizes)) == 1 else 0
     changes = np.count_nonzero(labels[1:] != labels[:-1])
     if method.by_run and (canaries == 0 or changes != len(trainings) - 1):
         raise ValueError(
-            f"{method.name} takes as many scores from every training, one training after the "
+            f"{method.name} takes as many scores from every training run, one run after the "
             f"other, got {scores} scores from {len(trainings)}; sort them by training"
         )
     return canaries

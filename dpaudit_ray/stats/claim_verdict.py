@@ -4,7 +4,7 @@ On independent training runs (`ClaimTest`) the e-process of `claim` is valid at 
 for declared numbers of trials (`DeclaredTest`) are more sensitive up to these numbers. Each has a
 share of the error, so a true claim is refuted with probability alpha at most, at any look.
 
-A `DeclaredTest` has sixteen looks at the order of mistakes (`ranking`), at fixed shares of the
+A `DeclaredTest` tests the order of mistakes (`ranking`) sixteen times, at fixed shares of the
 declared trials; the boundary is computed under the claim's worst mechanism, and each look spends
 the error that is due by then. Diverged trials are tested once, at the end: those after the first
 eight are all guessed as the majority of these. Of trials that diverge with probability q, the claim

@@ -1,4 +1,4 @@
-"""Looks at the hits of a declared number of trials: alpha spending, computed exactly.
+"""Interim analyses of the hits of declared trials: alpha spending, computed exactly.
 
 The error is spent over a fixed grid of looks (Lan, DeMets 1983). For every candidate hit rate p the
 boundary at each look is the smallest count that keeps the probability of ever crossing, summed

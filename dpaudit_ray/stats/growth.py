@@ -24,7 +24,7 @@ def looks(
     """Returns numbers of trials after which bounds are read.
 
     These are `trials`, four times that, and so on, and `up_to`; the last but one is at most half of
-    it. If `up_to` is None or not larger than `trials`, there is one number.
+    it. There is one number unless `up_to` is larger than `trials`.
     """
     if up_to is None or up_to <= trials:
         return (trials,)

@@ -150,7 +150,7 @@ def _first_right(candidate: Candidate, expected: "_Expected") -> Way:
             return Way(alone=mapped, obstacle=obstacle)
     raise SpecError(
         "mechanism.model",
-        "has another gradient when it is asked again; draw nothing at random and keep nothing "
+        "has another gradient when it is called again; draw nothing at random and keep nothing "
         "from one batch to the next",
     )
 

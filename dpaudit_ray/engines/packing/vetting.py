@@ -28,7 +28,7 @@ _MIXES = (
 )
 _DRAWS = "draws random numbers, which no pack's seed covers; take them out, or set p to 0"
 _UNSTEADY = (
-    "gives another output when it is asked again: it draws random numbers or keeps something from "
+    "gives another output when it is called again: it draws random numbers or keeps something from "
     "one batch to the next; take that out"
 )
 _READS = (

@@ -87,7 +87,7 @@ def alteration(layer: nn.Module) -> str | None:
     if any(getattr(layer, hooks) for hooks in _HOOKS):
         return "has hooks"
     if "forward" in vars(layer):
-        return "has a forward of its own"
+        return "has its own forward()"
     if parametrize.is_parametrized(layer):
         return "has parametrised weights"
     if any(p._backward_hooks for p in layer.parameters(recurse=False)):
