@@ -127,10 +127,7 @@ def parse(
     """
     if isinstance(raw, base):
         return raw
-    if isinstance(raw, str):
-        raw = {"name": raw}
-    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-        raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
+    raw = options_with_name(raw, key)
     path = raw["name"]
     if imports.is_data(path):
         stand_in: type[P] = _stand_in(base)
@@ -140,6 +137,15 @@ def parse(
     if ":" in path and default_name is not None:
         raw = raw | {"name": default_name}
     return validated(cast(type[P], cls.variant(raw)), raw, key)
+
+
+def options_with_name(raw: Any, key: str) -> dict[str, Any]:
+    """Returns a name, or a mapping with `name`, as a mapping. Raises SpecError under `key`."""
+    if isinstance(raw, str):
+        return {"name": raw}
+    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
+        raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
+    return raw
 
 
 def validated(

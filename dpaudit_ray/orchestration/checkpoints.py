@@ -75,7 +75,7 @@ class Checkpoints:
         self,
         pack: Pack,
     ) -> tuple[str, tuple[int, int]]:
-        return self._plan.audits[pack.audit].id, (pack.first, pack.last)
+        return self._plan.audits[pack.audit].id, pack.bounds
 
 
 class PackCheckpoints:

@@ -250,7 +250,7 @@ class PackTrainer:
         """Returns the secret bits of a pack, and the seed of its noise."""
         audit = self._brief.audits[pack.audit]
         noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
-        return audit.bits(self._brief.seed, pack.first, pack.last), noise
+        return audit.bits(self._brief.seed, *pack.bounds), noise
 
     def _parts(self, index: int) -> tuple[Arrays, ...]:
         """Returns all parts of an audit's preparation."""

@@ -229,17 +229,9 @@ def check_run(location: str) -> Checked:
         if sweep is None:
             checked.differs(SWEEP, "", "no such file", "a sweep")
     if plan is not None and sweep is not None:
-        stored = {
-            "fingerprint": plan.fingerprint,
-            "seed": plan.seed,
-            "audits": len(plan.audits),
-        }
-        derived = {
-            "fingerprint": sweep.fingerprint,
-            "seed": sweep.seed,
-            "audits": len(sweep.cells),
-        }
-        checked.compare(PLAN, stored, derived)
+        checked.compare(PLAN, plan.fingerprint, sweep.fingerprint, place="fingerprint")
+        checked.compare(PLAN, plan.seed, sweep.seed, place="seed")
+        checked.compare(PLAN, len(plan.audits), len(sweep.cells), place="audits")
     if plan is None or sweep is None or checked.different:
         checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
         return checked
@@ -515,8 +507,7 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
     behind = False
     for index in sorted(sources.good):
         audit, cell = plan.audits[index], sources.sweep.cells[index]
-        packs = [failure.pack for failure in failed if failure.pack.audit == index]
-        failures = {(pack.first, pack.last) for pack in packs}
+        failures = {failure.pack.bounds for failure in failed if failure.pack.audit == index}
         try:
             unread = [spec.name for spec in cell.audit.estimators if spec.unimported]
             if unread:

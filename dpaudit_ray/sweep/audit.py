@@ -18,7 +18,7 @@ from pydantic import (
 
 from .. import accounting, imports, stats
 from ..errors import Mistakes, SpecError, unknown_name
-from ..plugins import Count, OpenShare, Strict, carried, got, spec_error
+from ..plugins import Count, OpenShare, Strict, carried, options_with_name, spec_error
 
 T = TypeVar("T", bound=Any)
 
@@ -32,11 +32,7 @@ class EstimatorSpec(Strict):
     @classmethod
     def parse(cls, raw: Any, key: str) -> "EstimatorSpec":
         """Parses a name, or a mapping with `name` and options. Raises SpecError under `key`."""
-        if isinstance(raw, str):
-            raw = {"name": raw}
-        if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-            raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
-        options = dict(raw)
+        options = dict(options_with_name(raw, key))
         name = options.pop("name")
         if imports.is_data(name):
             return cls(name=name, options=options)
