@@ -11,7 +11,7 @@ from tests.readability import Measures
 PACKAGE = Path(da.__file__).parent
 ROOT = PACKAGE.parent
 # Limits at the last change that improved them.
-LIMITS = {"headless": 44, "pointer": 16, "name": 164, "str*bool": 9, "nested": 28, "walrus": 3}
+LIMITS = {"headless": 44, "pointer": 16, "name": 161, "str*bool": 9, "nested": 28, "walrus": 3}
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,9 @@ def pages() -> Measures:
     return readability.of_pages(sorted(files))
 
 
-def test_package_has_at_most_273_900_tokens(package):
+def test_package_has_at_most_273_800_tokens(package):
     """Counts tokens, not lines: a limit on lines is met by denser lines."""
-    assert sum(lines.total() for lines in package.tokens.values()) <= 273_900
+    assert sum(lines.total() for lines in package.tokens.values()) <= 273_800
 
 
 def test_lines_of_code_are_short(package):

@@ -77,8 +77,8 @@ def check(
 
 def _show_check(checked: Checked) -> None:
     if not checked.in_order:
-        places = plural(checked.different, "place")
-        terminal.say(f"differs in {places}: {checked.location}")
+        count = plural(checked.different, "place")
+        terminal.say(f"differs in {count}: {checked.location}")
     for difference in checked.differences[:_MOST_DIFFERENCES]:
         terminal.say(f"  {difference}")
     if checked.different > _MOST_DIFFERENCES:

@@ -22,7 +22,7 @@ from ..plan.outcomes import Failure
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import EstimateRow, PackScores
 from ..sweep.spec import Sweep
-from .audit_state import AuditState, OpenSweep, Taken
+from .audit_state import AuditState, OpenSweep, Snapshot
 from .checkpoints import Checkpoints, Saved
 from .progress import Activity, Progress
 
@@ -159,11 +159,11 @@ class Aggregation:
             enough = {}
             rows = []
             for index in range(len(self._plan.audits)):
-                audit, taken = self._settled(index)
-                complete &= taken.complete and self._prepared.suffices(index)
-                missed += taken.missed
-                if taken.decided is not None:
-                    enough[index] = taken.decided
+                audit, snapshot = self._settled(index)
+                complete &= snapshot.complete and self._prepared.suffices(index)
+                missed += snapshot.missed
+                if snapshot.decided is not None:
+                    enough[index] = snapshot.decided
                 rows += audit.estimates.rows()
             newly_complete = complete and not self._run.complete
             if newly_complete:
@@ -190,14 +190,14 @@ class Aggregation:
                 "same command again"
             )
 
-    def _settled(self, index: int) -> tuple[AuditState, Taken]:
-        """Folds what was taken into an audit's estimates, too; returns the audit and that."""
+    def _settled(self, index: int) -> tuple[AuditState, Snapshot]:
+        """Folds an audit's new packs into its estimates, too; returns it with its snapshot."""
         with self._turn:
             audit = self._audits[index]
-            taken = audit.take()
-        for pack in taken.packs:
+            snapshot = audit.take_snapshot()
+        for pack in snapshot.packs:
             audit.estimates.fold(pack)
-        return audit, taken
+        return audit, snapshot
 
     def _is_stored(self, pack: Pack) -> bool:
         return pack.bounds in self._audits[pack.audit].trials.stored

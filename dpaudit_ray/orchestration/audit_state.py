@@ -42,7 +42,7 @@ class OpenSweep:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Snapshot:
     """State of an audit, with the packs that its estimates do not have yet.
 
     Attributes:
@@ -63,7 +63,7 @@ class AuditState:
 
     Attributes:
         trials: the finished packs.
-        estimates: estimators, which fold packs later: those that `take` returns.
+        estimates: estimators, which fold packs later: those of `take_snapshot`.
         decided: the trials that were enough by `stop_when`; later ones are not folded.
     """
 
@@ -107,12 +107,12 @@ class AuditState:
         self.trials.failed.add(pack)
         self._advance()
 
-    def take(self) -> Taken:
+    def take_snapshot(self) -> Snapshot:
         """Returns the packs that were folded since the last call, and the state of the audit."""
         packs = self._unsettled
         self._unsettled = []
         missed = list(self._missed.values())
-        return Taken(packs, self.decided, self.trials.complete, missed)
+        return Snapshot(packs, self.decided, self.trials.complete, missed)
 
     def progress(
         self,

@@ -21,7 +21,7 @@ from .. import __version__
 from ..errors import DpauditError, RunDirectoryError, first_line, printable
 from ..imports import is_data
 from ..mechanisms.base import Recorded
-from ..orchestration.audit_state import AuditState, OpenSweep, Taken
+from ..orchestration.audit_state import AuditState, OpenSweep, Snapshot
 from ..plan import claims, finished_trials, outcomes, planner, preparing, provenance, record
 from ..plan.finished_trials import FinishedTrials, PackRange
 from ..plan.model import Plan, PlannedAudit
@@ -519,7 +519,7 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
         except DpauditError as error:
             checked.cannot("its estimates", first_line(error), audit.label)
             continue
-        results[index] = state.take()
+        results[index] = state.take_snapshot()
         del state  # with all its scores; the verdict reads them again
         rows += derived
         own_rows = stored[stored["audit"] == audit.id]
@@ -599,7 +599,7 @@ def _key(row: Mapping[Any, Any]) -> str:
     return f"step {row['step']}, {row['estimator']}, {row['accountant']}"
 
 
-def _check_records(sources: _Sources, results: Mapping[int, Taken]) -> None:
+def _check_records(sources: _Sources, results: Mapping[int, Snapshot]) -> None:
     """Compares the records of failed trials and of decisions, written with the estimates."""
     checked = sources.checked
     missed = outcomes.read(sources.run, sources.plan).missed
@@ -631,7 +631,7 @@ def _record(
     return record
 
 
-def _check_completeness(sources: _Sources, results: Mapping[int, Taken]) -> str:
+def _check_completeness(sources: _Sources, results: Mapping[int, Snapshot]) -> str:
     """Returns the progress of a run, empty if it is complete; compares _SUCCESS with it."""
     run, plan = sources.run, sources.plan
     enough = dict(outcomes.decided(run, sources.sweep, plan))
