@@ -35,7 +35,8 @@ class Curve:
     def __post_init__(self) -> None:
         e = np.atleast_1d(as_floats(self.epsilons))
         d = np.atleast_1d(as_floats(self.deltas))
-        if e.ndim != 1 or e.shape != d.shape or len(e) == 0:
+        are_alike = e.ndim == 1 and e.shape == d.shape
+        if not are_alike or len(e) == 0:
             raise ValueError(
                 f"epsilons and deltas must be two 1-D arrays of one length, "
                 f"got shapes {e.shape} and {d.shape}"
@@ -103,12 +104,14 @@ class Responses:
         """
         e, d = _hull(curve)
         x = np.exp(e)
-        slopes = (d[:-1] - d[1:]) / np.diff(x)
+        falls = d[:-1] - d[1:]
+        slopes = falls / np.diff(x)
         wrong = np.append(slopes, 0.0)  # wrong answers above a level
         shares = np.zeros(len(e))
         remainder = 1 - d[-1]
         for level in range(len(e) - 1, 0, -1):
-            share = (wrong[level - 1] - wrong[level]) * (1 + x[level])
+            wrong_at_level = wrong[level - 1] - wrong[level]
+            share = wrong_at_level * (1 + x[level])
             shares[level] = min(max(share, 0.0), remainder)
             remainder -= shares[level]
         shares[0] = remainder

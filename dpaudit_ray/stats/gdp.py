@@ -29,11 +29,13 @@ def delta(epsilon: ArrayLike, mu: ArrayLike) -> Any:
 
 def epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
     """Returns the smallest ε ≥ 0 at which a μ-GDP mechanism is (ε, δ)-DP; δ in (0, 1)."""
-    mus, deltas = np.broadcast_arrays(nonnegative("mu", mu), in_unit("delta", delta))
+    at_least_0 = nonnegative("mu", mu)
+    mus, deltas = np.broadcast_arrays(at_least_0, in_unit("delta", delta))
     logs = np.log(deltas)
     start = np.maximum(mus, 1e-3)
     result = _last_where(lambda epsilons: _log_delta(epsilons, mus) > logs, start)
-    return shaped(np.where(np.isinf(mus), np.inf, result))
+    result[np.isinf(mus)] = np.inf
+    return shaped(result)
 
 
 def mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
