@@ -4,8 +4,6 @@ Stable, with the arguments that `docs/python.md` shows: `run`, `open`, `Result`,
 `stats.estimate` and `accounting.epsilon`. All else may change from one version to the next.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,11 +1,11 @@
 """Runs a sweep from its specification to its result, in one call: `dpaudit_ray.run`."""
 
-import contextlib
 import importlib
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -117,9 +117,14 @@ class _Job:
     show: Callable[[Progress], None]
     tell: Tell
     phase: Tell
-    connection: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    connection: ExitStack = field(default_factory=ExitStack)
 
-    def run(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
+    def run(
+        self,
+        executor: ExecutorName,
+        address: str | None,
+        retry_failed: bool,
+    ) -> Result:
         """Runs what is missing; again if storage has lost files meanwhile."""
         enough = self._enough()
         missing = sum(pack.size for pack in planning.remaining(self.directory, self.plan, enough))
@@ -152,7 +157,12 @@ class _Job:
         skipped = {failure.pack for failure in failures}
         return outcomes.to_run(self.directory, self.plan, self._enough(), skipped)
 
-    def _run_once(self, executor: ExecutorName, address: str | None, retry_failed: bool) -> Result:
+    def _run_once(
+        self,
+        executor: ExecutorName,
+        address: str | None,
+        retry_failed: bool,
+    ) -> Result:
         failures = outcomes.failed(self.directory, self.plan)
         retried = []
         if retry_failed:
@@ -205,7 +215,7 @@ class _Job:
         if refuted - {i for i, audit in enumerate(last.audits) if audit.refuted}:
             time.sleep(metrics.COLLECTED_SECONDS)  # the series end with the aggregator
 
-    @contextlib.contextmanager
+    @contextmanager
     def _dispatcher(
         self, name: ExecutorName, packs: int, address: str | None
     ) -> Iterator[Dispatcher]:
@@ -262,7 +272,10 @@ def check_inputs(sweep: Sweep, tell: Tell = tell_nobody) -> None:
             )
 
 
-def warn_of_few_trials(sweep: Sweep, tell: Callable[[str], None]) -> None:
+def warn_of_few_trials(
+    sweep: Sweep,
+    tell: Callable[[str], None],
+) -> None:
     """Warns of audits that show nothing even if every guess is right.
 
     Without any leak, n random bits are guessed right with a probability of 2^-n. No test rejects at

@@ -4,8 +4,6 @@ The command line exits with 2 after them, unless their docstring names another c
 one line: what was wrong, the value, the bound, what to do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -57,7 +55,11 @@ class DpauditError(Exception):
 
     exit_code: ClassVar[Exit] = Exit.USAGE
 
-    def __init__(self, *args: object, details: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *args: object,
+        details: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(*args)
         self.details = details
 
@@ -89,11 +91,11 @@ class SpecError(DpauditError):
         return f"{self.key}: {self.problem}" if self.key else self.problem
 
     @property
-    def problems(self) -> tuple[SpecError, ...]:
+    def problems(self) -> "tuple[SpecError, ...]":
         """All mistakes that it names, each a line, in the order in which to fix them."""
         return (self,)
 
-    def under(self, prefix: str) -> SpecError:
+    def under(self, prefix: str) -> "SpecError":
         """Returns the same error with `prefix` in front of its keys."""
         error = SpecError(f"{prefix}.{self.key}" if self.key else prefix, self.problem)
         error.meant = f"{prefix}.{self.meant}" if self.meant else self.meant
@@ -201,7 +203,11 @@ def closest(name: str, names: Iterable[str]) -> str:
     return by_lower[matches[0]] if len(matches) == 1 else ""
 
 
-def unknown_name(what: str, name: str, names: Iterable[str]) -> str:
+def unknown_name(
+    what: str,
+    name: str,
+    names: Iterable[str],
+) -> str:
     """Returns the message about a name in a sweep file that no plug-in has.
 
     Args:

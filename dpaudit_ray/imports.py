@@ -5,13 +5,9 @@ called before it was checked, none of Python's own library at all, and `Trust` l
 that may be imported.
 """
 
-from __future__ import annotations
-
 import ast
 import collections
-import contextlib
 import contextvars
-import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -23,6 +19,8 @@ import sysconfig
 import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +33,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _PARSING = threading.Lock()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Trust:
     """Modules that may be imported, with all that lies below them.
 
@@ -48,7 +46,7 @@ class Trust:
     reads: bool = False
 
     @classmethod
-    def parse(cls, option: str | None, reads: bool = False) -> Trust:
+    def parse(cls, option: str | None, reads: bool = False) -> "Trust":
         """Parses `--trust a,b.c`.
 
         Args:
@@ -77,12 +75,12 @@ _ANY = Trust()
 _TRUST = contextvars.ContextVar("trust", default=_ANY)
 
 
-@contextlib.contextmanager
+@contextmanager
 def trusting(trust: Trust) -> Iterator[None]:
     """Imports what `trust` allows while this is open."""
     token = _TRUST.set(trust)
     if trust.modules != ():  # at the end: no file of a stranger's replaces an installed module
-        with contextlib.suppress(FileNotFoundError):  # the working directory may be gone
+        with suppress(FileNotFoundError):  # the working directory may be gone
             sys.path.append(str(Path.cwd()))
     try:
         yield
@@ -125,7 +123,11 @@ def imported(path: str, key: str) -> Any:
     return value
 
 
-def subclass(base: type[C], path: str, key: str) -> type[C]:
+def subclass(
+    base: type[C],
+    path: str,
+    key: str,
+) -> type[C]:
     """Imports a class of the kind `base`. Raises SpecError under `key` for anything else."""
     cls = imported(path, key)
     if not (isinstance(cls, type) and issubclass(cls, base)):
@@ -139,7 +141,11 @@ def subclass(base: type[C], path: str, key: str) -> type[C]:
     return cls
 
 
-def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., Any]:
+def training(
+    path: str,
+    options: Mapping[str, Any],
+    key: str,
+) -> Callable[..., Any]:
     """Imports a function that trains.
 
     Args:
@@ -164,7 +170,11 @@ def training(path: str, options: Mapping[str, Any], key: str) -> Callable[..., A
     return train
 
 
-def function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
+def function(
+    path: str,
+    key: str,
+    *arguments: str,
+) -> Callable[..., Any]:
     """Imports a function of the user's.
 
     Args:
@@ -316,7 +326,7 @@ def imported_names(module: str, file: Path) -> list[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            with contextlib.suppress(ImportError):  # it leads out of the package
+            with suppress(ImportError):  # it leads out of the package
                 name = node.module or ""
                 base = importlib.util.resolve_name("." * node.level + name, package)
                 names += [base, *(f"{base}.{alias.name}" for alias in node.names)]

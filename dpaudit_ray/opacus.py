@@ -11,8 +11,8 @@ The script itself behaves as before. `dpaudit audit script.py:main` audits it, a
 `testing.assert_private(main, ...)` does so in a test.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,7 +21,7 @@ _MARK = "__dpaudit__"
 __all__ = ["audited"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Marks:
     """The arguments of `@audited`.
 
@@ -43,7 +43,10 @@ class Marks:
 
 
 def audited(
-    delta: float, *, epsilon: float | None = None, public: str | Sequence[str] = ()
+    delta: float,
+    *,
+    epsilon: float | None = None,
+    public: str | Sequence[str] = (),
 ) -> Callable[[F], F]:
     """Marks a function that trains, takes no arguments, and returns what is published of it.
 

@@ -5,8 +5,6 @@ named by its import path, `package.module:Class`. Plug-in modules import torch i
 only. If a run is only read, an `Unread` stands for a class of the user's, with its options.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -48,7 +46,7 @@ class Plugin(Strict):
     revision: ClassVar[int] = 1  # of the results; raised if the same options give other ones
 
     @classmethod
-    def variant(cls, raw: Mapping[str, Any]) -> type[Plugin]:
+    def variant(cls, raw: Mapping[str, Any]) -> "type[Plugin]":
         """Returns the class to build from these options: this one, or a subclass for them."""
         return cls
 
@@ -112,7 +110,11 @@ P = TypeVar("P", bound=Plugin)
 S = TypeVar("S", bound=BaseModel)
 
 
-def parse(base: type[P], raw: Any, key: str) -> P:
+def parse(
+    base: type[P],
+    raw: Any,
+    key: str,
+) -> P:
     """Returns the plug-in that an entry of a sweep file describes.
 
     Args:
@@ -125,10 +127,7 @@ def parse(base: type[P], raw: Any, key: str) -> P:
     """
     if isinstance(raw, base):
         return raw
-    if isinstance(raw, str):
-        raw = {"name": raw}
-    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-        raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
+    raw = options_with_name(raw, key)
     path = raw["name"]
     if imports.is_data(path):
         stand_in: type[P] = _stand_in(base)
@@ -140,7 +139,20 @@ def parse(base: type[P], raw: Any, key: str) -> P:
     return validated(cast(type[P], cls.variant(raw)), raw, key)
 
 
-def validated(model: type[S], raw: Any, key: str) -> S:
+def options_with_name(raw: Any, key: str) -> dict[str, Any]:
+    """Returns a name, or a mapping with `name`, as a mapping. Raises SpecError under `key`."""
+    if isinstance(raw, str):
+        return {"name": raw}
+    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
+        raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
+    return raw
+
+
+def validated(
+    model: type[S],
+    raw: Any,
+    key: str,
+) -> S:
     """Returns `raw` as a `model`. Raises SpecError under `key` if it is not valid."""
     try:
         return model.model_validate(raw)
@@ -173,7 +185,10 @@ def carried() -> Iterator[None]:
         raise _CarriedError(error) from error
 
 
-def registry(base: type[P], module: str | None = None) -> dict[str, type[P]]:
+def registry(
+    base: type[P],
+    module: str | None = None,
+) -> dict[str, type[P]]:
     """Returns the classes of this kind in its home package, by name.
 
     Args:
@@ -213,7 +228,10 @@ _PROBLEMS = {
 
 
 def spec_error(
-    error: ValidationError, prefix: str, raw: Any, model: type[BaseModel] | None = None
+    error: ValidationError,
+    prefix: str,
+    raw: Any,
+    model: type[BaseModel] | None = None,
 ) -> SpecError:
     """Translates a pydantic error into one line for each problem, with its full key.
 
@@ -231,7 +249,10 @@ def spec_error(
     return together(itertools.chain.from_iterable(by_path.values()))
 
 
-def _path(loc: tuple[int | str, ...], raw: Any) -> tuple[str, ...]:
+def _path(
+    loc: tuple[int | str, ...],
+    raw: Any,
+) -> tuple[str, ...]:
     """Returns the keys of a location, without pydantic's names for the parts of unions."""
     path = []
     for part in loc:
@@ -243,7 +264,11 @@ def _path(loc: tuple[int | str, ...], raw: Any) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _problems(item: Any, path: tuple[str, ...], model: type[BaseModel] | None) -> list[SpecError]:
+def _problems(
+    item: Any,
+    path: tuple[str, ...],
+    model: type[BaseModel] | None,
+) -> list[SpecError]:
     """Translates one error of pydantic's about an option of `model` at `path`."""
     kind = item["type"]
     key = ".".join(filter(None, path))
@@ -282,7 +307,11 @@ def got(value: Any) -> str:
     return f", got {text}" if len(text) <= 80 else ""
 
 
-def _find(base: type[P], name: str, key: str) -> type[P]:
+def _find(
+    base: type[P],
+    name: str,
+    key: str,
+) -> type[P]:
     if ":" in name:
         return imports.subclass(base, name, key)
     # Most are in a module of their name, so that no other needs to be imported.

@@ -15,8 +15,6 @@ Any framework, by a function that returns releases:
 Outside an audit, both only compute the release.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys
@@ -161,7 +159,12 @@ def _flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     return arrays, lambda arrays: _pytree.tree_unflatten(arrays, specification)
 
 
-def _stream(name: str, noise: float, bound: float, rate: float) -> Stream | None:
+def _stream(
+    name: str,
+    noise: float,
+    bound: float,
+    rate: float,
+) -> "Stream | None":
     """Returns the recorder of a call site; None outside an audit, which alone imports it."""
     watch = sys.modules.get("dpaudit_ray.scripts.watch.release_functions")
     return watch.stream_at(name, (noise, bound, rate)) if watch else None

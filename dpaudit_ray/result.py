@@ -1,14 +1,12 @@
 """The result of `dpaudit_ray.run` and `open`, and its view in a notebook."""
 
-from __future__ import annotations
-
 import contextlib
-import dataclasses
-import functools
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from .report.verdict import Answer, Verdict
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Result:
     """A run, complete or not.
 
@@ -47,10 +45,14 @@ class Result:
     failures: tuple[Failure, ...] = ()
     lost: int = 0
     stopped: bool = False
-    trust: Trust | None = dataclasses.field(default=None, repr=False)
+    trust: Trust | None = field(default=None, repr=False)
 
     @classmethod
-    def open(cls, location: str | Path, trust: str | None = None) -> Self:
+    def open(
+        cls,
+        location: str | Path,
+        trust: str | None = None,
+    ) -> Self:
         """Opens a run in a directory, or at an address, complete or not.
 
         Args:
@@ -74,8 +76,8 @@ class Result:
         vars(result)["run"] = run
         return result
 
-    @functools.cached_property
-    def run(self) -> Run:
+    @cached_property
+    def run(self) -> "Run":
         """The run directory, opened on first use."""
         from .report.tables import Run
 
@@ -120,7 +122,10 @@ class Result:
         with self._reading:
             return membership_rates.table(self.run)
 
-    def matrix(self, audit: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def matrix(
+        self,
+        audit: int = 0,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the last scores and the bits of an audit, for `dpaudit_ray.membership`.
 
         Args:
@@ -147,15 +152,15 @@ class Result:
         )
         return scores.fillna({MISSED: ""}) if MISSED in scores else scores
 
-    @functools.cached_property
-    def answer(self) -> Answer:
+    @cached_property
+    def answer(self) -> "Answer":
         """The run's verdict in a sentence, its reason, and what would help; takes seconds."""
         from .report import verdict
 
         with self._reading:
             return verdict.current(self.run)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> "Verdict":
         """Returns VIOLATION, CONSISTENT or INCONCLUSIVE, as `dpaudit verify` does."""
         return self.answer.verdict
 

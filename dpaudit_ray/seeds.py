@@ -8,7 +8,7 @@ The two never share a key, so no scorer can learn a bit from a noise seed.
 import hashlib
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 _BITS_PER_BLOCK = 512  # one BLAKE2b digest
 
@@ -22,7 +22,12 @@ def derive(*parts: str | int) -> int:
     return int.from_bytes(digest, "big")
 
 
-def bits(seed: int, audit: str, first: int, last: int) -> npt.NDArray[np.bool_]:
+def bits(
+    seed: int,
+    audit: str,
+    first: int,
+    last: int,
+) -> NDArray[np.bool_]:
     """Returns the secret bits of trials, fair and independent.
 
     Args:
@@ -41,7 +46,7 @@ def bits(seed: int, audit: str, first: int, last: int) -> npt.NDArray[np.bool_]:
         digest = _digest(("bits", seed, audit, block), size=64)
         digests.append(digest)
     raw = np.frombuffer(b"".join(digests), dtype=np.uint8)
-    stream = np.unpackbits(raw).astype(np.bool_)
+    stream = np.unpackbits(raw).astype(bool)
     start = first - first_block * _BITS_PER_BLOCK
     count = last - first + 1
     return stream[start : start + count]
@@ -58,6 +63,9 @@ def noise_seed(seed: int, audit: str, first: int) -> int:
     return derive("noise", seed, audit, first)
 
 
-def _digest(parts: tuple[str | int, ...], size: int) -> bytes:
+def _digest(
+    parts: tuple[str | int, ...],
+    size: int,
+) -> bytes:
     name = "\x1f".join(map(str, parts))
     return hashlib.blake2b(name.encode(), digest_size=size).digest()

@@ -11,8 +11,6 @@ day, unless the script's own randomness differs. `INCONCLUSIVE` fails, too, unle
 False.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +33,7 @@ def assert_private(
     layers: tuple[int, ...] = (0, 1, 2),
     seed: int = 0,
     conclusive: bool = True,
-) -> ScriptVerdict:
+) -> "ScriptVerdict":
     """Audits a function that trains, in child processes, as `dpaudit audit` does.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the figures of all papers share: bounds of runs, their spread, and the command."""
+"""Parts that the figures of all papers share: bounds of runs, their spread, and the command."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dpaudit_ray.storage.scores import score_frame
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What the user sees of a command."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -85,6 +85,6 @@ def changed(sweep: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def stored_scores(run: RunDirectory, audit: str) -> pd.DataFrame:
-    """What the score files of an audit hold, in trial order, as their columns."""
+    """Returns the columns of an audit's score files, in trial order."""
     files = sorted(run.score_files(audit))
     return score_frame(audit, [run.read_scores(audit, *file) for file in files])

@@ -17,7 +17,7 @@ NETWORKS = {
 
 
 def compile_loops(name: str) -> None:
-    """Of one network."""
+    """Compiles the loops of one network."""
     from dpaudit_ray.engines.packing.packed import PackedModel
     from dpaudit_ray.models.base import Model
     from dpaudit_ray.plugins import parse

@@ -129,7 +129,7 @@ def sweep_of_400(light: dict, pace: Pace, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def quiet_400(sweep_of_400: Path, tmp_path: Path) -> str:
-    """Where an undisturbed run of it is, to compare with."""
+    """Returns the directory of an undisturbed run of the sweep, to compare with."""
     return da.run(sweep_of_400, storage_path=str(tmp_path / "quiet"), executor="inline").location
 
 

@@ -23,7 +23,7 @@ import psutil
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Where it listens, and the environment of a client that has its token."""
+    """A head's address, and the environment of a client that has its token."""
 
     gcs: str
     dashboard: str
@@ -43,7 +43,7 @@ class Head:
             return json.load(response)
 
     def jobs(self) -> dict[str, dict[str, Any]]:
-        """What the Jobs API knows, by submission id."""
+        """Returns the jobs that the Jobs API lists, by submission id."""
         return {job["submission_id"]: job for job in self.get("/api/jobs/")}
 
     def actors(self) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ class Pace:
         return sweep
 
     def slow(self, seconds: float) -> None:
-        """What packs take that begin from now on."""
+        """Sets the seconds of packs that begin from now on."""
         self._file.write_text(str(seconds))
 
     def hurry(self) -> None:

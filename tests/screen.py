@@ -74,18 +74,18 @@ class Screen:
 
     @property
     def lines(self) -> list[str]:
-        """Those that were scrolled off, and the screen's."""
+        """Returns the lines that were scrolled off, and those on the screen."""
         width = self._screen.columns
         gone = ["".join(row[x].data for x in range(width)) for row in self._screen.history.top]
         return [line.rstrip() for line in [*gone, *self._screen.display]]
 
     def colour(self, text: str) -> str:
-        """Of the first character of a text that is on the screen."""
+        """Returns the colour of the first character of a text on the screen."""
         row = next(y for y, line in enumerate(self._screen.display) if text in line)
         return self._screen.buffer[row][self._screen.display[row].index(text)].fg
 
     def resize(self, columns: int, lines: int) -> None:
-        """As a user drags the window's corner."""
+        """Changes the size of the window, as a user does by its corner."""
         self._screen.resize(lines, columns)
         size = struct.pack("HHHH", lines, columns, 0, 0)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
@@ -107,11 +107,11 @@ class Screen:
         return self.until(lambda lines: any(words in line for line in lines), timeout)
 
     def types(self, keys: bytes) -> None:
-        """As a user types them; b"\\x03" is Ctrl-C."""
+        """Sends keys as a user types them; b"\\x03" is Ctrl-C."""
         os.write(self._master, keys)
 
     def close(self) -> None:
-        """As a user closes the window: its shell tells all processes of the job as well."""
+        """Closes the window as a user does: its shell sends SIGHUP to all processes of the job."""
         os.close(self._master)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGHUP)

@@ -69,7 +69,7 @@ class Undescribed:
 
 
 def test_an_option_without_a_meaning_is_found():
-    with pytest.raises(LookupError, match="no comment that says what it means"):
+    with pytest.raises(LookupError, match="no comment that explains it"):
         reference.meaning([Undescribed], "takes")
 
 

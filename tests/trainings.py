@@ -52,7 +52,7 @@ def along(training: DpSgdTraining, place: int) -> GradientCanary:
 
 
 def shown(session: Any, bits: np.ndarray, seed: int = 5) -> list[tuple[int, Tensor, Tensor]]:
-    """What an observer of updates sees of every step: its number, θ before it, and the update."""
+    """Returns what an observer gets at every step: its number, θ before it, and the update."""
     training, seen = session.training, list[tuple[int, Tensor, Tensor]]()
     inside = torch.from_numpy(bits).to(training.initial)
     path = training.run(
@@ -67,7 +67,7 @@ def shown(session: Any, bits: np.ndarray, seed: int = 5) -> list[tuple[int, Tens
 
 
 def loss(training: DpSgdTraining | nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Of all these examples together in one model [p], by plain autograd."""
+    """Computes the loss of all these examples in one model [p], by plain autograd."""
     module = training if isinstance(training, nn.Module) else training.module
     named = dict(module.named_parameters())
     parts = torch.split(row, [one.numel() for one in named.values()])
@@ -76,7 +76,7 @@ def loss(training: DpSgdTraining | nn.Module, row: Tensor, x: Tensor, y: Tensor)
 
 
 def gradient(training: DpSgdTraining | nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Of the same by all parameters, float [p]."""
+    """Computes the gradient of that loss by all parameters, float [p]."""
     leaf = row.clone().requires_grad_()
     (found,) = torch.autograd.grad(loss(training, leaf, x, y), leaf)
     return found

@@ -1,7 +1,7 @@
 """Reference pages of the site, read off the classes that a sweep file names and off the CLI.
 
-What an option means is the comment beside its field, or the lines of comment above it: the same
-words for whoever reads the code and for whoever reads the site.
+The meaning of an option is the comment behind its field, or the lines of comment above it: the site
+has the same words as the code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SECTIONS = {
     "accountants](estimators.md), [data and models](data-and-models.md) have pages of their own. "
     "`grid` maps keys of any section to lists of values, an audit for each combination; keys that "
     "are joined by a comma change together.",
-    "audit": "How many trainings, at which δ and confidence, and what is computed of them.",
+    "audit": "Number of training runs, δ, confidence, and the bounds that are computed.",
     "audit.stop_when": "",
     "resources": "",
 }
@@ -119,36 +119,35 @@ def classes(kind: str) -> dict[str, type]:
 
 
 def models(kind: str, cls: Any) -> list[Any]:
-    """The classes whose fields are the options of `cls`: it, and those that it builds for some."""
+    """Returns the classes whose fields are the options of `cls`: it, and its variants."""
     variants = [child for child in cls.__subclasses__() if getattr(child, "is_variant", False)]
     return [] if kind == "accountants" else [cls, *variants]
 
 
 def option_table(cls: type, sources: list[Any]) -> str:
-    """A table of options; text where there is none."""
-    rows = [
-        f"| `{option.name}` | {_cell(_TAKES.get(option.name, option.takes))} "
-        f"| {_default(option)} | {_cell(meaning(sources, option.name))} |"
-        for option in options(sources)
-    ]
-    header = ["| key | takes | default | what it means |", "| --- | --- | --- | --- |"]
-    return "\n".join([*header, *rows]) if rows else "No options."
+    """Returns a table of options, or a sentence if `cls` has none."""
+    rows = ["| key | takes | default | what it means |", "| --- | --- | --- | --- |"]
+    for option in options(sources):
+        takes = _cell(_TAKES.get(option.name, option.takes))
+        description = _cell(meaning(sources, option.name))
+        rows.append(f"| `{option.name}` | {takes} | {_default(option)} | {description} |")
+    return "\n".join(rows) if len(rows) > 2 else "No options."
 
 
 def options(sources: list[Any]) -> tuple[schema.Option, ...]:
-    """The options of a class, and of its variants."""
+    """Returns the options of a class, and of its variants."""
     if not sources:
         return ()
     dataclass = issubclass(sources[0], stats.Estimator)
     parsed = [schema.options_model(source) if dataclass else source for source in sources]
     entry = schema._entry("", sources[0], parsed)
-    # A key that is called `name` is left out where it names the class; a sweep's own is a key.
-    heading = [schema.Option("name", "text", required=True)] * (sources == [_Heading])
-    return (*heading, *entry.options)
+    if sources == [_Heading]:  # a key `name` is left out elsewhere, since it names the class
+        return (schema.Option("name", "text", required=True), *entry.options)
+    return entry.options
 
 
 def meaning(sources: Iterable[Any], key: str) -> str:
-    """What the comment at a field says; variants add what theirs say.
+    """Returns the comment at a field, and those of variants that differ.
 
     Raises:
         LookupError: the field has no comment.
@@ -163,35 +162,34 @@ def meaning(sources: Iterable[Any], key: str) -> str:
                     texts[text] = None
                 break
     if not texts:
-        raise LookupError(f"{key} of {sources} has no comment that says what it means")
+        raise LookupError(f"{key} of {sources} has no comment that explains it")
     return "; ".join(texts)
 
 
 @functools.cache
 def _comments(cls: type) -> dict[str, str]:
-    """Comments at the annotated names of a class: beside them, or in the lines above."""
+    """Returns the comments at the annotated names of a class: behind them, or in lines above."""
     source = textwrap.dedent(inspect.getsource(cls))
     lines = source.splitlines()
-    found: dict[int, str] = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT and not token.string.startswith("# fmt")
-    }
+    by_line: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not token.string.startswith("# fmt"):
+            by_line[token.start[0]] = token.string.lstrip("# ")
     texts = {}
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             above = node.lineno - 1
-            while above in found and lines[above - 1].lstrip().startswith("#"):
+            while above in by_line and lines[above - 1].lstrip().startswith("#"):
                 above -= 1
-            block = [found[line] for line in range(above + 1, node.lineno)]
-            beside = found.get(node.lineno) or found.get(node.end_lineno or 0)
-            texts[node.target.id] = " ".join([*block, *([beside] if beside else [])])
+            comments = [by_line[line] for line in range(above + 1, node.lineno)]
+            comments.append(by_line.get(node.lineno) or by_line.get(node.end_lineno or 0, ""))
+            texts[node.target.id] = " ".join(filter(None, comments))
     return texts
 
 
 def cli_page() -> str:
-    """Every verb with its arguments and options."""
-    parts = ["# Commands", "Read off the program; `dpaudit VERB --help` says the same."]
+    """Returns a page of all verbs with their arguments and options."""
+    parts = ["# Commands", "`dpaudit VERB --help` prints the same."]
     for name, command in sorted(typer.main.get_command(app).commands.items()):  # type: ignore[attr-defined]
         parts += [f"## `dpaudit {name}`", _prose(command.help or "")]
         rows = [

@@ -13,26 +13,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"\s*(```|~~~)")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash", ".json": "json"}
 
 
 def page_of(path: str) -> str:
-    """Where a file or folder of the repository is on the site, relative to its root."""
+    """Returns the path on the site of a file or folder of the repository."""
     if path == "README.md":
         return "index.md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/").replace(".ipynb", ".md")
     if (ROOT / path).is_dir():
         return f"repository/{path}/README.md"
-    shown = path.endswith((".md", ".png", ".svg"))
-    return f"repository/{path}" if shown else f"repository/{path}.md"
+    is_unchanged = path.endswith((".md", ".png", ".svg"))
+    return f"repository/{path}" if is_unchanged else f"repository/{path}.md"
 
 
 @functools.cache
 def linked() -> dict[str, str]:
-    """Every file of the repository that the site takes over, by its place on the site.
+    """Returns the files of the repository that the site takes over, by their paths on the site.
 
     Folders that are linked to count as files; all links of Markdown files are followed.
     """
@@ -41,13 +41,13 @@ def linked() -> dict[str, str]:
     for path in paths:  # grows while it is walked
         if path.endswith(".md"):
             text = (ROOT / path).read_text(encoding="utf-8")
-            targets = (resolved(path, match[1]) for _, match in _links(text))
+            targets = (resolved(path, target) for _, target in _links(text))
             paths += [t for t in dict.fromkeys(targets) if t is not None and t not in paths]
     return {page_of(path): path for path in paths}
 
 
 def content(path: str) -> str | bytes:
-    """What the site shows of it: Markdown, or a picture."""
+    """Returns what the site shows of a file or folder: Markdown, or a picture."""
     file = ROOT / path
     if file.is_dir():
         readme = file / "README.md"
@@ -67,7 +67,7 @@ def content(path: str) -> str | bytes:
 
 
 def resolved(source: str, target: str) -> str | None:
-    """The path in the repository that a link of the file `source` leads to; None: it leaves it."""
+    """Returns the path to which a link of the file `source` leads; None outside the repository."""
     name = target.partition("#")[0]
     if not name or re.match(r"\w+:", name):
         return None
@@ -78,25 +78,25 @@ def resolved(source: str, target: str) -> str | None:
 
 
 def on_site(text: str, source: str, page: str) -> str:
-    """The Markdown of the file `source` with links as they must be on the site's page `page`."""
+    """Returns the Markdown of the file `source`, with links for the site's page `page`."""
     lines = text.splitlines(keepends=True)
-    for number, match in _links(text):
-        path = resolved(source, match[1])
+    for number, target in _links(text):
+        path = resolved(source, target)
         if path is None:
             continue
-        anchor = match[1].partition("#")[1:]
-        target = posixpath.relpath(page_of(path), posixpath.dirname(page) or ".")
-        old, new = f"]({match[1]})", f"]({target}{''.join(anchor)})"
-        lines[number] = lines[number].replace(old, new)
+        _, sign, anchor = target.partition("#")
+        new_target = posixpath.relpath(page_of(path), posixpath.dirname(page) or ".")
+        new_link = f"]({new_target}{sign}{anchor})"
+        lines[number] = lines[number].replace(f"]({target})", new_link)
     return "".join(lines)
 
 
-def _links(text: str) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Line number (from 0) and parts of every link outside of blocks of code."""
+def _links(text: str) -> Iterator[tuple[int, str]]:
+    """Yields line number (from 0) and target of each link outside of blocks of code."""
     inside = False
     for number, line in enumerate(text.splitlines()):
         if _FENCE.match(line):
             inside = not inside
         elif not inside:
-            for match in _LINK.finditer(line):
-                yield number, (match[1], match[2])
+            for target in _LINK.findall(line):
+                yield number, target

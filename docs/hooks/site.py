@@ -1,4 +1,4 @@
-"""What MkDocs asks for while it builds the site: pages that are made, links that must change."""
+"""Hooks that MkDocs calls to build the site: they add pages and change links."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Has links between files of the repository lead to their pages."""
-    place = page.file.src_uri
-    source = repository.linked().get(place)
-    return repository.on_site(markdown, source, place) if source else markdown
+    """Makes links between files of the repository lead to their pages."""
+    path = page.file.src_uri
+    source = repository.linked().get(path)
+    return repository.on_site(markdown, source, path) if source else markdown
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Has the page load nothing from elsewhere."""
+    """Makes the page load nothing from another server."""
     return output.replace(_SHIM, get_relative_url("local-search.js", page.url))
 
 
 def on_post_template(output: str, template_name: str, config: Any) -> str:
-    """As `on_post_page`, for the page that says that there is none."""
+    """Does what `on_post_page` does, for the page of a missing address."""
     return output.replace(_SHIM, "/local-search.js")

@@ -57,7 +57,11 @@ class Accountant(ABC):
         """Returns upper bounds on ε at δ after each of `steps`, up to `training.steps`."""
         return [self.epsilon(training.after(count), delta) for count in steps]
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> float:
+    def composed(
+        self,
+        events: tuple[Training, ...],
+        delta: float,
+    ) -> float:
         """Returns an upper bound on ε at δ of Poisson-sampled events that follow each other."""
         raise ValueError(f"{self.name} composes no events that differ; use pld, prv or rdp")
 

@@ -1,10 +1,10 @@
 """Claims of DP-SGD by any accountant, noise for a target ε, and Opacus' approximation."""
 
 import collections
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -151,7 +151,7 @@ def noise_multiplier(
         return math.sqrt(fixed.steps) / float(gdp.mu(epsilon, delta))
 
     def claim(noise: float) -> float:
-        with_noise = dataclasses.replace(training, noise_multiplier=noise)
+        with_noise = replace(training, noise_multiplier=noise)
         return epsilon_of(with_noise, delta, accountant).upper
 
     return _bisected_noise(claim, epsilon, tolerance)
@@ -223,7 +223,12 @@ def _check_target(epsilon: float, tolerance: float) -> None:
 
 
 @functools.cache
-def _answer(training: Training, accountant: Accountant, bounded: str, at: float) -> UpperBound:
+def _answer(
+    training: Training,
+    accountant: Accountant,
+    bounded: str,
+    at: float,
+) -> UpperBound:
     """Returns the accountant's `bounded` (epsilon or delta), or its fallback's if it has none."""
     if training.known is not None:
         value = training.known if bounded == "epsilon" else min(training.known, 1.0)

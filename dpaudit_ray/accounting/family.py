@@ -7,7 +7,7 @@ refutes σ and all noise beyond it; what is left has an ε of at least that of t
 δ(0) is taken from above and ε from below: the accountants' errors count against what is shown.
 """
 
-import dataclasses
+from dataclasses import dataclass, replace
 
 from scipy import special
 
@@ -20,7 +20,7 @@ _RATIO = 2 ** (1 / 128)  # between noise multipliers that are tried: half a perc
 _LEAST, _MOST = -4 * 128, 8 * 128  # sixteenth of the claimed noise to 256 times
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Family:
     """A training whose noise multiplier may be another one than `training` has."""
 
@@ -59,4 +59,4 @@ class Family:
 
     def _at(self, step: int) -> Training:
         noise = self.training.noise_multiplier * _RATIO ** (_LEAST + step)
-        return dataclasses.replace(self.training, noise_multiplier=noise)
+        return replace(self.training, noise_multiplier=noise)

@@ -19,7 +19,11 @@ class Gaussian(Accountant):
     def delta(self, training: Training, epsilon: float) -> float:
         return float(gdp.delta(epsilon, mu(training)))
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> float:
+    def composed(
+        self,
+        events: tuple[Training, ...],
+        delta: float,
+    ) -> float:
         total_mu = math.hypot(*map(mu, events))  # squares of μ add up
         return float(gdp.epsilon(total_mu, delta))
 

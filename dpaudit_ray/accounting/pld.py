@@ -18,15 +18,13 @@ Replacement with sampling is computed for gradients that point in opposite direc
 pair is worse is conjectured (Lebeda et al. 2024), not proven; `NOTE` states it.
 """
 
-from __future__ import annotations
-
-import dataclasses
-import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
-from scipy import special
+from scipy.special import log_ndtr, logsumexp, ndtr
 
 from ..stats.error_rates import Floats, root
 from .accountant import Accountant
@@ -72,7 +70,11 @@ class Pld(Accountant):
         sums = _composed((training,), width, pessimistic=True)
         return max(total.delta(epsilon) for total in sums)
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> float:
+    def composed(
+        self,
+        events: tuple[Training, ...],
+        delta: float,
+    ) -> float:
         return _epsilon(events, delta, pessimistic=True)
 
     def remark(self, training: Training) -> str:
@@ -81,7 +83,7 @@ class Pld(Accountant):
         return NOTE if is_sampled and training.adjacency is Adjacency.REPLACE else ""
 
 
-@functools.cache
+@cache
 def advantage(training: Training) -> float:
     """Returns δ at ε = 0 of sampled steps, an upper bound on a coarse grid.
 
@@ -101,7 +103,7 @@ def advantage(training: Training) -> float:
     return min(in_some_batch, max(total.delta(0.0) for total in sums))
 
 
-@functools.cache
+@cache
 def least_epsilon(training: Training, delta: float) -> float:
     """Returns a lower bound on ε at δ of a training with sampled steps."""
     return _epsilon((training,), delta, pessimistic=False)
@@ -119,12 +121,12 @@ def _epsilon(
     return max(total.epsilon(delta) for total in _composed(events, width, pessimistic))
 
 
-@functools.lru_cache(maxsize=4)  # with little noise each takes 150 MB
+@lru_cache(maxsize=4)  # with little noise each takes 150 MB
 def _composed(
     events: tuple[Training, ...],
     width: float,
     pessimistic: bool,
-) -> list[LossSum]:
+) -> "list[LossSum]":
     """Returns the loss of all events, with the record against without it, and the reverse."""
     steps = (step_losses(part.after(1), width, pessimistic) for part in events)
     counts = [part.steps for part in events]
@@ -135,7 +137,7 @@ def _composed(
     return sums
 
 
-@functools.lru_cache(maxsize=64)  # a δ(ε) curve needs it at every ε
+@lru_cache(maxsize=64)  # a δ(ε) curve needs it at every ε
 def _width(training: Training, delta: float) -> float:
     """Returns a grid width for losses that is fine enough for ε at `delta`.
 
@@ -160,7 +162,7 @@ def _doubled(width: float, least: float = FINEST) -> float:
     return float(FINEST * 2.0**doublings)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Losses:
     """Distribution of a step's loss on a grid.
 
@@ -177,9 +179,9 @@ class Losses:
     width: float
     shift: float = 0.0
     never: float = 0.0
-    _moments: dict[float, float] = dataclasses.field(default_factory=dict)
+    _moments: dict[float, float] = field(default_factory=dict)
 
-    @functools.cached_property
+    @cached_property
     def points(self) -> Floats:
         """Finite losses, float64 [n]."""
         indices = self.first + np.arange(len(self.masses))
@@ -195,7 +197,7 @@ class Losses:
                 self._moments[theta] = top + math.log(total)
             else:  # with little noise, the largest losses have masses that underflow, or none
                 logs = tilted + self._log_masses
-                self._moments[theta] = float(special.logsumexp(logs))
+                self._moments[theta] = float(logsumexp(logs))
         return self._moments[theta]
 
     def weighted(self, theta: float) -> Floats:
@@ -205,13 +207,13 @@ class Losses:
             return np.asarray(np.exp(exponents) * self.masses)
         return np.asarray(np.exp(exponents + self._log_masses))
 
-    @functools.cached_property
+    @cached_property
     def _log_masses(self) -> Floats:
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.masses))
 
 
-@functools.lru_cache(maxsize=4)
+@lru_cache(maxsize=4)
 def step_losses(
     training: Training,
     width: float,
@@ -257,7 +259,12 @@ def _mixed(x: Floats, noise: float, rate: float) -> Floats:
         return np.asarray(np.logaddexp(np.log1p(-rate), inside))
 
 
-def _position(loss: Floats, noise: float, rate: float, replace: bool) -> Floats:
+def _position(
+    loss: Floats,
+    noise: float,
+    rate: float,
+    replace: bool,
+) -> Floats:
     """Inverts the loss of a step: the output that has it; infinite or NaN if none has."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if not replace:
@@ -274,7 +281,12 @@ def _position(loss: Floats, noise: float, rate: float, replace: bool) -> Floats:
         return np.asarray(np.sign(loss) * noise**2 * distance)
 
 
-def _log_masses(edges: Floats, noise: float, rate: float, mean: float) -> Floats:
+def _log_masses(
+    edges: Floats,
+    noise: float,
+    rate: float,
+    mean: float,
+) -> Floats:
     """Computes log masses of (1 - q) N(0, σ²) + q N(mean, σ²) between edges."""
     out = _log_between(edges / noise)
     inside = _log_between((edges - mean) / noise)
@@ -287,14 +299,19 @@ def _log_between(z: Floats) -> Floats:
     """Computes log normal masses between neighbours, without cancellation in either tail."""
     low, high = z[:-1], z[1:]
     is_upper = low + high > 0  # mirrored into the lower tail
-    log_low = special.log_ndtr(np.where(is_upper, -high, low))
-    log_high = special.log_ndtr(np.where(is_upper, -low, high))
+    log_low = log_ndtr(np.where(is_upper, -high, low))
+    log_high = log_ndtr(np.where(is_upper, -low, high))
     log_ratio = np.minimum(log_low - log_high, 0.0)
     with np.errstate(divide="ignore"):
         return np.asarray(log_high + np.log(-np.expm1(log_ratio)))
 
 
-def _split(upper: Floats, lower: Floats, first: int, width: float) -> Losses:
+def _split(
+    upper: Floats,
+    lower: Floats,
+    first: int,
+    width: float,
+) -> Losses:
     """Discretises a loss from above: splits the mass of each cell between its ends.
 
     Args:
@@ -311,12 +328,17 @@ def _split(upper: Floats, lower: Floats, first: int, width: float) -> Losses:
     to_upper_end = cells * share
     masses = np.append(cells - to_upper_end, 0.0)
     masses[1:] += to_upper_end
-    beyond = 2 * float(special.ndtr(-_FAR))
+    beyond = 2 * float(ndtr(-_FAR))
     masses[0] += beyond
     return Losses(masses, first, width, never=beyond)
 
 
-def _rounded_down(upper: Floats, lower: Floats, first: int, width: float) -> Losses:
+def _rounded_down(
+    upper: Floats,
+    lower: Floats,
+    first: int,
+    width: float,
+) -> Losses:
     """Discretises a loss from below: each cell is one outcome, rounded down to the grid.
 
     The grid is shifted so that rounding subtracts least. Arguments are those of `_split`.
@@ -337,7 +359,7 @@ def _rounded_down(upper: Floats, lower: Floats, first: int, width: float) -> Los
     is_below = indices * width + shift <= losses + tolerance
     start = int(indices.min())
     masses = np.bincount(indices[is_below] - start, cells[is_below])
-    return Losses(masses.astype(np.float64), start, width, shift)
+    return Losses(masses.astype(float), start, width, shift)
 
 
 Parts = tuple[tuple[Losses, int], ...]  # steps of one kind, and how many there are
@@ -433,7 +455,7 @@ class LossSum:
             theta /= 2
         return theta
 
-    @functools.cached_property
+    @cached_property
     def _flat(self) -> float:
         """θ at which losses within their spread have about one weight, a power of 2."""
         exponent = math.floor(-math.log2(self._spread(0.0)))
@@ -466,8 +488,11 @@ class LossSum:
             high = min(high, chernoff(tilt))
         return low, high
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019 (of all sums together: arrays are large)
-    def _weighted(self, theta: float) -> tuple[float, Floats, Floats, float]:
+    @lru_cache(maxsize=4)  # noqa: B019 (of all sums together: arrays are large)
+    def _weighted(
+        self,
+        theta: float,
+    ) -> tuple[float, Floats, Floats, float]:
         """Composes all steps, weighted with e^(θ loss), by Fourier transforms.
 
         Returns:

@@ -51,7 +51,11 @@ class Prv(Accountant):
             upper += _rounding_error(accountant, counts)
         return min(max(float(upper), 0.0), 1.0)
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> float:
+    def composed(
+        self,
+        events: tuple[Training, ...],
+        delta: float,
+    ) -> float:
         accountant = _library_accountant(events, delta / 1000)
         return _epsilons(accountant, delta, [[part.steps for part in events]])[0]
 
@@ -96,7 +100,7 @@ def _rounding_error(accountant: Any, counts: list[int]) -> float:
     gamma = 4 * unit * math.log2(2 * size) * math.sqrt(size)
     total = 0.0
     for count, part in zip(counts, masses, strict=True):
-        total += count * float(np.linalg.norm(part.astype(np.float64)))
+        total += count * float(np.linalg.norm(part.astype(float)))
     return gamma * (1 + 3 * total)
 
 

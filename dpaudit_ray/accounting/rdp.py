@@ -7,7 +7,7 @@ import functools
 import math
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from ..stats.error_rates import Floats, as_floats
 from .accountant import Accountant
@@ -32,14 +32,18 @@ class Rdp(Accountant):
         log_deltas = (alphas - 1) * excess - np.log(alphas)
         return math.exp(min(float(log_deltas.min()), 0.0))
 
-    def composed(self, events: tuple[Training, ...], delta: float) -> float:
+    def composed(
+        self,
+        events: tuple[Training, ...],
+        delta: float,
+    ) -> float:
         divergences_of_events = [_training_divergences(part) for part in events]
         total = np.sum(divergences_of_events, axis=0)
         return to_epsilon(total, ORDERS, delta)[0]
 
 
 def divergences(
-    noise_multiplier: float, steps: int, sample_rate: float, orders: npt.ArrayLike = ORDERS
+    noise_multiplier: float, steps: int, sample_rate: float, orders: ArrayLike = ORDERS
 ) -> Floats:
     """Computes the Rényi divergence of all steps at each order, float64 [len(orders)].
 
@@ -63,8 +67,8 @@ def divergences(
 
 
 def to_epsilon(
-    rdp: npt.ArrayLike,
-    orders: npt.ArrayLike,
+    rdp: ArrayLike,
+    orders: ArrayLike,
     delta: float,
 ) -> tuple[float, float]:
     """Converts divergences to (ε, best order) at δ; Balle et al. 2020, Theorem 21."""
@@ -75,7 +79,12 @@ def to_epsilon(
     return max(float(bounds[best]), 0.0), float(alphas[best])
 
 
-def quick_epsilon(noise_multiplier: float, steps: int, sample_rate: float, delta: float) -> float:
+def quick_epsilon(
+    noise_multiplier: float,
+    steps: int,
+    sample_rate: float,
+    delta: float,
+) -> float:
     """Computes ε of `Rdp` by integer orders, then near the best: ten times faster.
 
     ε has a single minimum over orders.

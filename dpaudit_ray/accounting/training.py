@@ -1,9 +1,7 @@
 """DP-SGD training as accountants bound it, and the bound that they return."""
 
-from __future__ import annotations
-
-import dataclasses
 import math
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from numbers import Integral
 from typing import TypeVar
@@ -34,7 +32,7 @@ class Sampling(StrEnum):
     BALLS_AND_BINS = "balls-and-bins"  # each joins one of an epoch's batches, drawn alone
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class UpperBound:
     """Upper bound on ε or δ, by the `accountant` that answered."""
 
@@ -44,7 +42,7 @@ class UpperBound:
     status: Status = Status.CERTIFIED
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Training:
     """DP-SGD: `steps` sums of gradients clipped to C, each with noise `noise_multiplier` * C.
 
@@ -89,7 +87,7 @@ class Training:
         return -(-self.steps // self.batches)
 
     @property
-    def unamplified(self) -> Training:
+    def unamplified(self) -> "Training":
         """Equivalent training for an adversary who knows all batches: proven for any sampling.
 
         Given the order of an epoch, drawn apart from the data, a record moves one sum per epoch, at
@@ -100,9 +98,9 @@ class Training:
             return self
         return Training(self.noise_multiplier, self.epochs, 1.0, self.adjacency)
 
-    def after(self, steps: int) -> Training:
+    def after(self, steps: int) -> "Training":
         """Returns this training, ended after `steps` steps."""
-        return dataclasses.replace(self, steps=steps)
+        return replace(self, steps=steps)
 
     @property
     def known(self) -> float | None:
@@ -112,7 +110,11 @@ class Training:
         return math.inf if self.noise_multiplier == 0 else None
 
 
-def _choice(kind: type[E], name: str, value: str) -> E:
+def _choice(
+    kind: type[E],
+    name: str,
+    value: str,
+) -> E:
     try:
         return kind(value)
     except ValueError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, PositiveFloat
@@ -48,7 +48,7 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
         return LossPath(public, canary.query, self.statistic, zeros)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class AdaptiveCanary(ChangingCanary):
     """Inserts the clipped gradient of an example that is crafted for every model and step."""
 

@@ -106,7 +106,13 @@ class PublicKnowledge(Protocol):
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Loss of models `theta` [n, p] on examples x [m, ...], y [m]: float [n, m]."""
 
-    def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
+    def gradients(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip_norm: float = math.inf,
+    ) -> Tensor:
         """Sums of the examples' gradients, each clipped, in every model `theta`: [n, p]."""
 
     @property
@@ -121,7 +127,11 @@ class PublicKnowledge(Protocol):
         """Trains `steps` steps without noise or clipping on records `outside`; θ, float [p]."""
 
     def input_gradient(
-        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Gradient by x of the examples' summed loss, a mean over models or by `weights`."""
 
@@ -129,7 +139,12 @@ class PublicKnowledge(Protocol):
         """Gradient of each model's loss on a separate example, x [n, ...], y [n]: [n, p]."""
 
     def look_ahead(
-        self, theta: Tensor, x: Tensor, y: Tensor, query: SampleCanary, rate: float
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        query: SampleCanary,
+        rate: float,
     ) -> Tensor:
         """Gradient by x of the query's loss in each model after a plain step on its (x, y).
 
@@ -142,7 +157,12 @@ class PublicKnowledge(Protocol):
         """
 
     def simulate(
-        self, runs: int, noisy: bool, seed: int, canary: SampleCanary | None = None, period: int = 1
+        self,
+        runs: int,
+        noisy: bool,
+        seed: int,
+        canary: SampleCanary | None = None,
+        period: int = 1,
     ) -> Iterator[Tensor]:
         """Yields θ_0, θ_1, ..., θ_T of simulated training runs, float [runs, p].
 
@@ -282,7 +302,12 @@ class CanaryAdversary(Adversary, Generic[C]):
     def craft(self, public: PublicKnowledge, rng: Generator) -> C:
         """Chooses the canary before training; arguments as of `begin`."""
 
-    def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer | None:
+    def observer(
+        self,
+        canary: C,
+        public: PublicKnowledge,
+        models: int,
+    ) -> Observer | None:
         """Returns a fresh observer of a pack; None if only final models are observed.
 
         Args:

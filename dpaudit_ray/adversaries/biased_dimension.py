@@ -7,8 +7,6 @@ parameter: always in large networks, by choice of d in small ones.
 Where θ_0 is unknown, the score is -θ_T[d], and the spread of θ_0[d] is noise on top.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import SpecError
@@ -39,7 +37,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
     def canaries(self) -> int:
         return self.count
 
-    def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
         """Picks d and returns C e_d, a row for each canary. Raises SpecError for more than p."""
         count, parameters = self.count, len(public.initial)
         if count > parameters:
@@ -62,13 +60,13 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         directions[range(count), dimensions] = public.clip_norm
         return GradientCanary(directions if count > 1 else directions[0])
 
-    def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
+    def score(self, canary: GradientCanary, observed: FinalModel) -> "Tensor":
         """Computes -(θ_T - θ_0)[d]: descent goes along minus the gradient."""
         dimension = canary.direction.argmax(-1)
         change = observed.final[:, dimension] - observed.initial[dimension]
         return -change
 
-    def _movement(self, public: PublicKnowledge, seed: int) -> Tensor:
+    def _movement(self, public: PublicKnowledge, seed: int) -> "Tensor":
         """Measures how much simulated training runs change each parameter, float [p].
 
         The strategy "per-step" adds all squared steps, "final" all |θ_T - θ_0|. An unknown θ_0

@@ -4,8 +4,6 @@ The audit of Andrew et al. (2024) under hidden state. Its canary points along ev
 the noise and the genuine gradients of all of them count.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal
 
 from .base import FinalModel, FinalModelAdversary, GradientCanary, PublicKnowledge
@@ -20,14 +18,14 @@ class Cosine(FinalModelAdversary[GradientCanary]):
 
     name: Literal["cosine"] = "cosine"
 
-    def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
         """Samples p normal numbers and scales them to norm C; Alg. 8 prints another scale."""
         vector = rng.standard_normal(len(public.initial))
         norm = float((vector**2).sum()) ** 0.5
         scaled = vector * (public.clip_norm / norm)
         return GradientCanary(public.initial.new_tensor(scaled))
 
-    def score(self, canary: GradientCanary, observed: FinalModel) -> Tensor:
+    def score(self, canary: GradientCanary, observed: FinalModel) -> "Tensor":
         """Minus the cosine of g* and θ_T - θ_0: descent goes along minus the gradient."""
         update = observed.final - observed.initial
         lengths: Tensor = update.norm(dim=1) * canary.direction.norm()

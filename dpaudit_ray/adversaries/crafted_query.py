@@ -8,8 +8,8 @@ here the adversary trains models itself, before any trial, so that every trial c
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class QueriedSample(SampleCanary):
     """An example to insert, and another one to score by: `query_x` [1, ...], `query_y` [1]."""
 
@@ -94,7 +94,12 @@ def gap(absent: Tensor, present: Tensor) -> Tensor:
     return (absent.mean() - present.mean()) / spread
 
 
-def _ascent(public: PublicKnowledge, worlds: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+def _ascent(
+    public: PublicKnowledge,
+    worlds: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
     """Returns signs of the gradient of the `gap` by x, of its shape."""
     import torch
 

@@ -7,8 +7,6 @@ gradient. The printed score is the plain sum; with sampling, the most powerful o
 log likelihood ratio.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import TYPE_CHECKING, Literal
 
@@ -56,7 +54,7 @@ class Watermarked(TrajectoryAdversary[GradientCanary]):
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
         return Projected.along(canary, public, models, self.reading)
 
-    def watermark(self, public: PublicKnowledge, movement: Tensor) -> GradientCanary:
+    def watermark(self, public: PublicKnowledge, movement: "Tensor") -> GradientCanary:
         """Makes a gradient of norm C on the parameters of least `movement`, float [p]."""
         size = len(movement)
         count = self.parameters or min(_PARAMETERS, size - size % 2)
@@ -73,7 +71,7 @@ class Gradient(Watermarked):
     name: Literal["gradient"] = "gradient"
     observe: Count | None = None  # simulated steps to choose by; 10
 
-    def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
         import torch
 
         path = public.simulate(1, noisy=False, seed=int(rng.integers(2**63)))

@@ -11,14 +11,14 @@ If a factor is unknown, either the labels or all their opposites are right, and 
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from ..errors import SpecError
 from .base import Adversary
 
-Floats = npt.NDArray[np.float64]
-Labels = npt.NDArray[np.int8]
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int8]
 
 
 def _neuron(value: Any) -> Any:
@@ -51,7 +51,11 @@ class Label(Adversary):
         """The neuron; None for all."""
         return None if self.neuron == "all" else int(self.neuron)
 
-    def check_widths(self, sizes: tuple[int, ...], batch_size: int) -> None:
+    def check_widths(
+        self,
+        sizes: tuple[int, ...],
+        batch_size: int,
+    ) -> None:
         """Raises SpecError for a neuron that does not exist, or more records than equations.
 
         Args:
@@ -96,7 +100,11 @@ class Label(Adversary):
         return np.where(determined, labels, -1).astype(np.int8)
 
 
-def crafted_records(weights: Floats, count: int, rng: np.random.Generator) -> Floats:
+def crafted_records(
+    weights: Floats,
+    count: int,
+    rng: np.random.Generator,
+) -> Floats:
     """Crafts records that give every neuron of the first layer the same value (Algorithm 5).
 
     They solve W x = v for a random v: one solution, plus each vector of a basis of W's null space.
@@ -112,4 +120,4 @@ def crafted_records(weights: Floats, count: int, rng: np.random.Generator) -> Fl
     out = len(weights)
     solution = np.linalg.pinv(weights) @ rng.normal(size=out)
     null_space = np.linalg.svd(weights)[2][out:]
-    return np.asarray(solution + null_space[:count], dtype=np.float64)
+    return np.asarray(solution + null_space[:count], dtype=float)

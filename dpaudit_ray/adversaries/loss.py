@@ -1,7 +1,5 @@
 """A_L: a training example with a flipped label, scored by its loss (baseline of Cebere et al.)."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeInt
@@ -28,7 +26,7 @@ class Loss(LossAdversary):
     def needs_classes(self) -> bool:
         return True
 
-    def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
+    def craft(self, public: PublicKnowledge, rng: "Generator") -> SampleCanary:
         index = self.example
         if index is None:
             index = int(rng.integers(public.examples))
@@ -36,7 +34,7 @@ class Loss(LossAdversary):
         shift = int(rng.integers(1, public.classes))
         return SampleCanary(x, (y + shift) % public.classes)
 
-    def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
+    def score(self, canary: SampleCanary, observed: FinalModel) -> "Tensor":
         if self.statistic == "loss":
             return super().score(canary, observed)
         norms: Tensor = observed.gradients(canary.x, canary.y).norm(dim=1)

@@ -8,8 +8,8 @@ of the final model. Theorem 3.1 also holds for the canaries of several training 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -130,7 +130,7 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
         return Products(zeros, public, directions, self.period)
 
 
-@dataclasses.dataclass
+@dataclass
 class Products(Sums):
     """An observer that adds up products of updates with canaries, [n, m], or [n] of one, in C²."""
 

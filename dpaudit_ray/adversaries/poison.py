@@ -6,8 +6,8 @@ IV-C, Crafter 2, Distinguishers 1 and 2).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -108,7 +108,7 @@ class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
         return LossPath(public, canary, self.statistic, zeros)
 
 
-@dataclasses.dataclass
+@dataclass
 class LossPath:
     """An observer of a record's mean or largest loss over the models so far, from θ_1 on."""
 

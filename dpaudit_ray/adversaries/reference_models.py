@@ -1,7 +1,5 @@
 """Reference models (Shokri et al. 2017; Carlini et al. 2022): each record is in by a fair coin."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -30,7 +28,7 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
     def canaries(self) -> int:
         return self.records
 
-    def craft(self, public: PublicKnowledge, rng: Generator) -> RecordCanary:
+    def craft(self, public: PublicKnowledge, rng: "Generator") -> RecordCanary:
         import torch
 
         chosen = rng.permutation(public.examples)[: self.records]
@@ -40,7 +38,7 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
         y = torch.cat([y for _, y in examples])
         return RecordCanary(x, y, indices.to(y.device))
 
-    def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
+    def score(self, canary: SampleCanary, observed: FinalModel) -> "Tensor":
         import torch
 
         columns = []

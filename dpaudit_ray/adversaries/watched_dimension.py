@@ -1,7 +1,5 @@
 """A gradient canary along one parameter, observed at every step of the training run."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal
 
 from .base import GradientCanary, PublicKnowledge, TrajectoryAdversary
@@ -22,7 +20,7 @@ class WatchedDimension(TrajectoryAdversary[GradientCanary]):
     name: Literal["watched-dimension"] = "watched-dimension"
     subtract: bool = True  # first subtract the gradients of all other examples
 
-    def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
+    def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
         direction = public.initial.new_zeros(len(public.initial))
         dimension = int(rng.integers(len(direction)))
         direction[dimension] = public.clip_norm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,7 +49,7 @@ def verify(
     opened = open_run(run)
     of_run = verdict.judge(opened, progress=terminal.JudgingLines())
     if as_json:
-        terminal.show_json(dataclasses.asdict(of_run))
+        terminal.show_json(asdict(of_run))
     else:
         tables.show_verdict(of_run, verdict.worded(opened, of_run), details)
     raise typer.Exit(exit_code(of_run.verdict))
@@ -69,7 +69,7 @@ def check(
 
     checked = check.check_run(run)
     if as_json:
-        terminal.show_json({"in_order": checked.in_order} | dataclasses.asdict(checked))
+        terminal.show_json({"in_order": checked.in_order} | asdict(checked))
     else:
         _show_check(checked)
     raise typer.Exit(Exit.COMPLETE if checked.in_order else Exit.USAGE)
@@ -77,8 +77,8 @@ def check(
 
 def _show_check(checked: Checked) -> None:
     if not checked.in_order:
-        places = plural(checked.different, "place")
-        terminal.say(f"differs in {places}: {checked.location}")
+        count = plural(checked.different, "place")
+        terminal.say(f"differs in {count}: {checked.location}")
     for difference in checked.differences[:_MOST_DIFFERENCES]:
         terminal.say(f"  {difference}")
     if checked.different > _MOST_DIFFERENCES:
@@ -114,7 +114,7 @@ def compare(
     if first != second:
         names = (first, second)
     if as_json:
-        raw = dataclasses.asdict(comparison)
+        raw = asdict(comparison)
         for entry, pair in zip(raw["pairs"], comparison.pairs, strict=True):
             entry["differs"] = pair.differs
         terminal.show_json(raw)

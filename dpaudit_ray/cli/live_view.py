@@ -5,9 +5,6 @@ any thread and from a signal handler, which must not wait for a lock that the in
 hold; and a terminal that is paused (Ctrl-S) does not stop a sweep.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import math
 import queue
 import sys
@@ -15,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -36,7 +34,7 @@ _WRITE_SECONDS = 1.0  # for which a thread waits for its line before it ends the
 _STATES = ("running", "given up", "waiting", "done")  # of audits, in the order of the picture
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class View:
     """A moment of a sweep.
 
@@ -200,7 +198,7 @@ class Display:
         self._phase = ""
         self._began = self._phase_began = self._last_shown = time.monotonic()
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> "Display":
         self._began = self._last_shown = time.monotonic()
         if not self._plain:
             # Lines of other code, such as warnings, go above the picture if a terminal shows them.

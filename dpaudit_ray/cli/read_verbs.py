@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -112,11 +112,11 @@ def _status_entries(
     driver = lease.holder(run.directory)
     return {
         "name": run.sweep.name,
-        "verdict": dataclasses.asdict(summary) if summary else None,
+        "verdict": asdict(summary) if summary else None,
         "complete": run.complete,
-        "driver": dataclasses.asdict(driver) if driver else None,
+        "driver": asdict(driver) if driver else None,
         "missed": [
-            dataclasses.asdict(kind) | {"outputs": run.directory.output_folder(kind.audit)}
+            asdict(kind) | {"outputs": run.directory.output_folder(kind.audit)}
             for kind in outcomes.read(*where).missed
         ],
         "preparations": preparing.entries(*where),
@@ -125,7 +125,7 @@ def _status_entries(
         "membership": membership_rates.entries(run) if summary else {},
         "best_certified": best(run),
         "decided": {run.plan.audits[index].id: trials for index, trials in run.decided.items()},
-        "failures": [dataclasses.asdict(failure) for failure in outcomes.failed(*where)],
+        "failures": [asdict(failure) for failure in outcomes.failed(*where)],
     }
 
 

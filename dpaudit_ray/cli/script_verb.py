@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -126,7 +126,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
     if sarif is not None:
         verdict_files.write(sarif, verdict_files.sarif(verdict))
     if as_json:
-        terminal.show_json({"headline": verdict.headline} | dataclasses.asdict(verdict))
+        terminal.show_json({"headline": verdict.headline} | asdict(verdict))
     else:
         _show(verdict, page)
     raise typer.Exit(exit_code(verdict.verdict))

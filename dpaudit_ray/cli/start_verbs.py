@@ -1,9 +1,7 @@
 """The verbs to begin with: `dpaudit init`, `list` and `bench`."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -89,7 +87,7 @@ def bench(
         columns | {head: list(map(Figure, texts)) for head, texts in figures.items()},
     )
     if json_file is not None:
-        json_file.write_text(json.dumps(dataclasses.asdict(measured), indent=1), encoding="utf-8")
+        json_file.write_text(json.dumps(asdict(measured), indent=1), encoding="utf-8")
         terminal.say(f"written to {json_file}")
 
 
@@ -159,7 +157,7 @@ def list_names(
     if kind is None:
         by_kind = {kind: schema.entries(kind) for kind in _KEYS}
         if as_json:
-            terminal.show_json({k: list(map(dataclasses.asdict, v)) for k, v in by_kind.items()})
+            terminal.show_json({k: list(map(asdict, v)) for k, v in by_kind.items()})
             return
         for each_kind, entries in by_kind.items():
             names = ", ".join(entry.name for entry in entries)
@@ -176,7 +174,7 @@ def list_names(
             raise SpecError("NAME", f"{name!r} is not one of the {kind}{names}")
         _show_entry(_KEYS[kind], by_name[name], as_json)
     elif as_json:
-        terminal.show_json(list(map(dataclasses.asdict, by_name.values())))
+        terminal.show_json(list(map(asdict, by_name.values())))
     else:
         listed = list(by_name)
         hint = f"goes to {_KEYS[kind]}; `dpaudit list {kind} NAME` has options"
@@ -188,9 +186,9 @@ def list_names(
         terminal.explain(hint)
 
 
-def _show_entry(key: str, entry: Entry, as_json: bool) -> None:
+def _show_entry(key: str, entry: "Entry", as_json: bool) -> None:
     if as_json:
-        terminal.show_json(dataclasses.asdict(entry))
+        terminal.show_json(asdict(entry))
         return
     for paragraph in (f"{entry.name} ({key})", *entry.text.split("\n\n")):
         terminal.explain(paragraph)

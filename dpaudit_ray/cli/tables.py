@@ -332,5 +332,5 @@ def _advice(audit: AuditOutlook) -> Iterator[str]:
         return
     change = f"--set audit.trials={needed}"
     if audit.packs_done and not audit.grows:
-        change += ", with another name and seed, since trials of this run were seen"
+        change += ", with another name and seed, since results of this run are known"
     yield f"{needed:,} show 90 %: {change}"

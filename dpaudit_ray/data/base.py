@@ -1,14 +1,14 @@
 """The interface of data sets: arrays in memory, float32 features and classes, or numbers."""
 
-import dataclasses
 import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from pydantic import Field
 
 from ..errors import DataError, DpauditError, SpecError, first_line
@@ -18,7 +18,7 @@ Stamps = tuple[tuple[int, ...], ...]
 _MOST_CLASSES = 5  # in a message
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Dataset:
     """Records in memory.
 
@@ -27,8 +27,8 @@ class Dataset:
         y: labels [N], int64 classes or float32 numbers.
     """
 
-    x: npt.NDArray[np.float32]
-    y: npt.NDArray[np.int64 | np.float32]
+    x: NDArray[np.float32]
+    y: NDArray[np.int64 | np.float32]
 
     @property
     def classes(self) -> int:
@@ -144,16 +144,16 @@ def existing_file(path: str, what: str, remedy: str) -> Path:
     """
     file = Path(os.path.expanduser(path))  # pathlib raises for an unknown user, or no home
     if not os.path.isfile(file):
-        note = "" if file.is_absolute() else ", nor beside the sweep file"
+        note = "" if file.is_absolute() else ", nor in the folder of the sweep file"
         if os.path.isdir(file):
             note = ", which is a folder"
         raise DataError(f"{what}: no file at {file.absolute()}{note}; {remedy}")
     return file
 
 
-def standardized(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+def standardized(x: NDArray[np.generic]) -> NDArray[np.float32]:
     """Gives features [N, ...] mean 0 and standard deviation 1; constant ones become 0."""
-    wide = x.astype(np.float64)
+    wide = x.astype(float)
     if len(wide) == 0:
         return wide.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # `checked` refuses the result
@@ -163,7 +163,7 @@ def standardized(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
         return wide.astype(np.float32)
 
 
-def scaled_images(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+def scaled_images(x: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Converts pixels [N, H, W, channels] in 0..255 to float32 [N, channels, H, W] in 0..1."""
     scaled = x.transpose(0, 3, 1, 2).astype(np.float32, order="C")
     scaled /= 255
@@ -171,7 +171,7 @@ def scaled_images(x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
 
 
 def require_finite(
-    x: npt.NDArray[np.generic],
+    x: NDArray[np.generic],
     source: str,
     name: str = "x",
 ) -> None:
@@ -184,8 +184,8 @@ def require_finite(
 
 
 def checked(
-    x: npt.NDArray[np.generic],
-    y: npt.NDArray[np.int64 | np.float32],
+    x: NDArray[np.generic],
+    y: NDArray[np.int64 | np.float32],
     source: str,
 ) -> Dataset:
     """Returns arrays as a data set.

@@ -91,7 +91,7 @@ class Csv(Data):
                 columns.append(np.equal(cells, np.unique(cells)))
             else:
                 low, high = self.ranges.get(name, (0.0, 1.0))
-                columns.append((cells.astype(np.float64) - low) / (high - low))
+                columns.append((cells.astype(float) - low) / (high - low))
         return checked(np.concatenate(columns, axis=1), y, source)
 
     def guess(self) -> tuple[dict[str, Any], list[str]]:
@@ -217,9 +217,29 @@ class Csv(Data):
         Raises:
             DataError: it is not such a table.
         """
-        import pandas as pd
-
         file = existing_file(self.path, self.name, _REMEDY)
+        text = dict.fromkeys((*self.categories, *self.dates), str)
+        table = self._parsed(
+            file,
+            sep=self._separator(file),
+            dtype=text,
+            skipinitialspace=True,
+            low_memory=False,
+        ).rename(columns=str.strip)
+        is_empty = table.isna().all()
+        empty = [name for name in table if _is_nameless(name) and is_empty[name]]
+        table = table.drop(columns=empty)  # from separators at the ends of lines
+        self._check_columns(file, table, nameless)
+        names = [*table.columns]
+        candidates = (name for name in reversed(names) if name not in self.drop)
+        label = self.label or next(candidates, names[-1])
+        self._check_options(file, names, label)
+        for name in _text(table):
+            table[name] = table[name].map(_stripped)
+        return str(file), label, table
+
+    def _separator(self, file: Path) -> str:
+        """Returns what separates the cells of the header; checks that no two names are equal."""
         first_row = self._parsed(file, header=None, nrows=1, dtype=str).iloc[0]
         header = [*first_row.dropna()]
         separator = ","
@@ -231,16 +251,13 @@ class Csv(Data):
         for name in header:
             if name and header.count(name) > 1:
                 raise DataError(f"{file}: two columns are called {name!r}; rename one")
-        text = dict.fromkeys((*self.categories, *self.dates), str)
-        table = self._parsed(
-            file, sep=separator, dtype=text, skipinitialspace=True, low_memory=False
-        ).rename(columns=str.strip)
-        is_empty = table.isna().all()
-        empty = [name for name in table if _is_nameless(name) and is_empty[name]]
-        table = table.drop(columns=empty)  # from separators at the ends of lines
+        return separator
+
+    def _check_columns(self, file: Path, table: Any, nameless: bool) -> None:
+        """Raises DataError unless there are rows of named columns, a label and features."""
+        import pandas as pd
+
         names = [*table.columns]
-        candidates = (name for name in reversed(names) if name not in self.drop)
-        label = self.label or next(candidates, names[-1])
         # Pandas makes an index of the first cells if rows have more cells than the header.
         if not table.index.equals(pd.RangeIndex(len(table))):
             raise DataError(
@@ -257,6 +274,9 @@ class Csv(Data):
             raise DataError(
                 f"{file}: a column has no name, as numbers of rows; `drop: {listed(unnamed)}`"
             )
+
+    def _check_options(self, file: Path, names: list[str], label: str) -> None:
+        """Raises DataError if an option names no column, or one that has another use."""
         columns_of = {"label": [label]}
         for option in ("categories", "dates", "drop", "fill", "ranges"):
             columns_of[option] = getattr(self, option)
@@ -275,9 +295,6 @@ class Csv(Data):
                     f"{file}: `{option}` names {min(conflicts)!r}, which has another use, too: as "
                     "the label, or in `dates` or `ranges`; remove it from one"
                 )
-        for name in _text(table):
-            table[name] = table[name].map(_stripped)
-        return str(file), label, table
 
     def _parsed(self, file: Path, **options: Any) -> Any:
         """Reads the file by `encoding` and `decimal`. Raises DataError if that fails."""

@@ -90,7 +90,7 @@ class CaliforniaHousing(Data):
                 "let scikit-learn download the data"
             )
             file = existing_file(self.path, self.name, remedy)
-            types = dict.fromkeys(_HOUSING, np.float64)
+            types = dict.fromkeys(_HOUSING, float)
             table = _read_table(file, remedy, types).to_numpy()
             require_finite(table, str(file))
             x, target = table[:, :-1], table[:, -1]
@@ -114,7 +114,7 @@ class Bank(Data):
         remedy = "give mechanism.data.path UCI's bank-full.csv or bank-full.csv.gz"
         file = existing_file(self.path, self.name, remedy)
         texts = [*_BANK_WORDS, "y"]
-        types = dict.fromkeys(_BANK_NUMBERS, np.float64) | dict.fromkeys(texts, str)
+        types = dict.fromkeys(_BANK_NUMBERS, float) | dict.fromkeys(texts, str)
         table = _read_table(file, remedy, types, sep=";")
         if table[texts].eq("").any(axis=None):
             raise DataError(f"{file}: a cell is empty; {remedy}")
@@ -144,7 +144,7 @@ class CervicalCancer(Data):
     def read(self) -> Dataset:
         remedy = "give mechanism.data.path UCI's risk_factors_cervical_cancer.csv"
         file = existing_file(self.path, self.name, remedy)
-        types = dict.fromkeys([*_CERVICAL_FEATURES, "Biopsy"], np.float64)
+        types = dict.fromkeys([*_CERVICAL_FEATURES, "Biopsy"], float)
         table = _read_table(file, remedy, types, na_values=["?"])
         features = table.to_numpy()[:, :-1]
         y = table["Biopsy"]

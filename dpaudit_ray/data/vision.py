@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..storage import decoding, strangers
@@ -50,16 +50,16 @@ class _Images(Data):
             training_x = x if self.split == "train" else self._read(train=True)[0]
             for channel in range(x.shape[1]):
                 pixels = training_x[:, channel].copy()
-                shift = pixels.mean(dtype=np.float64)
+                shift = pixels.mean(dtype=float)
                 pixels -= shift
                 x[:, channel] -= shift
-                x[:, channel] /= pixels.std(dtype=np.float64) or 1.0
+                x[:, channel] /= pixels.std(dtype=float) or 1.0
         return checked(x, y, str(self._root / self.folder))
 
     def _read(
         self,
         train: bool,
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         from torchvision import datasets
 
         try:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-State = dict[str, npt.NDArray[Any]]
+State = dict[str, NDArray[Any]]
 
 
 class CpuNoise:
@@ -37,7 +37,7 @@ class CpuNoise:
         half_word = [current["has_uint32"], current["uinteger"]]
         return {"sfc64": np.array([*words, *half_word], dtype=np.uint64)}
 
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continues from `state`. Raises KeyError for the state of another generator."""
         *words, has_half_word, half_word = state["sfc64"]
         self._generator.bit_generator.state = {
@@ -85,7 +85,7 @@ class GpuNoise:
     def state(self) -> State:
         return {"philox4x32": np.array([self._next_block], dtype=np.uint64)}
 
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self._next_block = int(state["philox4x32"][0])
 
 

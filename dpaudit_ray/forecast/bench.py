@@ -205,7 +205,12 @@ def _fitting_packs(model_bytes: int) -> tuple[int, ...]:
     return tuple(models for models in PACKS if models <= most_models)
 
 
-def _step_seconds(steps: Steps, training: DpSgdTraining, models: int, repeats: int) -> float:
+def _step_seconds(
+    steps: Steps,
+    training: DpSgdTraining,
+    models: int,
+    repeats: int,
+) -> float:
     """Times a step of one model, on the first half of the workload's records, which are a batch."""
     theta = training.initial.repeat(models, 1)
     batch_size = len(training.x) // 2
@@ -213,7 +218,11 @@ def _step_seconds(steps: Steps, training: DpSgdTraining, models: int, repeats: i
     return _median_seconds(lambda: steps.step(theta, x, y, None), theta.device, repeats) / models
 
 
-def _median_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+def _median_seconds(
+    call: Callable[[], object],
+    device: torch.device,
+    repeats: int,
+) -> float:
     """Returns the median of `repeats` calls, after two to warm up."""
     import torch
 

@@ -1,7 +1,5 @@
 """Estimates how long a sweep takes, and which bounds it can show, before it is run."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools
@@ -88,7 +86,7 @@ class Outlook:
     audits: tuple[AuditOutlook, ...]
     workers: int
     problem: str | None = None  # the reason if no time could be measured
-    preparations: tuple[PreparationOutlook, ...] = ()
+    preparations: "tuple[PreparationOutlook, ...]" = ()
 
     @property
     def seconds(self) -> float:

@@ -90,7 +90,11 @@ def _serve(settings: dict[str, Any], guardian: int) -> None:
 
 
 def _answer(
-    asker: Connection, output: int, result: Path, guardian: int, helpers: frozenset[int]
+    asker: Connection,
+    output: int,
+    result: Path,
+    guardian: int,
+    helpers: frozenset[int],
 ) -> None:
     """Makes the next call, and ends all processes that it started, except `helpers`.
 
@@ -176,7 +180,11 @@ def _set_process_option(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _run_child(request: dict[str, Any], output: int, result: Path) -> None:
+def _run_child(
+    request: dict[str, Any],
+    output: int,
+    result: Path,
+) -> None:
     """Calls the target with its argument; never returns."""
     os.setsid()
     for number in _SIGNALS_OF_ASKER:

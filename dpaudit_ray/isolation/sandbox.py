@@ -4,9 +4,6 @@ A `Sandbox` starts one fork server (`forkserver`), which has imported the module
 Each call is a process forked from it; its result comes back as a file, its output through a pipe.
 """
 
-from __future__ import annotations
-
-import contextlib
 import json
 import multiprocessing
 import os
@@ -16,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -105,7 +103,7 @@ class Sandbox:
         self._server: tuple[subprocess.Popen[bytes], Connection, IO[bytes]] | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="dpaudit-"))
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> "Sandbox":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,7 +114,12 @@ class Sandbox:
         self._end_server()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def call(self, target: str, argument: Any, limits: Limits | None = None) -> Ended:
+    def call(
+        self,
+        target: str,
+        argument: Any,
+        limits: Limits | None = None,
+    ) -> Ended:
         """Calls a function in a child process, and waits for its end.
 
         Args:
@@ -206,7 +209,11 @@ class Sandbox:
             guardian.wait()
 
 
-def _watch(connection: Connection, printed: _Printed, limits: Limits) -> tuple[int, Stop | None]:
+def _watch(
+    connection: Connection,
+    printed: "_Printed",
+    limits: Limits,
+) -> tuple[int, Stop | None]:
     """Waits for the end of a call; returns its exit status and the limit it was ended for."""
     child = connection.recv()
     began = time.monotonic()
@@ -215,7 +222,7 @@ def _watch(connection: Connection, printed: _Printed, limits: Limits) -> tuple[i
         printed.read()
         stop = stop or limits.exceeded(child, time.monotonic() - began)
         if stop:  # again each time, as the child may not have made its process group yet
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
     status = connection.recv()
     printed.read()
@@ -241,7 +248,7 @@ class _Printed:
         self._omitted = 0  # bytes between head and tail
 
     def read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             while chunk := os.read(self.source, 2**16):
                 self._content += chunk
                 excess = len(self._content) - _HEAD - _TAIL
@@ -261,9 +268,9 @@ def _resident_bytes(child: int) -> int:
     import psutil  # the interpreter of a script has none
 
     total = 0
-    with contextlib.suppress(psutil.Error):
+    with suppress(psutil.Error):
         server = psutil.Process(child).parent()
         for process in server.children(recursive=True) if server else ():
-            with contextlib.suppress(psutil.Error):
+            with suppress(psutil.Error):
                 total += process.memory_info().rss
     return total

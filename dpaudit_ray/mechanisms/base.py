@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
 from ..accounting import Adjacency, Sampling, Training
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ..data.base import Dataset
     from ..stats import Estimate
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+Arrays = Mapping[str, NDArray[Any]]
 Prepared = tuple[Arrays, ...]  # the parts of a preparation, in order
-Members = npt.NDArray[np.bool_]  # [n], True where the canary is in
-Scores = npt.NDArray[np.float64]  # [n, horizons]
+Members = NDArray[np.bool_]  # [n], True where the canary is in
+Scores = NDArray[np.float64]  # [n, horizons]
 Horizons = tuple[int, ...]  # steps whose scores are recorded, increasing
 StepCount = Annotated[int, Field(ge=1, le=10**7)]  # of a training
 
@@ -381,7 +381,7 @@ class Mechanism(Plugin):
 
     def distributions(
         self, adversary: Adversary, delta: float, prepared: Prepared
-    ) -> Mapping[str, npt.NDArray[np.float64]]:
+    ) -> Mapping[str, NDArray[np.float64]]:
         """Returns numbers that reports draw as histograms, by title, float64 [any number]."""
         return {}
 

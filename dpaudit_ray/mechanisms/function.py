@@ -16,10 +16,10 @@ that reveals the bit, and counts against the adversary. NaN and inf are scores: 
 diverged.
 """
 
-import dataclasses
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
 
 import numpy as np
@@ -183,7 +183,7 @@ class Function(Mechanism):
         return imports.training(self.path, self.options | prepared, "mechanism")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TrialByTrial:
     """A session that runs trials one after another.
 

@@ -7,17 +7,17 @@ model before the step, and the derivatives of its logit.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from pydantic import NonNegativeInt
-from scipy import special
+from scipy.special import expit
 
 from ..accounting import Adjacency
 from ..adversaries.base import Adversary
@@ -48,20 +48,20 @@ if TYPE_CHECKING:
     from ..data.base import Dataset
     from .dp_sgd.training import DpSgdTraining
 
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
-AnyFloats = npt.NDArray[np.floating]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+AnyFloats = NDArray[np.floating]
 Function = Callable[[Floats], Floats]
 # Functions by name, each with its derivative.
 ACTIVATIONS: dict[str, tuple[Function, Function]] = {
     "relu": (
         lambda z: np.maximum(z, 0.0),
-        lambda z: np.asarray(z > 0, dtype=np.float64),
+        lambda z: np.asarray(z > 0, dtype=float),
     ),
     "tanh": (np.tanh, lambda z: 1 - np.tanh(z) ** 2),
     "sigmoid": (
-        special.expit,
-        lambda z: np.asarray(special.expit(z) * special.expit(-z)),
+        expit,
+        lambda z: np.asarray(expit(z) * expit(-z)),
     ),
 }
 
@@ -362,7 +362,7 @@ class Shape:
         Args:
             theta: parameters [p], in torch's order.
         """
-        remaining = np.asarray(theta, dtype=np.float64)
+        remaining = np.asarray(theta, dtype=float)
         layers = []
         for inputs, outputs in itertools.pairwise(self.sizes):
             ends = [inputs * outputs, (inputs + 1) * outputs]
@@ -374,7 +374,7 @@ class Shape:
         """Runs records x [N, ...] forward and back under parameters [p], in float64."""
         function, derivative = ACTIVATIONS[self.activation]
         layers = self.layers(theta)
-        records = np.asarray(x, dtype=np.float64)
+        records = np.asarray(x, dtype=float)
         inputs = [records.reshape(len(x), -1)]
         sums = []  # of each layer, before its activation
         for weight, bias in layers:
@@ -385,7 +385,7 @@ class Shape:
             weight, _ = layers[index]
             by_inputs = slopes[-1] @ weight
             slopes.append(by_inputs * derivative(sums[index - 1]))
-        probabilities = special.expit(sums[-1][:, 0])
+        probabilities = expit(sums[-1][:, 0])
         slopes.reverse()
         return Pass(tuple(inputs[:-1]), tuple(slopes), probabilities)
 
@@ -560,7 +560,7 @@ class Release:
         return bounds.bounds_of_gram(
             self.gram,
             self.probabilities,
-            self.y.astype(np.float64),
+            self.y.astype(float),
             self.noise.clip_norm,
             self.noise.multiplier,
             delta,
@@ -585,15 +585,15 @@ class Release:
         inverse, determined = self._solver
         return np.where(determined, sums @ inverse, np.nan)
 
-    @functools.cached_property
+    @cached_property
     def _root(self) -> Floats:
         """A root R of CᵀC = R Rᵀ, float64 [N, N]."""
         values, vectors = np.linalg.eigh(self.gram)
         root: Floats = vectors * np.sqrt(np.maximum(values, 0.0))
         return root
 
-    @functools.cached_property
-    def _solver(self) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    @cached_property
+    def _solver(self) -> tuple[Floats, NDArray[np.bool_]]:
         return bounds.solver(self.gram)
 
 

@@ -1,7 +1,5 @@
 """AlexNet, pre-trained: only its head is trained privately (Cebere et al., figure 13)."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import warnings
@@ -45,7 +43,7 @@ class AlexNet(Model):
     def files(self) -> tuple[Path, ...]:
         return () if self.path is None else (Path(os.path.expanduser(self.path)),)
 
-    def body(self, shape: Shape) -> nn.Module:
+    def body(self, shape: Shape) -> "nn.Module":
         """Builds the frozen layers.
 
         Raises DataError if the weights are not available, or are another network's; SpecError for
@@ -67,7 +65,7 @@ class AlexNet(Model):
                 f"{source}: not AlexNet's weights ({reason_given:.300}); {_REMEDY}"
             ) from error
 
-    def build(self, shape: Shape, classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> "nn.Module":
         from torch import nn
 
         if shape != (_FEATURES,):
@@ -77,7 +75,7 @@ class AlexNet(Model):
             )
         return nn.Sequential(nn.Flatten(), nn.Linear(_FEATURES, outputs(classes)))
 
-    def _state(self) -> tuple[dict[str, Tensor] | None, str]:
+    def _state(self) -> "tuple[dict[str, Tensor] | None, str]":
         """Returns the network's weights, None for random ones, and a name of their source."""
         import torch
         from torchvision.models import AlexNet_Weights

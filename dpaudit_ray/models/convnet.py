@@ -1,7 +1,5 @@
 """The small convolutional networks of Cebere et al. and of Nasr et al."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal
 
 from .base import Model, Shape, image, outputs
@@ -21,7 +19,7 @@ class ConvNet(Model):
 
     name: Literal["convnet"] = "convnet"
 
-    def build(self, shape: Shape, classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> "nn.Module":
         from torch import nn
 
         channels, height, width = image(shape, self.name, least=16)
@@ -55,7 +53,7 @@ class Cnn4(Model):
 
     name: Literal["cnn4"] = "cnn4"
 
-    def build(self, shape: Shape, classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> "nn.Module":
         from torch import nn
 
         channels, height, width = image(shape, self.name, least=14)

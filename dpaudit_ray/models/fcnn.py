@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -32,7 +32,7 @@ class Mlp(Model):
         The data are not read for it, so the number of inputs is not known.
         """
         widths = [*self.hidden[:1], *self.hidden]
-        return sum(before * width for before, width in itertools.pairwise(widths))
+        return sum(before * width for before, width in pairwise(widths))
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         return perceptron(shape, self.hidden, self.activation, classes)
@@ -79,6 +79,6 @@ def perceptron(
     kinds = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
     layers: list[nn.Module] = [nn.Flatten()]
     widths = [math.prod(shape), *hidden, outputs(classes)]
-    for before, width in itertools.pairwise(widths):
+    for before, width in pairwise(widths):
         layers += [nn.Linear(before, width), kinds[activation]()]
     return nn.Sequential(*layers[:-1])

@@ -1,7 +1,5 @@
 """Residual networks with GroupNorm: ResNet-18 for small images, and WRN-16-k."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal
 
 from ..plugins import Count
@@ -25,7 +23,7 @@ class ResNet18(Model):
     def parameters(self) -> int:
         return 11_173_962
 
-    def build(self, shape: Shape, classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> "nn.Module":
         from torch import nn
 
         from .networks.blocks import BasicBlock, conv3x3, residual_network, stages
@@ -59,7 +57,7 @@ class Wrn16(Model):
         # At k = 1 the first stage keeps its 16 channels, so no 16 x 16 projection is needed.
         return count - 256 if k == 1 else count
 
-    def build(self, shape: Shape, classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> "nn.Module":
         from torch import nn
 
         from .networks.blocks import PreActivationBlock, conv3x3, residual_network, stages

@@ -1,7 +1,5 @@
 """A user-defined network, named by its import path."""
 
-from __future__ import annotations
-
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,7 +39,7 @@ class UserModule(Model):
         """The module that `path` names."""
         return (*super().named_modules(), self.path.partition(":")[0])
 
-    def build(self, shape: Shape, classes: int) -> nn.Module:
+    def build(self, shape: Shape, classes: int) -> "nn.Module":
         """Calls `path`. Raises SpecError if the call fails or returns no module."""
         from torch import nn
 

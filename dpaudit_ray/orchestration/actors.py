@@ -129,7 +129,12 @@ class Trainer(PackTrainer):
         return f"{self._name}: trains"
 
 
-def task_name(role: str, method: str, brief: Brief, arguments: tuple[Any, ...]) -> str:
+def task_name(
+    role: str,
+    method: str,
+    brief: Brief,
+    arguments: tuple[Any, ...],
+) -> str:
     """Returns the name of a call in the dashboard.
 
     It has the audit of the call's pack, but no trials, as Ray keeps 15 kB for each name.

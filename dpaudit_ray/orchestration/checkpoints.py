@@ -71,8 +71,11 @@ class Checkpoints:
         for step in steps:
             self._run.delete_checkpoint(*self._key(pack), step)
 
-    def _key(self, pack: Pack) -> tuple[str, tuple[int, int]]:
-        return self._plan.audits[pack.audit].id, (pack.first, pack.last)
+    def _key(
+        self,
+        pack: Pack,
+    ) -> tuple[str, tuple[int, int]]:
+        return self._plan.audits[pack.audit].id, pack.bounds
 
 
 class PackCheckpoints:

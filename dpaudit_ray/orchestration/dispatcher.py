@@ -189,7 +189,11 @@ class Dispatcher:
         if pack:
             self._due.append(pack)
 
-    def _collect(self, worker: Worker, answer: Future[Any]) -> Outcome | None:
+    def _collect(
+        self,
+        worker: Worker,
+        answer: Future[Any],
+    ) -> Outcome | None:
         """Returns the outcome of a pack; None for a greeting, and if the pack is tried again."""
         if worker not in self._pool.workers:
             return None  # it was replaced, and its pack counted as lost

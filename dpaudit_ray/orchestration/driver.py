@@ -1,13 +1,11 @@
 """Drives a sweep: keeps packs in flight and reacts to how they end; never holds scores."""
 
-from __future__ import annotations
-
-import collections
 import contextlib
-import dataclasses
 import math
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from ..errors import ClusterError, StorageError, out_of_memory
 from ..plan import outcomes
@@ -25,7 +23,7 @@ LOSSES_PER_PACK = 5  # trainers that die under one pack before the pack is held 
 NODES_PER_PACK = 20  # nodes that vanish under one pack: it may be what ends them
 
 
-@dataclasses.dataclass
+@dataclass
 class Summary:
     """The end of a run.
 
@@ -49,7 +47,7 @@ class Driver:
         self,
         dispatcher: Dispatcher,
         packs: Iterable[Pack],
-        budget: FailureBudget,
+        budget: "FailureBudget",
         stop: Stop,
         show: Callable[[Progress], None] = lambda progress: None,
         require: Callable[[], None] = lambda: None,
@@ -100,7 +98,7 @@ class Driver:
 
     def _take_snapshot(self) -> Progress:
         activity = self._activity()
-        progress = dataclasses.replace(self._dispatcher.progress(activity), activity=activity)
+        progress = replace(self._dispatcher.progress(activity), activity=activity)
         for index, audit in enumerate(progress.audits):
             if audit.decided is not None:
                 self._decided.add(index)
@@ -172,7 +170,11 @@ class Driver:
 class PackQueue:
     """Chooses the next pack: a lost one before new ones, none before the parts it waits for."""
 
-    def __init__(self, packs: Iterable[Pack], is_over: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        packs: Iterable[Pack],
+        is_over: Callable[[int], bool],
+    ) -> None:
         """Reads no pack yet.
 
         Args:
@@ -181,7 +183,7 @@ class PackQueue:
         """
         self._packs = iter(packs)
         self._is_over = is_over
-        self._returned = collections.deque[Pack]()
+        self._returned = deque[Pack]()
         # By audit: parts that are not done, and packs that wait for them.
         self._awaited: dict[int, set[Part]] = {}
         self._waiting: dict[int, list[Pack]] = {}
@@ -261,12 +263,12 @@ class FailureBudget:
         self._labels = labels
         self._tell = tell
         self._streaks: dict[int, list[str]] = {}  # kinds of failures in a row, by audit
-        self._lost_under = collections.Counter[tuple[str, Pack]]()
+        self._lost_under = Counter[tuple[str, Pack]]()
         self.failures: list[Failure] = []
         self.with_misses = 0
         self.losses = 0
-        self.trials_failed = collections.Counter[int]()
-        self.trials_lost = collections.Counter[int]()
+        self.trials_failed = Counter[int]()
+        self.trials_lost = Counter[int]()
         self.closed = set[int]()
         self.exhausted = False
         for failure in recorded:

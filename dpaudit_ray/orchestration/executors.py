@@ -94,10 +94,20 @@ class Executor(Protocol):
 
     isolates: bool
 
-    def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
+    def start(
+        self,
+        role: Role,
+        name: str,
+        avoid: Collection[str] = (),
+    ) -> Handle:
         """Starts a worker, on none of the nodes to `avoid`; returns before it has its place."""
 
-    def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
+    def call(
+        self,
+        worker: Handle,
+        method: str,
+        *arguments: Any,
+    ) -> Future[Any]:
         """Calls a method; the answer raises an error above, or a DpauditError of the worker."""
 
     def wait(self, timeout: float) -> list[Future[Any]]:

@@ -24,7 +24,12 @@ class FaultAttribution:
         earlier: failures of an earlier attempt at the sweep, by pack.
     """
 
-    def __init__(self, capacity: Capacity, tell: Tell, changed: Callable[[Worker], None]) -> None:
+    def __init__(
+        self,
+        capacity: Capacity,
+        tell: Tell,
+        changed: Callable[[Worker], None],
+    ) -> None:
         """Suspects no trainer yet.
 
         Args:
@@ -81,7 +86,11 @@ class FaultAttribution:
             self._capacity.fault(culprit.node, culprit.address)
         return culprit
 
-    def other(self, suspect: Worker | None, ready: list[Worker]) -> Worker | None:
+    def other(
+        self,
+        suspect: Worker | None,
+        ready: list[Worker],
+    ) -> Worker | None:
         """Returns the trainer that tries a pack next, perhaps once it is idle.
 
         Best is one that is trusted, has done a pack, runs on another node, and is idle.
@@ -102,7 +111,9 @@ class Deadlines:
     """Limits the seconds that a pack may take, by the packs that were timed, or by the sweep."""
 
     def __init__(
-        self, fixed: float | Literal["auto"], trial_limits: Mapping[int, float | None] | None = None
+        self,
+        fixed: float | Literal["auto"],
+        trial_limits: Mapping[int, float | None] | None = None,
     ) -> None:
         """Has timed no pack yet.
 

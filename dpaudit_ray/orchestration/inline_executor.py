@@ -30,13 +30,23 @@ class InlineExecutor:
         self._aggregator: InlineAggregator
         self._answers: list[Future[Any]] = []
 
-    def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
+    def start(
+        self,
+        role: Role,
+        name: str,
+        avoid: Collection[str] = (),
+    ) -> Handle:
         if role == "Aggregator":
             self._aggregator = InlineAggregator(self._work.sweep, self._work.plan, self._work.run)
             return self._aggregator
         return InlineTrainer(self._work, self._aggregator)
 
-    def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
+    def call(
+        self,
+        worker: Handle,
+        method: str,
+        *arguments: Any,
+    ) -> Future[Any]:
         answer: Future[Any] = Future()
         try:
             answer.set_result(getattr(worker, method)(*arguments))
@@ -83,7 +93,10 @@ class InlineTrainer(PackTrainer):
         )
         self._gpu = work.sweep.resources.num_gpus > 0
 
-    def ready(self, modules: tuple[str, ...] = ()) -> tuple[str, str, provenance.Code]:
+    def ready(
+        self,
+        modules: tuple[str, ...] = (),
+    ) -> tuple[str, str, provenance.Code]:
         return _NODE.id, _NODE.host, provenance.machine(modules, gpu=self._gpu)
 
 

@@ -102,7 +102,11 @@ class HealthChecks:
         self._open: dict[str, Any] = {}
         self.silent = collections.defaultdict[str, float](float)
 
-    def ask(self, addresses: set[str], seconds: float = LOOK_SECONDS) -> None:
+    def ask(
+        self,
+        addresses: set[str],
+        seconds: float = LOOK_SECONDS,
+    ) -> None:
         """Checks all servers simultaneously; an answer of any kind is a sign of life.
 
         Args:

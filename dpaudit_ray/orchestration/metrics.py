@@ -5,10 +5,10 @@ depends on the audits and not on how often trainers were replaced. Ray serves me
 reaches the port, with or without a token: labels hold the names of the sweep and its audits.
 """
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from .progress import AuditProgress, Progress
@@ -19,7 +19,7 @@ COLLECTED_SECONDS = 2 * HEARTBEAT_SECONDS  # until a snapshot was set and sent o
 RATE_SECONDS = 60.0  # trials/s are a mean over this long
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Metric:
     """A gauge.
 
@@ -100,7 +100,10 @@ class Publisher:
     """Publishes the latest snapshot of a sweep again and again."""
 
     def __init__(
-        self, gauge: Callable[..., Any], sweep: str, clock: Callable[[], float] = time.time
+        self,
+        gauge: Callable[..., Any],
+        sweep: str,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Makes the gauges.
 

@@ -1,7 +1,5 @@
 """Snapshots of a sweep while it runs, and how fast it goes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -107,7 +105,7 @@ class Progress:
 
     audits: tuple[AuditProgress, ...]
     activity: Activity = Activity()
-    saved: Mapping[Pack, int] = field(default_factory=dict)
+    saved: "Mapping[Pack, int]" = field(default_factory=dict)
 
     @property
     def done(self) -> int:

@@ -4,10 +4,10 @@ Ray raises errors without codes, so they are recognised by their text. If a late
 differently, its last line is shown with more general advice.
 """
 
-import dataclasses
 import os
 import re
 import textwrap
+from dataclasses import dataclass
 
 from .executors import NO_MEMORY
 
@@ -34,7 +34,7 @@ _LOCAL_REMEDIES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RayTrouble:
     """A reason why Ray failed, and what to do."""
 

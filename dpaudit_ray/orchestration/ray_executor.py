@@ -1,6 +1,5 @@
 """Runs workers as actors of a Ray cluster, which is joined, or started on this machine."""
 
-import contextlib
 import logging
 import os
 import queue
@@ -10,6 +9,7 @@ import signal
 import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -60,7 +60,12 @@ class RayExecutor:
         # Threads of Ray's put answers here: `ray.wait` on 16,000 references takes 50 ms.
         self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
 
-    def start(self, role: Role, name: str, avoid: Collection[str] = ()) -> Handle:
+    def start(
+        self,
+        role: Role,
+        name: str,
+        avoid: Collection[str] = (),
+    ) -> Handle:
         """Starts an actor; the aggregator on the driver's node, which has the run directory."""
         from . import actors
 
@@ -80,7 +85,12 @@ class RayExecutor:
         self._aggregator = aggregator.remote(self._work.run.location, self._work.run.owner)
         return self._aggregator
 
-    def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
+    def call(
+        self,
+        worker: Handle,
+        method: str,
+        *arguments: Any,
+    ) -> Future[Any]:
         from . import actors
 
         is_trainer = worker is not self._aggregator
@@ -102,7 +112,7 @@ class RayExecutor:
 
     def wait(self, timeout: float) -> list[Future[Any]]:
         answers = []
-        with contextlib.suppress(queue.Empty):
+        with suppress(queue.Empty):
             answers.append(self._arrived.get(timeout=timeout))
             while True:
                 answers.append(self._arrived.get_nowait())
@@ -130,7 +140,7 @@ class RayExecutor:
         ended = 0
         for actor in self._ray.util.list_named_actors(all_namespaces=True):
             if actor["namespace"].startswith(f"dpaudit-{owner[:8]}"):
-                with contextlib.suppress(ValueError):  # it has just ended
+                with suppress(ValueError):  # it has just ended
                     self._ray.kill(self._ray.get_actor(actor["name"], actor["namespace"]))
                     ended += TRAINER in actor["name"]
         return ended
@@ -154,7 +164,12 @@ class RayExecutor:
             data.update(cell.adversary.datasets())
         return {key: self._ray.put(value) for key, value in data.items()}
 
-    def _arrive(self, answer: Future[Any], is_trainers: bool, future: Future[Any]) -> None:
+    def _arrive(
+        self,
+        answer: Future[Any],
+        is_trainers: bool,
+        future: Future[Any],
+    ) -> None:
         """Passes on a result of Ray's, in one of its threads."""
         error = future.exception()
         if not error:
@@ -184,7 +199,10 @@ def _translated(error: BaseException, exceptions: Any) -> BaseException:
     return translated
 
 
-def trainer_options(request: ResourceRequest, avoid: Collection[str] = ()) -> dict[str, Any]:
+def trainer_options(
+    request: ResourceRequest,
+    avoid: Collection[str] = (),
+) -> dict[str, Any]:
     """Returns Ray's options for an actor with these resources, on no node to `avoid`."""
     resources = dict(request.resources)
     selector = dict(request.labels)
@@ -199,7 +217,11 @@ def trainer_options(request: ResourceRequest, avoid: Collection[str] = ()) -> di
     }
 
 
-def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
+def dispatcher(
+    ray: Any,
+    work: Work,
+    before: str | None = None,
+) -> Dispatcher:
     """Returns a dispatcher on the cluster.
 
     Args:
@@ -240,7 +262,7 @@ def dispatcher(ray: Any, work: Work, before: str | None = None) -> Dispatcher:
         raise
 
 
-@contextlib.contextmanager
+@contextmanager
 def connected(address: str | None) -> Iterator[Any]:
     """Yields the module `ray`, connected to a cluster.
 
@@ -315,7 +337,7 @@ def _join(ray: Any, address: str, origin: str) -> None:
         if has_port(address):  # else "auto": Ray looks for it
             # Ray would try for minutes, or for ever where the head is a stopped process.
             channel = partial(ray_internals.channel, ray)
-            with contextlib.closing(HealthChecks(channel)) as checks:
+            with closing(HealthChecks(channel)) as checks:
                 checks.ask({address}, ANSWER_SECONDS)
                 if checks.silent.get(address):
                     raise TimeoutError("nothing answers there")

@@ -5,7 +5,6 @@ survive lies in the run directory, and the metadata of a job names the run it wa
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import http.client
 import importlib.metadata
@@ -19,6 +18,7 @@ import tempfile
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ class SweepJob:
             SpecError: the sweep file is not sent, or results would be lost.
         """
         named = {Path(file).resolve(), *provenance.named_paths(sweep)}
-        package = dataclasses.replace(package, named=frozenset(named))
+        package = replace(package, named=frozenset(named))
         relative = Path(os.path.relpath(file, package.folder))
         if relative not in package.files():
             raise SpecError(
@@ -193,7 +193,11 @@ class JobsClient:
                     f"{self.address} does not take the job ({reason}); {submitting_remedy(reason)}"
                 ) from error
 
-    def follow(self, submission: str, write: Callable[[str], object]) -> int:
+    def follow(
+        self,
+        submission: str,
+        write: Callable[[str], object],
+    ) -> int:
         """Passes the job's log on, line by line, until it ends; returns its exit code.
 
         Raises:

@@ -3,8 +3,6 @@
 The scores go to the aggregator, which stores them: a trainer knows nothing of the run directory.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math
@@ -58,7 +56,7 @@ class Brief:
     worked_out: tuple[Mapping[str, float], ...] = ()
 
     @classmethod
-    def from_plan(cls, plan: Plan, sweep: Sweep) -> Brief:
+    def from_plan(cls, plan: Plan, sweep: Sweep) -> "Brief":
         """Returns the brief of a planned sweep."""
         audits = tuple(replace(audit, packs=()) for audit in plan.audits)
         return cls(plan.seed, audits, tuple(cell.mechanism.worked_out() for cell in sweep.cells))
@@ -111,7 +109,11 @@ class PackTrainer:
         self.resumed = False
         self.opening = 0.0
 
-    def run_pack(self, pack: Pack, before: Failure | None = None) -> Done | Failure:
+    def run_pack(
+        self,
+        pack: Pack,
+        before: Failure | None = None,
+    ) -> Done | Failure:
         """Trains a pack; returns once the aggregator has stored it, or with its failure.
 
         Args:
@@ -224,7 +226,11 @@ class PackTrainer:
         """Returns whether packs of an audit take time in proportion to their steps."""
         return isinstance(self._session(audit), ResumableSession)
 
-    def seconds(self, pack: Pack, horizons: tuple[int, ...]) -> float:
+    def seconds(
+        self,
+        pack: Pack,
+        horizons: tuple[int, ...],
+    ) -> float:
         """Times one pack, without the opening of its audit.
 
         Args:
@@ -244,7 +250,7 @@ class PackTrainer:
         """Returns the secret bits of a pack, and the seed of its noise."""
         audit = self._brief.audits[pack.audit]
         noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
-        return audit.bits(self._brief.seed, pack.first, pack.last), noise
+        return audit.bits(self._brief.seed, *pack.bounds), noise
 
     def _parts(self, index: int) -> tuple[Arrays, ...]:
         """Returns all parts of an audit's preparation."""
@@ -328,7 +334,11 @@ def _pack_scores(
     return PackScores(pack.first, members, steps, scores, utility, reasons, outputs)
 
 
-def _attempt(work: Callable[[P], T], pack: P, trials: int = 1) -> T | Failure:
+def _attempt(
+    work: Callable[[P], T],
+    pack: P,
+    trials: int = 1,
+) -> T | Failure:
     """Returns what `work` returns for a pack, or how it failed.
 
     Args:

@@ -1,12 +1,10 @@
 """Trainers as the driver sees them: how many the cluster has room for, and which pack each has."""
 
-from __future__ import annotations
-
-import collections
 import contextlib
 import math
 import socket
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -41,7 +39,7 @@ class ResourceRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_spec(cls, spec: ResourceSpec) -> ResourceRequest:
+    def from_spec(cls, spec: ResourceSpec) -> "ResourceRequest":
         """Returns the request of a sweep file."""
         amounts = {"CPU": spec.num_cpus, "GPU": spec.num_gpus, "memory": float(spec.memory)}
         amounts |= spec.custom_resources
@@ -100,10 +98,10 @@ class Capacity:
         self._tell = tell
         self.avoided = set[str]()  # nodes that no trainer is started on
         self._gone = set[str]()
-        self._faults = collections.Counter[str]()
+        self._faults = Counter[str]()
         self._cluster = executor.nodes()
-        self._memory_kills = collections.Counter(self._cluster.memory_kills())
-        self._shortages = collections.defaultdict[str, Shortage](Shortage)
+        self._memory_kills = Counter(self._cluster.memory_kills())
+        self._shortages = defaultdict[str, Shortage](Shortage)
 
     def require_room(self) -> None:
         """Raises NoClusterError if the cluster can never hold a trainer."""
@@ -225,7 +223,13 @@ class Capacity:
             why = f"{FAULTS_PER_NODE} of its trainers failed at packs that other nodes could do"
             self.leave_out(node, address, why)
 
-    def leave_out(self, node: str, address: str, why: str, remedy: str = "") -> None:
+    def leave_out(
+        self,
+        node: str,
+        address: str,
+        why: str,
+        remedy: str = "",
+    ) -> None:
         """Starts no more trainers on a node.
 
         Args:
@@ -342,7 +346,10 @@ class Pool:
     """
 
     def __init__(
-        self, start: Callable[[int], Worker], kill: Callable[[Handle], None], capacity: Capacity
+        self,
+        start: Callable[[int], Worker],
+        kill: Callable[[Handle], None],
+        capacity: Capacity,
     ) -> None:
         """Starts no trainer yet.
 

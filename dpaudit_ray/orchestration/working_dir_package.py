@@ -4,8 +4,6 @@ Ray's own packager follows links out of the folder and round in circles, and sen
 secrets too. So it gets a copy of the files that git tracks and the sweep names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import os
@@ -69,7 +67,7 @@ class Listing:
     withheld: list[Path] = field(default_factory=list)
     unsent: list[Unsent] = field(default_factory=list)
 
-    def add(self, folder: Path, below: Listing) -> None:
+    def add(self, folder: Path, below: "Listing") -> None:
         """Adds a folder; several entries of one without a file that is sent become one."""
         self.sent |= below.sent
         self.withheld += below.withheld

@@ -1,12 +1,12 @@
 """Claims of accountants for each audit: computed with its plan, and checked when that is read."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from .. import accounting, imports
 from ..accounting import Training
@@ -18,7 +18,7 @@ from ..stats.curve import Curve
 from ..sweep.cell import Cell
 from .model import PlannedAudit
 
-Floats = npt.NDArray[np.float64]
+Floats = NDArray[np.float64]
 Claims = Mapping[str, tuple[float, ...]]  # ε at each recorded step, by accountant
 _CLOSE = 1e-6  # relative difference between versions of scipy
 _AGAIN = 1e-3  # relative difference that another version of an accountant may make
@@ -181,7 +181,7 @@ def curves(
 
     @lru_cache(maxsize=64)  # a search for the effective noise tries ten at most
     def at_noise(noise: float) -> Curve:
-        training = dataclasses.replace(claimed.training, noise_multiplier=noise)
+        training = replace(claimed.training, noise_multiplier=noise)
         if claimed.gaussian and (accountant == "gaussian" or not noise):
             return curve.gaussian(_mu(training))
         # The points that matter are those of the Gaussian claim with the same ε at δ.

@@ -9,15 +9,13 @@ A file holds one pack, or many that follow each other (`compaction`), and a cras
 in two files. Packs of one file come together: for bounds in between, use `up_to_looks`.
 """
 
-from __future__ import annotations
-
 import bisect
 import collections
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -37,7 +35,7 @@ _SCORES_AHEAD = 2**21  # scores that are read ahead; reading a file takes ten ti
 _UNLISTED = 8  # requests for packs that are not stored, each of about 10 ms
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PackRange:
     """Packs number `start` to `stop` - 1, which one file holds; None for packs that failed."""
 
@@ -65,7 +63,7 @@ class FinishedTrials:
         index: int,
         failed: Collection[Bounds] = (),
         end: int | None = None,
-        recent: RecentPacks | None = None,
+        recent: "RecentPacks | None" = None,
     ) -> None:
         """Lists the packs that are stored.
 
@@ -115,9 +113,12 @@ class FinishedTrials:
         ]
 
     def add(self, scores: PackScores) -> None:
-        """Adds a pack whose scores are stored."""
+        """Adds a pack whose scores are stored; adding it again changes nothing."""
+        bounds = scores.first, scores.last
+        if bounds in self.stored:
+            return
         self._listed = None
-        self.stored.add((scores.first, scores.last))
+        self.stored.add(bounds)
         self.stored_trials += len(scores.members)
         if scores.first < self.end:
             self._recent.put(self, scores)
@@ -257,7 +258,10 @@ def trials_of(audit: PlannedAudit, ranges: Sequence[PackRange]) -> Bounds:
     return first, last
 
 
-def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[PackRange]:
+def resolved(
+    packs: Sequence[Bounds],
+    files: Iterable[Bounds],
+) -> list[PackRange]:
     """Chooses the packs to take from each file, so that no pack is taken twice.
 
     A file that does not begin and end where packs do is ignored; of those that overlap, the longer
@@ -275,7 +279,7 @@ def resolved(packs: Sequence[Bounds], files: Iterable[Bounds]) -> list[PackRange
     stop = 0
     for candidate in sorted(candidates, key=lambda ranges: (ranges.start, -ranges.stop)):
         if candidate.stop > stop:
-            chosen.append(dataclasses.replace(candidate, start=max(candidate.start, stop)))
+            chosen.append(replace(candidate, start=max(candidate.start, stop)))
             stop = candidate.stop
     return chosen
 

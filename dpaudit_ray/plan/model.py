@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from .. import seeds
@@ -161,7 +161,7 @@ class PlannedAudit:
         seed: int,
         first: int,
         last: int,
-    ) -> npt.NDArray[np.bool_]:
+    ) -> NDArray[np.bool_]:
         """Returns the secret bits of trials first..last, bool [last - first + 1].
 
         Bits are drawn for the first training run of each pair; the second one has the opposite.

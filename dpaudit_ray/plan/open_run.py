@@ -177,7 +177,12 @@ def _listed(changes: list[str]) -> str:
     return "; ".join(changes[:4] + more)
 
 
-def _followed(plan: Plan, previous: Plan, run: RunDirectory, report: Report) -> Plan:
+def _followed(
+    plan: Plan,
+    previous: Plan,
+    run: RunDirectory,
+    report: Report,
+) -> Plan:
     """Returns `plan` with the code of `previous`. Raises RunDirectoryError if its code differs."""
     code = previous.code[-1]
     remains = any(remaining(run, plan))

@@ -8,8 +8,6 @@ Trials of a pack that was given up are misses. Of a part that failed no trial wa
 bit is known where it is prepared: its audits are not started. `--retry-failed` tries both again.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -42,7 +40,12 @@ class Failure:
     traceback: str
 
     @classmethod
-    def of_memory(cls, pack: Pack, detail: str, trials: int = 1) -> Failure:
+    def of_memory(
+        cls,
+        pack: Pack,
+        detail: str,
+        trials: int = 1,
+    ) -> "Failure":
         """Returns the failure of a pack for which memory ran out.
 
         Args:
@@ -228,7 +231,10 @@ class Record:
         self.replace(failed_parts=tuple(entries.values()))
 
     def set_derived(
-        self, sweep: Sweep, missed: Iterable[MissedTrials], decided: Mapping[int, int]
+        self,
+        sweep: Sweep,
+        missed: Iterable[MissedTrials],
+        decided: Mapping[int, int],
     ) -> None:
         """Replaces the entries that follow from the scores.
 
@@ -286,7 +292,12 @@ def failed_parts(run: RunDirectory, plan: Plan) -> list[Failure]:
     return failures
 
 
-def finished_trials(run: RunDirectory, sweep: Sweep, plan: Plan, index: int) -> FinishedTrials:
+def finished_trials(
+    run: RunDirectory,
+    sweep: Sweep,
+    plan: Plan,
+    index: int,
+) -> FinishedTrials:
     """Opens the trials of an audit, with packs that failed, up to where `stop_when` ended it."""
     packs = [failure.pack for failure in recorded(run, plan)]
     failed_packs = [pack.bounds for pack in packs if pack.audit == index]
@@ -302,7 +313,11 @@ def unprepared(run: RunDirectory, plan: Plan) -> set[int]:
     return audits
 
 
-def decided(run: RunDirectory, sweep: Sweep, plan: Plan) -> dict[int, int]:
+def decided(
+    run: RunDirectory,
+    sweep: Sweep,
+    plan: Plan,
+) -> dict[int, int]:
     """Returns the trials that were enough, by index of the audits that `stop_when` has ended.
 
     A decision by another rule than the audit has now does not count.
@@ -322,7 +337,10 @@ def _rule(sweep: Sweep, index: int) -> Any:
 
 
 def to_run(
-    run: RunDirectory, plan: Plan, enough: Mapping[int, int], left_out: Collection[Pack]
+    run: RunDirectory,
+    plan: Plan,
+    enough: Mapping[int, int],
+    left_out: Collection[Pack],
 ) -> list[Pack]:
     """Returns the parts of preparations that are to be run, and then the packs.
 
@@ -344,7 +362,11 @@ def to_run(
     return [*parts, *packs]
 
 
-def complete(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
+def complete(
+    run: RunDirectory,
+    plan: Plan,
+    enough: Mapping[int, int],
+) -> bool:
     """Returns whether a run is marked as complete, and storage has all its packs and parts.
 
     Args:
@@ -357,7 +379,11 @@ def complete(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
     return not preparing.left(run, plan, ())
 
 
-def only_failed(run: RunDirectory, plan: Plan, enough: Mapping[int, int]) -> bool:
+def only_failed(
+    run: RunDirectory,
+    plan: Plan,
+    enough: Mapping[int, int],
+) -> bool:
     """Returns whether an incomplete run lacks only what failed, which `dpaudit run` leaves out."""
     given_up = {failure.pack for failure in failed(run, plan)}
     if not given_up and not unprepared(run, plan):

@@ -1,7 +1,7 @@
 """Makes the plan of a sweep: the claims of its audits, and the bounds of their packs."""
 
-import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..errors import SpecError
 from ..sweep.cell import Cell
@@ -33,7 +33,7 @@ def make(
         old = previous.audits[index] if previous else None
         audit = _plan_audit(index, cell, sweep, old, extends)
         preparation = preparing.planned(cell, sweep.seed, files)
-        audits.append(dataclasses.replace(audit, preparation=preparation))
+        audits.append(replace(audit, preparation=preparation))
     code = provenance.sweep_code(sweep)
     return Plan(sweep.seed, sweep.fingerprint, tuple(audits), files, (code,))
 

@@ -42,7 +42,10 @@ def planned(
     return PlannedPreparation(identity, preparation.parts)
 
 
-def all_parts(plan: Plan, audits: Iterable[int] | None = None) -> list[Part]:
+def all_parts(
+    plan: Plan,
+    audits: Iterable[int] | None = None,
+) -> list[Part]:
     """Returns all parts that these audits, or all, wait for; those that several share, once."""
     parts = []
     for preparation, waiting in _waiting(plan, audits).items():
@@ -64,7 +67,11 @@ def _waiting(
     return waiting
 
 
-def left(run: RunDirectory, plan: Plan, packs: Iterable[Pack]) -> list[Part]:
+def left(
+    run: RunDirectory,
+    plan: Plan,
+    packs: Iterable[Pack],
+) -> list[Part]:
     """Returns the parts that are not stored, and that these packs or audits without any await."""
     waiting = [pack.audit for pack in packs]
     waiting += _without_packs(plan)
@@ -82,7 +89,10 @@ def _without_packs(plan: Plan) -> list[int]:
     return [index for index, audit in enumerate(plan.audits) if not audit.packs]
 
 
-def entries(run: RunDirectory, plan: Plan) -> list[dict[str, Any]]:
+def entries(
+    run: RunDirectory,
+    plan: Plan,
+) -> list[dict[str, Any]]:
     """Returns each preparation as plain JSON.
 
     Its keys are `id`, `audits` (labels), `parts` (a number), and `done` (how many are stored).

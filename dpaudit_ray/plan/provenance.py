@@ -200,7 +200,10 @@ def input_files(sweep: Sweep) -> tuple[InputFile, ...]:
     return tuple(files.values())
 
 
-def files_of_cell(cell: Cell, files: tuple[InputFile, ...]) -> list[str]:
+def files_of_cell(
+    cell: Cell,
+    files: tuple[InputFile, ...],
+) -> list[str]:
     """Returns the SHA-256 of each file of a sweep that one audit reads."""
     digests = {file.file: file.sha256 for file in files}
     names = map(str, _files([cell]))

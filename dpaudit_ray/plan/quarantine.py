@@ -1,9 +1,9 @@
 """Sets damaged files aside, so that their content is computed again: bits and seeds are known."""
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from ..errors import DamagedFileError, MissingFileError
 from ..storage.run_directory import RunDirectory, part_file
@@ -45,17 +45,20 @@ def set_aside(
     return len(damaged)
 
 
-def _files(run: RunDirectory, plan: Plan) -> Iterator[tuple[str, Read]]:
+def _files(
+    run: RunDirectory,
+    plan: Plan,
+) -> Iterator[tuple[str, Read]]:
     """Yields the name of each file of scores or of a preparation, and a function that reads it."""
     for audit in plan.audits:
         steps = len(audit.horizons)
         for file in sorted(run.score_files(audit.id)):
-            read = functools.partial(run.read_scores, audit.id, *file, steps)
+            read = partial(run.read_scores, audit.id, *file, steps)
             yield run.score_file(audit.id, *file), read
     for part in preparing.all_parts(plan):
         if part.first in run.parts(part.preparation):
             key = part.preparation, part.first
-            yield part_file(*key), functools.partial(run.read_part, *key)
+            yield part_file(*key), partial(run.read_part, *key)
 
 
 def _is_damaged(read: Read) -> bool:

@@ -5,8 +5,6 @@ than believed. If it takes a user's code, or data that cannot be read here, the 
 until that code is trusted and imported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import operator
@@ -239,7 +237,10 @@ def most_estimates(sweep: Sweep, plan: Plan) -> int:
 
 
 def check_estimates(
-    estimates: pd.DataFrame, plan: Plan, run: RunDirectory, more_names: Collection[str] = ()
+    estimates: "pd.DataFrame",
+    plan: Plan,
+    run: RunDirectory,
+    more_names: Collection[str] = (),
 ) -> None:
     """Checks that every row has an audit, step, accountant, claim and estimator of the plan.
 

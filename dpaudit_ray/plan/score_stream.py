@@ -30,7 +30,7 @@ class MissedPack:
     @property
     def lost(self) -> Members:
         """Trials that were missed, bool [n]: all."""
-        return np.ones(len(self.members), dtype=np.bool_)
+        return np.ones(len(self.members), dtype=bool)
 
     def part(self, first: int, last: int) -> MissedPack:
         start = first - self.first
@@ -106,7 +106,7 @@ class Trials:
         """Puts the packs of a prefix together."""
         n = audit.packs[-1][1] + 1 if audit.packs else 0
         shape = n, len(audit.horizons)
-        members, missed = np.zeros((2, n), dtype=np.bool_)
+        members, missed = np.zeros((2, n), dtype=bool)
         scores = np.full(shape, math.nan)
         utility: dict[str, Scores] = {}
         end = 0

@@ -21,7 +21,7 @@ from .. import __version__
 from ..errors import DpauditError, RunDirectoryError, first_line, printable
 from ..imports import is_data
 from ..mechanisms.base import Recorded
-from ..orchestration.aggregation import AuditState, OpenSweep, Taken
+from ..orchestration.audit_state import AuditState, OpenSweep, Snapshot
 from ..plan import claims, finished_trials, outcomes, planner, preparing, provenance, record
 from ..plan.finished_trials import FinishedTrials, PackRange
 from ..plan.model import Plan, PlannedAudit
@@ -229,17 +229,9 @@ def check_run(location: str) -> Checked:
         if sweep is None:
             checked.differs(SWEEP, "", "no such file", "a sweep")
     if plan is not None and sweep is not None:
-        stored = {
-            "fingerprint": plan.fingerprint,
-            "seed": plan.seed,
-            "audits": len(plan.audits),
-        }
-        derived = {
-            "fingerprint": sweep.fingerprint,
-            "seed": sweep.seed,
-            "audits": len(sweep.cells),
-        }
-        checked.compare(PLAN, stored, derived)
+        checked.compare(PLAN, plan.fingerprint, sweep.fingerprint, place="fingerprint")
+        checked.compare(PLAN, plan.seed, sweep.seed, place="seed")
+        checked.compare(PLAN, len(plan.audits), len(sweep.cells), place="audits")
     if plan is None or sweep is None or checked.different:
         checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
         return checked
@@ -333,7 +325,7 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
             derived["packs"] = _packs(audit, cell, sweep)
         if isinstance(filled.mechanism, Recorded):
             reason = "takes code or data that is not here; it is as plan.json has it"
-            checked.cannot("what accountants are asked", reason, audit.label)
+            checked.cannot("the input of accountants", reason, audit.label)
         else:
             reads = cell.foreign or cell.mechanism.claim_reads_data
             derived["claimed"] = claims.asked(cell) if reads else None
@@ -349,7 +341,10 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
     checked.compare(PLAN, stored, recomputed, audit.label)
 
 
-def _by_step(claimed: claims.Claims, steps: tuple[int, ...]) -> dict[str, float]:
+def _by_step(
+    claimed: claims.Claims,
+    steps: tuple[int, ...],
+) -> dict[str, float]:
     """Returns claims by a text that names their step and accountant."""
     values = {}
     for accountant, epsilons in claimed.items():
@@ -371,7 +366,7 @@ def _claims(
         derived[name] = audit.claims.get(name, ())
         try:
             if is_data(name):
-                raise DpauditError("they take code of its author's to tell")
+                raise DpauditError("they take its author's code")
             values = claims.by(
                 claims.asked(cell),
                 cell.audit.delta,
@@ -512,8 +507,7 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
     behind = False
     for index in sorted(sources.good):
         audit, cell = plan.audits[index], sources.sweep.cells[index]
-        packs = [failure.pack for failure in failed if failure.pack.audit == index]
-        failures = {(pack.first, pack.last) for pack in packs}
+        failures = {failure.pack.bounds for failure in failed if failure.pack.audit == index}
         try:
             unread = [spec.name for spec in cell.audit.estimators if spec.unimported]
             if unread:
@@ -521,11 +515,11 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
             if not cell.sampled and cell.unimported:
                 raise DpauditError("they take code or data not here")
             state = AuditState(opened, index, failures)
-            derived = state.rows()
+            derived = state.estimates.rows()
         except DpauditError as error:
             checked.cannot("its estimates", first_line(error), audit.label)
             continue
-        results[index] = state.take()
+        results[index] = state.take_snapshot()
         del state  # with all its scores; the verdict reads them again
         rows += derived
         own_rows = stored[stored["audit"] == audit.id]
@@ -560,7 +554,7 @@ def _behind(
     stored_trials = int(stored["trials"].max()) if len(stored) else 0
     if stored_trials < trials and not run.complete:
         reason = (
-            f"they are of {stored_trials:,} trials, {trials:,} are stored; `dpaudit run` goes on"
+            f"they are of {stored_trials:,} trials, {trials:,} are stored; `dpaudit run` resumes"
         )
         checked.cannot("its estimates", reason, audit.label)
         return True
@@ -605,7 +599,7 @@ def _key(row: Mapping[Any, Any]) -> str:
     return f"step {row['step']}, {row['estimator']}, {row['accountant']}"
 
 
-def _check_records(sources: _Sources, results: Mapping[int, Taken]) -> None:
+def _check_records(sources: _Sources, results: Mapping[int, Snapshot]) -> None:
     """Compares the records of failed trials and of decisions, written with the estimates."""
     checked = sources.checked
     missed = outcomes.read(sources.run, sources.plan).missed
@@ -624,7 +618,10 @@ def _check_records(sources: _Sources, results: Mapping[int, Taken]) -> None:
         checked.count("decisions", result.decided is not None)
 
 
-def _record(missed: Iterable[outcomes.MissedTrials], decided: int | None) -> dict[str, str]:
+def _record(
+    missed: Iterable[outcomes.MissedTrials],
+    decided: int | None,
+) -> dict[str, str]:
     """Returns a record of failed trials and of a decision, by its name."""
     record = {}
     for kind in missed:
@@ -634,7 +631,7 @@ def _record(missed: Iterable[outcomes.MissedTrials], decided: int | None) -> dic
     return record
 
 
-def _check_completeness(sources: _Sources, results: Mapping[int, Taken]) -> str:
+def _check_completeness(sources: _Sources, results: Mapping[int, Snapshot]) -> str:
     """Returns the progress of a run, empty if it is complete; compares _SUCCESS with it."""
     run, plan = sources.run, sources.plan
     enough = dict(outcomes.decided(run, sources.sweep, plan))

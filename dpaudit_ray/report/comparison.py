@@ -121,7 +121,10 @@ def compare(left: Run, right: Run) -> Comparison:
     )
 
 
-def _labels_without(sides: list[Side], paired: list[Side]) -> tuple[str, ...]:
+def _labels_without(
+    sides: list[Side],
+    paired: list[Side],
+) -> tuple[str, ...]:
     labels = {side.label for side in paired}
     return tuple(side.label for side in sides if side.label not in labels)
 
@@ -166,7 +169,10 @@ def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
         yield "the files that they read have other contents"
 
 
-def _partners(left: Run, right: Run) -> list[tuple[int, int, Changes]]:
+def _partners(
+    left: Run,
+    right: Run,
+) -> list[tuple[int, int, Changes]]:
     """Pairs audits of one mechanism, the most alike first; prefers the same adversary.
 
     Returns:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from scipy import special
+from scipy.special import bdtrik, ndtri
 
 from .. import stats
 from ..adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
@@ -95,7 +95,7 @@ def _mu_with_less_noise(claim: Curve, rate: float, guesses: int) -> float | None
         guesses: number of guesses; a rate of 1 counts as half a mistake.
     """
     share = min(max(rate, 0.5), 1 - 0.5 / guesses)
-    mu = 2 * float(special.ndtri(share)) / ALTERNATIVE
+    mu = 2 * float(ndtri(share)) / ALTERNATIVE
     within = np.asarray(gdp.delta(claim.epsilons, mu)) <= claim.deltas
     return None if within.all() else mu
 
@@ -184,7 +184,7 @@ def for_weak(
     elif enough:
         fresh = options_of_its_own(run, enough, {"audit.trials": enough})
         if fresh is not None:
-            yield f"a run of its own: {enough:,} {effect}: {fresh[1]}"
+            yield f"a separate run: {enough:,} {effect}: {fresh[1]}"
     least = None  # trials that decide if the adversary shows all that the claim allows
     if_all = "more trials: if the adversary shows all that the claim allows"
     if sizes and not enough:
@@ -238,7 +238,7 @@ def _by_order(run: Run, index: int) -> Iterator[str]:
     thresholds = balanced(scores, math.ceil(SHARE * n))
     correct, guesses = hits_of(scores, trials.members, *thresholds)
     rate = min(max(correct / guesses, 0.5), 1 - 0.5 / guesses)
-    forecast = int(special.bdtrik(_LUCK, guesses, rate))
+    forecast = int(bdtrik(_LUCK, guesses, rate))
     mu = gaussian_mu(forecast, guesses, n, fresh[0].budget.each)
     epsilon = float(gdp.epsilon(mu, run.sweep.cells[index].audit.delta))
     quoted = quote(run, index)
@@ -350,7 +350,7 @@ def _finds(
     if trials > _MOST:
         return False
     if rate is None:
-        rate = special.bdtrik(_LUCK, trials, largest_accuracy(curve)) / trials
+        rate = bdtrik(_LUCK, trials, largest_accuracy(curve)) / trials
     mu = _mu_with_less_noise(curve, rate, _MOST)
     if mu is None:
         return False

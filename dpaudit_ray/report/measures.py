@@ -1,7 +1,5 @@
 """Measures of an audit's scores in addition to bounds: hit rate, utility, trade-off curve."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -10,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from .. import imports
@@ -25,7 +23,7 @@ from ..stats.guess_count_bound import GuessCounter
 from ..stats.threshold_rates import Worlds
 from ..sweep.cell import Cell
 
-Floats = npt.NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class HitRate:
         return self.hits / self.guesses
 
     @classmethod
-    def from_trials(cls, trials: Trials, confidence: float) -> HitRate | None:
+    def from_trials(cls, trials: Trials, confidence: float) -> "HitRate | None":
         """Counts by the scores at the last step; None before the first guess."""
         counter = GuessCounter()
         score_stream.feed(counter, trials)
@@ -60,7 +58,10 @@ class HitRate:
         )
 
 
-def utilities(audit: PlannedAudit, trials: Trials) -> Iterator[dict[str, Any]]:
+def utilities(
+    audit: PlannedAudit,
+    trials: Trials,
+) -> Iterator[dict[str, Any]]:
     """Yields each utility of the final models over all training runs ("any"), and by world.
 
     `mean` and its standard `error` are of so many `trainings`; `diverged` more gave no finite
@@ -100,7 +101,7 @@ class ObservedTradeOff:
     mu: float
 
     @classmethod
-    def from_scores(cls, scores: npt.ArrayLike, members: npt.ArrayLike) -> ObservedTradeOff:
+    def from_scores(cls, scores: ArrayLike, members: ArrayLike) -> "ObservedTradeOff":
         """Fits μ at the threshold with the smallest sum of error rates.
 
         Args:
@@ -133,9 +134,9 @@ class ObservedTradeOff:
         return float(np.max(np.minimum(upwards, sideways)))
 
 
-def gaussian_trade_off(alpha: npt.ArrayLike, mu: float) -> Floats:
+def gaussian_trade_off(alpha: ArrayLike, mu: float) -> Floats:
     """Returns G_μ(α) = Φ(Φ⁻¹(1 - α) - μ), the least β of a μ-GDP mechanism (Dong et al., 2022)."""
-    return np.asarray(1 - gdp.true_positive_rate(alpha, mu), dtype=np.float64)
+    return np.asarray(1 - gdp.true_positive_rate(alpha, mu), dtype=float)
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Profile:
     claim: Curve
 
     @classmethod
-    def from_trials(cls, cell: Cell, audit: PlannedAudit, trials: Trials) -> Profile:
+    def from_trials(cls, cell: Cell, audit: PlannedAudit, trials: Trials) -> "Profile":
         """Computes the curves of an audit with independent trials."""
         scores, members = trials.with_errors(), trials.members
         # A world of so many trials is larger once in 16,000 audits. So one calibration is enough

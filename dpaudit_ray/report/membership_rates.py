@@ -1,7 +1,5 @@
 """Membership rates of each audit, with those that its claim allows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass
@@ -48,7 +46,7 @@ class Reading:
         run: Run,
         index: int,
         trials: Trials | None = None,
-    ) -> Reading | None:
+    ) -> "Reading | None":
         """Reads the scores of an audit; None for fewer than 20 trials, or if one world is empty.
 
         Args:

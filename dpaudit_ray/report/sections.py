@@ -4,9 +4,9 @@ Each returns a mapping for the template `report.html.j2`, which has the words ar
 """
 
 import collections
-import dataclasses
 import inspect
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -174,7 +174,7 @@ def _many(run: Run, progress: verdict.Progress | None) -> Content:
     entries = [{"id": entry["id"], "numbers": entry} for entry in numbers]
     keys = many_audits.varied_keys(run)
     audit_map = many_audits.audit_map(keys, len(entries))
-    data = many_audits.data({"map": dataclasses.asdict(audit_map), "audits": numbers})
+    data = many_audits.data({"map": asdict(audit_map), "audits": numbers})
     counts = collections.Counter(str(audit.verdict) for audit in answer.audits)
     return _answer(run, entries, answer) | {
         "many": True,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +31,7 @@ Row = dict[Any, Any]  # of `Run.table`, by column
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Run:
     """A run directory opened for reading."""
 
@@ -196,7 +196,10 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
 _NOT_BY_GAUSSIAN = (Status.CERTIFIED, Status.IF_CLAIMED, Status.IF_ASSUMED)
 
 
-def _claim_is_gaussian(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
+def _claim_is_gaussian(
+    run: Run,
+    table: pd.DataFrame,
+) -> pd.Series[bool]:
     """Returns `claims.is_gaussian` for each row of a table."""
     gaussian = {}
     for audit, cell in run.pairs:
@@ -207,7 +210,10 @@ def _claim_is_gaussian(run: Run, table: pd.DataFrame) -> pd.Series[bool]:
     return pd.Series(values, table.index, dtype=bool)
 
 
-def _above_claim(table: pd.DataFrame, is_gaussian: pd.Series[bool]) -> pd.Series[bool]:
+def _above_claim(
+    table: pd.DataFrame,
+    is_gaussian: pd.Series[bool],
+) -> pd.Series[bool]:
     """Compares bounds on trials, at the sweep's split level; `verify` compares what is exact.
 
     An ε that takes the curve for Gaussian refutes the claim of a mechanism that adds Gaussian noise
@@ -235,7 +241,10 @@ def may_exceed_claim(row: Row, refuted: bool = False) -> bool:
     return bool(row["above_claim"] or (refuted and not row["assumes_other_curve"]))
 
 
-def assumption_free(rows: Mapping[str, Row], row: Row) -> Row | None:
+def assumption_free(
+    rows: Mapping[str, Row],
+    row: Row,
+) -> Row | None:
     """Returns a row with the assumption-free bound that belongs to `row`; None without one.
 
     Args:

@@ -9,11 +9,11 @@ so it is stored in the run directory, and read again if it has this user's seal 
 the same.
 """
 
-import contextlib
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -100,7 +100,8 @@ class AuditVerdict(_Judged):
     def divergence(self) -> str:
         """The sentence on training runs that diverge too often with or without the canary."""
         outside, inside = self.diverged
-        return f"diverging depends on the canary: {inside:,} trainings with it, {outside:,} without"
+        runs = f"{inside:,} training runs with it, {outside:,} without"
+        return f"diverging depends on the canary: {runs}"
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def judge(
                 weak[index] = audit.power
         if weak:
             nearest = max(weak, key=weak.__getitem__)
-            with contextlib.suppress(DpauditError):  # code or data of the hint are not here
+            with suppress(DpauditError):  # code or data of the hint are not here
                 hints += detection.for_weak(run, nearest, tests[nearest], alpha)
     return RunVerdict(
         verdict,
@@ -190,7 +191,10 @@ def judge(
     )
 
 
-def _all_evidence(tests: Sequence[Test], alpha: float) -> tuple[float, float]:
+def _all_evidence(
+    tests: Sequence[Test],
+    alpha: float,
+) -> tuple[float, float]:
     """Returns the log of an e-value against all claims at once, and what refutes them at `alpha`.
 
     It is an average, weighted by the share of the error that each test gives its e-process: so
@@ -204,7 +208,10 @@ def _all_evidence(tests: Sequence[Test], alpha: float) -> tuple[float, float]:
     return average_evidence(latest), -math.log(float(shares.mean()) * alpha)
 
 
-def _by_mechanism(run: Run, verdicts: Mapping[int, Verdict]) -> dict[str, Verdict]:
+def _by_mechanism(
+    run: Run,
+    verdicts: Mapping[int, Verdict],
+) -> dict[str, Verdict]:
     """Returns the first verdict, in their order, on each mechanism that claims anything.
 
     If no mechanism does, it is that on each of them.
@@ -349,7 +356,7 @@ def current(run: Run, progress: Progress | None = None) -> Answer:
     stamps = _stamps(run)
     answer = derived(run, progress)
     content = {"of": _basis(run), **asdict(answer)}
-    with contextlib.suppress(StorageError):
+    with suppress(StorageError):
         seal = strangers.seal(_digest(content) + stamps)
         run.directory.write_json(FILE, {**content, "seal": seal})
     return answer
@@ -364,7 +371,7 @@ def quick(run: Run, progress: Progress | None = None) -> Answer | None:
 
 def kept(run: Run) -> Answer | None:
     """Returns what an earlier call of this user stored of the same scores; None without it."""
-    with contextlib.suppress(DpauditError):
+    with suppress(DpauditError):
         answer = stored(run)
         if answer is not None:
             content = run.directory.read_json(FILE)
@@ -602,14 +609,14 @@ def _help(run: Run, verdict: RunVerdict) -> Iterator[str]:
     def again(reason: str) -> Iterator[str]:
         fresh = detection.options_of_its_own(run, "again", {})
         if fresh is not None:
-            yield f"a run of its own with another seed: {reason}: {fresh[1]}"
+            yield f"a separate run with another seed: {reason}: {fresh[1]}"
 
     if verdict.verdict is Verdict.VIOLATION:
         yield from again("chance does not repeat itself, a leak does")
     elif outcomes.only_failed(run.directory, run.plan, run.decided):
         yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"
     elif not run.complete:
-        yield "`dpaudit run` with the same sweep file goes on"
+        yield "`dpaudit run` with the same sweep file resumes"
     yield from verdict.hints
     above = any(audit.above for audit in verdict.audits)
     if verdict.verdict is Verdict.INCONCLUSIVE and above:

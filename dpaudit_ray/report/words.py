@@ -19,7 +19,7 @@ ASSUMPTIONS = {
     "Gaussian steps": "the bound, like the claim, is for releasing all steps",
     "assumes Gaussian": "holds if the mechanism's trade-off curve is Gaussian, which is not proved",
     "assumes claimed family": "holds if the mechanism is the claimed one, up to its noise",
-    "assumes independence": "holds if no canary of a training tells of another's bit, and the "
+    "assumes independence": "holds if no canary of a training run reveals another's bit, and the "
     "curve is Gaussian, neither of which is proved",
     OWN: "holds given what its estimator assumes",
     "approximate": "holds in the limit of many trials",
@@ -45,7 +45,7 @@ AS_WRITTEN = (
 )
 ABOVE = (
     "above its claim: so is a bound that holds together with all others of the run; the verdict "
-    "goes by a test of the whole claim, and is never CONSISTENT beside such a bound"
+    "goes by a test of the whole claim, and is never CONSISTENT together with such a bound"
 )
 
 
@@ -108,7 +108,10 @@ def over_canaries(quotes: Sequence[Quote]) -> Iterator[str]:
             )
 
 
-def conditions(assumed: Collection[str], cells: Collection[Cell]) -> list[str]:
+def conditions(
+    assumed: Collection[str],
+    cells: Collection[Cell],
+) -> list[str]:
     """Returns assumptions of user-defined estimators, and remarks of accountants on claims.
 
     Args:

@@ -13,21 +13,21 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import bdtr, ndtri
 
 from .error_rates import as_floats, in_unit
 from .lower_bound import Estimate, Status, TradeOff
 
 T = TypeVar("T")
-Scores = npt.NDArray[np.float64]
-Members = npt.NDArray[np.bool_]
+Scores = NDArray[np.float64]
+Members = NDArray[np.bool_]
 _FALSE_ALARM = 1e-6  # probability that fair coins are refused
 _AT_ONCE = 2**20  # trials of a stretch
-_FAR = -float(special.ndtri(_FALSE_ALARM / 2))  # standard deviations of fair coins, about 4.9
+_FAR = -float(ndtri(_FALSE_ALARM / 2))  # standard deviations of fair coins, about 4.9
 _LAGS = 8  # scores up to so many trials apart are correlated: as many training runs take turns
 _FALSE_REFUSAL = 1e-4  # probability that `check_apart` refuses independent trials
-_CORRELATED = -float(special.ndtri(_FALSE_REFUSAL / (2 * _LAGS)))  # deviations, about 4.4
+_CORRELATED = -float(ndtri(_FALSE_REFUSAL / (2 * _LAGS)))  # deviations, about 4.4
 
 
 @dataclasses.dataclass
@@ -183,13 +183,13 @@ def takes_family(method: type[Estimator]) -> bool:
 
 
 def estimate(
-    scores: npt.ArrayLike,
-    members: npt.ArrayLike,
+    scores: ArrayLike,
+    members: ArrayLike,
     delta: float,
     confidence: float,
     method: str | type[Estimator] = "accuracy",
     *,
-    runs: npt.ArrayLike | None = None,
+    runs: ArrayLike | None = None,
     trade_off: str = TradeOff.UNKNOWN,
     **options: Any,
 ) -> Estimate:
@@ -237,8 +237,8 @@ def estimate(
 
 
 def checked(
-    scores: npt.ArrayLike,
-    members: npt.ArrayLike,
+    scores: ArrayLike,
+    members: ArrayLike,
 ) -> tuple[Scores, Members]:
     """Returns float64 scores and boolean members of one length, or raises ValueError."""
     values = as_floats(scores)
@@ -246,18 +246,18 @@ def checked(
     if values.ndim != 1 or bits.shape != values.shape:
         raise ValueError(
             f"scores and members must be two 1-D arrays of one length, got shapes {values.shape} "
-            f"and {bits.shape}; canaries of several trainings come one after the other, with runs="
+            f"and {bits.shape}; canaries of several runs come one after the other, with runs="
         )
     if bits.dtype != np.bool_ and not np.all((bits == 0) | (bits == 1)):
         raise ValueError("members must be 0 or 1 (or booleans)")
-    return values, bits.astype(np.bool_, copy=False)
+    return values, bits.astype(bool, copy=False)
 
 
 def check_coins(members: Members, judge: Estimator) -> None:
     """Raises ValueError if a share, or an order that `judge` learns from, is unlike coins'."""
     n = len(members)
     inside = int(members.sum())
-    p_value = 2 * special.bdtr(min(inside, n - inside), n, 0.5)
+    p_value = 2 * bdtr(min(inside, n - inside), n, 0.5)
     if judge.fair and p_value < _FALSE_ALARM:
         spread = _FAR * math.sqrt(n) / 2
         raise ValueError(
@@ -270,7 +270,7 @@ def check_coins(members: Members, judge: Estimator) -> None:
         raise ValueError(
             f"members come in an order that coins do not give: {runs} runs of equal bits in {n} "
             f"trials, where {expected:.0f} are expected; give the trials in the order in which "
-            "their coins fell, or shuffle independent trainings"
+            "their coins fell, or shuffle independent runs"
         )
 
 
@@ -295,7 +295,7 @@ _STATE = (
 )
 _BY_EARLIER = "take accuracy, which guesses each trial by earlier ones alone"
 _BY_RUNS = (
-    "pass runs=, which training run each score came from; if each is of a run of its own, "
+    "pass runs=, which training run each score came from; if each is of a separate run, "
     f"runs=numpy.arange(len(scores)), and {_BY_EARLIER}"
 )
 
@@ -331,7 +331,7 @@ def check_apart(scores: Scores, members: Members, remedy: str) -> None:
 
 
 def check_runs(
-    runs: npt.ArrayLike,
+    runs: ArrayLike,
     scores: int,
     method: type[Estimator],
 ) -> int:
@@ -347,18 +347,18 @@ def check_runs(
     """
     labels = np.asarray(runs)
     if labels.shape != (scores,):
-        raise ValueError(f"runs must name one training per score, got shape {labels.shape}")
+        raise ValueError(f"runs must name one training run per score, got shape {labels.shape}")
     trainings, sizes = np.unique(labels, return_counts=True)
     if not (method.one_run or method.by_run) and len(trainings) < scores:
         raise ValueError(
-            f"{method.name} takes independent trainings, got {scores} scores "
+            f"{method.name} takes independent training runs, got {scores} scores "
             f"from {len(trainings)}; use one-run or several-canaries"
         )
     canaries = int(sizes[0]) if len(set(sizes)) == 1 else 0
     changes = np.count_nonzero(labels[1:] != labels[:-1])
     if method.by_run and (canaries == 0 or changes != len(trainings) - 1):
         raise ValueError(
-            f"{method.name} takes as many scores from every training, one training after the "
+            f"{method.name} takes as many scores from every training run, one run after the "
             f"other, got {scores} scores from {len(trainings)}; sort them by training"
         )
     return canaries
@@ -398,13 +398,13 @@ def alike_in_a_row(flags: Members) -> Iterator[tuple[slice, bool]]:
 
 
 def assumption_free(
-    scores: npt.ArrayLike,
-    members: npt.ArrayLike,
+    scores: ArrayLike,
+    members: ArrayLike,
     delta: float,
     confidence: float,
     *,
     planned: int | None = None,
-    missed: npt.ArrayLike | None = None,
+    missed: ArrayLike | None = None,
 ) -> Estimate:
     """Computes a certified (ε, δ) bound from independent training runs, without any assumption.
 
@@ -420,9 +420,9 @@ def assumption_free(
     """
     values, bits = checked(scores, members)
     check_level(delta, confidence)
-    without_output = np.zeros(len(values), np.bool_)
+    without_output = np.zeros(len(values), bool)
     if missed is not None:
-        without_output = np.asarray(missed, np.bool_)
+        without_output = np.asarray(missed, bool)
     if without_output.shape != values.shape:
         raise ValueError(f"missed must be one flag per score, got shape {without_output.shape}")
     if planned is None:

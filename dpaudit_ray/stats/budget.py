@@ -4,15 +4,15 @@ The best of three estimators at ten recorded steps is wrong more often than 1 - 
 the error was split first. Figures that decide nothing need no share.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Budget:
     """Error 1 - confidence for a whole audit, whose `estimators` decide at each of `steps`."""
 
@@ -21,7 +21,7 @@ class Budget:
     steps: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SweepBudget:
     """Error 1 - confidence, the lowest of its audits', split evenly over all deciding bounds."""
 
@@ -51,5 +51,5 @@ class SweepBudget:
 
 def average_evidence(log_values: Sequence[float]) -> float:
     """Returns the log of the mean of e-values, an e-value whatever their dependence."""
-    logs = np.asarray(log_values, dtype=np.float64)
+    logs = np.asarray(log_values, dtype=float)
     return float(special.logsumexp(logs)) - math.log(logs.size)

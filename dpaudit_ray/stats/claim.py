@@ -10,7 +10,7 @@ has mean at most δ/2 for one direction and δ for both, whatever happened befor
 epoch are nested, so what a trial did to every slot is one of a few dozen outcomes, and counts of
 outcomes serve every ε, every δ and every bet.
 
-`Wagers.log_wealth` stakes constant shares; its average over slots and stakes is a supermartingale.
+The wealth of `ConstantStakes`, averaged over slots and stakes, is a supermartingale.
 `Portfolio` bets on all points of a claim at once. One slot against one (ε, δ), with everything
 staked, multiplies the wealth by
 
@@ -25,13 +25,13 @@ mixed over all stakes, constant stakes at many points of the curve, the same on 
 alone, and the mixture that past trials recommend. Reaching 1/alpha refutes the claim, at any look.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from . import cut, gdp
@@ -62,11 +62,11 @@ _BOLD = 3  # number of the largest stakes: for diverged trials, which are rare a
 _CAUTIONS = np.array([0.4, 1.0])  # shares of the recommended mixture that are staked
 
 
-def _slots() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Floats]:
+def _slots() -> tuple[NDArray[np.bool_], NDArray[np.bool_], Floats]:
     """Returns outcomes that slots win and lose by, bool [slots, outcomes], and shares of δ."""
     kinds = ((1, 0, 0), (0, 1, 0), (1, 1, 0), (1, 1, 1))  # up, down, diverged
     slots = [*itertools.product(kinds, range(_K)), ((0, 0, 1), 0)]
-    wins, losses = np.zeros((2, len(slots), OUTCOMES), dtype=np.bool_)
+    wins, losses = np.zeros((2, len(slots), OUTCOMES), dtype=bool)
     shares = []
     for slot, ((up, down, diverged), k) in enumerate(slots):
         wins[slot, _UP_RIGHT[k:]] = up
@@ -83,7 +83,7 @@ def _slots() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Floats]:
 WINS, LOSSES, SHARES = _slots()
 
 
-@dataclasses.dataclass
+@dataclass
 class Wagers:
     """Outcomes of trials 32 to 63, 64 to 127, ...: `epochs` are int64 [OUTCOMES] each.
 
@@ -95,14 +95,14 @@ class Wagers:
     """
 
     trials: int = 0
-    epochs: list[Counts] = dataclasses.field(default_factory=list)
+    epochs: list[Counts] = field(default_factory=list)
     centre: float = math.nan
     spread: float = math.nan
     _end: int = _FIRST_EPOCH
     _origin: float = math.nan
-    _moments: Floats = dataclasses.field(default_factory=lambda: np.zeros((3, 2)))
-    _diverged: Counts = dataclasses.field(default_factory=lambda: np.zeros(2, dtype=np.int64))
-    _log: TrialLog = dataclasses.field(default_factory=TrialLog)
+    _moments: Floats = field(default_factory=lambda: np.zeros((3, 2)))
+    _diverged: Counts = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
+    _log: TrialLog = field(default_factory=TrialLog)
     _cut: Cut | None = None
 
     def fold(self, scores: Scores, members: Members) -> None:
@@ -133,7 +133,7 @@ class Wagers:
                 self._end *= 2
                 self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
 
-    def _count(self, outcomes: npt.NDArray[np.int64]) -> None:
+    def _count(self, outcomes: NDArray[np.int64]) -> None:
         is_placed = not math.isnan(self.centre + self.spread)
         if self.epochs and is_placed:
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
@@ -142,7 +142,7 @@ class Wagers:
         self,
         scores: Scores,
         members: Members,
-    ) -> npt.NDArray[np.int64]:
+    ) -> NDArray[np.int64]:
         """Returns the number of the outcome of each trial, int64 [n], below OUTCOMES."""
         finite = np.isfinite(scores)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -207,15 +207,11 @@ class Wagers:
             self.centre = self._cut.threshold
             self.spread = 1.0
 
-    def log_wealth(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Floats:
-        """Returns logs of supermartingales of constant stakes, [len(epsilons), slots, stakes]."""
-        return ConstantStakes(epsilons, deltas).log_wealth(self.counts)
-
 
 class ConstantStakes:
     """Constant stakes at some (ε, δ), with logarithms that serve many looks."""
 
-    def __init__(self, epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> None:
+    def __init__(self, epsilons: ArrayLike, deltas: ArrayLike) -> None:
         odds = np.exp(-as_floats(epsilons))[:, None, None]
         mean = as_floats(deltas)[:, None, None] * SHARES[:, None]
         share = STAKES * odds / (1 + mean * odds)
@@ -301,7 +297,7 @@ class Wagered:
         self._wagers.miss(members)
 
 
-@dataclasses.dataclass
+@dataclass
 class EpsDeltaAnytime(Wagered, Estimator):
     """Time-uniform bound on ε that assumes no curve."""
 
@@ -311,10 +307,11 @@ class EpsDeltaAnytime(Wagered, Estimator):
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         wagers = self._wagers
+        counts = wagers.counts
         log_alpha = math.log(1 - confidence)
 
         def excess(epsilon: float) -> float:
-            wealth = wagers.log_wealth([epsilon], [delta])
+            wealth = ConstantStakes([epsilon], [delta]).log_wealth(counts)
             return float(special.logsumexp(wealth)) - math.log(wealth.size) + log_alpha
 
         # The search ends, since a right guess earns e^-ε at most.
@@ -323,7 +320,7 @@ class EpsDeltaAnytime(Wagered, Estimator):
         return self._estimate(epsilon, math.nan, level, wagers.trials, wagers.centre)
 
 
-@dataclasses.dataclass
+@dataclass
 class Claim(Wagered, Estimator):
     """Evidence against claims; as an estimator, the largest refuted μ of the Gaussian family."""
 

@@ -4,7 +4,7 @@ On independent training runs (`ClaimTest`) the e-process of `claim` is valid at 
 for declared numbers of trials (`DeclaredTest`) are more sensitive up to these numbers. Each has a
 share of the error, so a true claim is refuted with probability alpha at most, at any look.
 
-A `DeclaredTest` has sixteen looks at the order of mistakes (`ranking`), at fixed shares of the
+A `DeclaredTest` tests the order of mistakes (`ranking`) sixteen times, at fixed shares of the
 declared trials; the boundary is computed under the claim's worst mechanism, and each look spends
 the error that is due by then. Diverged trials are tested once, at the end: those after the first
 eight are all guessed as the majority of these. Of trials that diverge with probability q, the claim
@@ -18,15 +18,15 @@ these shares are an e-process, which is valid after every run. Such an audit has
 the e-process has all of the error.
 """
 
-import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from scipy import special
+from scipy.special import bdtr, ndtr, ndtri
 
 from . import cut, e_process
 from .base import Members, Scores
@@ -154,7 +154,7 @@ def boundary(
     """
     parts = [distribution(int(size), claim) for size in np.diff([0, *ends])]
     trial_shares = np.array(ends) / ends[-1]
-    due = special.ndtr(special.ndtri(alpha) * trial_shares**-_SHAPE)
+    due = ndtr(ndtri(alpha) * trial_shares**-_SHAPE)
     path = Costs(0, np.ones(1))
     spent = 0.0
     limits = []
@@ -167,7 +167,11 @@ def boundary(
     return tuple(weights for weights, _ in parts), np.array(limits)
 
 
-def one_sided_p_value(responses: Responses, counts: tuple[int, int, int], rare: float) -> float:
+def one_sided_p_value(
+    responses: Responses,
+    counts: tuple[int, int, int],
+    rare: float,
+) -> float:
     """Bounds the chance of so few mistakes among guesses of one kind, all for the same world.
 
     Args:
@@ -182,10 +186,10 @@ def one_sided_p_value(responses: Responses, counts: tuple[int, int, int], rare: 
         sides = responses.one_sided
         ends, errors = sides.cumulated(sides.mistakes)
         mistake_rate = float(np.interp(q, ends, errors)) / q
-    return min(1.0, rare + float(special.bdtr(mistakes, guesses, mistake_rate)))
+    return min(1.0, rare + float(bdtr(mistakes, guesses, mistake_rate)))
 
 
-@dataclasses.dataclass
+@dataclass
 class _Test(ABC):
     """Base of tests of a claim: the noise that is refuted, and whether diverging reveals the bit.
 
@@ -197,10 +201,10 @@ class _Test(ABC):
     curve: Curve
     planned: int
     evidence_share: ClassVar[float] = EVIDENCE_SHARE  # of the error, for the e-process
-    best: float = dataclasses.field(default=0.0, init=False)
-    latest: float = dataclasses.field(default=0.0, init=False)
-    due: int = dataclasses.field(default=0, init=False)  # trials at the next look
-    hits: GuessCounter = dataclasses.field(init=False)
+    best: float = field(default=0.0, init=False)
+    latest: float = field(default=0.0, init=False)
+    due: int = field(default=0, init=False)  # trials at the next look
+    hits: GuessCounter = field(init=False)
 
     @property
     def diverged(self) -> tuple[int, int]:
@@ -211,7 +215,7 @@ class _Test(ABC):
     def lopsided(self) -> bool:
         """Whether diverging depends on the bit, not by chance: no violation, but not consistent."""
         total = sum(self.diverged)
-        tail = special.bdtr(min(self.diverged), total, 0.5)
+        tail = bdtr(min(self.diverged), total, 0.5)
         return total > 0 and 2 * float(tail) < _LOPSIDED
 
     @abstractmethod
@@ -219,7 +223,11 @@ class _Test(ABC):
         """Returns the test at level `alpha` of any claim, on the trials so far."""
 
     def effective_noise(
-        self, family: Callable[[float], Curve], claimed: float, alpha: float, gaussian: bool = True
+        self,
+        family: Callable[[float], Curve],
+        claimed: float,
+        alpha: float,
+        gaussian: bool = True,
     ) -> float | None:
         """Returns the least noise multiplier that is refuted, on a grid of 2 %; None if none is.
 
@@ -256,7 +264,7 @@ class _Test(ABC):
         return float(claimed * _RATIO ** min(least, _STEPS))
 
 
-@dataclasses.dataclass
+@dataclass
 class ClaimTest(_Test):
     """Test on independent runs: fold trials in order, and `look` at any time.
 
@@ -265,7 +273,7 @@ class ClaimTest(_Test):
     """
 
     later: tuple[int, ...] = ()  # declared with `planned`: each has a `DeclaredTest`
-    _reached: list[tuple[int, float]] = dataclasses.field(default_factory=list, init=False)
+    _reached: list[tuple[int, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.process = Claim(planned=self.planned)
@@ -327,7 +335,7 @@ class ClaimTest(_Test):
         return crossings
 
 
-@dataclasses.dataclass
+@dataclass
 class RunTest(_Test):
     """Test on runs of several canaries: fold scores in order, run after run."""
 
@@ -382,8 +390,8 @@ class RunTest(_Test):
         rng = np.random.default_rng(0)
         mean = float(outcomes.mean())
         accuracy = min(max(mean, 0.5), 1 - 0.5 / len(outcomes))
-        mu = 2 * float(special.ndtri(accuracy)) / alternative
-        shifted = np.clip(outcomes - mean + float(special.ndtr(mu / 2)), 0.0, 1.0)
+        mu = 2 * float(ndtri(accuracy)) / alternative
+        shifted = np.clip(outcomes - mean + float(ndtr(mu / 2)), 0.0, 1.0)
         claimed = largest_accuracy(self.curve)
         runs = max(self.planned // self.canaries - self._runs.skipped, 1)
         refuted = 0

@@ -7,13 +7,11 @@ Viswanath 2015 for one point; Dong, Roth, Su 2022, Theorem 3.2 for a curve). The
 mechanism under the claim can be computed from that answer.
 """
 
-from __future__ import annotations
-
-import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike
+from scipy.special import expit, ndtr
 
 from . import gdp
 from .error_rates import Floats, as_floats, nonnegative
@@ -24,7 +22,7 @@ _LARGEST = 700.0  # largest ε whose e^ε is finite; points beyond bound no tria
 _TAIL = (2.0, 6.0, 30.0, 200.0)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Curve:
     """Points (ε_j, δ_j) of a claim, float64 [n] each, all of which are claimed.
 
@@ -37,7 +35,8 @@ class Curve:
     def __post_init__(self) -> None:
         e = np.atleast_1d(as_floats(self.epsilons))
         d = np.atleast_1d(as_floats(self.deltas))
-        if e.ndim != 1 or e.shape != d.shape or len(e) == 0:
+        are_alike = e.ndim == 1 and e.shape == d.shape
+        if not are_alike or len(e) == 0:
             raise ValueError(
                 f"epsilons and deltas must be two 1-D arrays of one length, "
                 f"got shapes {e.shape} and {d.shape}"
@@ -59,7 +58,7 @@ class Curve:
     def _points(self) -> tuple[bytes, bytes]:
         return self.epsilons.tobytes(), self.deltas.tobytes()
 
-    def thinned(self, points: int) -> Curve:
+    def thinned(self, points: int) -> "Curve":
         """Returns at most `points` of its points, evenly over ε: a weaker claim."""
         epsilons = self.epsilons
         if len(epsilons) <= points:
@@ -69,7 +68,7 @@ class Curve:
         nearest = np.unique(distances.argmin(axis=0))
         return Curve(epsilons[nearest], self.deltas[nearest])
 
-    def true_positive_rate(self, fpr: npt.ArrayLike) -> Floats:
+    def true_positive_rate(self, fpr: ArrayLike) -> Floats:
         """Returns the ROC curve: the largest true-positive rates of a test, float64 [n].
 
         Args:
@@ -83,7 +82,7 @@ class Curve:
         return np.asarray(np.clip(largest, 0.0, 1.0))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Responses:
     """Randomised responses from the surest to the least sure, float64 [n] each.
 
@@ -97,7 +96,7 @@ class Responses:
     mistakes: Floats
 
     @classmethod
-    def from_curve(cls, curve: Curve) -> Responses:
+    def from_curve(cls, curve: Curve) -> "Responses":
         """Builds the mechanism that leaks the most under `curve`.
 
         Slopes of δ(x) at the points give the shares, from the surest answer down; the remainder
@@ -105,12 +104,14 @@ class Responses:
         """
         e, d = _hull(curve)
         x = np.exp(e)
-        slopes = (d[:-1] - d[1:]) / np.diff(x)
+        falls = d[:-1] - d[1:]
+        slopes = falls / np.diff(x)
         wrong = np.append(slopes, 0.0)  # wrong answers above a level
         shares = np.zeros(len(e))
         remainder = 1 - d[-1]
         for level in range(len(e) - 1, 0, -1):
-            share = (wrong[level - 1] - wrong[level]) * (1 + x[level])
+            wrong_at_level = wrong[level - 1] - wrong[level]
+            share = wrong_at_level * (1 + x[level])
             shares[level] = min(max(share, 0.0), remainder)
             remainder -= shares[level]
         shares[0] = remainder
@@ -118,11 +119,11 @@ class Responses:
         return cls(
             log_odds=np.append(e[-1:], log_odds),
             shares=np.append(d[-1:], shares[::-1]),
-            mistakes=np.append(0.0, special.expit(-log_odds)),
+            mistakes=np.append(0.0, expit(-log_odds)),
         )
 
     @property
-    def one_sided(self) -> Responses:
+    def one_sided(self) -> "Responses":
         """The same answers, each as a guess of "in": surest "in" first, [2 n] each."""
         return Responses(
             log_odds=np.append(self.log_odds, -self.log_odds[::-1]),
@@ -135,7 +136,7 @@ class Responses:
         shares = np.append(0.0, np.cumsum(self.shares))
         return shares, np.append(0.0, np.cumsum(self.shares * values))
 
-    def mean_log_odds(self, low: npt.ArrayLike, high: npt.ArrayLike) -> Floats:
+    def mean_log_odds(self, low: ArrayLike, high: ArrayLike) -> Floats:
         """Averages log odds between two shares of the trials, counted from the surest; [n] each."""
         edges, total = self.cumulated(self.log_odds)
         begin = as_floats(low)
@@ -149,12 +150,12 @@ def gaussian(mu: float) -> Curve:
     """Returns the claim "μ-GDP", at points spaced by trials and by mistakes, half each."""
     nonnegative("mu", mu)
     if mu in (0, np.inf):  # no leak at all, or no claim
-        return Curve(np.zeros(1), np.full(1, mu > 0, np.float64))
+        return Curve(np.zeros(1), np.full(1, mu > 0, float))
     # Worlds at ±μ/2 have log odds μ x at distance x from their midpoint.
     x = np.linspace(0.0, mu / 2 + 8.0, 2000)
     # Share of the trials within x.
-    trials = special.ndtr(x - mu / 2) - special.ndtr(-x - mu / 2)
-    error_rate = special.expit(-mu * x)
+    trials = ndtr(x - mu / 2) - ndtr(-x - mu / 2)
+    error_rate = expit(-mu * x)
     errors = np.cumsum(np.gradient(trials) * error_rate)
     share = trials
     if errors[-1] > 0:

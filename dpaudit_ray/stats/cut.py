@@ -9,12 +9,12 @@ round, ranks replace it: the threshold of fewest mistakes near the midpoint of t
 scores. Only earlier trials are used, as a bound by guesses requires.
 """
 
-import dataclasses
 import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+from scipy.special import ndtri
 
 from .base import Members, Scores
 from .error_rates import Floats
@@ -29,7 +29,7 @@ _MORE = 0.5  # standard deviations of coin tosses by which a cut of ranks may er
 _TAIL = 5  # a fifth of a world's scores shows how far apart the scores at its end lie
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Cut:
     """Threshold of earlier trials.
 
@@ -72,7 +72,7 @@ def learnt(scores: Scores, members: Members) -> Cut | None:
 @functools.lru_cache(maxsize=1024)  # 5 MB; bounds, tests and stop rule fit the same trials
 def _fitted(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
     scores = np.frombuffer(score_bytes)
-    members = np.frombuffer(member_bytes, np.bool_)
+    members = np.frombuffer(member_bytes, bool)
     finite = np.isfinite(scores)
     inside = scores[finite & members]
     outside = scores[finite & ~members]
@@ -80,14 +80,17 @@ def _fitted(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
         means_middle = inside.mean() / 2 + outside.mean() / 2
-        medians = np.median(inside), np.median(outside)
-        medians_middle = medians[0] / 2 + medians[1] / 2
-        differences = np.concatenate([inside - medians[0], outside - medians[1]])
-        deviation = np.median(np.abs(differences)) / special.ndtri(0.75)
-        variance = math.pi / 8 * (1 / len(inside) + 1 / len(outside))
+        median_in = np.median(inside)
+        median_out = np.median(outside)
+        medians_middle = median_in / 2 + median_out / 2
+        differences = np.concatenate([inside - median_in, outside - median_out])
+        deviation = np.median(np.abs(differences)) / ndtri(0.75)
+        inverse_counts = 1 / len(inside) + 1 / len(outside)
+        variance = math.pi / 8 * inverse_counts
         error = math.sqrt(variance) * deviation
         is_near = abs(means_middle - medians_middle) <= _FAR * error
-        spread = math.sqrt(inside.var() / 2 + outside.var() / 2)
+        mean_variance = inside.var() / 2 + outside.var() / 2
+        spread = math.sqrt(mean_variance)
         is_steady = spread <= _HEAVY * deviation
     false_negatives = (inside <= means_middle).sum()
     mistakes = int(false_negatives + (outside > means_middle).sum())
@@ -100,7 +103,8 @@ def _fitted(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
     cut, fewest = _of_ranks(inside, outside)
     differ = 0
     for world in (inside, outside):
-        differ += int(((world > means_middle) != cut.guesses(world)).sum())
+        guesses_by_means = world > means_middle
+        differ += int((guesses_by_means != cut.guesses(world)).sum())
     return cut if fewest <= mistakes + _MORE * math.sqrt(differ) else None
 
 
@@ -115,13 +119,15 @@ def _of_ranks(inside: Floats, outside: Floats) -> tuple[Cut, int]:
     middle = mean_in / 2 + mean_out / 2
     below_middle = np.searchsorted(normal_scores(pooled, pooled), middle, side="right")
     # Cuts below all scores, between two different ones, and above all, by how many lie below.
-    is_end = np.concatenate([[True], pooled[1:] != pooled[:-1], [True]])
+    differs_from_last = pooled[1:] != pooled[:-1]
+    is_end = np.concatenate([[True], differs_from_last, [True]])
     below = np.flatnonzero(is_end)
     ends = np.concatenate([[-np.inf], pooled])[below]
     missed = np.searchsorted(inside, ends, side="right")
     alarms = len(outside) - np.searchsorted(outside, ends, side="right")
     mistakes = missed + alarms if rising else trials - missed - alarms
-    best = int(np.argmin(mistakes + _STRAY * np.abs(below - below_middle)))
+    distance = np.abs(below - below_middle)
+    best = int(np.argmin(mistakes + _STRAY * distance))
     threshold = _between(pooled, int(below[best]))
     return Cut(threshold, rising, inside, outside), int(mistakes[best])
 
@@ -146,5 +152,6 @@ def normal_scores(scores: Scores, earlier: Floats) -> Floats:
     """Returns the normal quantile of each score's rank among `earlier` ones, which are sorted."""
     below = np.searchsorted(earlier, scores, "left")
     up_to = np.searchsorted(earlier, scores, "right")
-    rank = (below + up_to + 1) / (2 * (len(earlier) + 1))
-    return np.asarray(special.ndtri(rank))
+    intervals = len(earlier) + 1
+    rank = (below + up_to + 1) / (2 * intervals)
+    return np.asarray(ndtri(rank))

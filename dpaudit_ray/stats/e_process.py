@@ -14,8 +14,8 @@ import itertools
 import math
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike
+from scipy.special import betaincc, betaln
 
 from .error_rates import Floats, as_floats, in_unit, root
 
@@ -27,7 +27,7 @@ _GRID = 65  # means that are tried before the root between two of them is found
 UNIFORM = (1.0, 1.0)  # parameters of a Beta distribution over hit rates
 
 
-def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
+def mean_lower(outcomes: ArrayLike, alpha: float) -> float:
     """Returns the largest mean of outcomes in [0, 1] refuted at `alpha`, at any look, or 1/2."""
     in_unit("alpha", alpha)
     values = as_floats(outcomes)
@@ -59,14 +59,14 @@ def mean_lower(outcomes: npt.ArrayLike, alpha: float) -> float:
     return root(excess, grid[-2], last, xtol=1e-10)
 
 
-def evidence(outcomes: npt.ArrayLike, mean: float) -> Floats:
+def evidence(outcomes: ArrayLike, mean: float) -> Floats:
     """Computes log wealth of bets against "no mean exceeds `mean`", an e-process, float64 [n]."""
     values = as_floats(outcomes)
     wealth = [_log_wealth(values, *gambler, mean) for gambler in _moments(values)]
     return log_mean(wealth)
 
 
-def log_mean(logs: npt.ArrayLike) -> Floats:
+def log_mean(logs: ArrayLike) -> Floats:
     """Computes the log of the mean wealth of gamblers from their logs, [gamblers, any]."""
     wealth = as_floats(logs)
     return np.asarray(np.logaddexp.reduce(wealth) - math.log(len(wealth)))  # quicker than logsumexp
@@ -106,7 +106,10 @@ def _log_wealth(
 
 
 def anytime_lower(
-    hits: int, trials: int, alpha: float, prior: tuple[float, float] = UNIFORM
+    hits: int,
+    trials: int,
+    alpha: float,
+    prior: tuple[float, float] = UNIFORM,
 ) -> float:
     """Returns the largest refuted hit rate; 1/2 if chance itself is not refuted."""
     in_unit("alpha", alpha)
@@ -137,8 +140,8 @@ def log_mixture(
     misses = trials - hits
     after = (a + hits, b + misses)
     return float(
-        special.betaln(*after)
-        - special.betaln(a, b)
+        betaln(*after)
+        - betaln(a, b)
         + _log_beta_tail(*after, rate)
         - _log_beta_tail(a, b, rate)
         - hits * math.log(rate)
@@ -148,7 +151,7 @@ def log_mixture(
 
 def _log_beta_tail(a: float, b: float, x: float) -> float:
     """Computes log P(Beta(a, b) > x), also if the probability underflows."""
-    tail = float(special.betaincc(a, b, x))
+    tail = float(betaincc(a, b, x))
     if tail > 1e-290:
         return math.log(tail)
     # Only for x far above the mean, where this series (DLMF 8.17.8) falls at every term.
@@ -157,5 +160,5 @@ def _log_beta_tail(a: float, b: float, x: float) -> float:
     terms = np.cumprod(ratios)
     series = 1 + float(terms.sum())
     log_powers = b * math.log1p(-x) + a * math.log(x)
-    density = log_powers - math.log(b) - special.betaln(a, b)
+    density = log_powers - math.log(b) - betaln(a, b)
     return float(density + math.log(series))

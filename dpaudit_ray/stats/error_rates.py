@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betainccinv, betaincinv, gammaln, xlogy
 
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 Rates = Floats
 # Maps error counts [n] of one world to upper bounds on its error rate [n]; never decreases.
 Upper = Callable[[Counts], Rates]
@@ -26,38 +26,34 @@ EXACT_LIMIT = 10_000  # trials per world; the exact calibration takes n² time
 _BLOCK = 256  # rows of the triangular system that are solved at once
 
 
-def clopper_pearson_upper(
-    successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
-) -> Any:
+def clopper_pearson_upper(successes: ArrayLike, trials: ArrayLike, alpha: ArrayLike) -> Any:
     """Returns an upper bound that a proportion exceeds with probability `alpha` at most.
 
     Arguments broadcast. The bound is 1 if all trials are successes.
     """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
-        bound = special.betainccinv(k + 1.0, n - k, a)
+        bound = betainccinv(k + 1.0, n - k, a)
     return shaped(np.where(k >= n, 1.0, bound))
 
 
-def clopper_pearson_lower(
-    successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
-) -> Any:
+def clopper_pearson_lower(successes: ArrayLike, trials: ArrayLike, alpha: ArrayLike) -> Any:
     """Returns a lower bound that a proportion falls below with probability `alpha` at most.
 
     Arguments broadcast. The bound is 0 if no trial is a success.
     """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
-        bound = special.betaincinv(k, n - k + 1.0, a)
+        bound = betaincinv(k, n - k + 1.0, a)
     return shaped(np.where(k <= 0, 0.0, bound))
 
 
-def as_floats(values: npt.ArrayLike) -> Floats:
+def as_floats(values: ArrayLike) -> Floats:
     """Returns values as an array of float64, without a copy if they are one."""
-    return np.asarray(values, dtype=np.float64)
+    return np.asarray(values, dtype=float)
 
 
-def in_unit(name: str, value: npt.ArrayLike) -> Floats:
+def in_unit(name: str, value: ArrayLike) -> Floats:
     """Returns `value` as an array; ValueError under `name` where an entry is outside (0, 1)."""
     array = as_floats(value)
     if not np.all((array > 0) & (array < 1)):
@@ -65,7 +61,7 @@ def in_unit(name: str, value: npt.ArrayLike) -> Floats:
     return array
 
 
-def nonnegative(name: str, value: npt.ArrayLike) -> Floats:
+def nonnegative(name: str, value: ArrayLike) -> Floats:
     """Returns `value` as an array; ValueError under `name` where an entry is below 0 or NaN."""
     array = as_floats(value)
     if not np.all(array >= 0):
@@ -89,7 +85,7 @@ def check_counts(
 
 
 def _checked(
-    successes: npt.ArrayLike, trials: npt.ArrayLike, alpha: npt.ArrayLike
+    successes: ArrayLike, trials: ArrayLike, alpha: ArrayLike
 ) -> tuple[Floats, Floats, Floats]:
     k = nonnegative("successes", successes)
     n = as_floats(trials)
@@ -103,12 +99,20 @@ def shaped(values: Floats) -> float | Floats:
     return float(values) if values.ndim == 0 else values
 
 
-def first_where(holds: Callable[[int], bool], end: int) -> int:
+def first_where(
+    holds: Callable[[int], bool],
+    end: int,
+) -> int:
     """Returns the smallest number in 0..end from which a condition holds; `end` if none."""
     return bisect.bisect_left(range(end), True, key=holds)
 
 
-def root(function: Callable[[float], float], low: float, high: float, **tolerances: float) -> float:
+def root(
+    function: Callable[[float], float],
+    low: float,
+    high: float,
+    **tolerances: float,
+) -> float:
     """Finds the sign change of a function between `low` and `high`, by Brent's method."""
     from scipy import optimize  # as long to import as all else of this package
 
@@ -116,7 +120,10 @@ def root(function: Callable[[float], float], low: float, high: float, **toleranc
 
 
 def last_refuted(
-    excess: Callable[[float], float], high: float = 1.0, most: float = math.inf, **tolerances: float
+    excess: Callable[[float], float],
+    high: float = 1.0,
+    most: float = math.inf,
+    **tolerances: float,
 ) -> float:
     """Finds where a falling excess reaches 0.
 
@@ -180,10 +187,10 @@ def miss_probability(n: int, level: float) -> float:
     from scipy import linalg  # as long again
 
     k = np.arange(n)
-    above = as_floats(special.betaincinv(n - k, k + 1, level))  # 1 - u(k)
-    logs = as_floats(special.gammaln(np.arange(n + 1.0) + 1))  # of factorials
+    above = as_floats(betaincinv(n - k, k + 1, level))  # 1 - u(k)
+    logs = as_floats(gammaln(np.arange(n + 1.0) + 1))  # of factorials
     tail = logs[n - k] - (n - k) * np.log(above)
-    log_below = logs[n] - logs[k] - tail + special.xlogy(k, 1 - above)
+    log_below = logs[n] - logs[k] - tail + xlogy(k, 1 - above)
     below = np.exp(log_below)
     first = np.empty(n)
     for start in range(0, n, _BLOCK):
@@ -200,7 +207,12 @@ def miss_probability(n: int, level: float) -> float:
     return float(first.sum())
 
 
-def _transitions(lags: Counts, above: Floats, tail: Floats, logs: Floats) -> Floats:
+def _transitions(
+    lags: Counts,
+    above: Floats,
+    tail: Floats,
+    logs: Floats,
+) -> Floats:
     """Computes P(k - i of n - i uniforms on (u(i), 1] lie below u(k)); 0 if i > k.
 
     Rows are k, the last of the columns, which are i.

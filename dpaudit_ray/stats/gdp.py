@@ -12,31 +12,33 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_ndtr, ndtr, ndtri
 
 from .error_rates import Floats, as_floats, in_unit, nonnegative, shaped
 
 _BISECTIONS = 60  # from a bracket of ratio 2 this is below one unit in the last place
 
 
-def delta(epsilon: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
+def delta(epsilon: ArrayLike, mu: ArrayLike) -> Any:
     """Returns the smallest δ at which a μ-GDP mechanism is (ε, δ)-DP; μ and ε at least 0."""
     epsilons = nonnegative("epsilon", epsilon)
     pairs = np.broadcast_arrays(epsilons, nonnegative("mu", mu))
     return shaped(np.exp(_log_delta(*pairs)))
 
 
-def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
+def epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
     """Returns the smallest ε ≥ 0 at which a μ-GDP mechanism is (ε, δ)-DP; δ in (0, 1)."""
-    mus, deltas = np.broadcast_arrays(nonnegative("mu", mu), in_unit("delta", delta))
+    at_least_0 = nonnegative("mu", mu)
+    mus, deltas = np.broadcast_arrays(at_least_0, in_unit("delta", delta))
     logs = np.log(deltas)
     start = np.maximum(mus, 1e-3)
     result = _last_where(lambda epsilons: _log_delta(epsilons, mus) > logs, start)
-    return shaped(np.where(np.isinf(mus), np.inf, result))
+    result[np.isinf(mus)] = np.inf
+    return shaped(result)
 
 
-def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
+def mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
     """Returns the largest μ whose mechanisms are all (ε, δ)-DP: the inverse of `epsilon` in μ."""
     at_least_0 = nonnegative("epsilon", epsilon)
     epsilons, deltas = np.broadcast_arrays(at_least_0, in_unit("delta", delta))
@@ -45,31 +47,31 @@ def mu(epsilon: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     return shaped(_last_where(lambda mus: _log_delta(epsilons, mus) <= logs, start))
 
 
-def true_positive_rate(fpr: npt.ArrayLike, mu: npt.ArrayLike) -> Any:
+def true_positive_rate(fpr: ArrayLike, mu: ArrayLike) -> Any:
     """Returns the ROC curve: the largest true-positive rate of a test of a μ-GDP mechanism."""
     rate = as_floats(fpr)
     if not np.all((rate >= 0) & (rate <= 1)):
         raise ValueError(f"fpr must lie in [0, 1], got {fpr!r}")
-    quantile = special.ndtri(rate)
-    return shaped(np.asarray(special.ndtr(quantile + nonnegative("mu", mu))))
+    quantile = ndtri(rate)
+    return shaped(np.asarray(ndtr(quantile + nonnegative("mu", mu))))
 
 
 def _log_delta(epsilon: Floats, mu: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = -epsilon / mu
-        first = special.log_ndtr(ratio + mu / 2)
-        second = epsilon + special.log_ndtr(ratio - mu / 2)
+        first = log_ndtr(ratio + mu / 2)
+        second = epsilon + log_ndtr(ratio - mu / 2)
         share = np.exp(np.minimum(second - first, 0.0))
         log_delta = first + np.log1p(-share)
     return np.where(mu > 0, log_delta, -np.inf)
 
 
 def _last_where(
-    holds: Callable[[Floats], npt.NDArray[np.bool_]],
+    holds: Callable[[Floats], NDArray[np.bool_]],
     start: Floats,
 ) -> Floats:
     """Returns the largest x ≥ 0 with holds(x), for a condition that is true up to a point."""
-    high = start.astype(np.float64)
+    high = start.astype(float)
     while np.any(grow := holds(high) & np.isfinite(high)):
         high = np.where(grow, 2 * high, high)
     low = np.zeros_like(high)

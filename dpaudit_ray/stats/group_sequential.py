@@ -1,20 +1,20 @@
-"""Looks at the hits of a declared number of trials: alpha spending, computed exactly.
+"""Interim analyses of the hits of declared trials: alpha spending, computed exactly.
 
 The error is spent over a fixed grid of looks (Lan, DeMets 1983). For every candidate hit rate p the
 boundary at each look is the smallest count that keeps the probability of ever crossing, summed
 exactly over binomial increments, within the error that may be spent by then. A crossing refutes p.
 """
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike
+from scipy.special import gammaln, ndtr, ndtri
 
 from .base import Members, Scores
 from .error_rates import Counts, Floats, as_floats, in_unit, root
@@ -28,7 +28,7 @@ _HOLES = np.geomspace(3e-3, 3e-5, 5)
 Look = tuple[int, int]  # guesses and hits so far
 
 
-@dataclasses.dataclass
+@dataclass
 class GroupSequential(Guesses):
     """Bound that holds at all looks simultaneously, for a declared number of trials.
 
@@ -85,7 +85,7 @@ class GroupSequential(Guesses):
         return self._refuted[alpha]
 
 
-def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
+def spend(shares: ArrayLike, alpha: float, spending: str) -> Floats:
     """Returns the error that may be spent by each share of the trials, float64 [looks].
 
     Args:
@@ -97,8 +97,8 @@ def spend(shares: npt.ArrayLike, alpha: float, spending: str) -> Floats:
     f = as_floats(shares)
     if spending == "pocock":
         return np.asarray(alpha * np.log1p(math.expm1(1) * f))
-    quantile = special.ndtri(alpha / 2) / np.sqrt(f)
-    return np.asarray(2 * special.ndtr(quantile))
+    quantile = ndtri(alpha / 2) / np.sqrt(f)
+    return np.asarray(2 * ndtr(quantile))
 
 
 def refuted_rate(looks: Sequence[Look], budget: Floats) -> float:
@@ -127,7 +127,11 @@ def refuted_rate(looks: Sequence[Look], budget: Floats) -> float:
     return end
 
 
-def _excess(rate: float, looks: Sequence[Look], budget: Floats) -> float:
+def _excess(
+    rate: float,
+    looks: Sequence[Look],
+    budget: Floats,
+) -> float:
     """Computes P(as many hits at the last look, no crossing before) - the error due at this look.
 
     Arguments are those of `refuted_rate`, and a hit rate.
@@ -177,5 +181,5 @@ def _convolved(a: Floats, b: Floats) -> Floats:
 def _choices(n: int) -> tuple[Counts, Floats]:
     """Returns numbers of hits among n guesses, and the log of the number of ways to each."""
     k = np.arange(n + 1)
-    log_ways = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    log_ways = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
     return k, log_ways

@@ -7,8 +7,8 @@ function of the first n_k trials, so the chance that any of them exceeds the tru
 Σ α s_k = α, at whichever number the audit ends and for whatever reason, for every estimator.
 """
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .base import Estimator, Members, Scores
 from .lower_bound import Estimate
@@ -17,11 +17,14 @@ _FIRST = 0.75  # share of the first number: most audits end there
 _FACTOR = 4  # ratio of two numbers: twice the trials hardly pay for a second, smaller share
 
 
-def looks(trials: int, up_to: int | None) -> tuple[int, ...]:
+def looks(
+    trials: int,
+    up_to: int | None,
+) -> tuple[int, ...]:
     """Returns numbers of trials after which bounds are read.
 
     These are `trials`, four times that, and so on, and `up_to`; the last but one is at most half of
-    it. If `up_to` is None or not larger than `trials`, there is one number.
+    it. There is one number unless `up_to` is larger than `trials`.
     """
     if up_to is None or up_to <= trials:
         return (trials,)
@@ -46,7 +49,11 @@ def shares(numbers: int) -> tuple[float, ...]:
 class Growing:
     """States of one estimator for rising declared numbers of trials, under one error."""
 
-    def __init__(self, states: Sequence[Estimator], shares: Sequence[float]) -> None:
+    def __init__(
+        self,
+        states: Sequence[Estimator],
+        shares: Sequence[float],
+    ) -> None:
         self._states = tuple(zip(states, shares, strict=True))
         self.trials = 0
         self.interim_valid = states[0].interim_valid  # whether before its trials are in
@@ -75,4 +82,4 @@ class Growing:
             if state.planned <= self.trials or not bounds:
                 bounds.append(state.bound(delta, 1 - share * (1 - confidence)))
         best = max(bounds, key=lambda bound: bound.epsilon_lower)
-        return dataclasses.replace(best, confidence=confidence, trials=bounds[-1].trials)
+        return replace(best, confidence=confidence, trials=bounds[-1].trials)

@@ -5,14 +5,14 @@ Because the bit is a fair coin independent of the past, P(hit | past) ≤ Φ(μ/
 any such rule, so the number of hits is dominated by a binomial, at any stopping time.
 """
 
-import dataclasses
 import functools
 import math
 from abc import abstractmethod
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from scipy import special
 
 from . import cut, gdp
@@ -24,7 +24,7 @@ from .lower_bound import Estimate, Family, Status, TradeOff
 from .trial_log import TrialLog
 
 
-@dataclasses.dataclass
+@dataclass
 class GuessCounter:
     """Counts hits of "score above the midpoint of the two running class means", or beyond a `cut`.
 
@@ -40,7 +40,7 @@ class GuessCounter:
     diverged: tuple[int, int] = (0, 0)  # (out, in)
     _sums: tuple[float, float] = (0.0, 0.0)
     _counts: tuple[int, int] = (0, 0)
-    _log: TrialLog = dataclasses.field(default_factory=TrialLog)
+    _log: TrialLog = field(default_factory=TrialLog)
     _cut: Cut | None = None
     _due: int = cut.FIRST  # trials after which a cut is learnt
 
@@ -145,13 +145,13 @@ class GuessCounter:
 
 def _totals(
     start: float,
-    steps: npt.NDArray[Any],
-) -> npt.NDArray[Any]:
+    steps: NDArray[Any],
+) -> NDArray[Any]:
     """Returns the running total before each step, and after the last: [n + 1]."""
     return np.cumsum(np.concatenate([[start], steps]))
 
 
-@dataclasses.dataclass
+@dataclass
 class ThroughCurve(Estimator):
     """Base: an estimator that bounds a hit rate, and converts it to ε by a trade-off curve.
 
@@ -160,13 +160,17 @@ class ThroughCurve(Estimator):
     """
 
     curve: Literal["gaussian", "any", "claimed"] = "gaussian"  # by which a hit rate becomes ε
-    family: Family | None = dataclasses.field(default=None, kw_only=True)
+    family: Family | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.curve not in ("gaussian", "any", "claimed"):
             raise ValueError(f"curve must be gaussian, any or claimed, got {self.curve!r}")
 
-    def _read(self, rate: float, delta: float) -> tuple[float, float]:
+    def _read(
+        self,
+        rate: float,
+        delta: float,
+    ) -> tuple[float, float]:
         """Returns (ε, μ) for a hit rate of at least `rate`; μ is NaN if no curve is assumed."""
         if self.curve == "any":
             return epsilon_from_accuracy(rate, delta), math.nan
@@ -186,7 +190,7 @@ class ThroughCurve(Estimator):
         return Status.IF_GAUSSIAN if is_gaussian else Status.IF_CLAIMED
 
 
-@dataclasses.dataclass
+@dataclass
 class Guesses(ThroughCurve):
     """Base: an estimator that bounds the rate of a stream of hits and misses."""
 
@@ -215,7 +219,7 @@ class Guesses(ThroughCurve):
         return self._estimate(*self._read(rate, delta), level, counter.trials, counter.threshold)
 
 
-@dataclasses.dataclass
+@dataclass
 class Accuracy(Guesses):
     """Fixed-R bound: μ ≥ 2 Φ⁻¹(lower Clopper-Pearson bound of the hit rate, one-sided)."""
 
@@ -227,7 +231,7 @@ class Accuracy(Guesses):
         return float(clopper_pearson_lower(counter.hits, counter.guesses, alpha))
 
 
-@dataclasses.dataclass
+@dataclass
 class Anytime(Guesses):
     """Time-uniform bound: valid at all looks simultaneously, at the stated confidence.
 

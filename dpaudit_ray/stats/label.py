@@ -11,11 +11,11 @@ that of replacement adjacency, μ ≤ 2 / σ per step. As printed, the norm that
 the attacked layer's gradient; DP-SGD clips that of all parameters (`full_norms`).
 """
 
-import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import digamma, log_ndtr, ndtr
 
 from . import gdp
 from .error_rates import Floats, as_floats
@@ -23,7 +23,7 @@ from .error_rates import Floats, as_floats
 _RANK_TOLERANCE = 1e-10  # of eigenvalues, relative to the largest
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LabelBounds:
     """Bounds for each attacked record, float64 [N] each; NaN where a record cannot be attacked.
 
@@ -42,13 +42,13 @@ class LabelBounds:
 
 
 def bounds(
-    features: npt.ArrayLike,
-    probabilities: npt.ArrayLike,
-    labels: npt.ArrayLike,
+    features: ArrayLike,
+    probabilities: ArrayLike,
+    labels: ArrayLike,
     clip_norm: float,
     noise_multiplier: float,
     delta: float,
-    full_norms: npt.ArrayLike | None = None,
+    full_norms: ArrayLike | None = None,
 ) -> LabelBounds:
     """Computes label bounds of one step, for every record.
 
@@ -91,7 +91,7 @@ def bounds_of_gram(
     clip_norm: float,
     noise_multiplier: float,
     delta: float,
-    full_norms: npt.ArrayLike | None = None,
+    full_norms: ArrayLike | None = None,
 ) -> LabelBounds:
     """Computes `bounds` from CᵀC, float64 [N, N], on which alone they depend."""
     attacked_norms = np.sqrt(np.diag(gram))
@@ -116,8 +116,8 @@ def bounds_of_gram(
     below = sign * flipped / spread
     distance = np.abs(flipped - true)
     return LabelBounds(
-        hit=special.ndtr(above),
-        false_hit=special.ndtr(below),
+        hit=ndtr(above),
+        false_hit=ndtr(below),
         epsilon=_epsilon(above, below, delta),
         epsilon_complement=_epsilon(-below, -above, delta),
         mu_direction=distance / spread,
@@ -125,37 +125,13 @@ def bounds_of_gram(
     )
 
 
-def epsilon(mu: npt.ArrayLike, delta: float) -> Floats:
+def epsilon(mu: ArrayLike, delta: float) -> Floats:
     """Returns ε at δ of exact label bounds μ, float64 [N]; NaN stays NaN."""
     values = np.atleast_1d(as_floats(mu))
     finite = np.isfinite(values)
     result = np.full_like(values, np.nan)
     result[finite] = gdp.epsilon(values[finite], delta)
     return result
-
-
-def coefficients(features: npt.ArrayLike, gradient: npt.ArrayLike) -> Floats:
-    """Computes the least-squares coefficient of each record in a summed gradient, (CᵀC)⁺ Cᵀ g.
-
-    Without clipping and noise they are p - y (Yuan et al., equation 1).
-
-    Args:
-        features: float [d, N], as in `bounds`.
-        gradient: float [d], the sum over records.
-
-    Returns:
-        float64 [N], NaN if the system does not determine it: a dead neuron's, or a record whose
-        column lies in the span of the others.
-    """
-    columns = as_floats(features)
-    total = as_floats(gradient)
-    if columns.ndim != 2 or total.shape != columns.shape[:1]:
-        raise ValueError(
-            f"features must be [d, N] and gradient [d], got shapes {columns.shape}, {total.shape}"
-        )
-    inverse, is_determined = solver(columns.T @ columns)
-    solution = inverse @ (columns.T @ total)
-    return np.asarray(np.where(is_determined, solution, np.nan))
 
 
 def growth(batch_size: int, batches: int) -> float:
@@ -166,7 +142,7 @@ def growth(batch_size: int, batches: int) -> float:
     if min(batch_size, batches) < 1:
         raise ValueError(f"must be at least 1, got {batch_size} records and {batches} batches")
     both = np.array([batches * batch_size, batch_size]) + 1.0
-    all_records, batch = special.digamma(both) + np.euler_gamma
+    all_records, batch = digamma(both) + np.euler_gamma
     return float(all_records) / float(batch)
 
 
@@ -183,7 +159,7 @@ def clipped(norms: Floats, residuals: Floats, clip_norm: float) -> Floats:
         return np.asarray(residuals * factors)
 
 
-def solver(gram: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
+def solver(gram: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     """Returns (CᵀC)⁺ [N, N], and whether it determines each record, bool [N].
 
     It does if the record's unit vector is in the range.
@@ -195,8 +171,8 @@ def solver(gram: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
 
 def _epsilon(hit: Floats, false_hit: Floats, delta: float) -> Floats:
     """Computes ln((Φ(hit) - δ) / Φ(false hit)), at least 0; NaN without an attack."""
-    log_hit = special.log_ndtr(hit)
+    log_hit = log_ndtr(hit)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_remainder = np.log1p(-np.minimum(delta * np.exp(-log_hit), 1.0))
-        bound = log_hit + log_remainder - special.log_ndtr(false_hit)
+        bound = log_hit + log_remainder - log_ndtr(false_hit)
     return np.where(np.isnan(hit), np.nan, np.fmax(bound, 0.0))

@@ -1,9 +1,7 @@
 """A lower bound on a privacy loss: its numbers, its status, and the assumptions behind it."""
 
-from __future__ import annotations
-
-import dataclasses
 import math
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -76,7 +74,7 @@ class Family(Protocol):
 _KNOWN = {TradeOff.GAUSSIAN: Status.IF_GAUSSIAN, TradeOff.CLAIMED: Status.IF_CLAIMED}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Estimate:
     """A lower bound on the privacy loss.
 
@@ -99,14 +97,14 @@ class Estimate:
     threshold: float = math.nan
     note: str = ""
 
-    def given(self, trade_off: TradeOff, independent: bool = False) -> Estimate:
+    def given(self, trade_off: TradeOff, independent: bool = False) -> "Estimate":
         """Returns this bound with its status once `trade_off` and `independent` are known."""
         status = self.status
         if independent and status is Status.IF_INDEPENDENT:
             status = Status.IF_GAUSSIAN
         if status is _KNOWN.get(trade_off):
             status = Status.CERTIFIED
-        return dataclasses.replace(self, status=status)
+        return replace(self, status=status)
 
     @property
     def curve_free(self) -> bool:

@@ -18,15 +18,13 @@ surely too low is lower than it, and one that is surely high enough is not, so t
 bound at this one threshold only; the errors of both bounds add up.
 """
 
-from __future__ import annotations
-
-import dataclasses
-import functools
 import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import NDArray
+from scipy.special import betainc, ndtr
 
 from .base import Members, Scores
 from .curve import Curve
@@ -41,7 +39,7 @@ _FIT_EVERY = 4  # every fourth training run is for fitting a threshold, the othe
 _ANGLES = np.linspace(0, math.pi / 2, 4)  # ways in which FPR and TPR share their error
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Interval:
     """A number in [0, 1], with a two-sided interval `low` to `high`."""
 
@@ -50,7 +48,7 @@ class Interval:
     high: float
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Membership:
     """Rates at which an attack finds members, with intervals.
 
@@ -75,7 +73,7 @@ class Membership:
         if scores.ndim not in (1, 2) or bits.shape != scores.shape:
             shapes = f"{scores.shape} and {bits.shape}"
             raise ValueError(f"scores and members must be [training runs, records], got {shapes}")
-        members = bits.astype(np.bool_, copy=False)
+        members = bits.astype(bool, copy=False)
         one_world = members.all() or not members.any()
         if one_world or not np.array_equal(members, bits):
             raise ValueError("members must be 0 or 1 (or booleans), and some of each")
@@ -88,7 +86,7 @@ class Membership:
         """The least FPR that so many scores resolve: 10 / R."""
         return _FEWEST_ACCUSED / self.scores.size
 
-    @functools.cached_property
+    @cached_property
     def _ordered(self) -> Scores:
         """Scores with -inf in place of NaN."""
         missing = np.isnan(self.scores)
@@ -96,8 +94,8 @@ class Membership:
             return self.scores
         return np.where(missing, -np.inf, self.scores)
 
-    @functools.cached_property
-    def _populations(self) -> tuple[_Population, _Population]:
+    @cached_property
+    def _populations(self) -> "tuple[_Population, _Population]":
         """Scores of non-members, and of members."""
         return (
             _Population.from_scores(self._ordered, ~self.members),
@@ -151,13 +149,13 @@ class Membership:
             high = max(high, upper)
         return Interval(value, low, high)
 
-    @functools.cached_property
+    @cached_property
     def points(self) -> dict[float, Interval]:
         """The TPR at 10 %, 1 % and .1 % FPR, by FPR; without those below `least_fpr`."""
         least = self.least_fpr * (1 - 1e-9)
         return {rate: self.true_positive_rate(rate) for rate in RATES if rate >= least}
 
-    @functools.cached_property
+    @cached_property
     def roc(self) -> dict[float, Interval]:
         """The ROC curve by rising FPR, from `least_fpr` on, with a simultaneous band.
 
@@ -168,7 +166,7 @@ class Membership:
         confidence = 1 - (1 - self.confidence) / _BAND_RATES
         return {rate: self.true_positive_rate(rate, confidence) for rate in rates.tolist()[:-1]}
 
-    @functools.cached_property
+    @cached_property
     def auc(self) -> Interval:
         """Computes the probability that a member scores above a non-member, ties by half.
 
@@ -183,13 +181,13 @@ class Membership:
         wins = np.full(min(inside.n, outside.n), value)
         return self._interval(value, wins, np.ones(len(wins)))
 
-    @functools.cached_property
+    @cached_property
     def _fitted(self) -> Members:
         """The training runs that a threshold is fitted to, bool [runs]."""
         numbers = np.arange(len(self.scores))
         return np.asarray(numbers % _FIT_EVERY == 0)
 
-    @functools.cached_property
+    @cached_property
     def fitted_threshold(self) -> float | None:
         """The threshold of the largest TPR - FPR in every fourth training run.
 
@@ -209,7 +207,7 @@ class Membership:
         members_below = np.searchsorted(inside, thresholds, "right") / len(inside)
         return float(thresholds[np.argmax(others_below - members_below)])
 
-    @functools.cached_property
+    @cached_property
     def balanced_accuracy(self) -> Interval:
         """Computes (TPR + 1 - FPR) / 2 at `fitted_threshold`, in all other training runs.
 
@@ -230,7 +228,7 @@ class Membership:
         value = min(float(hits.mean()), 1.0)
         return self._interval(value, hits, sizes)
 
-    @functools.cached_property
+    @cached_property
     def risks(self) -> tuple[Floats, Floats]:
         """Each record's AUC over its training runs [m], and simultaneous lower bounds [m].
 
@@ -251,7 +249,7 @@ class Membership:
         return auc, np.asarray(low)
 
     @property
-    def exposed(self) -> npt.NDArray[np.int64]:
+    def exposed(self) -> NDArray[np.int64]:
         """Numbers of the records whose bound is above 1/2, the most exposed first, [k]."""
         auc, low = self.risks
         ranked = np.lexsort((-auc, -low))
@@ -291,7 +289,7 @@ class Membership:
         return totals[0], totals[1]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Population:
     """The n scores of all members, or of all non-members.
 
@@ -302,18 +300,18 @@ class _Population:
     """
 
     negated: Floats
-    runs: npt.NDArray[np.int32]
+    runs: NDArray[np.int32]
     sizes: Floats
 
     @classmethod
-    def from_scores(cls, scores: Scores, chosen: Members) -> _Population:
+    def from_scores(cls, scores: Scores, chosen: Members) -> "_Population":
         """Sorts the `chosen` ones of scores, float64 [runs, records] like the bool `chosen`."""
         negated = -scores[chosen]
         order = np.argsort(negated, kind="stable")
         sizes = chosen.sum(axis=1)
         numbers = np.arange(len(scores), dtype=np.int32)
         runs = np.repeat(numbers, sizes)
-        return cls(negated[order], runs[order], sizes.astype(np.float64))
+        return cls(negated[order], runs[order], sizes.astype(float))
 
     @property
     def n(self) -> int:
@@ -331,7 +329,7 @@ class _Population:
     def hits(self, k: int) -> Floats:
         """Returns how many of the k highest scores each training run has, float64 [runs]."""
         hits = np.bincount(self.runs[:k], minlength=len(self.sizes))
-        return hits.astype(np.float64)
+        return hits.astype(float)
 
     def most_below(self, rate: float, alpha: float) -> int:
         """Returns the most highest scores of a rate surely below, -1 if there are none."""
@@ -356,7 +354,7 @@ class _Population:
             total = float(hits.sum())
             if total == 0:
                 return False
-            p_value = special.betainc(total, self.n - total + 1, rate)
+            p_value = betainc(total, self.n - total + 1, rate)
             return float(p_value) < alpha
         return evidence(hits, self.sizes, rate) > -math.log(alpha)
 
@@ -387,8 +385,8 @@ def _independent_levels(alpha: float) -> list[tuple[float, float]]:
     """
 
     def levels(radius: float) -> tuple[Floats, Floats]:
-        first = special.ndtr(-radius * np.cos(_ANGLES))
-        second = special.ndtr(-radius * np.sin(_ANGLES))
+        first = ndtr(-radius * np.cos(_ANGLES))
+        second = ndtr(-radius * np.sin(_ANGLES))
         return first, second
 
     def excess(radius: float) -> float:

@@ -6,8 +6,8 @@ the canaries of a run as if they were independent trials is not valid: it errs i
 audits if they are dependent.
 """
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,9 +35,14 @@ class RunAccuracies:
         self.skipped = 0  # runs without an outcome
         self._shares: list[Scores] = []
         # Scores, bits and whether they have a score, of a run that is not complete yet.
-        self._pending = (np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_))
+        self._pending = (np.empty(0), np.empty(0, bool), np.empty(0, bool))
 
-    def fold(self, scores: Scores, members: Members, ran: bool = True) -> None:
+    def fold(
+        self,
+        scores: Scores,
+        members: Members,
+        ran: bool = True,
+    ) -> None:
         """Adds trials in order, run after run; an incomplete run waits for its other trials.
 
         Args:
@@ -83,7 +88,7 @@ class RunAccuracies:
         return self._shares[0]
 
 
-@dataclasses.dataclass
+@dataclass
 class SeveralCanaries(ThroughCurve):
     """Judges training runs of `canaries` canaries each, a random bit for each, by one outcome."""
 

@@ -23,13 +23,13 @@ Canaries of one run may fail together, which is why Theorem 3.1 needs 2 m δ in 
 average over K would be tighter, and wrong if the number of guesses depends on outputs.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import special
+from scipy.special import bdtrc, betainc, expit, gammaln, logit
 
 from .base import Estimator, Members, Scores
 from .error_rates import (
@@ -44,13 +44,14 @@ from .lower_bound import Estimate, Status
 from .trial_log import Logged
 from .unmasking import Judged, Masks, first_trials
 
+Lower = Callable[[int, int, int, float], float]  # a bound by guesses on one training run
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)  # of canaries that are guessed, if no number is fixed
 LARGEST = 200.0  # above any ε that a run could refute
 _PRECISION = 1e-10  # of bounds, relative above 1
 _REVEALED_SHARE = 0.05  # of the error probability, for the event that more than k bits are revealed
 
 
-@dataclasses.dataclass
+@dataclass
 class Canaries(Logged):
     """Mixin that keeps all trials and selects those to guess.
 
@@ -81,13 +82,11 @@ class Canaries(Logged):
         self.learns = self.independent  # canaries of one run have no order
         super().__post_init__()
 
-    def _of_one_training(
-        self, lower: Callable[[int, int, float], float], confidence: float
-    ) -> float:
+    def _of_one_training(self, lower: Lower, confidence: float) -> float:
         """Returns the largest bound over numbers of guesses, each with a share of the error.
 
         Args:
-            lower: bound by correct guesses, guesses, and confidence.
+            lower: bound by correct guesses, guesses, canaries, and confidence.
             confidence: of the largest bound.
         """
         scores, members = self._log.arrays()
@@ -101,7 +100,7 @@ class Canaries(Logged):
             kinds = [balanced(scores, number) for number in sorted(numbers) if number > 0]
         counts = [hits_of(scores, members, *pair) for pair in kinds]
         split = 1 - (1 - confidence) / max(len(counts), 1)
-        return max((lower(*pair, split) for pair in counts), default=0.0)
+        return max((lower(*pair, total, split) for pair in counts), default=0.0)
 
     @property
     def fixed(self) -> int:
@@ -120,7 +119,7 @@ class Canaries(Logged):
         return masks, later_failed, max(len(scores) - first, 0)
 
 
-@dataclasses.dataclass
+@dataclass
 class OneRun(Canaries, Estimator):
     """Bound on ε by the number of correct guesses; no trade-off function is assumed.
 
@@ -139,13 +138,17 @@ class OneRun(Canaries, Estimator):
             epsilon = independent_epsilon_lower(made.right, made.guesses, used, *level)
             return self._estimate(epsilon, math.nan, level, trials, made.threshold)
 
-        def lower(correct: int, guesses: int, split: float) -> float:
-            return epsilon_lower(correct, guesses, trials, delta, split)
+        def lower(correct: int, guesses: int, canaries: int, split: float) -> float:
+            return epsilon_lower(correct, guesses, canaries, delta, split)
 
         epsilon = self._of_one_training(lower, confidence)
         return self._estimate(epsilon, math.nan, level, trials)
 
-    def _judged(self, delta: float, alpha: float) -> tuple[Judged, int]:
+    def _judged(
+        self,
+        delta: float,
+        alpha: float,
+    ) -> tuple[Judged, int]:
         """Returns guesses on independent runs, failed ones included, and the number of trials."""
         masks, failed, trials = self._masks()
         if self.fixed:
@@ -153,7 +156,7 @@ class OneRun(Canaries, Estimator):
         else:
             allowed, spent_alpha = told_outright(trials, delta, alpha)
             guesses = masks.adaptive(alpha - spent_alpha, allowed, failed)
-        return dataclasses.replace(guesses, guesses=guesses.guesses + failed), trials
+        return replace(guesses, guesses=guesses.guesses + failed), trials
 
 
 def balanced(scores: Scores, guesses: int) -> tuple[int, int]:
@@ -213,7 +216,10 @@ def epsilon_lower(
     return largest_refuted(refuted, LARGEST)
 
 
-def largest_refuted(refuted: Callable[[float], bool], largest: float) -> float:
+def largest_refuted(
+    refuted: Callable[[float], bool],
+    largest: float,
+) -> float:
     """Returns the number from which on none is refuted, by doubling from 1 and bisection.
 
     Args:
@@ -254,8 +260,8 @@ def p_value(
     nonnegative("epsilon", epsilon)
     if correct == 0:
         return 1.0
-    rate = special.expit(epsilon)
-    tail = float(special.betainc(correct, guesses - correct + 1, rate))
+    rate = expit(epsilon)
+    tail = float(betainc(correct, guesses - correct + 1, rate))
     if delta == 0:
         return tail
     leak = 2 * canaries * delta * _largest_mean(correct, guesses, epsilon)
@@ -267,14 +273,14 @@ def _largest_mean(correct: int, guesses: int, epsilon: float) -> float:
     # log pmf at v - 1, then sums of log ratios pmf(k - 1) / pmf(k) = k / (r - k + 1) * e^-ε.
     wrong = guesses - correct + 1
     log_pmf = (
-        special.gammaln(guesses + 1)
-        - special.gammaln(correct)
-        - special.gammaln(wrong + 1)
+        gammaln(guesses + 1)
+        - gammaln(correct)
+        - gammaln(wrong + 1)
         - (correct - 1) * np.logaddexp(0, -epsilon)
         - wrong * np.logaddexp(0, epsilon)
     )
     log_ratios = _log_ratios(correct, guesses)
-    lags = np.arange(len(log_ratios), dtype=np.float64)
+    lags = np.arange(len(log_ratios), dtype=float)
     pmf = np.exp(log_pmf + log_ratios - epsilon * lags)
     means = np.cumsum(pmf) / (lags + 1)
     return float(np.max(means))
@@ -285,7 +291,7 @@ def _log_ratios(correct: int, guesses: int) -> Floats:
     """Returns log pmf(v - 1 - i) - log pmf(v - 1) at ε = 0, to ten deviations below r/2."""
     reach = max(correct - guesses // 2, 0) + 5 * math.isqrt(guesses) + 64
     last = max(correct - 1 - reach, 0)
-    k = np.arange(correct - 1, last, -1, dtype=np.float64)
+    k = np.arange(correct - 1, last, -1, dtype=float)
     log_ratios = np.log(k / (guesses - k + 1))
     return np.concatenate([[0.0], np.cumsum(log_ratios)])
 
@@ -309,7 +315,7 @@ def independent_epsilon_lower(
         return 0.0
     alpha = 1 - confidence - spent_alpha
     rate = clopper_pearson_lower(correct - allowed, guesses - allowed, alpha)
-    return max(0.0, float(special.logit(rate)))
+    return max(0.0, float(logit(rate)))
 
 
 def told_outright(
@@ -326,8 +332,8 @@ def told_outright(
     """
     in_unit("alpha", alpha)
     share = _REVEALED_SHARE * alpha
-    k = first_where(lambda k: special.bdtrc(k, trials, delta) <= share, trials)
+    k = first_where(lambda k: bdtrc(k, trials, delta) <= share, trials)
     if k == trials:
         return k, 0.0
-    beta = float(special.bdtrc(k, trials, delta))
+    beta = float(bdtrc(k, trials, delta))
     return k, beta if math.isfinite(beta) else 0.0

@@ -16,14 +16,12 @@ Values of ε are tested from 0 up, on a fixed grid, until one is not refuted; so
 of the error.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+from scipy.special import log_expit, logsumexp, ndtri
 
 from .base import Estimator, Members, Scores
 from .error_rates import Floats
@@ -41,7 +39,7 @@ _BLOCK = 4096  # canaries in one step of the computation: 8 MiB
 _LEAKS = np.unique(np.geomspace(1, 4096, 64).astype(np.int64)) - 1  # i
 
 
-@dataclasses.dataclass
+@dataclass
 class OneRunAdaptive(Logged, Estimator):
     """Bound on ε by stakes on every canary of a run, in order; no trade-off function is assumed.
 
@@ -86,16 +84,16 @@ def predicted(scores: Scores, members: Members) -> Floats:
     values = scores[finite]
     _, ranks, counts = np.unique(values, return_inverse=True, return_counts=True)
     below = np.cumsum(counts) - counts / 2  # equal scores have one quantile, in their middle
-    quantiles = special.ndtri(below[ranks] / n)
+    quantiles = ndtri(below[ranks] / n)
     signs = np.where(members[finite], 1.0, -1.0)
     log_weights = np.zeros(_curves(np.zeros(1)).shape)  # of the curves, by the canaries so far
     for first in range(0, n, _BLOCK):
         block = slice(first, first + _BLOCK)
         curves = _curves(quantiles[block])
-        gains = special.log_expit(signs[block, None] * curves)
+        gains = log_expit(signs[block, None] * curves)
         before = log_weights + np.cumsum(gains, axis=0) - gains
-        inside = special.logsumexp(before + special.log_expit(curves), axis=1)
-        outside = special.logsumexp(before + special.log_expit(-curves), axis=1)
+        inside = logsumexp(before + log_expit(curves), axis=1)
+        outside = logsumexp(before + log_expit(-curves), axis=1)
         odds[finite[block]] = inside - outside
         log_weights = log_weights + gains.sum(axis=0)
     return np.clip(odds, -LARGEST, LARGEST)
@@ -111,7 +109,7 @@ def _curves(quantiles: Floats) -> Floats:
     return np.asarray(odds.reshape(len(quantiles), -1))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Evidence:
     """Evidence of guesses against each ε: the wealth of stakes on the canaries with c > q.
 
@@ -131,7 +129,12 @@ class Evidence:
     failed: int
 
     @classmethod
-    def from_odds(cls, odds: Floats, members: Members, failed: int = 0) -> Evidence:
+    def from_odds(
+        cls,
+        odds: Floats,
+        members: Members,
+        failed: int = 0,
+    ) -> "Evidence":
         """Guesses bits, bool [m], by log odds of "in", float64 [m]."""
         log_odds = np.abs(odds)
         order = np.argsort(log_odds, kind="stable")
@@ -139,18 +142,18 @@ class Evidence:
         guesses = odds > 0
         correct = (guesses == members)[order]
         signed = np.where(correct, log_odds, -log_odds)
-        gains = special.log_expit(signed)
+        gains = log_expit(signed)
         right, wrong = _sums_from(correct), _sums_from(~correct)
         return cls(log_odds, _sums_from(gains), right, wrong, failed)
 
     def log_wealth(self, epsilon: Floats) -> Floats:
         """Returns the log of the product of all factors, at each ε."""
         first = np.searchsorted(self.log_odds, epsilon, side="right")
-        log_q = special.log_expit(epsilon)
-        log_wrong = special.log_expit(-epsilon)  # log(1 - q)
+        log_q = log_expit(epsilon)
+        log_wrong = log_expit(-epsilon)  # log(1 - q)
         wealth = self.gains[first] - self.correct[first] * log_q
         wealth = wealth - self.wrong[first] * log_wrong
-        largest_loss = special.log_expit(-LARGEST) - log_wrong
+        largest_loss = log_expit(-LARGEST) - log_wrong
         return np.asarray(wealth + self.failed * largest_loss)
 
     def refuted(self, canaries: int, delta: float, alpha: float) -> float:
@@ -184,6 +187,6 @@ def needed(canaries: int, delta: float, alpha: float) -> Floats:
     remaining = alpha - canaries * delta / (_LEAKS + 1)
     with np.errstate(divide="ignore"):
         without_leaks = -np.log(np.maximum(remaining, 0.0))
-    leaks = np.outer(_LEAKS, special.log_expit(GRID))
+    leaks = np.outer(_LEAKS, log_expit(GRID))
     log_wealth = without_leaks[:, None] - leaks
     return np.asarray(log_wealth.min(axis=0))

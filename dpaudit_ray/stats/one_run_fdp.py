@@ -11,12 +11,12 @@ et al. 2025), if r is fixed before any output is observed. Canaries of one run m
 `order_statistics` has the assumption under which the same holds for them.
 """
 
-import dataclasses
 import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+from scipy.special import bdtr, betaincinv, ndtr, ndtri
 
 from . import gdp
 from .base import Estimator
@@ -29,53 +29,12 @@ _LARGEST_MU = 40.0  # above any μ that a run could refute
 _NODES = 128  # of the quadrature over order statistics
 
 
-@dataclasses.dataclass
-class OneRunFdp(Canaries, Estimator):
-    """Bound on μ from one training run; its ε assumes a Gaussian trade-off function.
-
-    `independent` training runs have the tighter `gaussian_mu`, for `guesses` or 60 % of the trials.
-    """
-
-    name = "one-run-fdp"
-    status = Status.IF_GAUSSIAN
-    one_run = True
-
-    def bound(self, delta: float, confidence: float) -> Estimate:
-        total = len(self._log)
-        threshold = math.nan
-
-        def lower(correct: int, guesses: int, split: float) -> float:
-            return self.lower(correct, guesses, total, split)
-
-        if self.independent:
-            mu, threshold = self._independent(confidence)
-        else:
-            mu = self._of_one_training(lower, confidence)
-        epsilon = float(gdp.epsilon(mu, delta))
-        return self._estimate(epsilon, mu, (delta, confidence), total, threshold)
-
-    def lower(
-        self,
-        correct: int,
-        guesses: int,
-        canaries: int,
-        confidence: float,
-    ) -> float:
-        """Bounds μ by correct guesses of canaries of one run; arguments as of `mu_lower`."""
-        return mu_lower(correct, guesses, canaries, confidence)
-
-    def _independent(self, confidence: float) -> tuple[float, float]:
-        """Returns a bound on μ from runs of one canary each, and the threshold of guesses."""
-        masks, failed, trials = self._masks()
-        guesses = min(self.fixed or math.ceil(SHARE * trials), trials)
-        made = masks.fixed(guesses - failed)  # none if that is negative
-        if made.guesses + failed != guesses:
-            return 0.0, math.nan  # more trials failed than were to be guessed
-        mu = gaussian_mu(made.right, guesses, trials, confidence) if guesses else 0.0
-        return mu, made.threshold
-
-
-def mu_lower(correct: int, guesses: int, canaries: int, confidence: float) -> float:
+def mu_lower(
+    correct: int,
+    guesses: int,
+    canaries: int,
+    confidence: float,
+) -> float:
     """Computes a lower bound on μ from one training run; 0 if no μ is refuted.
 
     Args:
@@ -95,6 +54,39 @@ def mu_lower(correct: int, guesses: int, canaries: int, confidence: float) -> fl
     return largest_refuted(refuted, _LARGEST_MU)
 
 
+@dataclass
+class OneRunFdp(Canaries, Estimator):
+    """Bound on μ from one training run; its ε assumes a Gaussian trade-off function.
+
+    `independent` training runs have the tighter `gaussian_mu`, for `guesses` or 60 % of the trials.
+    """
+
+    name = "one-run-fdp"
+    status = Status.IF_GAUSSIAN
+    one_run = True
+    _lower = staticmethod(mu_lower)  # for canaries of one training run
+
+    def bound(self, delta: float, confidence: float) -> Estimate:
+        total = len(self._log)
+        threshold = math.nan
+        if self.independent:
+            mu, threshold = self._independent(confidence)
+        else:
+            mu = self._of_one_training(self._lower, confidence)
+        epsilon = float(gdp.epsilon(mu, delta))
+        return self._estimate(epsilon, mu, (delta, confidence), total, threshold)
+
+    def _independent(self, confidence: float) -> tuple[float, float]:
+        """Returns a bound on μ from runs of one canary each, and the threshold of guesses."""
+        masks, failed, trials = self._masks()
+        guesses = min(self.fixed or math.ceil(SHARE * trials), trials)
+        made = masks.fixed(guesses - failed)  # none if that is negative
+        if made.guesses + failed != guesses:
+            return 0.0, math.nan  # more trials failed than were to be guessed
+        mu = gaussian_mu(made.right, guesses, trials, confidence) if guesses else 0.0
+        return mu, made.threshold
+
+
 def _refuted(
     mu: float,
     correct: int,
@@ -107,7 +99,7 @@ def _refuted(
     eta = level * (guesses - correct) / canaries
     limit = guesses / canaries
     for i in range(correct - 1, -1, -1):
-        blow_up = float(special.ndtr(special.ndtri(rho) - mu))
+        blow_up = float(ndtr(ndtri(rho) - mu))
         if blow_up <= eta:
             break  # nothing changes any more
         growth = i / (guesses - i) * (blow_up - eta)
@@ -118,7 +110,12 @@ def _refuted(
     return rho + eta > limit and not math.isnan(rho)
 
 
-def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> float:
+def gaussian_p_value(
+    mistakes: int,
+    guesses: int,
+    canaries: int,
+    mu: float,
+) -> float:
     """Computes P(at most `mistakes` among the most confident guesses) if canaries do not interfere.
 
     Args:
@@ -130,20 +127,20 @@ def gaussian_p_value(mistakes: int, guesses: int, canaries: int, mu: float) -> f
     check_counts(mistakes, guesses, canaries)
     nonnegative("mu", mu)
     if guesses == canaries:
-        return float(special.bdtr(mistakes, guesses, special.ndtr(-mu / 2)))
+        return float(bdtr(mistakes, guesses, ndtr(-mu / 2)))
     # Mass beyond the (r + 1)-th largest |score| of N(±μ/2, 1), at Gauss-Legendre quantiles.
     nodes, weights = _quadrature()
-    mass = special.betaincinv(guesses + 1, canaries - guesses, (nodes + 1) / 2)
+    mass = betaincinv(guesses + 1, canaries - guesses, (nodes + 1) / 2)
     low = np.zeros_like(mass)
     high = np.full_like(mass, mu / 2 + 40.0)  # beyond 40 standard deviations lies no mass
     for _ in range(60):  # bisection to the last bits
         middle = (low + high) / 2
-        mass_beyond = special.ndtr(mu / 2 - middle) + special.ndtr(-mu / 2 - middle)
+        mass_beyond = ndtr(mu / 2 - middle) + ndtr(-mu / 2 - middle)
         below = mass_beyond > mass
         low = np.where(below, middle, low)
         high = np.where(below, high, middle)
-    rates = special.ndtr(-(low + high) / 2 - mu / 2) / mass
-    return float(special.bdtr(mistakes, guesses, rates) @ weights) / 2
+    rates = ndtr(-(low + high) / 2 - mu / 2) / mass
+    return float(bdtr(mistakes, guesses, rates) @ weights) / 2
 
 
 @functools.cache  # 3 ms, for each of hundreds of μ
@@ -152,7 +149,12 @@ def _quadrature() -> tuple[Floats, Floats]:
     return np.polynomial.legendre.leggauss(_NODES)
 
 
-def gaussian_mu(correct: int, guesses: int, canaries: int, confidence: float) -> float:
+def gaussian_mu(
+    correct: int,
+    guesses: int,
+    canaries: int,
+    confidence: float,
+) -> float:
     """Computes a lower bound on μ if canaries do not interfere; arguments as of `mu_lower`."""
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries)

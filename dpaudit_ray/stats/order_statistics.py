@@ -26,16 +26,16 @@ together. If the mechanism guarantees it (`Mechanism.independent_canaries`), μ 
 otherwise it assumes independence.
 """
 
-import dataclasses
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from .lower_bound import Status
+from .one_run import Lower
 from .one_run_fdp import OneRunFdp, gaussian_mu
 from .ranking import from_median, mu_lower, ranked_mistakes
 from .trial_log import Diverged
 
 
-@dataclasses.dataclass
+@dataclass
 class OrderStatistics(OneRunFdp):
     """Bound on μ from one training run whose canaries do not interfere; all of them are guessed.
 
@@ -47,24 +47,14 @@ class OrderStatistics(OneRunFdp):
 
     name = "order-statistics"
     status = Status.IF_INDEPENDENT
+    _lower = staticmethod(gaussian_mu)
 
-    def _of_one_training(
-        self, lower: Callable[[int, int, float], float], confidence: float
-    ) -> float:
+    def _of_one_training(self, lower: Lower, confidence: float) -> float:
         if self.guesses:
             return super()._of_one_training(lower, confidence)
         scores, members = self._log.arrays()
         mistakes = ranked_mistakes(from_median(scores), members, 0.0, Diverged())
         return mu_lower(mistakes, 1 - confidence)
-
-    def lower(
-        self,
-        correct: int,
-        guesses: int,
-        canaries: int,
-        confidence: float,
-    ) -> float:
-        return gaussian_mu(correct, guesses, canaries, confidence)
 
     def _status_at(self, mu: float) -> Status:
         return Status.IF_GAUSSIAN if self.independent else self.status

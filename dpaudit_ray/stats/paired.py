@@ -14,9 +14,7 @@ Scores are replaced by their ranks among earlier ones, so a rising map of all sc
 bound, and one that falls hardly any.
 """
 
-from __future__ import annotations
-
-import dataclasses
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,7 +77,7 @@ class PairOutcomes(RunAccuracies):
             self.counter.miss(members)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Ramp:
     """The ramp φ: it maps a score to [0, 1] by its ranks among earlier scores of both worlds."""
 
@@ -89,7 +87,7 @@ class _Ramp:
     sign: int = 1  # -1 if scores are lower with the canary
 
     @classmethod
-    def fitted(cls, scores: Scores, members: Members) -> _Ramp:
+    def fitted(cls, scores: Scores, members: Members) -> "_Ramp":
         """Fits the ramp to earlier scores, float64 [n], and their bits, bool [n]."""
         diverged = Diverged()
         diverged.fold(scores, members)
@@ -101,7 +99,7 @@ class _Ramp:
         correct = ramp.correct(scores[finite], members[finite])
         if correct.sum() >= finite.sum() / 2:
             return ramp
-        return dataclasses.replace(ramp, sign=-1)
+        return replace(ramp, sign=-1)
 
     def correct(self, scores: Scores, members: Members) -> Floats:
         """Returns the probability that each guess is correct, float64 [n]."""
@@ -114,7 +112,7 @@ class _Ramp:
         return np.where(members, phi, 1 - phi)
 
 
-@dataclasses.dataclass
+@dataclass
 class Paired(SeveralCanaries):
     """Judges pairs of training runs that share their noise, by one outcome for every pair.
 

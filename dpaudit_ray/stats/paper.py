@@ -6,12 +6,12 @@ audits of randomised response at ε = 1 with 1000 canaries, δ = 0, 48 % exceede
 status is `paper`, and supports no verdict.
 """
 
-import dataclasses
 import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from . import gdp
 from .base import Estimator, Members, Scores
@@ -23,12 +23,16 @@ from .trial_log import Logged, settled
 _COUNTS_TRIED = 24  # numbers of guesses of each kind, in addition to 0
 
 
-@dataclasses.dataclass
+@dataclass
 class _BestThreshold(Logged, Estimator):
     status = Status.PAPER
     fair = False
 
-    def _best(self, alpha: float, gain: Gain) -> tuple[float, float]:
+    def _best(
+        self,
+        alpha: float,
+        gain: Gain,
+    ) -> tuple[float, float]:
         """Returns the largest gain and its threshold, as `best_test`.
 
         No paper mentions diverged trials: they are errors at every threshold.
@@ -39,7 +43,7 @@ class _BestThreshold(Logged, Estimator):
         return best_test(worlds, alpha, gain)
 
 
-@dataclasses.dataclass
+@dataclass
 class PaperGdp(_BestThreshold):
     """Cebere, Bellet, Papernot, Algorithm 4: best threshold, two-sided intervals, GDP.
 
@@ -55,7 +59,7 @@ class PaperGdp(_BestThreshold):
         return self._estimate(epsilon, mu, level, len(self._log), threshold)
 
 
-@dataclasses.dataclass
+@dataclass
 class PaperEpsDelta(_BestThreshold):
     """Nasr et al. 2021, eq. 4-5: best threshold, two-sided intervals, no trade-off curve.
 
@@ -71,7 +75,7 @@ class PaperEpsDelta(_BestThreshold):
         return self._estimate(epsilon, math.nan, level, len(self._log), threshold)
 
 
-@dataclasses.dataclass
+@dataclass
 class PaperOneRun(Logged, Estimator):
     """The best of some 600 pairs (k+, k-), each at the full confidence.
 
@@ -91,7 +95,12 @@ class PaperOneRun(Logged, Estimator):
         return self._estimate(epsilon, math.nan, level, len(scores))
 
 
-def largest_of_pairs(scores: Scores, members: Members, delta: float, confidence: float) -> float:
+def largest_of_pairs(
+    scores: Scores,
+    members: Members,
+    delta: float,
+    confidence: float,
+) -> float:
     """Returns the largest ε of Theorem 3.1 over pairs (k+, k-).
 
     Args:
@@ -120,7 +129,7 @@ def largest_of_pairs(scores: Scores, members: Members, delta: float, confidence:
     return best
 
 
-def _counts(scores: Scores) -> npt.NDArray[np.intp]:
+def _counts(scores: Scores) -> NDArray[np.intp]:
     """Returns 0 and some numbers of first scores, such that equal scores stay together."""
     n = len(scores)
     ends = np.flatnonzero(np.r_[np.diff(scores) != 0, n > 0]) + 1

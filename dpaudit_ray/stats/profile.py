@@ -5,10 +5,10 @@ simultaneously, and none assumes a trade-off function. If it is Gaussian, μ is 
 point.
 """
 
-import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from .base import checked
 from .error_rates import Floats, in_unit, upper_rates
@@ -17,7 +17,7 @@ from .threshold_rates import Worlds, mu_of_rates
 MOST = 20_000  # thresholds of a curve: any choice of them is valid, and no figure resolves more
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class MuProfile:
     """μ along the ROC, float64 [n] each, from the highest threshold to the lowest.
 
@@ -40,7 +40,7 @@ class MuProfile:
 
 
 def mu_profile(
-    scores: npt.ArrayLike, members: npt.ArrayLike, confidence: float, size: int = 0
+    scores: ArrayLike, members: ArrayLike, confidence: float, size: int = 0
 ) -> MuProfile:
     """Computes μ at each threshold between scores, with a two-sided simultaneous band.
 

@@ -19,13 +19,13 @@ first order. It moves the sum down, by less than the level shows (tests/stats/te
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import NDArray
+from scipy.special import gammaln, ndtr, ndtri, xlogy
 
 from . import cut, gdp
 from .base import Estimator, Members, Scores
@@ -34,7 +34,7 @@ from .error_rates import Counts, Floats, as_floats
 from .lower_bound import Estimate, Status
 from .trial_log import LEARN, Diverged, Logged
 
-Complex = npt.NDArray[np.complex128]
+Complex = NDArray[np.complex128]
 ROUNDING = 1e-12  # of probabilities: no level below it is ever reached
 _BLOCKS = 32  # ranks of equal weight: finer ones change no power by a tenth of a percent
 _TYPICAL, _LARGEST = 6, 24  # weight of a typical mistake, and of the surest
@@ -78,7 +78,7 @@ def ranked_mistakes(
     return np.asarray(wrong[order])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Weights:
     """Costs of a mistake in each block of ranks of a group of a given size."""
 
@@ -121,7 +121,7 @@ class Weights:
         return int(counts @ self.costs)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Costs:
     """A distribution on whole numbers: `chances` float64 [n] of `first`, `first` + 1, ..."""
 
@@ -187,7 +187,7 @@ def _costs(weights: Weights, responses: Responses) -> Costs:
     last = math.ceil(mean + reach) + 6 * int(costs.max())
     last = min(last, int(sizes @ costs))
     length = _fast_length(last - first + 1)
-    numbers = np.arange(length // 2 + 1, dtype=np.float64)
+    numbers = np.arange(length // 2 + 1, dtype=float)
     turns = 2 * np.pi / length * numbers
 
     transforms = [(_PATHS, _transform)]
@@ -317,8 +317,8 @@ def _overlap(edges: Counts, ranks: Counts) -> Floats:
 
 
 def _poisson(counts: Counts, mean: float) -> Floats:
-    log_factorials = special.gammaln(counts + 1)
-    log_chances = special.xlogy(counts, mean) - mean - log_factorials
+    log_factorials = gammaln(counts + 1)
+    log_chances = xlogy(counts, mean) - mean - log_factorials
     return np.asarray(np.exp(log_chances))
 
 
@@ -364,7 +364,7 @@ def _linear(weights: Weights, responses: Responses, turns: Floats) -> Complex:
     deviations = np.sqrt(np.maximum(variances, ROUNDING))
     away = np.abs(inner[:, None] - size * inner_ends) / deviations
     density = np.exp(-(away**2) / 2) / math.sqrt(2 * math.pi)
-    excess = density - away * special.ndtr(-away)
+    excess = density - away * ndtr(-away)
     more_mistakes = (deviations * excess) @ np.diff(mistakes)
     lacking = more_mistakes @ (drops[:-1] / before - drops[1:] / behind)
     log_transform = inner @ exchanged + size * np.log(mean_factor)
@@ -408,7 +408,7 @@ def from_median(scores: Scores) -> Scores:
     return quantiles
 
 
-@dataclasses.dataclass
+@dataclass
 class Rank(Logged, Estimator):
     """Fixed-R bound on μ: 1.5 times fewer trials than `accuracy` for ε ≤ 4.
 
@@ -432,7 +432,7 @@ class Rank(Logged, Estimator):
         scores, members = self._log.arrays()
         scores, members = scores[:trials], members[:trials]
         if self._computed[:2] != (trials, confidence):
-            mistakes = np.empty(0, np.bool_)
+            mistakes = np.empty(0, bool)
             if members.any() and not members.all():  # one world alone is an accident
                 mistakes = self._mistakes(scores, members)
             self._computed = (trials, confidence, mu_lower(mistakes, 1 - confidence))
@@ -493,7 +493,7 @@ def _excess_at(index: int, mistakes: Members, alpha: float) -> float:
     """Returns how clearly mistakes refute μ number `index` of the grid, in standard deviations."""
     weights, costs = distribution(len(mistakes), _claim_at(index))
     p_value = costs.at_most(weights.cost(mistakes))
-    return float(special.ndtri(alpha) - special.ndtri(p_value))
+    return float(ndtri(alpha) - ndtri(p_value))
 
 
 @functools.cache

@@ -10,16 +10,14 @@ and its line for models that are missing offline, with all records as the popula
 Bertran et al. 2023, its normal distribution, of which mean and log variance are linear here.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, log_expit
 
 from .base import Members, Scores
 from .error_rates import Floats
@@ -32,15 +30,15 @@ _BLOCK = 2**21  # logits that are calibrated on together: 16 MiB
 
 
 def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
-    logits: npt.ArrayLike,
-    members: npt.ArrayLike,
+    logits: ArrayLike,
+    members: ArrayLike,
     attack: Attack = "lira",
     *,
     online: bool = True,
     variance: Variance = "record",
     gamma: float = 2.0,
     slope: float = 0.3,
-    features: npt.ArrayLike | None = None,
+    features: ArrayLike | None = None,
     calibrating: int | None = None,
     confidence: float = 0.95,
 ) -> Membership:
@@ -73,23 +71,13 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
     """
     values = np.asarray(logits)
     bits = np.asarray(members)
-    if values.ndim != 2 or bits.shape != values.shape:
-        shapes = f"{values.shape} and {bits.shape}"
-        raise ValueError(
-            f"logits and members must be [training runs, records], got shapes {shapes}"
-        )
+    first = _calibrating_runs(values, bits, calibrating)
     for name, value, kinds in (("attack", attack, Attack), ("variance", variance, Variance)):
         choices = get_args(kinds)
         if value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-    if np.isnan(values).any():
-        raise ValueError("logits must be numbers, got NaN; leave that training run out")
     if not gamma > 0:
         raise ValueError(f"gamma must be above 0, got {gamma}")
-    first = len(values) // 2 if calibrating is None else calibrating
-    if not 0 < first < len(values):
-        most = len(values) - 1
-        raise ValueError(f"calibrating must lie in 1..{most}, got {first}; the others are judged")
 
     worlds = [False]
     if attack == "loss":
@@ -100,14 +88,14 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
     if attack == "lira" and variance == "record":
         fewest_models = 2  # scores have a variance
     statistic = _STATISTICS[attack]
-    models = values[:first], bits[:first].astype(np.bool_)
+    models = values[:first], bits[:first].astype(bool)
     sides = [_Side.calibrated(*models, inside, statistic, fewest_models) for inside in worlds]
     if attack == "quantile":
         mean, deviation = sides[0].expected(features)
 
     scores = np.empty((len(values) - first, values.shape[1]))
     for row, run_logits in zip(scores, values[first:], strict=True):
-        logit = run_logits.astype(np.float64)
+        logit = run_logits.astype(float)
         row[:] = statistic(logit)
         if attack == "lira":
             row[:] = _lira(logit, sides, variance)
@@ -120,23 +108,43 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
     return Membership(scores, bits[first:], confidence)
 
 
-@dataclasses.dataclass(frozen=True)
+def _calibrating_runs(
+    logits: NDArray[Any],
+    members: NDArray[Any],
+    calibrating: int | None,
+) -> int:
+    """Returns the number of training runs that calibrate; ValueError for unusable arguments."""
+    if logits.ndim != 2 or members.shape != logits.shape:
+        shapes = f"{logits.shape} and {members.shape}"
+        raise ValueError(
+            f"logits and members must be [training runs, records], got shapes {shapes}"
+        )
+    if np.isnan(logits).any():
+        raise ValueError("logits must be numbers, got NaN; leave that training run out")
+    first = len(logits) // 2 if calibrating is None else calibrating
+    if not 0 < first < len(logits):
+        most = len(logits) - 1
+        raise ValueError(f"calibrating must lie in 1..{most}, got {first}; the others are judged")
+    return first
+
+
+@dataclass(frozen=True)
 class _Side:
     """Statistics of each record in the calibrating models with it, or in those without, [m]."""
 
-    count: npt.NDArray[np.int64]  # models
+    count: NDArray[np.int64]  # models
     mean: Floats
     squares: Floats  # sums of squared differences from the mean
 
     @classmethod
     def calibrated(
         cls,
-        logits: npt.NDArray[Any],
+        logits: NDArray[Any],
         members: Members,
         inside: bool,
         statistic: Callable[[Floats], Floats],
         fewest_models: int,
-    ) -> _Side:
+    ) -> "_Side":
         """Computes mean and spread of an attack's statistic of logits.
 
         Args:
@@ -160,7 +168,7 @@ class _Side:
         size = max(_BLOCK // n, 1)
         for start in range(0, m, size):
             part = slice(start, start + size)
-            values = statistic(logits[:, part].astype(np.float64))
+            values = statistic(logits[:, part].astype(float))
             is_chosen = chosen[:, part]
             sums = np.where(is_chosen, values, 0.0).sum(axis=0)
             mean[part] = sums / np.maximum(count[part], 1)
@@ -177,13 +185,13 @@ class _Side:
             return np.full(len(self.count), max(shared, least))
         return np.maximum(np.sqrt(self.squares / self.count), least)
 
-    def expected(self, features: npt.ArrayLike | None) -> tuple[Floats, Floats]:
+    def expected(self, features: ArrayLike | None) -> tuple[Floats, Floats]:
         """Fits a normal distribution to all records by their features [m, d].
 
         Returns:
             Its mean and standard deviation for each record, [m] each.
         """
-        columns = np.asarray(features, np.float64)
+        columns = np.asarray(features, float)
         m = len(self.count)
         if columns.ndim != 2 or len(columns) != m or not np.isfinite(columns).all():
             problem = f"features must be finite numbers [{m} records, any number]"
@@ -193,7 +201,7 @@ class _Side:
         centred = columns - columns.mean(axis=0)
         scaled = centred[:, varying] / spread[varying]
         design = np.column_stack([np.ones(m), scaled])
-        counts = self.count.astype(np.float64)
+        counts = self.count.astype(float)
         log_variance = np.zeros(m)
 
         def fit(target: Floats, weights: Floats) -> Floats:
@@ -215,7 +223,11 @@ class _Side:
         return mean, np.exp(log_variance / 2)
 
 
-def _lira(logits: Floats, sides: list[_Side], variance: Variance) -> Scores:
+def _lira(
+    logits: Floats,
+    sides: list[_Side],
+    variance: Variance,
+) -> Scores:
     deviations = [side.deviation(variance) for side in sides]
     distances = []
     for side, deviation in zip(sides, deviations, strict=True):
@@ -238,7 +250,7 @@ def _rmia(
     if len(sides) > 1:
         inside = sides[1].mean
     average = np.maximum((inside + without) / 2, 1e-300)
-    log_ratios = special.log_expit(logits) - np.log(average)
+    log_ratios = log_expit(logits) - np.log(average)
     threshold = log_ratios - math.log(gamma)
     below = np.searchsorted(np.sort(log_ratios), threshold, "right")
     return np.asarray(below / len(log_ratios))
@@ -246,9 +258,9 @@ def _rmia(
 
 # Functions of logits that are calibrated, by attack.
 _STATISTICS: dict[str, Callable[[Floats], Floats]] = {
-    "loss": special.log_expit,
-    "calibrated": special.log_expit,
+    "loss": log_expit,
+    "calibrated": log_expit,
     "lira": np.asarray,
     "quantile": np.asarray,
-    "rmia": special.expit,
+    "rmia": expit,
 }

@@ -24,8 +24,10 @@ from .error_rates import Floats, root
 # Two thirds of the wealth go to the boldest gambler, who wins most if shares differ little, a third
 # to 16 others by the arcsine law: stakes near 0 win most if units have all hits or none.
 _ANGLES = (np.arange(16) + 0.5) * math.pi / 32
-_STAKES = np.append(np.sin(_ANGLES) ** 2, 1.0)[:, None]  # [gamblers, 1]
-_WEALTH = np.append(np.full(16, 1 / 48), 2 / 3)
+_ARCSINE_STAKES = np.sin(_ANGLES) ** 2
+_STAKES = np.append(_ARCSINE_STAKES, 1.0)[:, None]  # [gamblers, 1]
+_ARCSINE_WEALTH = np.full(16, 1 / 48)
+_WEALTH = np.append(_ARCSINE_WEALTH, 2 / 3)
 _LOG_WEALTH = np.log(_WEALTH)
 _SMALLEST = 1e-12  # rates below count as 0
 _MANY = 4096  # if there are more units, equal ones are counted instead of listed
@@ -45,7 +47,7 @@ def evidence(hits: Floats, sizes: Floats, rate: float) -> float:
     if len(hits) > _MANY:
         units, numbers = np.unique(hits + 1j * sizes, return_counts=True)
         hits, sizes = units.real, units.imag
-        counts = numbers.astype(np.float64)
+        counts = numbers.astype(float)
     gains = (hits / rate - sizes) / sizes.max()
     factors = np.maximum(1 + _STAKES * gains, 0.0)
     with np.errstate(divide="ignore"):  # the boldest may lose everything
@@ -100,8 +102,9 @@ def binomial_p_value(total: float, units: int, rate: float) -> float:
     if total <= units * rate:
         return 1.0
     below = math.ceil(total) - 1  # any thresholds are allowed, and one of the integers is best
-    steps = np.geomspace(1, below + 1, 64).astype(np.int64)
-    thresholds = (below + 1 - steps).astype(np.float64)
+    steps = np.geomspace(1, below + 1, 64)
+    whole_steps = steps.astype(np.int64)
+    thresholds = (below + 1 - whole_steps).astype(float)
     # E max(B - t, 0) = n v P(B' ≥ t) - t P(B > t), where B' is of n - 1 units.
     at_least = _tail(thresholds - 1, units - 1, rate)
     above = _tail(thresholds, units, rate)

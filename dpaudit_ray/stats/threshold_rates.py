@@ -6,17 +6,15 @@ false-positive rate α and false-negative rate β (Nasr et al. 2021, eq. 4-5, wi
 right way round). μ-GDP implies Φ⁻¹(1 - α) - Φ⁻¹(β) ≤ μ (Nasr et al. 2023, section 4).
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import ArrayLike
+from scipy.special import ndtri
 
 from .base import Estimator, Members, Scores
 from .error_rates import Counts, Rates, as_floats, clopper_pearson_upper
@@ -30,7 +28,7 @@ _MOST_BLOCKS = 1024  # blocks of thresholds in the first round of a search
 _PARTS = 8  # into which a block is divided for the next round
 
 
-@dataclasses.dataclass
+@dataclass
 class Worlds:
     """Scores of both worlds, sorted.
 
@@ -47,7 +45,7 @@ class Worlds:
     failed_inside: int
 
     @classmethod
-    def from_scores(cls, scores: Scores, members: Members) -> Worlds:
+    def from_scores(cls, scores: Scores, members: Members) -> "Worlds":
         """Splits scores, float64 [n], NaN for failed trials, by their members, bool [n]."""
         failed = np.isnan(scores)
         failed_inside = int((failed & members).sum())
@@ -58,7 +56,7 @@ class Worlds:
         return cls(outside, inside, int(failed.sum()) - failed_inside, failed_inside)
 
     @classmethod
-    def observed(cls, scores: Scores, members: Members) -> Worlds:
+    def observed(cls, scores: Scores, members: Members) -> "Worlds":
         """Splits the scores of an entire audit, float64 [R]; not finite means diverged."""
         marked = np.where(np.isfinite(scores), scores, np.inf)
         learn = math.ceil(LEARN * len(marked))
@@ -92,7 +90,7 @@ class Worlds:
         chosen = np.unique(np.concatenate([near_end, evenly, last - near_end]))
         return _midpoints_at(pooled, chosen)
 
-    def errors(self, thresholds: npt.ArrayLike) -> tuple[Counts, Counts]:
+    def errors(self, thresholds: ArrayLike) -> tuple[Counts, Counts]:
         """Counts false positives and false negatives at each threshold, int64 [n] each."""
         h = np.atleast_1d(as_floats(thresholds))
         true_negatives = np.searchsorted(self.outside, h, side="left")
@@ -101,7 +99,7 @@ class Worlds:
         return false_positives + self.failed_outside, false_negatives + self.failed_inside
 
 
-@dataclasses.dataclass
+@dataclass
 class EpsDelta(Logged, Estimator):
     """Assumption-free bound on ε at a threshold that is fixed before the trials it is judged on.
 
@@ -200,7 +198,7 @@ def _midpoints_at(pooled: Scores, indices: Any) -> Scores:
     return _between(pooled[indices], pooled[indices + 1])
 
 
-def _between(low: npt.ArrayLike, high: npt.ArrayLike) -> Scores:
+def _between(low: ArrayLike, high: ArrayLike) -> Scores:
     """Returns midpoints of pairs; of a finite and a diverged score, just above the lower one."""
     above = np.where(np.isinf(low), high, np.nextafter(low, np.inf))
     with np.errstate(invalid="ignore"):
@@ -209,7 +207,7 @@ def _between(low: npt.ArrayLike, high: npt.ArrayLike) -> Scores:
     return np.where(finite, middle, above)
 
 
-def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> Any:
+def epsilon_of_rates(fpr: ArrayLike, fnr: ArrayLike, delta: float) -> Any:
     """Returns the smallest ε ≥ 0 at which a test with these error rates is possible.
 
     Args:
@@ -226,7 +224,7 @@ def epsilon_of_rates(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> An
 
 
 def rates_at_most(
-    errors: tuple[npt.ArrayLike, npt.ArrayLike],
+    errors: tuple[ArrayLike, ArrayLike],
     sizes: tuple[float, float],
     alpha: float,
 ) -> tuple[Rates, Rates]:
@@ -245,4 +243,4 @@ def rates_at_most(
 
 def mu_of_rates(fpr: Rates, fnr: Rates) -> Rates:
     """Returns the μ of the Gaussian trade-off function through each pair of rates, float64 [n]."""
-    return np.asarray(-special.ndtri(fpr) - special.ndtri(fnr))
+    return np.asarray(-ndtri(fpr) - ndtri(fnr))

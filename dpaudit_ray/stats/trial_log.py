@@ -4,9 +4,7 @@ A training run that diverges in one world only reveals its bit. A guess may depe
 bits, so the first diverged trials decide how later ones are guessed.
 """
 
-from __future__ import annotations
-
-import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +19,7 @@ class TrialLog:
 
     def __init__(self) -> None:
         self._scores = np.empty(0)
-        self._members = np.empty(0, dtype=np.bool_)
+        self._members = np.empty(0, dtype=bool)
         self._trials = 0
 
     def append(self, scores: Scores, members: Members) -> None:
@@ -44,7 +42,7 @@ class TrialLog:
             size = max(self._trials, 2 * start)  # unwritten pages take no memory
             earlier, bits = self._scores, self._members
             self._scores = np.empty(size)
-            self._members = np.empty(size, dtype=np.bool_)
+            self._members = np.empty(size, dtype=bool)
             self._scores[:start] = earlier[:start]
             self._members[:start] = bits[:start]
         self._scores[start : self._trials] = scores
@@ -64,7 +62,7 @@ class Logged:
         """Whether trials go into the log and nowhere else, so that the log may be shared."""
         return type(self)._fold is Logged._fold
 
-    def share_log(self, other: Logged) -> None:
+    def share_log(self, other: "Logged") -> None:
         """Reads the trials that are folded into `other` from now on, instead of storing them."""
         self._log = other._log
 
@@ -75,7 +73,7 @@ class Logged:
         self._log.miss(members)
 
 
-@dataclasses.dataclass
+@dataclass
 class Diverged:
     """Diverged trials per world so far."""
 

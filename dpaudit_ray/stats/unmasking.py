@@ -13,15 +13,13 @@ noise, a rise between two plateaus Laplace noise and randomised response, a rise
 in some runs only. Nothing that is certified rests on the fit.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from scipy import special
+from numpy.typing import NDArray
+from scipy.special import betaincinv, expit, ndtri
 
 from .base import Members, Scores
 from .error_rates import Counts, Floats
@@ -49,7 +47,7 @@ _RISE_SD = 8.0  # of the height of a ramp
 _NEWTON_STEPS, _NEWTON_REACH, _CLOSE = 12, 4.0, 5e-2  # in log odds: the fit need not be finer
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Judged:
     """Guesses on masked trials, how many of them are right, and the lowest score guessed "in"."""
 
@@ -75,7 +73,7 @@ def hit_rate(
         missed: trials without an output, which count as wrong.
     """
     right = np.maximum(guesses - wrong - revealed, 0.0)
-    bound = special.betaincinv(np.maximum(right, 1e-9), wrong + missed + 1, alpha)
+    bound = betaincinv(np.maximum(right, 1e-9), wrong + missed + 1, alpha)
     return np.asarray(np.where(right > 0, bound, 0.0))
 
 
@@ -141,7 +139,7 @@ class Masks:
         if len(surest) == 0:
             return False
         expected_wrong = masked * self._doubt
-        guesses = np.cumsum(masked[surest]).astype(np.float64)
+        guesses = np.cumsum(masked[surest]).astype(float)
         wrong = np.cumsum(expected_wrong[surest])
         most = float(guesses[-1])
         candidates = np.searchsorted(guesses, most**_EXPONENTS)
@@ -176,7 +174,7 @@ class Masks:
         return Judged(int(right.sum()), int(guessed.sum()), threshold)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Groups:
     """Trials grouped by score, lowest first; the last group holds the diverged ones, if any.
 
@@ -189,13 +187,13 @@ class Groups:
         ramps: values of the fitted shapes, float64 [8, groups - 1].
     """
 
-    order: npt.NDArray[np.int32]
+    order: NDArray[np.int32]
     start: Counts
     size: Counts
     ramps: Floats
 
     @classmethod
-    def from_scores(cls, scores: Scores) -> Groups:
+    def from_scores(cls, scores: Scores) -> "Groups":
         """Groups float64 [R] scores, equal ones always together, all that are not finite too."""
         rising = np.flatnonzero(np.isfinite(scores)).astype(np.int32)
         rising = rising[np.argsort(scores[rising])]
@@ -218,7 +216,7 @@ class Groups:
         middle_rank = start + size / 2
         quantile = middle_rank[:-1] / finite
         order = np.argsort(group, kind="stable").astype(np.int32)
-        normal = np.clip(special.ndtri(quantile), _LOW, _HIGH)
+        normal = np.clip(ndtri(quantile), _LOW, _HIGH)
         ramps = (normal - (_BOTTOM + _TOP) / 2) / (_TOP - _BOTTOM)
         return cls(order, start, size, ramps)
 
@@ -240,7 +238,7 @@ class Groups:
         return np.append(curve, diverged), theta
 
 
-def _running_count(flags: Members) -> npt.NDArray[np.int32]:
+def _running_count(flags: Members) -> NDArray[np.int32]:
     """Counts the flags that are set among the first k, for k = 0..R: int32 [R + 1]."""
     counts = np.zeros(len(flags) + 1, dtype=np.int32)
     np.cumsum(flags, dtype=np.int32, out=counts[1:])
@@ -249,7 +247,7 @@ def _running_count(flags: Members) -> npt.NDArray[np.int32]:
 
 def _is_new(rising: Floats | Counts) -> Members:
     """Marks values in rising order that differ from the one before, bool [n]."""
-    first = np.ones(min(len(rising), 1), np.bool_)
+    first = np.ones(min(len(rising), 1), bool)
     return np.concatenate([first, rising[1:] != rising[:-1]])
 
 
@@ -265,7 +263,7 @@ def _average(
     for _ in range(_NEWTON_STEPS):
         level, rise = theta
         log_odds = level + rise * ramps
-        chance = special.expit(log_odds)
+        chance = expit(log_odds)
         residual = inside - revealed * chance
         weight = revealed * chance * (1 - chance)
         level_slope = _sum(residual) - level / _LEVEL_SD**2
@@ -293,7 +291,7 @@ def _average(
     evidence = _FAVOUR + likelihood - prior / 2 - log_volume
     shares = np.exp(evidence - evidence.max())
     shrinkage = np.sqrt(1 + np.pi / 8 * variance)
-    chances = special.expit(log_odds / shrinkage)
+    chances = expit(log_odds / shrinkage)
     return (shares * chances).sum(0) / shares.sum(), theta
 
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from . import decoding, scores
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+Arrays = Mapping[str, NDArray[Any]]
 
 SCHEMA = pa.schema(
     {
@@ -87,7 +87,7 @@ def _array(
     content: bytearray,
     dtype_name: str,
     shape: list[int],
-) -> npt.NDArray[Any]:
+) -> NDArray[Any]:
     """Returns bytes of a file as an array. Raises ValueError if they cannot be such a one."""
     try:
         dtype = np.dtype(dtype_name)

@@ -5,11 +5,11 @@ only if no other exists. An object is replaced only if it has not changed since 
 checked that it may write, however long the writer was paused (`place` explains why).
 """
 
-import contextlib
 import datetime
-import itertools
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
 from typing import Any, TypeVar
 
 import obstore
@@ -142,7 +142,7 @@ class Bucket:
         if scheme not in _SCHEMES:
             raise ValueError(f"{scheme}:// is not one of {', '.join(_SCHEMES)}")
         self.location = f"{scheme}://{path.rstrip('/')}"
-        self.passage: Passage = contextlib.nullcontext
+        self.passage: Passage = nullcontext
         try:
             self._store: Any = store.from_url(self.location, **_options(_REQUEST_TIMEOUT))
             self._large: Any = store.from_url(self.location, **_options(_LARGE_TIMEOUT))
@@ -191,10 +191,10 @@ class Bucket:
         enter = passage or self.passage
         for _ in range(_ATTEMPTS):
             mode: Any = "create"
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 old = self._head(name)
                 mode = {tag: old[tag] for tag in ("e_tag", "version") if old[tag] is not None}
-            with enter(), contextlib.suppress(_ReplacedError, FileExistsError):
+            with enter(), suppress(_ReplacedError, FileExistsError):
                 self._put(name, content, mode)
                 return
         raise OSError(
@@ -227,7 +227,7 @@ class Bucket:
             _request(obstore.rename, self._store, name, new_name)
 
     def delete(self, name: str) -> None:
-        with self.passage(), contextlib.suppress(FileNotFoundError):
+        with self.passage(), suppress(FileNotFoundError):
             _request(obstore.delete, self._store, name)
 
     def leads_out(self, name: str) -> bool:
@@ -258,7 +258,7 @@ class Bucket:
     def paths(self, depth: int) -> list[str]:
         """Returns sorted paths of objects down to so many folders, and of folders below these."""
         pages: list[Any] = _request(list, obstore.list(self._store))
-        objects = [str(entry["path"]) for entry in itertools.chain.from_iterable(pages)]
+        objects = [str(entry["path"]) for entry in chain.from_iterable(pages)]
         if _LAST not in objects:
             self._require_end()
         paths: set[str] = set()
@@ -282,7 +282,7 @@ class Bucket:
             return list(listing["objects"])
         objects: list[Any] = []
         pages: Any = obstore.list(self._store, offset=folder)
-        for entry in itertools.chain.from_iterable(pages):
+        for entry in chain.from_iterable(pages):
             if entry["path"] > f"{folder}0":  # the character after the slash
                 return objects
             if entry["path"].rpartition("/")[0] == folder:
@@ -295,7 +295,7 @@ class Bucket:
         if self.exists(_LAST):
             raise OSError("a list of the store is not complete")
 
-    @contextlib.contextmanager
+    @contextmanager
     def locked(
         self,
         name: str,

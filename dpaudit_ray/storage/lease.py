@@ -12,8 +12,6 @@ longer than a write takes, and reads the entry again. If two drivers still get t
 one was paused meanwhile, `Place` stops one of them.
 """
 
-import contextlib
-import dataclasses
 import math
 import os
 import secrets
@@ -21,6 +19,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class Lease:
         if self._lost is not None:
             raise self._lost
 
-    @contextlib.contextmanager
+    @contextmanager
     def renewed(self, entry: Entry, beat: float) -> Iterator[None]:
         """Renews the lease every `beat` seconds while this is open, then deletes it."""
         thread = threading.Thread(
@@ -78,7 +78,7 @@ class Lease:
             self._released.set()
             thread.join(timeout=beat)
             # If storage fails, the lease is stale soon enough.
-            with contextlib.suppress(StorageError, LeaseLostError):
+            with suppress(StorageError, LeaseLostError):
                 self.run.delete(DRIVER)
 
     def _renew(self, entry: Entry, beat: float) -> None:
@@ -119,7 +119,7 @@ def left_behind(
     return now
 
 
-@contextlib.contextmanager
+@contextmanager
 def held(
     run: RunDirectory,
     watch: float | None = None,
@@ -172,7 +172,7 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
     """
     started = time.monotonic()
 
-    @contextlib.contextmanager
+    @contextmanager
     def unless_replaced() -> Iterator[None]:
         now = _read(run)
         if now not in (stale, entry, None):  # `entry`: stored by an attempt that failed later
@@ -234,7 +234,7 @@ def _is_gone(entry: Entry) -> bool:
 def _where() -> dict[str, str | None]:
     """Returns what makes a process id unique: host, start of the kernel, and container."""
     boot = pids = None
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         pids = os.readlink("/proc/self/ns/pid")
     return {"host": socket.gethostname(), "boot": boot, "pids": pids}
@@ -249,7 +249,7 @@ def _started(pid: int) -> str | None:
     return None if after_name[0] == "Z" else after_name[19]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Holder:
     """The driver of a run, as other processes know it.
 
@@ -294,4 +294,4 @@ def holder(
     now = _watched(run, entry, wait)
     if now is None:
         return None
-    return driver if now != entry else dataclasses.replace(driver, silent=max(wait, 1))
+    return driver if now != entry else replace(driver, silent=max(wait, 1))

@@ -9,8 +9,6 @@ may still store an older record that the new driver has not written yet, and the
 `cluster/README.md` describes the limits of this.
 """
 
-import contextlib
-import dataclasses
 import errno
 import json
 import random
@@ -18,6 +16,8 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -45,7 +45,7 @@ _LONGEST_PAUSE_SECONDS = 10.0
 _QUIET_SECONDS = 2.0  # shorter outages are common, and nothing can be done about them
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Patience:
     """Repeats a call that fails after 0.1 s, 0.2 s, 0.4 s, ..., 10 s, for `seconds` in all.
 
@@ -158,7 +158,7 @@ class Place:
         if self.owner is not None:
             self._try(DRIVER, self._check_owner)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _owned(self) -> Iterator[None]:
         """Lets a file become visible only while the owner holds the lease.
 
@@ -189,10 +189,10 @@ class Place:
             "restore what is missing and run the same command again to resume"
         )
 
-    @contextlib.contextmanager
+    @contextmanager
     def locked(self) -> Iterator[bool]:
         """Stops drivers from writing while it is open; yields whether storage has locks."""
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             try:
                 locked = stack.enter_context(self._folder.locked(LOCK, alone=True))
             except BlockingIOError as error:
@@ -336,7 +336,7 @@ class Place:
             )
         return content
 
-    @contextlib.contextmanager
+    @contextmanager
     def _readable(
         self,
         name: str,

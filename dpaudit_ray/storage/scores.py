@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ..errors import DamagedFileError
 from . import decoding, strangers
@@ -86,10 +86,10 @@ class PackScores:
     """
 
     first: int
-    members: npt.NDArray[np.bool_]
+    members: NDArray[np.bool_]
     steps: tuple[int, ...]
-    scores: npt.NDArray[np.float64]
-    utility: Mapping[str, npt.NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+    scores: NDArray[np.float64]
+    utility: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
     missed: Mapping[int, str] = dataclasses.field(default_factory=dict)
     outputs: Mapping[int, str] = dataclasses.field(default_factory=dict)
     stated: str = ""
@@ -99,9 +99,9 @@ class PackScores:
         return self.first + len(self.members) - 1
 
     @property
-    def lost(self) -> npt.NDArray[np.bool_]:
+    def lost(self) -> NDArray[np.bool_]:
         """Failed trials, bool [n]."""
-        failed = np.zeros(len(self.members), dtype=np.bool_)
+        failed = np.zeros(len(self.members), dtype=bool)
         failed[[trial - self.first for trial in self.missed]] = True
         return failed
 
@@ -139,8 +139,8 @@ class PackScores:
 
     def difference(self, again: Self) -> str | None:
         """Describes the first trial whose score differs by a bit, or that failed in one only."""
-        before = np.ascontiguousarray(self.scores, np.float64)
-        after = np.ascontiguousarray(again.scores, np.float64)
+        before = np.ascontiguousarray(self.scores, float)
+        after = np.ascontiguousarray(again.scores, float)
         if before.shape != after.shape:
             return f"gave scores of shape {after.shape}, not {before.shape}"
         if self.steps != again.steps or not np.array_equal(self.members, again.members):
@@ -186,7 +186,7 @@ class PackScores:
             missed,
         ]
         sha256 = hashlib.sha256(json.dumps(head).encode())
-        sha256.update(np.asarray(self.members, dtype=np.bool_).tobytes())
+        sha256.update(np.asarray(self.members, dtype=bool).tobytes())
         for values in self._measured:
             sha256.update(np.asarray(values, dtype="<f8").tobytes())
         return sha256.hexdigest()
@@ -196,7 +196,7 @@ class PackScores:
         return encoded(self.table(audit).replace_schema_metadata(metadata))
 
     @property
-    def _measured(self) -> list[npt.NDArray[np.float64]]:
+    def _measured(self) -> list[NDArray[np.float64]]:
         """Scores and utility, float64 [n, k] each, in the order of the file's columns."""
         return [self.scores, *(self.utility[name] for name in UTILITY if name in self.utility)]
 

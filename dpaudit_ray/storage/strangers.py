@@ -6,7 +6,6 @@ has no end, brackets of JSON take fifty times their bytes, and a row of Parquet 
 into a file, but no seal, which depends on the key in the user's home.
 """
 
-import contextlib
 import errno
 import hmac
 import json
@@ -14,6 +13,7 @@ import os
 import secrets
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def sealed(content: str, by: object) -> bool:
 def _key() -> bytes | None:
     """Returns the user's key, which the first call creates; None if it cannot be stored."""
     # `Path.home` raises RuntimeError if neither HOME nor the system names a home.
-    with contextlib.suppress(OSError, RuntimeError):
+    with suppress(OSError, RuntimeError):
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         file = Path(state) / "dpaudit" / "key"
         if not file.exists():
@@ -118,7 +118,7 @@ def _key() -> bytes | None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with os.fdopen(os.open(temporary, flags, 0o600), "wb") as out:
                 out.write(secrets.token_bytes(_KEY))
-            with contextlib.suppress(FileExistsError):  # another process was first
+            with suppress(FileExistsError):  # another process was first
                 os.link(temporary, file)
             temporary.unlink()
         key = file.read_bytes()

@@ -1,7 +1,5 @@
 """The section `audit` of a sweep file: how many trials, which estimators, and when it may end."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -20,7 +18,7 @@ from pydantic import (
 
 from .. import accounting, imports, stats
 from ..errors import Mistakes, SpecError, unknown_name
-from ..plugins import Count, OpenShare, Strict, carried, got, spec_error
+from ..plugins import Count, OpenShare, Strict, carried, options_with_name, spec_error
 
 T = TypeVar("T", bound=Any)
 
@@ -32,13 +30,9 @@ class EstimatorSpec(Strict):
     options: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
-    def parse(cls, raw: Any, key: str) -> EstimatorSpec:
+    def parse(cls, raw: Any, key: str) -> "EstimatorSpec":
         """Parses a name, or a mapping with `name` and options. Raises SpecError under `key`."""
-        if isinstance(raw, str):
-            raw = {"name": raw}
-        if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-            raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
-        options = dict(raw)
+        options = dict(options_with_name(raw, key))
         name = options.pop("name")
         if imports.is_data(name):
             return cls(name=name, options=options)
@@ -50,7 +44,10 @@ class EstimatorSpec(Strict):
         return cls(name=name, options=valid.model_dump(exclude_unset=True))
 
     def make(
-        self, planned: int, canaries: int = 1, family: stats.Family | None = None
+        self,
+        planned: int,
+        canaries: int = 1,
+        family: stats.Family | None = None,
     ) -> stats.Estimator:
         """Makes the estimator, without any trials.
 

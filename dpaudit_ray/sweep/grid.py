@@ -33,7 +33,10 @@ def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
         raise SpecError("", f"a sweep must be plain data, as in a YAML file ({error})") from error
 
 
-def override(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+def override(
+    tree: dict[str, Any],
+    changes: Mapping[str, Any],
+) -> None:
     """Sets values by dotted key. Raises SpecError for keys that the grid would set again."""
     for key, value in changes.items():
         most_dots = 1 if key.startswith("grid.") else -1  # keys of the grid are dotted themselves
@@ -193,7 +196,10 @@ def _parts(key: str) -> list[str]:
     return [part.strip() for part in key.split(",")]
 
 
-def _distinguishing(parts: list[str], rows: list[Any]) -> list[str]:
+def _distinguishing(
+    parts: list[str],
+    rows: list[Any],
+) -> list[str]:
     """Returns the keys for a label: those of `audit` only if rows are equal without them."""
     not_of_audit = [part for part in parts if not part.startswith("audit.")]
     if len(parts) == 1 or not not_of_audit:

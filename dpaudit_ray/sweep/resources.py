@@ -88,7 +88,10 @@ class ResourceSpec(Strict):
 
     @field_validator("custom_resources")
     @classmethod
-    def _others(cls, named: dict[str, float]) -> dict[str, float]:
+    def _others(
+        cls,
+        named: dict[str, float],
+    ) -> dict[str, float]:
         for name in named.keys() & {"CPU", "GPU", "memory", "object_store_memory"}:
             raise ValueError(f"names {name}; use num_cpus, num_gpus or memory")
         return named

@@ -1,12 +1,12 @@
 """Writes a first sweep file: `sweep_template.yaml`, filled in for the user's data and model."""
 
-import dataclasses
 import importlib.resources
 import math
 import os
 import re
 import string
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ SAMPLINGS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DataEntry:
     """A data set for a sweep file."""
 

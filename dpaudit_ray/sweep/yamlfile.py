@@ -37,7 +37,11 @@ class _Loader(yaml.SafeLoader):
         self._values = self._depth = 0
         self._sizes: dict[int, int] = {}  # of nodes by their identity, in values
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+    def compose_node(
+        self,
+        parent: yaml.Node | None,
+        index: Any,
+    ) -> yaml.Node | None:
         """Composes a node, and counts it with all that aliases in it stand for."""
         before = self._values
         self._depth += 1
@@ -60,7 +64,12 @@ class _Loader(yaml.SafeLoader):
             )
         return node
 
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+    def resolve(
+        self,
+        kind: type[yaml.Node],
+        value: Any,
+        implicit: Any,
+    ) -> str:
         """Returns a node's tag; 1:30 is text as in YAML 1.2, and not a number in base 60."""
         tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         if tag in _NUMBERS and kind is yaml.ScalarNode and ":" in value:
@@ -100,7 +109,10 @@ def _unusable(node: yaml.Node, problem: str) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _mapping(
+    loader: _Loader,
+    node: yaml.MappingNode,
+) -> dict[Any, Any]:
     """Constructs a mapping; a repeated key is an error."""
     keys = set()
     for key, _ in node.value:
@@ -181,7 +193,10 @@ def parse_value(text: str) -> Any:
         raise SpecError("--set", f"{text!r} is not a YAML value: {_problem(error)}") from error
 
 
-def dump_yaml(value: Mapping[str, Any], in_one_line: bool = False) -> str:
+def dump_yaml(
+    value: Mapping[str, Any],
+    in_one_line: bool = False,
+) -> str:
     """Writes a mapping as YAML that `parse_yaml` reads; keys stay in order."""
     return yaml.dump(
         dict(value),

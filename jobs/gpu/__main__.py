@@ -1,4 +1,4 @@
-"""What only a GPU can show of the engine, on this machine's: `python -m jobs.gpu --help`.
+"""Checks and timings of the engine on this machine's GPU: `python -m jobs.gpu --help`.
 
 Run it from the clone's root; it needs neither Ray nor Opacus. It prints a Markdown table.
 """
@@ -30,7 +30,7 @@ app = typer.Typer(add_completion=False)
 
 
 class Device(StrEnum):
-    """Where everything is computed."""
+    """The device on which everything is computed."""
 
     CUDA = "cuda"
     CPU = "cpu"

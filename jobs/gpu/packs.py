@@ -61,7 +61,7 @@ def trained(network: str, gpu: bool) -> Tensor:
 
 
 def digest(theta: Tensor) -> str:
-    """Of all its bits."""
+    """Returns a digest of all bits of a tensor."""
     return hashlib.sha256(theta.contiguous().numpy().tobytes()).hexdigest()[:16]
 
 

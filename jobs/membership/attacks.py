@@ -1,4 +1,4 @@
-"""What each attack finds in a run of reference models, by how many of them calibrate it.
+"""Success of each attack on a run of reference models, by how many of them calibrate it.
 
 `python -m jobs.membership.attacks RUN [FEATURES]` prints a table of the first audit: AUC, and TPR
 at an FPR of 1 %, of the second half of its trainings, with 95 % intervals. FEATURES is the .npz

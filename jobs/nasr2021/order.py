@@ -1,4 +1,4 @@
-"""Which of Nasr et al.'s attacks (2021) tells more, from a run of pairs over several canaries.
+"""Compares attacks of Nasr et al. (2021), from a run of pairs over several canaries.
 
 `python -m jobs.nasr2021.order RUN` prints two tables: how far the canary moves the score under each
 attack, and how much two attacks differ in that, with intervals over canaries that hold together.
@@ -22,7 +22,7 @@ Shifts = Mapping[str, npt.NDArray[np.float64]]
 
 
 def shift(scores: npt.NDArray[np.float64], members: npt.NDArray[np.bool_]) -> float:
-    """How far "in" lies above "out", in standard deviations of all scores, float64 [pairs, 2].
+    """Returns mean "in" minus mean "out" of scores, float64 [pairs, 2], in their deviations.
 
     Scores become normal scores by their ranks, so their unit does not matter. The noise that both
     trainings of a pair share falls out of the difference.
@@ -33,7 +33,7 @@ def shift(scores: npt.NDArray[np.float64], members: npt.NDArray[np.bool_]) -> fl
 
 
 def shifts(result: da.Result) -> Shifts:
-    """Of each attack the shift of every canary that was drawn, float64 [canaries]."""
+    """Returns for each attack the shift of every canary that was drawn, float64 [canaries]."""
     of_attack: dict[str, list[float]] = {}
     for audit, table in result.scores.groupby("audit"):
         place = next(i for i, plan in enumerate(result.run.plan.audits) if plan.id == audit)

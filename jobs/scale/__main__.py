@@ -63,7 +63,7 @@ def overhead(
     storage: Storage = None,
     json_file: Json = None,
 ) -> None:
-    """What a pack of a known length takes beyond that length."""
+    """Measures the seconds that a pack of a known length takes beyond that length."""
     with _folder(storage) as folder:
         found = measure.overhead(packs, trainers, seconds, Path(folder))
     _show("Packs that sleep", [found])
@@ -98,7 +98,7 @@ def around(
     storage: Storage = None,
     json_file: Json = None,
 ) -> None:
-    """What a user calls on a run of many packs, and what they cost in memory and under locks."""
+    """Measures verbs on a run of many packs, with their memory, and the time under locks."""
     with _folder(storage) as folder:
         kind = {"steps": 4, "estimators": _ESTIMATORS}
         sweep = empty.sweep("large", trials, trials // packs, audits=audits, **kind)

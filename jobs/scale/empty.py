@@ -46,7 +46,7 @@ class Empty(Mechanism):
         """Nothing is read."""
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """What is released: the bit plus unit noise."""
+        """Returns the claim of one release: the bit plus unit noise."""
         return Claimed(1.0, 1)
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:

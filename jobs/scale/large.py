@@ -1,4 +1,4 @@
-"""What many packs cost around the training: verbs on a run of them, a flush, a trainer's memory."""
+"""Costs of many packs around the training: verbs on a run of them, a flush, a trainer's memory."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _store(aggregation: Aggregation, plan: Plan, packs: list[Pack]) -> None:
 
 
 def scores(plan: Plan, pack: Pack) -> PackScores:
-    """What the empty mechanism gives for a pack."""
+    """Returns the scores that the empty mechanism gives for a pack."""
     audit = plan.audits[pack.audit]
     members = seeds.bits(plan.seed, audit.fingerprint, pack.first, pack.last)
     rng = np.random.default_rng(seeds.noise_seed(plan.seed, audit.fingerprint, pack.first))

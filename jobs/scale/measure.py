@@ -1,4 +1,4 @@
-"""What a sweep of empty trials costs: rates, memory, and the time around the packs."""
+"""Costs of a sweep of empty trials: rates, memory, and the time around the packs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Overhead:
 
 @dataclasses.dataclass(frozen=True)
 class Around:
-    """What is done once per sweep of so many packs, in seconds."""
+    """Seconds of the work that is done once per sweep of so many packs."""
 
     packs: int
     plan: float
@@ -185,7 +185,7 @@ def around(sweep: Mapping[str, Any], storage: Path) -> Around:
 
 
 def stored(location: str) -> list[float]:
-    """When every pack was in place (Unix time), in that order; as long as none are gathered."""
+    """Returns the Unix times at which packs were in place, rising; none may be compacted yet."""
     return sorted(file.stat().st_mtime for file in Path(location).glob("scores/*/*.parquet"))
 
 

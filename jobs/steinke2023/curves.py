@@ -32,7 +32,7 @@ class Curves:
 
 
 def right_of(epsilon: float, guesses: int) -> float:
-    """How many of so many guesses randomised response gets right on average."""
+    """Returns the mean number of correct guesses of randomised response."""
     return guesses * float(special.expit(epsilon))
 
 

@@ -1,4 +1,4 @@
-"""How often a bound is wrong, on mechanisms whose privacy loss is known exactly.
+"""Error rates of a bound, on mechanisms whose privacy loss is known exactly.
 
 `python -m jobs.studies.cells ESTIMATOR [AUDITS [PAIRS [KIND...]]]` prints a table: a row for what
 is done to scores (each of `KINDS`, if none is named), a column for each true ε at δ = 1e-5, and in
@@ -71,7 +71,7 @@ KINDS: dict[str, Callable[[np.random.Generator, Bits, float], Floats]] = {
 
 
 def rows(estimator: str) -> list[str]:
-    """Of all kinds those that mean something for an estimator."""
+    """Returns the kinds of mechanisms that an estimator applies to."""
     method = stats.estimators()[estimator]
     kinds = [kind for kind in KINDS if method.by_pair or "shared" not in kind]
     kinds = [kind for kind in kinds if method.interim_valid or "looks" not in kind]

@@ -1,4 +1,4 @@
-"""How often every method is wrong, measured on mechanisms whose privacy loss is known exactly.
+"""Error rates of every method, measured on mechanisms whose privacy loss is known exactly.
 
 One trial of this "mechanism" is a whole audit: R secret bits, R scores, one bound. Its score is
 that bound, recorded at several R, so the orchestrator that runs audits also runs their study.

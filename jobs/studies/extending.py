@@ -1,4 +1,4 @@
-"""How often somebody is wrong who extends an audit until its bound pleases.
+"""Error rate of bounds if an audit is extended until its bound pleases.
 
 As in `coverage`, one trial is a whole audit of known privacy loss: it is run to its first number of
 trials, looked at, extended, looked at again. Its score is the largest bound that was read: larger
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit_ray.orchestration.aggregation import Estimates
+from dpaudit_ray.orchestration.estimates import Estimates
 from dpaudit_ray.plan.model import PlannedAudit
 from dpaudit_ray.stats import Status
 from dpaudit_ray.stats.budget import SweepBudget
@@ -73,7 +73,7 @@ class Extending(Coverage):
 
 
 def errors(study: Extending, truth: float, audits: int, seed: int) -> int:
-    """How many of so many audits read a bound above the truth at some look."""
+    """Returns the number of audits that read a bound above the truth at some look."""
     bits = np.zeros(audits, dtype=np.bool_)  # of the study, which nothing depends on
     found: npt.NDArray[np.float64] = study.run(bits, seed, study.horizons(None))
     return int((found > truth + 1e-9).sum())

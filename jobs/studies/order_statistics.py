@@ -1,4 +1,4 @@
-"""How often the bound by order statistics is wrong, on canaries whose privacy loss is known.
+"""Error rate of the bound by order statistics, on canaries whose privacy loss is known.
 
 `python -m jobs.studies.order_statistics [AUDITS]` prints a table: a row for what is done to scores
 and how many canaries there are, a column for each true ε at δ = 1e-5, and in each cell the share of
@@ -52,7 +52,7 @@ def training(rng: np.random.Generator, bits: Bits, mu: float) -> Floats:
 
 
 def drifting(rng: np.random.Generator, bits: Bits, mu: float) -> Floats:
-    """What all scores of a training have in common."""
+    """Draws scores to which each training run adds one number."""
     return apart(rng, bits, mu) + 3 * rng.standard_normal((len(bits), 1))
 
 
@@ -73,7 +73,7 @@ def responses(rng: np.random.Generator, bits: Bits, mu: float) -> Floats:
 
 
 def together(rng: np.random.Generator, bits: Bits, mu: float) -> Floats:
-    """What the bound does not cover: twenty canaries in a row have the same noise."""
+    """Draws scores that the bound does not cover: twenty canaries in a row have the same noise."""
     noise = rng.standard_normal((len(bits), bits.shape[1] // 20))
     return np.asarray(mu * bits + np.repeat(noise, 20, axis=1))
 
@@ -98,7 +98,7 @@ def lower(right: int, guesses: int, canaries: int) -> float:
 
 
 def rights(scores: Floats, bits: Bits, guesses: int) -> npt.NDArray[np.int64]:
-    """How many guesses are right, int64 [audits]: as `hits_of` has it, for all audits at once."""
+    """Counts correct guesses as `hits_of` does, for all audits at once, int64 [audits]."""
     if np.isnan(scores).any():
         counted = [
             hits_of(row, inside, *balanced(row, guesses))[0]

@@ -1,4 +1,4 @@
-"""How often `verify` refutes claims, true and false ones, and after how many trials.
+"""Share of claims, true and false ones, that `verify` refutes, and after how many trials.
 
 One trial of this "mechanism" is a whole audit whose scores are as far apart as noise of `share` of
 the claim's makes them. Its score is the number of trials after which the claim was refuted,
@@ -34,7 +34,7 @@ class Verdicts(Coverage):
     share: float = Field(default=1.0, gt=0)
 
     def horizons(self, record_every: int | None) -> tuple[int, ...]:
-        """Whether it was refuted, and after which share of the trials."""
+        """Returns the steps of two numbers: is a claim refuted, and after which share of trials."""
         return (1, 2)
 
     def _audit(self, rng: np.random.Generator, horizons: tuple[int, ...]) -> list[float]:

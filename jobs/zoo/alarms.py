@@ -1,4 +1,4 @@
-"""How often whole audits call a script broken, each as `dpaudit audit` runs it with another seed.
+"""Share of whole audits that call a script broken; each has another seed of `dpaudit audit`.
 
 `python -m jobs.zoo.alarms FILE jobs/zoo/healthy.py:mlp --last 199 --processes 2` appends a line of
 JSON an audit to FILE, and goes on where an earlier call was cut. `python -m jobs.zoo.alarms FILE`
@@ -47,7 +47,7 @@ class LastingRunner(LocalRunner):
 
 
 def processor_seconds() -> float:
-    """Of this process and its children, and of all that these started and that have ended."""
+    """Returns CPU seconds of this process and its children, with their ended processes."""
     this = psutil.Process()
     times = [process.cpu_times() for process in (this, *this.children())]
     return sum(t.user + t.system + t.children_user + t.children_system for t in times)

@@ -1,4 +1,4 @@
-"""What a step is made of is not one row for each record that was drawn, or rows know of others.
+"""Bugs in batches: a step has other rows than one for each drawn record, or rows depend on others.
 
 `augmented` trains on each record and its mirror image, `replayed` takes the hardest records of the
 last batch again: each has several clipped gradients of one record under the noise for one.

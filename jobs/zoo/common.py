@@ -1,4 +1,4 @@
-"""What the scripts of the zoo share: data, models, a plain Opacus run and a plain PyTorch loop.
+"""Parts that the scripts of the zoo share: data, models, an Opacus run and a PyTorch loop.
 
 Nothing here touches the global seed: the data have a generator of their own.
 """

@@ -1,4 +1,4 @@
-"""What watching costs: `python -m jobs.zoo.overhead`, seconds of runs of the healthy scripts.
+"""Costs of watching: `python -m jobs.zoo.overhead`, seconds of runs of the healthy scripts.
 
 Each run is a child process with one thread: by itself, with a canary in every other step, and
 inspected.

@@ -40,7 +40,7 @@ class Bug:
 
     @property
     def name(self) -> str:
-        """As it is written on the command line."""
+        """Returns the script and function as on the command line."""
         return self.script if self.function == "main" else f"{self.script}:{self.function}"
 
     @property
@@ -50,13 +50,13 @@ class Bug:
 
     @property
     def weight(self) -> Weight | None:
-        """What an audit has to say of it."""
+        """Returns the finding that an audit must report."""
         if self.name in NO_BUG | UNFOUND:
             return None
         return Weight.WARNING if self.name in WARNED else Weight.VIOLATION
 
     def target(self, twin: bool = False) -> Target:
-        """What is audited."""
+        """Returns the audited function."""
         return Target(HERE / f"{self.script}.py", self.twin if twin else self.function)
 
 
@@ -178,7 +178,7 @@ def row(bug: Bug, judged: list[str], twin: list[str]) -> str:
 
 
 def right(bug: Bug, judged: ScriptVerdict | str, twin: ScriptVerdict | str) -> bool:
-    """Whether the bug was told, and nothing was told of the twin."""
+    """Returns whether the bug was reported, and nothing about its twin."""
     if isinstance(judged, str) or isinstance(twin, str) or twin.verdict is Verdict.VIOLATION:
         return False
     if bug.weight is None:

@@ -60,7 +60,7 @@ def storm(display: Display) -> None:
 
 
 def phases(display: Display) -> None:
-    """As those of a sweep on Ray."""
+    """Plays the phases of a sweep on Ray."""
     display.phase("starting Ray on this machine")
     time.sleep(1.2)
     idle = {"trainers": 0, "packs_in_flight": 0, "pack_seconds": None, "training_seconds": None}

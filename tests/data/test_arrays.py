@@ -153,7 +153,7 @@ def test_missing_files_are_told_with_where_they_were_looked_for(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for path, looked in [
-        ("none.npz", f"{tmp_path}/none.npz, nor beside the sweep file"),
+        ("none.npz", f"{tmp_path}/none.npz, nor in the folder of the sweep file"),
         ("~/none.npz", f"{tmp_path}/home/none.npz"),
         (str(tmp_path), f"{tmp_path}, which is a folder"),
     ]:

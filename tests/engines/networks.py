@@ -166,7 +166,7 @@ case("positions-looked-up", SEQUENCE, SLOW,
 
 
 class Locked(nn.Module):
-    """What no copy can be made of."""
+    """Layer that cannot be copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ case("not-copied", VECTOR, SLOW, Locked)
 
 
 def numbers(self: Any, x: Tensor) -> Tensor:
-    """Of whole numbers alone."""
+    """Forward pass of a layer that takes whole numbers only."""
     return self.out(self.embed(x).mean(1))
 
 
@@ -200,7 +200,7 @@ def biases_only() -> nn.Module:
     return module
 
 
-case("frozen-weights-trained-biases", VECTOR, SLOW, biases_only, "has no rule of its own")
+case("frozen-weights-trained-biases", VECTOR, SLOW, biases_only, "has no rule of this package")
 
 
 def with_statistics(layer: Any) -> nn.Module:
@@ -211,7 +211,7 @@ def with_statistics(layer: Any) -> nn.Module:
 
 case("batch-norm-evaluating", VECTOR, SLOW,
     lambda: around(with_statistics(nn.BatchNorm1d(5))),
-    "1 (BatchNorm1d) has no rule of its own")  # fmt: skip
+    "1 (BatchNorm1d) has no rule of this package")  # fmt: skip
 case("batch-norm-frozen", IMAGE, EXACT,
     lambda: images(nn.Conv2d(2, 4, 3), with_statistics(nn.BatchNorm2d(4)).requires_grad_(False),
     nn.ReLU()))  # fmt: skip
@@ -338,7 +338,7 @@ def own_forward() -> nn.Module:
     return net
 
 
-case("forward-of-its-own", VECTOR, SLOW, own_forward, "1 (ReLU) has a forward of its own")
+case("forward-of-its-own", VECTOR, SLOW, own_forward, "1 (ReLU) has its own forward()")
 
 # Hooks and parametrisations -----------------------------------------------------------------------
 
@@ -457,7 +457,7 @@ def own_generator() -> nn.Module:
     return mixed(lambda h: h * generator.random())()
 
 
-case("random-own-generator", VECTOR, REFUSED, own_generator, "asked again")
+case("random-own-generator", VECTOR, REFUSED, own_generator, "called again")
 case("state-buffer", VECTOR, REFUSED,
     lambda: Made(running, **hidden(), mean=torch.zeros(5)), "changes its mean")  # fmt: skip
 for name, options in {

@@ -1,4 +1,4 @@
-"""What sandboxes call: each ends in its own way."""
+"""Functions that sandboxes call; each ends in another way."""
 
 # ruff: noqa: T201 (what a call prints is what is looked at)
 
@@ -39,7 +39,7 @@ def growing(gib: float) -> None:
 
 
 def growing_below(gib: float) -> None:
-    """What holds the memory is a process of its own."""
+    """Takes memory in a child process."""
     code = f"import time; kept = b'x' * int({gib} * 2**30); time.sleep(60)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -138,7 +138,7 @@ def ending_server(argument: None) -> None:
 
 
 def stopping_server(argument: None) -> int:
-    """What a process group is sent when it is to end gracefully."""
+    """Sends its server the signals that end a process group gracefully."""
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(os.getppid(), number)
     time.sleep(0.1)

@@ -70,7 +70,7 @@ def raising_in_a_pack(member: bool, seed: int, first: int) -> float:
 
 
 def counted(member: bool, seed: int) -> float:
-    """How often it was called where it runs: state that trials would share."""
+    """Returns how often it was called in its process: state that trials would share."""
     global _COUNT
     with _LOCK:
         _COUNT += 1

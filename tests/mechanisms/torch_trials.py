@@ -2,7 +2,7 @@
 
 
 def threads(member: bool, seed: int) -> float:
-    """How many torch has where a trial runs."""
+    """Returns the number of torch's threads in the process of a trial."""
     import torch
 
     return float(torch.get_num_threads())

@@ -99,7 +99,7 @@ class Driver:
 
     @property
     def output(self) -> str:
-        """What it has said, and those before it."""
+        """Returns the output of this head and of those before it."""
         return self._log.read_text()
 
     @property

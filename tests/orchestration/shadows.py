@@ -28,7 +28,7 @@ def shadow(part: int, seed: int) -> Arrays:
 
 
 def listing(part: int, seed: int) -> Any:
-    """What cannot be stored."""
+    """Returns an object that cannot be stored."""
     return {"weights": np.array([{}], dtype=object)}
 
 

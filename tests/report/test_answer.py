@@ -103,7 +103,7 @@ def test_a_partial_run(sweep, tmp_path):
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "500 of 600 trials are done, 200 of them usable before a gap" in found.sentence
     assert found.sentence.endswith("(δ = 1e-5, not final: 95 % holds only after all trials).")
-    assert found.help == ("`dpaudit run` with the same sweep file goes on",)
+    assert found.help == ("`dpaudit run` with the same sweep file resumes",)
 
 
 def test_a_failed_run(sweep, tmp_path):
@@ -118,7 +118,7 @@ def test_a_failed_run(sweep, tmp_path):
     record.set_failed(failures[:1])
     begun = verdict.current(rebuilt(run))
     assert "100 of 600 trials failed: ValueError: no <b>" in begun.sentence
-    assert begun.help[0] == "`dpaudit run` with the same sweep file goes on"
+    assert begun.help[0] == "`dpaudit run` with the same sweep file resumes"
     record.set_failed(failures)
     found = verdict.current(failed := rebuilt(run))
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -142,7 +142,7 @@ def test_an_audit_that_its_rule_has_ended(sweep, tmp_path):
     assert ended < TRIALS
     assert found.verdict is Verdict.INCONCLUSIVE
     assert f"`stop_when` ended it after {ended} of 600 trials" in found.sentence
-    assert not any("goes on" in line for line in found.help)
+    assert not any("resumes" in line for line in found.help)
 
 
 def test_no_trial_bounds_nothing(sweep, tmp_path):

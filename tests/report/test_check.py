@@ -322,7 +322,7 @@ def test_data_that_is_not_here_is_said(tmp_path):
     file.unlink()
     outcome = completed(dpaudit("check", location))
     said = " ".join(outcome.out.split())
-    assert "what accountants are asked: takes code or data that is not here" in said
+    assert "the input of accountants: takes code or data that is not here" in said
     assert f"not checked: the data: {file} not here, or with another content" in said
 
 

@@ -53,7 +53,7 @@ SWEEPS = {
     "one dimension": landscape(),
     "one dimension that may grow": landscape(up_to=1600),
 }
-KINDS = ("a run of its own", "another threat model", "growth", "the same threat model")
+KINDS = ("a separate run", "another threat model", "growth", "the same threat model")
 STRONGER = {  # the adversary that mechanism and sampling call for; none that is used or no stronger
     "an example, fixed batches": "biased-dimension",
     "poisson, last model": "watched-dimension",
@@ -189,7 +189,7 @@ def test_few_trials_are_told_how_many_decide(trials, delta, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "mu", "confidence", "up_to"),
-    [("a run of its own", 2.0, 0.999, None), ("growth", 1.9, 0.95, 2000)],
+    [("a separate run", 2.0, 0.999, None), ("growth", 1.9, 0.95, 2000)],
 )
 def test_more_trials_decide_for_an_adversary_that_shows_so_much(
     kind, mu, confidence, up_to, tmp_path

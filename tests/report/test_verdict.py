@@ -118,7 +118,7 @@ def test_diverging_with_the_canary_only_is_a_violation(share, code, strong, tmp_
     run = made_up_run(strong, tmp_path, np.sqrt(20) / 4, 3 + (not code), diverged=share)
     outcome = dpaudit("verify", run.directory.location)
     assert (outcome.code == 1) == bool(code)
-    assert ("trainings with it, 0 without" in outcome.out) == bool(code)
+    assert ("training runs with it, 0 without" in outcome.out) == bool(code)
     (audit,) = verdict.judge(run, thorough=False).audits
     assert audit.lopsided == bool(code)
     assert max(audit.diverged) > 50

@@ -125,7 +125,8 @@ def test_time_uniform_bounds_survive_looking(method):
             elif method == "claim":
                 wrong |= state.evidence(truth) >= TWENTY
             elif method == "eps-delta-anytime":
-                wealth = state._wagers.log_wealth([4.0], [DELTA])
+                stakes = claim.ConstantStakes([4.0], [DELTA])
+                wealth = stakes.log_wealth(state._wagers.counts)
                 wrong |= special.logsumexp(wealth) - math.log(wealth.size) >= TWENTY
             else:
                 wrong |= state.bound(**LEVEL).epsilon_lower > 4.0

@@ -76,7 +76,7 @@ def test_a_run_without_output_guessed_nothing():
 def test_who_is_given_runs_wants_them_whole_and_in_order():
     scores, bits = alike(np.random.default_rng(7), 10)
     for runs in (np.arange(200) % 10, np.minimum(np.arange(200) // 20, 8)):
-        with pytest.raises(ValueError, match="as many scores from every training"):
+        with pytest.raises(ValueError, match="as many scores from every training run"):
             stats.estimate(scores, bits, **LEVEL, method="several-canaries", runs=runs)
 
 

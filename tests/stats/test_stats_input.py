@@ -524,12 +524,12 @@ def test_12_one_training_is_refused_by_methods_for_many():
         stats.estimate(scores, members, **ask, runs=np.arange(100))
         if method in MANY_RUN:
             for runs in (1, 50):
-                told = f"independent trainings, got 100 scores from {runs}; use one-run or several"
+                told = f"independent training runs, got 100 scores from {runs}; use one-run"
                 with pytest.raises(ValueError, match=told):
                     stats.estimate(scores, members, **ask, runs=np.arange(100) % runs)
         else:
             stats.estimate(scores, members, **ask, runs=np.zeros(100))
-    with pytest.raises(ValueError, match="one training per score"):
+    with pytest.raises(ValueError, match="one training run per score"):
         stats.estimate(scores, members, **LEVEL, runs=[1, 2])
 
 

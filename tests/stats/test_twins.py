@@ -273,7 +273,8 @@ def test_wagers_by_their_loop():
             mean = delta * (1.0 if side in (2, 3) else 0.5)
             stake = claim.STAKES / (math.exp(epsilon) + mean)
             log_wealth[slot] += np.log1p(stake * (payoff - mean))
-    np.testing.assert_allclose(table.log_wealth([epsilon], [delta])[0], log_wealth, atol=1e-9)
+    stakes = claim.ConstantStakes([epsilon], [delta])
+    np.testing.assert_allclose(stakes.log_wealth(table.counts)[0], log_wealth, atol=1e-9)
 
 
 def test_claim_evidence_by_its_average():
@@ -286,7 +287,8 @@ def test_claim_evidence_by_its_average():
     table = claim.Wagers()
     table.fold(scores, members)
     few = curve.thinned(12)
-    wealth = np.exp(table.log_wealth(few.epsilons, few.deltas))
+    stakes = claim.ConstantStakes(few.epsilons, few.deltas)
+    wealth = np.exp(stakes.log_wealth(table.counts))
     hits, misses = (
         table.counts @ claim.WINS[claim.PLAIN],
         table.counts @ claim.LOSSES[claim.PLAIN],
@@ -404,7 +406,12 @@ def test_label_bounds_by_simulation(whole):
             named = coefficient < 0 if y[record] == 1 else coefficient > 0
             # other records shift the sum but not this coefficient
             assert np.mean(named) == approx(expected[record], abs=0.004)
-        assert label.coefficients(features, total(y))[record] * (1 - 2 * y[record]) > 0
+        assert (total(y) @ solve.T)[record] * (1 - 2 * y[record]) > 0
+
+
+def solved(features, gradient):
+    inverse, is_determined = label.solver(features.T @ features)
+    return np.where(is_determined, inverse @ (features.T @ gradient), np.nan)
 
 
 def test_label_coefficients_are_residuals_where_the_system_determines_them():
@@ -413,11 +420,11 @@ def test_label_coefficients_are_residuals_where_the_system_determines_them():
     features[:, 1] = 0  # a dead neuron
     features = np.c_[features, features[:, 2]]  # two records alike
     residuals = np.r_[residuals, 0.5]
-    found = label.coefficients(features, features @ residuals)
+    found = solved(features, features @ residuals)
     np.testing.assert_allclose(found[[0, 3]], residuals[[0, 3]], atol=1e-9)
     assert np.isnan(found[[1, 2, 4]]).all()
     wide = rng.normal(size=(3, 5))  # more records than weights: nothing is determined
-    assert np.isnan(label.coefficients(wide, wide @ np.ones(5))).all()
+    assert np.isnan(solved(wide, wide @ np.ones(5))).all()
 
 
 def test_label_bounds_grow_like_harmonic_numbers():

@@ -5,13 +5,11 @@ only a part of a convolution's products. `ConvPool` is a convolution and its poo
 any network; `ConvChain` is a whole network of such layers with linear layers behind them.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -54,7 +52,7 @@ def _pair(value: int | Sequence[int]) -> Pair:
     return value[0], value[1]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PatchCut:
     """The division of a layer's patches into vectors, for the backward pass in one dtype."""
 
@@ -67,7 +65,7 @@ class PatchCut:
         cls,
         shape: Sequence[int],
         dtype: torch.dtype,
-    ) -> PatchCut | None:
+    ) -> "PatchCut | None":
         """Returns None if a row of a patch does not fit into the registers."""
         _, channels, height, width = shape
         row = width * channels
@@ -99,7 +97,7 @@ def tile(positions: Pair, registers: int) -> Pair:
     return min((shape for shape in shapes if math.prod(shape) <= registers), key=cost)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Pooled:
     """Data saved for backward: the images, and the position that won each window."""
 
@@ -154,7 +152,11 @@ class ConvPoolRule(Rule):
         outputs, *patch = self.weight.shape
         return keeps(batch, windows, math.prod(patch), outputs)
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Pooled]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Pooled]:
         y, saved = self.forward_shared(theta, x, inputs=len(theta))
         return y.flatten(0, 1), saved
 
@@ -333,7 +335,7 @@ class ConvPoolRule(Rule):
         return counts[0], counts[1]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Samples(SampleGradients):
     """Formed gradients of a convolution under pooling.
 
@@ -414,7 +416,7 @@ def merge_pooling(
     return merged
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ConvChain:
     """A network of convolutions under pooling, then linear layers with ReLU between them.
 
@@ -425,7 +427,7 @@ class ConvChain:
     linear: tuple[LinearRule, ...]
 
     @classmethod
-    def from_module(cls, module: nn.Module) -> ConvChain | None:
+    def from_module(cls, module: nn.Module) -> "ConvChain | None":
         """Returns the network of a converted module; None unless it is such a chain."""
         layers = list(module.merged) if isinstance(module, Chain) else []
         pooled: list[ConvPoolRule] = []
@@ -466,7 +468,12 @@ class ConvChain:
         return len(x) * (outputs * x.itemsize + pooled)  # a mark has one byte
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
+        self,
+        out: Tensor,
+        theta: Tensor,
+        step: Step,
+        weights: Tensor,
+        at_once: int,
     ) -> None:
         """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
         images = self.convolutions[0].images(step.x, 1)

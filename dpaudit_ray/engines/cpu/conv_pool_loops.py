@@ -9,21 +9,19 @@ sets of images: n / m models share one. Starts are indices into a flat array. Nu
 loops by the time stamp of their file: touch this one after a change of `vector_code`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import literal_unroll
+from numpy.typing import DTypeLike, NDArray
 
 from .vector_code import DEAD, Static, compiled, convolve, gather, inlined, pool, scatter, unpool
 
-Floats = npt.NDArray[np.floating]
-Bytes = npt.NDArray[np.uint8]
-Integers = npt.NDArray[np.integer]
+Floats = NDArray[np.floating]
+Bytes = NDArray[np.uint8]
+Integers = NDArray[np.integer]
 Winners = tuple[Floats, Bytes]  # of windows [n, B, h, w, o]: values or gradients, and marks
 Listed = tuple[Integers, Floats, Integers]  # by output: starts in an image, gradients, their number
 
@@ -227,7 +225,7 @@ class Scratch(NamedTuple):
 def scratch(
     images: Floats,
     marks: Bytes,
-    dtype: npt.DTypeLike,
+    dtype: DTypeLike,
     steps: Steps,
 ) -> Scratch:
     """Allocates the buffers in which the gradients of one sample are formed.
@@ -466,7 +464,10 @@ def _list_positions(
 
 @compiled
 def _list_windows(
-    g: Floats, marks: Bytes, starts: tuple[Integers, Integers, Integers], listed: Listed
+    g: Floats,
+    marks: Bytes,
+    starts: tuple[Integers, Integers, Integers],
+    listed: Listed,
 ) -> None:
     """Lists what `_list_positions` does, where a position wins one window at most."""
     outputs = len(listed[0])
@@ -532,7 +533,12 @@ class Stage(NamedTuple):
 
 
 def stage_of(
-    images: Floats, marks: Bytes, w: Floats, biases: int, steps: Steps, **settings: Any
+    images: Floats,
+    marks: Bytes,
+    w: Floats,
+    biases: int,
+    steps: Steps,
+    **settings: Any,
 ) -> Stage:
     """Returns a stage with its buffers, sums of zero, and so many biases of each model.
 
@@ -644,7 +650,12 @@ def _push_below(stage: Stage, m: int, g: Floats) -> None:
 
 
 @inlined
-def _add_at(stage: Stage, m: int, many: int, factors: Floats) -> None:
+def _add_at(
+    stage: Stage,
+    m: int,
+    many: int,
+    factors: Floats,
+) -> None:
     """Adds gradients of a few samples, times factors, to the sums of model m."""
     formed, biases = stage.gradients
     sums = stage.sums[m].reshape(-1)

@@ -4,13 +4,11 @@ Torch makes some thirty passes over activations of a few kilobytes. Here each mo
 stay in cache from the first layer to the clipped sum.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..packing.memory import slices
@@ -21,11 +19,11 @@ from .vector_code import compiled
 
 WIDEST = 64  # beyond, a matrix product beats these loops
 
-Floats = npt.NDArray[np.floating]
-Integers = npt.NDArray[np.int64]
+Floats = NDArray[np.floating]
+Integers = NDArray[np.int64]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class MlpLoops:
     """Linear layers with ReLU between them; one of `conversion.Loops`."""
 
@@ -38,7 +36,7 @@ class MlpLoops:
         cls,
         module: nn.Module,
         slots: dict[str, Slot],
-    ) -> MlpLoops | None:
+    ) -> "MlpLoops | None":
         """Returns loops for a small chain of linear layers and ReLU; None for other modules."""
         layers = list(module.named_children()) if is_plain(module, nn.Sequential) else []
         has_flatten = bool(layers) and is_flatten(layers[0][1])
@@ -71,7 +69,12 @@ class MlpLoops:
         return int(self.widths[1:].sum()) * len(x) * x.itemsize
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
+        self,
+        out: Tensor,
+        theta: Tensor,
+        step: Step,
+        weights: Tensor,
+        at_once: int,
     ) -> None:
         """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
         columns = np.ascontiguousarray(step.x.flatten(1).numpy().T)
@@ -175,7 +178,12 @@ def _backward(
 
 
 @compiled
-def _add_squares(below: Floats, above: Floats, bias: bool, squares: Floats) -> None:
+def _add_squares(
+    below: Floats,
+    above: Floats,
+    bias: bool,
+    squares: Floats,
+) -> None:
     """Adds |g|² (|x|² + 1) of every sample, without the 1 if there is no bias."""
     g_squares, x_squares = np.zeros_like(squares), np.zeros_like(squares)
     if bias:
@@ -191,7 +199,12 @@ def _add_squares(below: Floats, above: Floats, bias: bool, squares: Floats) -> N
 
 
 @compiled
-def _push_down(weight: Floats, below: Floats, above: Floats, down: Floats) -> None:
+def _push_down(
+    weight: Floats,
+    below: Floats,
+    above: Floats,
+    down: Floats,
+) -> None:
     """Writes the gradients of a layer's inputs, through the ReLU that made them, into `down`."""
     inputs, batch = below.shape
     for i in range(inputs):

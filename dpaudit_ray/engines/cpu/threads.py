@@ -1,13 +1,11 @@
 """Computation of models on several threads: torch and compiled loops free Python's lock."""
 
-from __future__ import annotations
-
-import contextlib
 import functools
 import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
@@ -22,7 +20,7 @@ def count() -> int:
     return threads
 
 
-@contextlib.contextmanager
+@contextmanager
 def ours() -> Iterator[None]:
     """Limits torch to one thread: others would spin while models wait for cores."""
     before = getattr(_lent, "count", 0)
@@ -34,7 +32,7 @@ def ours() -> Iterator[None]:
         _lent.count = before
 
 
-@contextlib.contextmanager
+@contextmanager
 def torchs(threads: int = 0) -> Iterator[None]:
     """Sets the number of torch's threads; by default to all, for work that is not spread."""
     before = torch.get_num_threads()

@@ -9,8 +9,6 @@ written as LLVM instructions here. Each of these intrinsics takes three tuples:
   numba knows it when it compiles; the first is the length of a vector.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -134,7 +132,10 @@ class _Emitter:
         lane = ir.Constant(ir.VectorType(_I64, self.lanes), numbers)
         return self.builder.icmp_signed("<", lane, self.splat(count))
 
-    def sums(self, *counts: int) -> dict[tuple[int, ...], Any]:
+    def sums(
+        self,
+        *counts: int,
+    ) -> dict[tuple[int, ...], Any]:
         """Returns slots with vectors of zeros, to be kept in registers, by index."""
         slots = {}
         for index in np.ndindex(*counts):
@@ -155,8 +156,18 @@ class _Emitter:
 def _vectorised(emit_code: Callable[[_Emitter], None]) -> Any:
     """Returns an intrinsic (arrays, numbers, static) -> None from a function that emits it."""
 
-    def make(_typing: Any, arrays: Any, numbers: Any, static: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def make(
+        _typing: Any,
+        arrays: Any,
+        numbers: Any,
+        static: Any,
+    ) -> Any:
+        def generate(
+            context: Any,
+            builder: Any,
+            signature: Any,
+            args: Any,
+        ) -> Any:
             emit_code(_Emitter(context, builder, signature, args))
             return context.get_dummy_value()
 

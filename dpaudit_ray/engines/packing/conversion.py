@@ -80,7 +80,7 @@ def find_obstacle(module: nn.Module) -> str | None:
                 return obstacle_at(path, layer, problem)
         has_rule = type(layer) in RULES and len(trainable) == len(parameters)
         if trainable and not has_rule:
-            return obstacle_at(path, layer, "has no rule of its own")
+            return obstacle_at(path, layer, "has no rule of this package")
     return None
 
 

@@ -8,11 +8,11 @@ from other data in memory. If memory runs short all the same, they are smaller, 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -33,7 +33,7 @@ _KEPT_BYTES = 1 << 28  # what the passes of a set may keep on a CPU
 _FREE_SHARE = 0.4  # of the memory that is free, for that and what its use needs
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Groups:
     """`outer` models share the work of the first layer; `inner` go through the rest together."""
 

@@ -5,8 +5,6 @@ rules layer by layer (`passes`), or every example alone (`samplewise`); `convers
 which networks take which. This file decides how many models go together, and on which threads.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Callable, Hashable
@@ -52,7 +50,10 @@ class PackedModel:
     """
 
     def __init__(
-        self, module: nn.Module, groups: Groups | None = None, loss: Loss = losses_of_classes
+        self,
+        module: nn.Module,
+        groups: Groups | None = None,
+        loss: Loss = losses_of_classes,
     ) -> None:
         self._source = module
         self._groups = groups
@@ -83,7 +84,12 @@ class PackedModel:
         self._passes.module = packed
         self._loops, self._convolutions_in_loops = find_loops(module, packed, slots)
 
-    def settle(self, x: Tensor, y: Tensor, remembered: bool = False) -> None:
+    def settle(
+        self,
+        x: Tensor,
+        y: Tensor,
+        remembered: bool = False,
+    ) -> None:
         """Chooses, on a first batch, how the module is packed; warns once of a slow way.
 
         Args:
@@ -119,7 +125,7 @@ class PackedModel:
         if self._alone is None and not on_cpu:
             self.together(x, y)  # on a first batch that is the same in every attempt
 
-    def _copy(self, groups: Groups | None, loops: bool) -> PackedModel:
+    def _copy(self, groups: Groups | None, loops: bool) -> "PackedModel":
         """Packs the module once more, unchecked; in compiled loops or without."""
         packed = PackedModel(self._source, groups or self._groups, self.loss)
         packed._settled = True
@@ -267,7 +273,7 @@ class PackedModel:
             self._groups = self._fitted(None, self.initial[None], step)
         return self._groups.inner
 
-    def _fitted(self, loops: Loops | None, theta: Tensor, step: Step) -> Groups:
+    def _fitted(self, loops: "Loops | None", theta: Tensor, step: Step) -> Groups:
         if loops is not None:
             return self._fast().fitted(loops.bytes_of_one(step.x) * self._threads)
         try:

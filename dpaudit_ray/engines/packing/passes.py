@@ -8,10 +8,10 @@ Models go through in groups: a layer on the batch itself is applied once, for al
 """
 
 import contextlib
-import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ..rules.losses import Loss, losses
 from .memory import slices
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Step:
     """A batch, its loss, the clip norm, and values of rules that depend on the examples alone."""
 
@@ -30,10 +30,10 @@ class Step:
     y: Tensor
     clip_norm: float
     loss: Loss = losses
-    cache: dict[object, Tensor] = dataclasses.field(default_factory=dict)
+    cache: dict[object, Tensor] = field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Record:
     """Data that a rule saved for backward, and the gradient of its output."""
 
@@ -160,7 +160,11 @@ class Passes:
         self._applied.clear()
         self.records.clear()
 
-    def layer_input(self, rule: Rule, x: Tensor) -> tuple[Tensor, bool]:
+    def layer_input(
+        self,
+        rule: Rule,
+        x: Tensor,
+    ) -> tuple[Tensor, bool]:
         """Returns a layer's input as its rule needs it, and whether all groups share it.
 
         Raises:

@@ -3,13 +3,11 @@
 The module is never copied: a copy would lack what its code reaches through closures and lists.
 """
 
-from __future__ import annotations
-
-import contextlib
 import copy
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ _NUMBERS, _ON_GPU = 1 << 24, 1 << 29
 MODELS = 16  # that go through `vmap` together
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Samplewise:
     """Clipped sums as `PackedModel` gives them, by one backward pass per model and example."""
 
@@ -91,9 +89,9 @@ class Samplewise:
                     self._write_gradient(gradient, parameters, x[j : j + 1], y[j : j + 1])
         return gradients
 
-    def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> Samplewise:
+    def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> "Samplewise":
         """Returns the same by `vmap` if that agrees on these examples; else self."""
-        fast = dataclasses.replace(self, mapped=1)
+        fast = replace(self, mapped=1)
         try:
             mapped = fast.gradients(row, x, y)
             expected = self.gradients(row, x, y)
@@ -144,7 +142,7 @@ class Samplewise:
         return torch.cat([gradients[name].flatten(1) for name in named], 1)
 
 
-@contextlib.contextmanager
+@contextmanager
 def placed(
     module: nn.Module,
     row: Tensor,
@@ -166,7 +164,7 @@ def placed(
             parameter.grad = gradient
 
 
-@contextlib.contextmanager
+@contextmanager
 def _mappable(module: nn.Module) -> Iterator[None]:
     """Lets `vmap` take recurrent layers.
 
@@ -174,7 +172,7 @@ def _mappable(module: nn.Module) -> Iterator[None]:
     zeros made by the layer lack; and oneDNN's LSTM has no batching rule.
     """
     recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         for layer in recurrent:
             hook = layer.register_forward_pre_hook(_with_state, with_kwargs=True)
             stack.callback(hook.remove)
@@ -204,8 +202,11 @@ def _with_state(
     return (x, state), kwargs
 
 
-@contextlib.contextmanager
-def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+@contextmanager
+def in_dtype(
+    module: nn.Module,
+    dtype: torch.dtype,
+) -> Iterator[None]:
     """Casts copies of the module's tensors to `dtype`; restores all its attributes afterwards."""
     parameters = [(p, p.data) for p in module.parameters()]
     attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []  # of each layer, and a copy

@@ -8,12 +8,10 @@ of them alone. A large module is checked on less, and in float32; if that differ
 since rounding may change which entry is the maximum, or the sign before a ReLU.
 """
 
-from __future__ import annotations
-
 import contextlib
-import dataclasses
-import functools
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +37,7 @@ _CANCELLED = 1e-3  # of C: sums that cancel to less are rounding, and as good as
 _OTHER_SUMS = "gives other sums or outputs when it is packed"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Way:
     """A way to compute a module's clipped sums; by default the fastest one."""
 
@@ -50,7 +48,7 @@ class Way:
     obstacle: str | None = None  # why it is not faster
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Candidate:
     """A user's module, what packs it, and a first batch of its training."""
 
@@ -119,12 +117,12 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
         dtype = candidate.initial.dtype
         with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
             assert not isinstance(candidate.packed, str)
-            make = functools.partial(candidate.packed, None, True)
+            make = partial(candidate.packed, None, True)
             return Way(loops=_difference(candidate, make, _expected(candidate, dtype)) is None)
     raise AssertionError("the second dtype returns or raises")
 
 
-def _first_right(candidate: Candidate, expected: _Expected) -> Way:
+def _first_right(candidate: Candidate, expected: "_Expected") -> Way:
     packed, module = candidate.packed, candidate.module
     if isinstance(packed, str):
         obstacle = packed
@@ -147,12 +145,12 @@ def _first_right(candidate: Candidate, expected: _Expected) -> Way:
             return Way(ONE_BY_ONE, rows)
         obstacle = obstacle_at("", module, problem)
     for mapped in (MODELS, 1, 0):  # PReLU goes through `vmap` with one model only
-        alone = functools.partial(Samplewise, module, candidate.loss, mapped)
+        alone = partial(Samplewise, module, candidate.loss, mapped)
         if _difference(candidate, alone, expected) is None:
             return Way(alone=mapped, obstacle=obstacle)
     raise SpecError(
         "mechanism.model",
-        "has another gradient when it is asked again; draw nothing at random and keep nothing "
+        "has another gradient when it is called again; draw nothing at random and keep nothing "
         "from one batch to the next",
     )
 
@@ -160,7 +158,7 @@ def _first_right(candidate: Candidate, expected: _Expected) -> Way:
 # On a few examples: against autograd --------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Expected:
     """Sums and outputs of n models on a few examples, by autograd."""
 
@@ -250,7 +248,12 @@ def _difference_among_many(
     return "gives other sums where many rows go through it together"
 
 
-def _error_among_many(candidate: Candidate, make: Make, count: int, clip_norm: float) -> float:
+def _error_among_many(
+    candidate: Candidate,
+    make: Make,
+    count: int,
+    clip_norm: float,
+) -> float:
     """Returns the largest relative error of sums that are computed together, not separately.
 
     Groups get copies of one example: if a layer has capacity for some rows only, these exceed it.

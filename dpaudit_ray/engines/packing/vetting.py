@@ -28,7 +28,7 @@ _MIXES = (
 )
 _DRAWS = "draws random numbers, which no pack's seed covers; take them out, or set p to 0"
 _UNSTEADY = (
-    "gives another output when it is asked again: it draws random numbers or keeps something from "
+    "gives another output when it is called again: it draws random numbers or keeps something from "
     "one batch to the next; take that out"
 )
 _READS = (
@@ -116,7 +116,10 @@ def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -
     return float((values - expected).abs().amax()) / scale if scale > 0 else math.inf
 
 
-def halves(batch: Tensor, few: int) -> Iterator[tuple[Tensor, Tensor]]:
+def halves(
+    batch: Tensor,
+    few: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields indices of a batch [B, ...] in two parts, of the first part in two, down to so `few`.
 
     Parts are sampled, so that adjacent examples do not stay together. If a module begins to mix

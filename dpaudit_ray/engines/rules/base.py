@@ -6,11 +6,9 @@ first layer sees the same batch for all models, so its rule gets that once, [B, 
 another layer, subclass `Rule` and name the layer's class in `conversion.RULES`.
 """
 
-from __future__ import annotations
-
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from torch.nn.utils import parametrize
 from ...errors import SpecError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Slot:
     """The range of one parameter in the flat parameter vector."""
 
@@ -70,7 +68,10 @@ def slots_of(module: nn.Module) -> dict[str, Slot]:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+def is_plain(
+    layer: nn.Module,
+    kind: type[nn.Module],
+) -> bool:
     """Returns whether the layer does what `kind` does: of this very class, and not altered."""
     return type(layer) is kind and alteration(layer) is None
 
@@ -86,7 +87,7 @@ def alteration(layer: nn.Module) -> str | None:
     if any(getattr(layer, hooks) for hooks in _HOOKS):
         return "has hooks"
     if "forward" in vars(layer):
-        return "has a forward of its own"
+        return "has its own forward()"
     if parametrize.is_parametrized(layer):
         return "has parametrised weights"
     if any(p._backward_hooks for p in layer.parameters(recurse=False)):
@@ -106,7 +107,7 @@ class SampleGradients(ABC):
         """Writes Σ_j weights[:, j] · (gradient of j) into this layer's slots of `out` [n, p]."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Formed(SampleGradients):
     """Per-sample gradients as they are, for small parameters.
 
@@ -144,7 +145,7 @@ class Rule(ABC):
     that a forward pass saves for backward, mostly the input; its `nbytes` are those in memory.
     """
 
-    owner: Rule | None = None  # another rule of the same parameters: a pass applies one
+    owner: "Rule | None" = None  # another rule of the same parameters: a pass applies one
 
     def __init__(
         self,
@@ -156,10 +157,18 @@ class Rule(ABC):
         self.bias = slots.get("bias")
 
     @abstractmethod
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Any]:
         """Returns the output [n*B, ...] of input x [n*B, ...], and what is saved."""
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Any]:
         """Returns the output [n, B, ...] of input x [B, ...] of all models, and what is saved."""
         y, _ = self.forward(theta, repeated(x, len(theta)))
         return by_model(y, len(theta)), x

@@ -1,8 +1,8 @@
 """The rule for convolutions: per-sample gradients on unfolded patches, formed if they are small."""
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -41,12 +41,20 @@ class Conv2dRule(Rule):
         self.zero_pad = (across, across, down, down)  # left, right, top, bottom, as for F.pad
         self._inputs = math.prod(self.weight.shape[1:])  # numbers of a patch
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         n = len(theta)
         y = self._convolve(_side_by_side(x, n), theta, n * self._groups)
         return _in_turn(y, n), x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         if self._groups > 1:
             return super().forward_shared(theta, x)
         y = self._convolve(x, theta, groups=1)
@@ -194,7 +202,7 @@ class Conv2dRule(Rule):
         return sizes[0], sizes[1]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _WithBias(SampleGradients):
     """Formed gradients of weights and biases.
 
@@ -223,7 +231,7 @@ class _WithBias(SampleGradients):
             self.bias.of(out).copy_(sums[..., -1])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Unformed(SampleGradients):
     """Gradients that are not kept: sums are one convolution gradient for each model.
 

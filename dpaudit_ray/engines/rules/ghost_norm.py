@@ -9,7 +9,7 @@ and D·O numbers; its norm alone takes T²(D + O), by
 the ghost norm (Li et al. 2022, "Large language models can be strong DP learners", section 4).
 """
 
-import dataclasses
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +19,12 @@ from .base import Formed, SampleGradients, Slot
 _KEPT = 1 << 23  # numbers of one layer and model until clip factors are known: 32 MiB of float32
 
 
-def keeps(samples: int, positions: int, inputs: int, outputs: int) -> bool:
+def keeps(
+    samples: int,
+    positions: int,
+    inputs: int,
+    outputs: int,
+) -> bool:
     """Returns whether to form gradients, and to keep them until the clip factors are known.
 
     If they are kept, the clipped sum is a mere reduction.
@@ -78,7 +83,7 @@ def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
     return squares.clamp_(min=0)  # rounding may make it negative
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Ghost(SampleGradients):
     """Gradients that are never formed, of inputs x [n, B, T, d] and output gradients g."""
 

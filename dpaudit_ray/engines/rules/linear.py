@@ -4,8 +4,8 @@ Inside the rule for vectors, the memory of an activation runs feature by feature
 so that elementwise work and sums over features run along contiguous memory.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,11 @@ class LinearRule(Rule):
     On vectors, a sample's gradient is the outer product g xᵀ, of norm |g| |x|, and never formed.
     """
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         weight = self.weight.of(theta)
         n, outputs, inputs = weight.shape
         if x.dim() > 2:
@@ -31,7 +35,11 @@ class LinearRule(Rule):
         y = _product(weight, _columns(x, n))
         return self._add_bias(y, theta).view(outputs, -1).t(), x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         if x.dim() > 2:
             return super().forward_shared(theta, x)
         weight = self.weight.of(theta)
@@ -78,7 +86,7 @@ class LinearRule(Rule):
         return y.add_(self.bias.of(theta).t().unsqueeze(2))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _VectorProducts(SampleGradients):
     """Outer products g xᵀ of vectors, which are never formed.
 
@@ -150,7 +158,11 @@ class EmbeddingRule(Rule):
         super().__init__(layer, slots)
         self._padding_token = layer.padding_idx
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         weight = self.weight.of(theta)
         n, tokens, _ = weight.shape
         # Row of each model's first token in the stacked weights.
@@ -158,7 +170,11 @@ class EmbeddingRule(Rule):
         rows = x.reshape(n, -1) + first_rows.unsqueeze(1)
         return weight.flatten(0, 1)[rows.view(x.shape)], x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         return self.weight.of(theta)[:, x], x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
@@ -174,7 +190,7 @@ class EmbeddingRule(Rule):
         return _Rows(self.weight, tokens, g)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Rows(SampleGradients):
     """Gradients of an embedding: rows of g, summed over positions with the same token."""
 
@@ -210,11 +226,19 @@ class AffineRule(Rule):
         super().__init__(layer, slots)
         self._by_channel = isinstance(layer, nn.GroupNorm)
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         x_by_model = by_model(x, len(theta))
         return self._output(theta, x_by_model).flatten(0, 1), x
 
-    def forward_shared(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_shared(
+        self,
+        theta: Tensor,
+        x: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         return self._output(theta, x.unsqueeze(0)), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:

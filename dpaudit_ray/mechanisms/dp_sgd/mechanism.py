@@ -1,7 +1,5 @@
 """The `dp-sgd` mechanism: claims and proofs for a recipe of DP-SGD, and its sessions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self
@@ -202,7 +200,7 @@ class DpSgd(Recipe, Mechanism):
         independent_coins = self.sampling.in_known_steps or not is_users(self.sampling)
         return adversary.fixed_gradient and adversary.apart and independent_coins
 
-    def training(self, seed: int, gpu: bool) -> DpSgdTraining:
+    def training(self, seed: int, gpu: bool) -> "DpSgdTraining":
         """Loads the data and draws everything public about the training: θ_0 and batches."""
         from .training import DpSgdTraining
 

@@ -1,10 +1,8 @@
 """The network to train, with parameters drawn from a seed, and the loss that an option names."""
 
-from __future__ import annotations
-
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,8 +53,8 @@ def generator(seed: int, device: torch.device) -> torch.Generator:
 
 
 def network(
-    model: Model,
-    shape: Shape,
+    model: "Model",
+    shape: "Shape",
     classes: int,
     seed: int,
 ) -> nn.Module:
@@ -73,7 +71,7 @@ def network(
     return module
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class UsersLoss:
     """A user-defined function as a `Loss`; numbers to learn come in the dtype of the outputs."""
 

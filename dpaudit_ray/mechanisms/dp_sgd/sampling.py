@@ -6,24 +6,24 @@ trials are independent, and the claim for a canary that is sampled holds. Coins 
 would refute true claims in a fifth of sweeps.
 """
 
-import dataclasses
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from ...accounting import Sampling
 from ...plugins import Plugin
 
-Indices = npt.NDArray[np.int64]
-Coins = npt.NDArray[np.bool_]
+Indices = NDArray[np.int64]
+Coins = NDArray[np.bool_]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Sizes:
     """Number N of examples without the canary, and the expected batch size |B| ≤ N."""
 
@@ -116,7 +116,7 @@ class Fixed(_Shuffled):
         shape: tuple[int, ...],
         rng: Generator,
     ) -> Iterator[Coins]:
-        return itertools.repeat(np.ones(shape, np.bool_))
+        return itertools.repeat(np.ones(shape, bool))
 
     def rate(self, sizes: Sizes) -> float:
         return 1.0

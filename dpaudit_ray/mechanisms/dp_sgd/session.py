@@ -1,7 +1,5 @@
 """Sessions: a training by DP-SGD against one adversary, and what is prepared before any trial."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -243,7 +241,7 @@ def open_session(
 
 def _with_stored_canary(
     training: DpSgdTraining, adversary: CanaryAdversary[Any], stored: Arrays
-) -> DpSgdSession:
+) -> "DpSgdSession":
     """Opens a session with the arrays of `craft_canary`."""
     device = training.initial.device
     tensors = {name: tensor(array, device) for name, array in stored.items()}

@@ -16,8 +16,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCanary
@@ -32,7 +32,7 @@ from .recipe import Recipe
 from .sampling import Coins
 from .updates import Noisy, State
 
-Array = npt.NDArray[Any]
+Array = NDArray[Any]
 _LARGE = 1 << 16  # numbers; noise for as many takes half a millisecond, worth a thread
 _LARGEST = 1e15  # entry of a crafted example: squares and their sums must not overflow
 _LARGEST_NORM = 1e30  # stands for no clipping: Opacus multiplies it by a noise of 0

@@ -1,17 +1,15 @@
 """A training by DP-SGD: its public part, the split of its data, and the loop over its steps."""
 
-from __future__ import annotations
-
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...adversaries.base import Canary, RecordCanary, SampleCanary
@@ -150,7 +148,7 @@ class DpSgdTraining:
         seed: int,
         gpu: bool,
         dtype: torch.dtype = torch.float32,
-    ) -> DpSgdTraining:
+    ) -> "DpSgdTraining":
         """Loads the data, and draws θ_0 and the mini-batches from `seed` and the recipe's.
 
         Args:
@@ -209,12 +207,12 @@ class DpSgdTraining:
             views_seed=derive("views", seed, recipe.seed),
         )
 
-    def elsewhere(self, x: Tensor, y: Tensor, seed: int) -> DpSgdTraining:
+    def elsewhere(self, x: Tensor, y: Tensor, seed: int) -> "DpSgdTraining":
         """Returns the same training on other records, with batches drawn from `seed`."""
         batches = _batches(self.recipe, len(y), seed, self.initial.device)
         return replace(self, x=x, y=y, batches=batches)
 
-    def starting(self, initial: Tensor) -> DpSgdTraining:
+    def starting(self, initial: Tensor) -> "DpSgdTraining":
         """Returns the same training from another public θ_0, float [p]."""
         self.recipe.check_known_start()
         return replace(self, initial=initial.to(self.initial))
@@ -346,7 +344,7 @@ class DpSgdTraining:
             # The coins depend on the pack alone: neither on a bit nor on other packs' coins.
             rng = np.random.default_rng(derive("coins", seed))
             all_coins = recipe.sampling.coins(self.sizes, tuple(inside.shape), rng)
-            coins = itertools.islice(all_coins, done, None)
+            coins = islice(all_coins, done, None)
             insertion = Insertion(canary, inside.cpu(), period, coins, recipe.clip_norm)
         for step in range(done + 1, len(self.batches) + 1):
             inserted = None if insertion is None else insertion.at(step, theta)
@@ -359,7 +357,7 @@ class DpSgdTraining:
                 watch(step, before, sums / recipe.batch_size)
             yield theta
 
-    def measured(self, theta: Tensor) -> npt.NDArray[np.float64]:
+    def measured(self, theta: Tensor) -> NDArray[np.float64]:
         """Measures models [n, p] on held-out records.
 
         Returns:
@@ -419,6 +417,6 @@ def _batches(
     """Draws the batches of all steps: indices [any number] each."""
     sizes = Sizes(examples, recipe.batch_size)
     sampled = recipe.sampling.batches(sizes, np.random.default_rng(seed))
-    batches = list(itertools.islice(sampled, recipe.steps))
+    batches = list(islice(sampled, recipe.steps))
     records = torch.from_numpy(np.concatenate(batches)).to(device)
     return torch.split(records, list(map(len, batches)))

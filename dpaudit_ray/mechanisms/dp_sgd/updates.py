@@ -6,10 +6,10 @@ has one rule for all models of a pack, and torch's own class for Opacus.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 State = dict[str, "Tensor"]  # what an optimizer remembers between steps, float [n, p] each
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Noisy:
     """A step's release."""
 

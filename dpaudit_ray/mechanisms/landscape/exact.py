@@ -15,8 +15,6 @@ polynomial on each panel, so the mass below any point is exact, too. The two wor
 (the hockey-stick divergence), over intervals that end where p_in / p_out crosses e^ε.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -73,7 +71,7 @@ class Panels:
         return widths[:, None] / 2 * _WEIGHTS
 
     @classmethod
-    def covering(cls, process: Process, steps: int, refine: int) -> Panels:
+    def covering(cls, process: Process, steps: int, refine: int) -> "Panels":
         """Returns panels for θ_1..θ_steps, `refine` times as many as are needed."""
         low, high = reach(process, steps)
         longest = process.step_noise / refine
@@ -253,7 +251,10 @@ def _epsilon(p: Mass, q: Mass, delta: float) -> float:
     return float(root)
 
 
-def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
+def hockey_stick(
+    p: Mass,
+    q: Mass,
+) -> Callable[[float], float]:
     """Returns ∫ max(p - e^ε q, 0) as a function of ε; log p / q is linear between two nodes."""
     matters = p.density.ravel() > RAREST * p.density.max()
     nodes = p.panels.nodes.ravel()[matters]

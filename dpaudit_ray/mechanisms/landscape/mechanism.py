@@ -1,7 +1,5 @@
 """The `landscape` mechanism: the 1-D processes of Cebere, Bellet, Papernot, section 6."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -110,7 +108,12 @@ class Landscape(Mechanism):
         is_gaussian = horizon == 1 or self.gradient == "constant"
         return TradeOff.GAUSSIAN if is_gaussian else TradeOff.UNKNOWN
 
-    def open(self, adversary: Adversary, *_: Any, **__: Any) -> Session:
+    def open(
+        self,
+        adversary: Adversary,
+        *_: Any,
+        **__: Any,
+    ) -> Session:
         return self.process(adversary)
 
     def exact(

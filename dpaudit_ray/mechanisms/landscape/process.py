@@ -8,15 +8,15 @@ for the first step to leave a trace, so g is negative above h; the sign that sec
 pulls both worlds back to h and forgets the canary.
 """
 
-import dataclasses
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..base import Horizons, Members
 
-Floats = npt.NDArray[np.float64]
+Floats = NDArray[np.float64]
 # The shape of g: -BC above h, BC below (the paper's A_S^h); -BC everywhere (Example 1);
 # -BC clip((θ - h) / w, -1, 1), which keeps more of θ_1 than on which side it was.
 Gradient = Literal["threshold", "constant", "linear"]
@@ -24,7 +24,7 @@ Gradient = Literal["threshold", "constant", "linear"]
 FirstStep = Literal["unscaled", "scaled"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Process:
     """A landscape and its steps."""
 

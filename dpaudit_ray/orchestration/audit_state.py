@@ -1,0 +1,204 @@
+"""The trials of one audit as they arrive: what they show so far, and whether they are enough."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ..plan import claims, score_stream
+from ..plan.finished_trials import FinishedTrials, RecentPacks
+from ..plan.model import Plan, PlannedAudit
+from ..plan.outcomes import MissedTrials
+from ..plan.preparing import Prepared
+from ..plan.score_stream import ConsumedPack, MissedPack
+from ..stats import Estimate, Estimator
+from ..stats.base import methods_after_a_look
+from ..storage.run_directory import RunDirectory
+from ..storage.scores import Bounds, PackScores
+from ..sweep.audit import EstimatorSpec
+from ..sweep.spec import Sweep
+from .estimates import Estimates
+from .progress import Activity, AuditProgress
+
+
+class OpenSweep:
+    """Objects that the audits of a sweep share; its budget takes as long as all audits together.
+
+    Attributes:
+        each_audit: confidence of each audit's live bound.
+        alpha: error of each audit's test: the run's error budget, shared as by `dpaudit verify`.
+    """
+
+    def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+        self.sweep = sweep
+        self.plan = plan
+        self.run = run
+        self.prepared = Prepared(run, plan)
+        self.recent = RecentPacks()
+        self.budget = sweep.budget
+        self.each_audit = self.budget.each_audit
+        confidences = [cell.audit.confidence for cell in sweep.cells]
+        self.alpha = (1 - min(confidences)) / len(confidences)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State of an audit, with the packs that its estimates do not have yet.
+
+    Attributes:
+        packs: the packs folded since the last call.
+        decided: the trials that were enough by `stop_when`, None without a decision.
+        complete: whether no trial is missing up to these; a miss is missing.
+        missed: the trials that were missed one by one, by kind.
+    """
+
+    packs: list[ConsumedPack]
+    decided: int | None
+    complete: bool
+    missed: list[MissedTrials]
+
+
+class AuditState:
+    """Folded trials of one audit, of which the packs `failed` count as misses.
+
+    Attributes:
+        trials: the finished packs.
+        estimates: estimators, which fold packs later: those of `take_snapshot`.
+        decided: the trials that were enough by `stop_when`; later ones are not folded.
+    """
+
+    def __init__(
+        self,
+        opened: OpenSweep,
+        index: int,
+        failed: Collection[Bounds],
+    ) -> None:
+        plan = opened.plan
+        audit = self._audit = plan.audits[index]
+        cell = self._cell = opened.sweep.cells[index]
+        self._opened = opened
+        self.trials = FinishedTrials(opened.run, plan, index, failed, recent=opened.recent)
+        self.estimates = Estimates(
+            audit,
+            cell,
+            opened.budget,
+            prepared=partial(opened.prepared.complete, index),
+        )
+        self._rule = cell.audit.stop_when
+        self._test = None
+        if self._rule is not None and self._rule.verdict:
+            self._test = claims.test(audit, cell)
+        self._bounds = [live_bound(audit)]  # the first is shown, the last compared with the claim
+        if not claims.is_gaussian(cell, audit.accountant):
+            self._bounds.append(live_bound(audit, curve="any"))
+        self._missed: dict[str, MissedTrials] = {}  # one by one, by the name of the exception
+        self._unsettled: list[ConsumedPack] = []  # those that the estimates do not have yet
+        self._shown: Estimate | None = None  # kept until the next fold
+        self.decided: int | None = None
+        self._advance(settle=True)
+
+    def add(self, scores: PackScores) -> None:
+        """Folds a pack that is stored, perhaps again, as of two attempts that were both stored."""
+        self.trials.add(scores)
+        self._advance()
+
+    def miss(self, pack: Bounds) -> None:
+        """Folds a pack that was given up."""
+        self.trials.failed.add(pack)
+        self._advance()
+
+    def take_snapshot(self) -> Snapshot:
+        """Returns the packs that were folded since the last call, and the state of the audit."""
+        packs = self._unsettled
+        self._unsettled = []
+        missed = list(self._missed.values())
+        return Snapshot(packs, self.decided, self.trials.complete, missed)
+
+    def progress(
+        self,
+        index: int,
+        activity: Activity,
+        parts_done: int = 0,
+        parts: int = 0,
+    ) -> AuditProgress:
+        """Returns the progress of the audit.
+
+        Args:
+            index: its number in the plan.
+            activity: of the sweep's packs.
+            parts_done: parts of its preparation that are stored.
+            parts: all parts of its preparation.
+        """
+        if self._shown is None:
+            bound = self._comparable(self._opened.each_audit)
+            self._shown = bound.given(self._cell.trade_off())
+        missed = sum(kind.trials for kind in self._missed.values())
+        return AuditProgress(
+            self._audit.label,
+            self._audit.trials,
+            self.trials.stored_trials,
+            self._shown.epsilon_lower,
+            self._audit.claim,
+            self._cell.audit.delta,
+            activity.failed.get(index, 0) + missed,
+            activity.lost.get(index, 0),
+            self.decided,
+            self._shown.status.assumes(self._shown.mu_lower),
+            parts_done,
+            parts,
+            index in activity.refuted,
+        )
+
+    def _comparable(self, confidence: float) -> Estimate:
+        """Returns the live bound; if it exceeds the claim, one that may be compared with that."""
+        level = self._cell.audit.delta, confidence
+        bound = self._bounds[0].bound(*level)
+        if bound.epsilon_lower > self._audit.claim:
+            return self._bounds[-1].bound(*level)
+        return bound
+
+    def _advance(self, settle: bool = False) -> None:
+        """Folds the packs that follow, until they are enough; `settle`: into the estimates, too."""
+        if self.decided is not None:
+            return
+        for pack in self.trials.packs(one_by_one=self._rule is not None):
+            for bound in self._bounds:
+                score_stream.feed(bound, pack)
+            if self._test is not None:
+                score_stream.feed(self._test, pack)
+                self._test.look()
+            if settle:
+                self.estimates.fold(pack)
+            else:
+                self._unsettled.append(pack)
+            self._count_missed(pack)
+            self._shown = None
+            if self._enough():
+                self.decided = self.trials.end = pack.last + 1
+                return
+
+    def _enough(self) -> bool:
+        """Returns whether the trials so far decide the audit, by `stop_when`."""
+        if self._test is not None and self._test.refuted_after(self._opened.alpha) is not None:
+            return True
+        within = self._rule.within if self._rule else None
+        claim = self._audit.claim
+        if within is None or not 0 < claim < math.inf:
+            return False
+        bound = self._comparable(self._cell.audit.confidence)
+        return bound.epsilon_lower >= (1 - within) * claim
+
+    def _count_missed(self, pack: ConsumedPack) -> None:
+        if isinstance(pack, MissedPack):
+            return
+        for trial, reason in pack.missed.items():
+            kind = reason.partition(": ")[0]
+            first = MissedTrials(self._audit.id, kind, 0, trial, reason)
+            entry = self._missed.get(kind, first)
+            self._missed[kind] = replace(entry, trials=entry.trials + 1)
+
+
+def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
+    """Returns a bound that holds after every pack. Of a single training run, it shows nothing."""
+    method = methods_after_a_look(not audit.independent, audit.paired)[0]
+    return EstimatorSpec(name=method, options=options).make(audit.declared[0], audit.together)

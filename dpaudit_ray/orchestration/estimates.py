@@ -1,0 +1,224 @@
+"""Estimators of one audit: the bounds of its trials so far, as `estimates.parquet` has them."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..accounting import Family
+from ..plan import score_stream
+from ..plan.model import PlannedAudit
+from ..plan.score_stream import ConsumedPack
+from ..stats import Estimate, Estimator, Status, growth
+from ..stats.base import curve_free, curve_free_method, methods_after_a_look
+from ..stats.budget import SweepBudget
+from ..stats.trial_log import Logged
+from ..storage.arrays import Arrays
+from ..storage.scores import EstimateRow
+from ..sweep.audit import EstimatorSpec
+from ..sweep.cell import Cell
+
+_SHOWN = ("trials", "epsilon_lower", "mu_lower", "delta", "confidence", "threshold")
+_CLAIM_NO_LEVEL = (Status.PAPER, Status.CREDIBLE)
+State = Estimator | growth.Growing  # of an estimator, for one number of trials or for several
+
+
+class Estimates:
+    """Estimators of one audit at every recorded step.
+
+    A time-uniform estimator keeps the options that follow from the number of trials declared first:
+    to tune it again after looking would void it.
+    """
+
+    def __init__(
+        self,
+        audit: PlannedAudit,
+        cell: Cell,
+        budget: SweepBudget,
+        prepared: Callable[[], tuple[Arrays, ...]] = tuple,
+    ) -> None:
+        """Makes the estimators.
+
+        Args:
+            audit: the audit as planned.
+            cell: the audit as the sweep has it.
+            budget: error budget of the whole sweep.
+            prepared: returns the parts of its preparation, none before all are stored.
+        """
+        self._audit = audit
+        self._cell = cell
+        self._prepared = prepared
+        self.known_rows: list[EstimateRow] | None = None  # of the last call
+        self._exact_bounds: dict[int, tuple[Estimate, ...]] | None = None  # by recorded step
+        self._specs = self._estimators()
+        self._each = self._level(budget)
+        self._states = []  # at each recorded step, the state of each estimator
+        for step in audit.horizons:
+            self._states.append([self._state(spec, step) for spec in self._specs])
+        self._free = self._curve_free()
+        self._fed = [_without_log_of_others(states) for states in self._states]
+        if self._free is not None:
+            self._fed[-1] = _without_log_of_others([*self._states[-1], self._free])
+
+    def fold(self, pack: ConsumedPack) -> None:
+        """Adds a pack, in trial order."""
+        self.known_rows = None
+        for column, states in enumerate(self._fed):
+            for state in states:
+                score_stream.feed(state, pack, column)
+
+    def rows(self) -> list[EstimateRow]:
+        """Returns one row per step, bound and accountant; keeps them until a pack is folded."""
+        if self.known_rows is None or (self._audit.trials == 0 and not self.known_rows):
+            self.known_rows = self._computed_rows()
+        return self.known_rows
+
+    def _computed_rows(self) -> list[EstimateRow]:
+        cell = self._cell
+        level = (cell.audit.delta, cell.audit.confidence)
+        independent = cell.mechanism.independent_canaries(cell.adversary)
+        exact = self._exact()
+        rows = []
+        for index, step in enumerate(self._audit.horizons):
+            curve = cell.trade_off(step)
+            bounds = [bound.given(curve) for bound in exact.get(step, ())]
+            with_epsilon = [(bound, bound.epsilon_lower) for bound in bounds]  # at the split level
+            for spec, state in zip(self._specs, self._states[index], strict=True):
+                bound = replace(state.bound(*level), method=spec.name)
+                with_epsilon.append(self._worth(state, bound.given(curve, independent)))
+                if state.time_uniform() or not self._audit.extended:
+                    bounds.append(bound)
+            if self._free is not None and step == self._audit.horizons[-1]:
+                bounds.append(self._free.bound(*level))
+            free = curve_free(bounds)
+            free_epsilon = math.nan if free is None else free.epsilon_lower
+            free_method = "" if free is None else free.method
+            for bound, epsilon in with_epsilon:
+                values = {name: getattr(bound, name) for name in _SHOWN}
+                for accountant, epsilons in self._audit.claims.items():
+                    claim = epsilons[index]
+                    row = EstimateRow(
+                        audit=self._audit.id,
+                        step=step,
+                        estimator=bound.method,
+                        status=bound.status.value,
+                        epsilon_upper=claim if math.isfinite(claim) else math.inf,
+                        accountant=accountant,
+                        epsilon_lower_together=epsilon,
+                        epsilon_lower_free=free_epsilon,
+                        free_estimator=free_method,
+                        **values,
+                    )
+                    rows.append(row)
+        return rows
+
+    def _exact(self) -> dict[int, tuple[Estimate, ...]]:
+        """Returns the bounds that need no trials, by step; computes them once."""
+        if self._exact_bounds is None:
+            parts = self._prepared()
+            cell = self._cell
+            level = (self._audit.horizons, cell.audit.delta)
+            bounds = cell.mechanism.exact(cell.adversary, *level, parts)
+            if self._audit.preparation is not None and not parts:
+                return bounds
+            self._exact_bounds = bounds
+        return self._exact_bounds
+
+    def _level(self, budget: SweepBudget) -> float:
+        """Returns the confidence of each bound that may decide this audit.
+
+        The sweep grants the audit one share of its error per declared estimator. If estimators were
+        added for early looks, all bounds that hold divide these shares equally. In an extended
+        audit only the added ones hold.
+        """
+        declared = max(len(self._cell.budget.estimators), 1)
+        added = len(self._specs) - len(self._cell.audit.estimators)
+        shares_each = 1.0
+        if added > 0:  # a mechanism with exact bounds has no specs, so fewer than declared
+            holding = added if self._audit.extended else declared + added
+            shares_each = min(declared / holding, 1.0)
+        return 1 - (1 - budget.each) * shares_each
+
+    @property
+    def _looked(self) -> bool:
+        """Whether bounds may be computed before all trials are run."""
+        return self._audit.extended or self._cell.audit.stop_when is not None
+
+    def _estimators(self) -> list[EstimatorSpec]:
+        """Returns the declared estimators, with time-uniform ones if looks need and lack them."""
+        if not self._cell.sampled:
+            return []
+        declared = list(self._cell.audit.estimators)
+        uniform = any(spec.method.time_uniform() for spec in declared)
+        if self._looked and not uniform and self._audit.canaries:
+            added = methods_after_a_look(not self._audit.independent, self._audit.paired)
+            declared += [EstimatorSpec(name=name) for name in added]
+        return declared
+
+    def _curve_free(self) -> State | None:
+        """Returns an estimator that bounds ε for any mechanism; None if declared, or none holds."""
+        last = self._audit.horizons[-1]
+        if self._audit.paired:
+            spec = EstimatorSpec(name="paired", options={"curve": "any"})
+            return self._state(spec, last)
+        if self._looked and not self._audit.independent:
+            return None  # none holds where canaries that share a training run are looked at early
+        method = curve_free_method(time_uniform=self._looked)
+        listed = any(spec.name == method for spec in self._specs)
+        if listed or not self._cell.sampled:
+            return None
+        return self._state(EstimatorSpec(name=method), last)
+
+    def _state(self, spec: EstimatorSpec, step: int) -> State:
+        """Makes an estimator for a recorded step, or one for each planned growth of the audit."""
+        audit = self._audit
+        method = spec.method
+        uniform = method.time_uniform()
+        family = None
+        if spec.through_claim:
+            family = Family(self._cell.claimed(step).training)
+        planned = audit.declared[0] if uniform else audit.trials
+        state = spec.make(planned, audit.together, family)
+        grows = len(audit.foreseen) > 1 and not audit.extended
+        if uniform or method.status in _CLAIM_NO_LEVEL or not grows:
+            return state
+        states = [spec.make(trials, audit.canaries or trials, family) for trials in audit.looks]
+        shares = growth.shares(len(audit.foreseen))
+        return growth.Growing(states, shares[: len(states)])
+
+    def _worth(
+        self,
+        state: State,
+        bound: Estimate,
+    ) -> tuple[Estimate, float]:
+        """Returns a bound with its status now, and its ε at the sweep's split level.
+
+        That ε is NaN if the bound does not hold.
+        """
+        level = self._cell.audit
+        if not state.time_uniform() and bound.status not in _CLAIM_NO_LEVEL:
+            if self._audit.extended:
+                bound = replace(bound, status=Status.EXTENDED)
+            elif bound.trials < self._audit.looks[0] and not state.interim_valid:
+                bound = replace(bound, status=Status.INTERIM)
+        if not bound.status.holds:
+            return bound, math.nan
+        if self._each == level.confidence:
+            return bound, bound.epsilon_lower
+        return bound, state.bound(level.delta, self._each).epsilon_lower
+
+
+def _without_log_of_others(states: list[State]) -> list[State]:
+    """Returns the states to feed: of those that keep only a log of all trials, one does.
+
+    An entry of the log takes 90 bytes for ten steps.
+    """
+    fed = []
+    log = None
+    for state in states:
+        if isinstance(state, Logged) and state.keeps_log_only:
+            if log is not None:
+                state.share_log(log)
+                continue
+            log = state
+        fed.append(state)
+    return fed
