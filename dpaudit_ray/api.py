@@ -97,7 +97,7 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     planning.preview(prepared, directory)  # a plan that is refused leaves no trace
     directory.require_writable()
     stop = Stop(prepared.resources.grace_seconds, tell)
-    with stop.listening(), lease.held(directory, known=stale_lease) as own_lease:
+    with stop.listening(), lease.held(directory, earlier=stale_lease) as own_lease:
         plan = planning.open_run(prepared, own_lease.run, tell)
         running = own_lease.run.patient(replace(place.RUNNING, tell=tell))
         show = show or notebook_progress()

@@ -189,7 +189,7 @@ def _with_bounds(
     # Canaries of a training run may be correlated, so a training run counts as one trial.
     runs = audit.trials // max(audit.together, 1)
     aim = CLAIM_SHARE * audit.claim
-    likely = math.nan
+    likely_bound = math.nan
     needed = 0
     powers = {}  # by number of training runs
     if 0 < audit.claim < math.inf:
@@ -206,7 +206,7 @@ def _with_bounds(
                     cell.audit.delta,
                     cell.audit.confidence,
                 )
-        likely = _likely_bound(audit.claim, runs, USUAL_POWER, *level)
+        likely_bound = _likely_bound(audit.claim, runs, USUAL_POWER, *level)
     curve = cell.trade_off()
     return replace(
         outlook,
@@ -215,7 +215,7 @@ def _with_bounds(
         trials_needed=needed * audit.canaries or None,
         grows=len(powers) > 1 and needed in powers,
         status=stats.make("accuracy", planned=1).bound(*level).given(curve).status,
-        likely=likely,
+        likely=likely_bound,
     )
 
 

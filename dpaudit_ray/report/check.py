@@ -110,7 +110,7 @@ class Checked:
     def differs(
         self,
         file: str,
-        place: str,
+        position: str,
         stored: Any,
         derived: Any = "",
         audit: str = "",
@@ -121,7 +121,7 @@ class Checked:
             values = [
                 value if isinstance(value, str) else repr(value) for value in (stored, derived)
             ]
-            self.differences.append(Difference(file, audit, place, *values))
+            self.differences.append(Difference(file, audit, position, *values))
 
     def compare(
         self,
@@ -129,18 +129,18 @@ class Checked:
         stored: Any,
         derived: Any,
         audit: str = "",
-        place: str = "",
+        position: str = "",
     ) -> None:
         """Adds a difference for each stored value that is not the derived one.
 
-        Mappings are compared key by key, and the keys make up the place. Of tuples, the first
+        Mappings are compared key by key, and the keys make up the position. Of tuples, the first
         element that differs is named. Floats may differ in their last digits.
         """
         if isinstance(stored, Mapping) and isinstance(derived, Mapping):
             for key in dict.fromkeys([*stored, *derived]):
-                below = f"{place}, {key}" if place else str(key)
+                below = f"{position}, {key}" if position else str(key)
                 values = stored.get(key, NOTHING), derived.get(key, NOTHING)
-                self.compare(file, *values, audit=audit, place=below)
+                self.compare(file, *values, audit=audit, position=below)
             return
         if isinstance(stored, float) and isinstance(derived, float):
             close = math.isclose(stored, derived, rel_tol=TOLERANCE, abs_tol=_ZERO)
@@ -152,13 +152,13 @@ class Checked:
             elements = itertools.zip_longest(stored, derived, fillvalue=NOTHING)
             for number, (stored, derived) in enumerate(elements):
                 if stored != derived:
-                    place = f"{place}, number {number}"
+                    position = f"{position}, number {number}"
                     break
         if isinstance(stored, Mapping):
             stored = "an entry"
         if isinstance(derived, Mapping):
             derived = "an entry"
-        self.differs(file, place, stored, derived, audit)
+        self.differs(file, position, stored, derived, audit)
 
     def cannot(
         self,
@@ -229,9 +229,9 @@ def check_run(location: str) -> Checked:
         if sweep is None:
             checked.differs(SWEEP, "", "no such file", "a sweep")
     if plan is not None and sweep is not None:
-        checked.compare(PLAN, plan.fingerprint, sweep.fingerprint, place="fingerprint")
-        checked.compare(PLAN, plan.seed, sweep.seed, place="seed")
-        checked.compare(PLAN, len(plan.audits), len(sweep.cells), place="audits")
+        checked.compare(PLAN, plan.fingerprint, sweep.fingerprint, position="fingerprint")
+        checked.compare(PLAN, plan.seed, sweep.seed, position="seed")
+        checked.compare(PLAN, len(plan.audits), len(sweep.cells), position="audits")
     if plan is None or sweep is None or checked.different:
         checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
         return checked
@@ -331,11 +331,11 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
             derived["claimed"] = claims.asked(cell) if reads else None
     except DpauditError as error:
         checked.cannot("its entry in plan.json", first_line(error), audit.label)
-    place = f"audits.{index}"
+    position = f"audits.{index}"
     for name, value in derived.items():
-        checked.compare(PLAN, getattr(audit, name), value, audit.label, f"{place}.{name}")
+        checked.compare(PLAN, getattr(audit, name), value, audit.label, f"{position}.{name}")
     accountants = ", ".join(filled.audit.accountants)
-    checked.compare(PLAN, ", ".join(audit.claims), accountants, audit.label, f"{place}.claims")
+    checked.compare(PLAN, ", ".join(audit.claims), accountants, audit.label, f"{position}.claims")
     stored = _by_step(audit.claims, audit.horizons)
     recomputed = _by_step(_claims(audit, filled, sources), filled.horizons)
     checked.compare(PLAN, stored, recomputed, audit.label)

@@ -156,13 +156,13 @@ def boundary(
     trial_shares = np.array(ends) / ends[-1]
     due = ndtr(ndtri(alpha) * trial_shares**-_SHAPE)
     path = Costs(0, np.ones(1))
-    spent = 0.0
+    used_level = 0.0
     limits = []
     for (_, costs), allowed in zip(parts, due, strict=True):
         path = path.plus(costs)
-        refuting = int(np.searchsorted(spent + path.below, allowed, side="right"))
+        refuting = int(np.searchsorted(used_level + path.below, allowed, side="right"))
         limits.append(path.first + refuting - 1 if refuting else -1)
-        spent += float(path.chances[:refuting].sum())
+        used_level += float(path.chances[:refuting].sum())
         path = path.above(refuting)
     return tuple(weights for weights, _ in parts), np.array(limits)
 

@@ -95,7 +95,7 @@ class Lease:
 
 
 def left_behind(
-    run: RunDirectory, watch: float | None = None, known: Entry | None = None
+    run: RunDirectory, watch: float | None = None, earlier: Entry | None = None
 ) -> Entry | None:
     """Returns the lease of a driver that is gone, None without a lease.
 
@@ -105,13 +105,13 @@ def left_behind(
     Args:
         run: the run directory.
         watch: seconds in which a stale lease does not change; by default STALE_SECONDS.
-        known: a lease that an earlier call returned, which is not watched again.
+        earlier: a lease that an earlier call returned, which is not watched again.
 
     Raises:
         RunDirectoryError: another driver works on this run.
     """
     entry = _read(run)
-    if entry is None or entry == known or _is_gone(entry):
+    if entry is None or entry == earlier or _is_gone(entry):
         return entry
     now = _watched(run, entry, STALE_SECONDS if watch is None else watch)
     if now is not None and now != entry:
@@ -124,7 +124,7 @@ def held(
     run: RunDirectory,
     watch: float | None = None,
     beat: float = BEAT_SECONDS,
-    known: Entry | None = None,
+    earlier: Entry | None = None,
 ) -> Iterator[Lease]:
     """Holds the lease of a run directory while this is open, and renews it.
 
@@ -132,13 +132,13 @@ def held(
         run: the run directory.
         watch: as in `left_behind`, whose lease is taken over.
         beat: seconds between renewals.
-        known: as in `left_behind`.
+        earlier: as in `left_behind`.
 
     Raises:
         RunDirectoryError: another driver works on this run.
         StorageError: the lease cannot be read or written.
     """
-    stale = left_behind(run, watch, known)
+    stale = left_behind(run, watch, earlier)
     before = (stale or {}).get("owner")
     lease = Lease(run, secrets.token_hex(8), before if isinstance(before, str) else None)
     pid = os.getpid()
