@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,7 +111,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
         raise SpecError("", f"{script} is not a script; {remedy}")
     if python:
         interpreter = Interpreter.for_script(python, target.script)
-        target = dataclasses.replace(target, python=interpreter)
+        target = replace(target, python=interpreter)
     names = {name.strip() for name in layers.split(",")}
     if not names <= {"0", "1", "2"}:
         raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")

@@ -172,7 +172,7 @@ class Sandbox:
         package = Path(__file__).resolve().parents[1]
         links = self.folder / "packages"
         links.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             (links / package.name).symlink_to(package)
         folders = [str(links), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         path = os.pathsep.join(filter(None, folders))
