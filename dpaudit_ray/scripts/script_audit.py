@@ -160,27 +160,36 @@ class Audit:
         if not (inspection.uses_opacus or result.chosen is not None):
             return inspection
         self._progress("repeating the run with pinned releases")
-        runs: dict[str, PinnedRun] = {}
-        for kind in ("alone", "exchanged", "noised", "shaken"):
-            run = self._pinned_run(kind, runs.get("alone"))
+        alone = self._pinned_run("alone")
+        if isinstance(alone, str):
+            return _with_pinned(inspection, {}, alone)
+        runs = {"alone": alone}
+        records = {"exchanged": alone.result.chosen}
+        if self._is_open and alone.result.last_record is not None:
+            records["last"] = alone.result.last_record
+        for name, record in records.items():
+            exchanged = self._pinned_run("exchanged", record)
+            if isinstance(exchanged, str):
+                return _with_pinned(inspection, runs, exchanged)
+            runs[name] = exchanged
+            if checks.differences(alone, exchanged):
+                runs["exchanged"] = exchanged
+                return self._with_explanations(inspection, runs, record)
+        return _with_pinned(inspection, runs, "")
+
+    def _with_explanations(
+        self, inspection: Inspection, runs: dict[str, PinnedRun], record: int | None
+    ) -> Inspection:
+        """Adds runs that show whether noise explains what an exchanged record changed."""
+        for kind in ("noised", "shaken"):
+            run = self._pinned_run(kind, record)
             if isinstance(run, str):
                 return _with_pinned(inspection, runs, run)
             runs[kind] = run
-            alone = runs["alone"]
-            if kind == "exchanged" and not checks.differences(alone, run):
-                break
-        if len(runs) == 2 and self._is_open and runs["alone"].result.last_record is not None:
-            last = self._pinned_run("exchanged", runs["alone"], runs["alone"].result.last_record)
-            if isinstance(last, PinnedRun):
-                runs["last"] = last
         return _with_pinned(inspection, runs, "")
 
-    def _pinned_run(
-        self, kind: Any, alone: PinnedRun | None, record: int | None = None
-    ) -> PinnedRun | str:
+    def _pinned_run(self, kind: Any, record: int | None = None) -> PinnedRun | str:
         """Returns one run with pinned releases, or why it is missing."""
-        if record is None and alone is not None:
-            record = alone.result.chosen
         request = self._request("pinned", share=_PINNED, pinned=kind, record=record)
         (run,) = self._run(iter([request]))
         if run.ended.how == "hung":
@@ -189,14 +198,14 @@ class Audit:
             return f"the run with pinned releases failed: {run.ended.message}"
         if run.result.chosen is None and record is None:
             return "no draw of four records or more was observed"
-        return PinnedRun.from_record(run.result, run.record)
+        return PinnedRun.from_record(run.result, run.record, record)
 
     @property
     def _is_open(self) -> bool:
         """Whether runs with pinned releases may settle a finding, or a check that is not done."""
         names = {check.name for check in self._judgement.looks if check.applies and not check.done}
         is_found = any(item.code in ACQUITTED for item in self._judgement.findings)
-        return is_found or bool(names & {"updates", "release"})
+        return is_found or bool(names & {"updates", "release", "sampling"})
 
     def _with_sizes(self, inspection: Inspection) -> Inspection:
         """Adds the number of records as the secret: the same run with one record more."""

@@ -35,7 +35,8 @@ def run(
         for number, letter in enumerate(releases)
     ]
     cut = fields.pop("cut", "")
-    return PinnedRun(result=RunResult(chosen=7, **fields), steps=tuple(steps), cut=cut)
+    name = fields.pop("record", "record 7")
+    return PinnedRun(result=RunResult(**fields), steps=tuple(steps), record=name, cut=cut)
 
 
 def published(mean: str, given: str) -> tuple[tuple[str, str], ...]:
@@ -81,11 +82,12 @@ def test_what_another_record_changes(other, check, words):
 
 
 def test_the_exchanged_record_and_the_line_are_named():
-    first = run("abc", chosen_as="the longest")
-    (one,) = findings(first, run("abc", (1.1, 2.1, 3.1)))
+    first = run("abc")
+    (one,) = findings(first, run("abc", (1.1, 2.1, 3.1), record="record 7, the longest,"))
     assert one.where == "step 1 (train.py:1)"
     assert "another record in place of record 7, the longest, changed 3 of 3" in one.seen
-    assert "in place of the longest" in judge(first, first).looks[0].said
+    (check,) = judge(first, first, last=run("abc", record="record 9")).looks
+    assert check.said.endswith("with another record in place of record 7, and of record 9")
 
 
 @pytest.mark.parametrize("given", ["1", "2"])
@@ -117,9 +119,10 @@ class Runner:
 
 
 def pinned_check(runner: Runner) -> Judgement:
-    """Runs pinned releases for a script with Opacus that nothing else is known of."""
+    """Runs pinned releases for a script with a tensor that nothing explains."""
     audit = Audit(Target(ZOO / "healthy.py", "mlp"), runner, Options(), lambda _: None)
-    inspection = Inspection(record=[], result=result(), delta=DELTA)
+    unexplained = result(left=left(tensors=("mean",)))
+    inspection = Inspection(record=[], result=unexplained, delta=DELTA)
     audit._judgement = checks.judge(inspection)
     inspection = audit._with_pinned_runs(inspection)
     return checks.pinned_releases.PinnedReleases().judge(inspection)
@@ -140,12 +143,30 @@ def test_a_run_without_a_draw_of_four_records_is_not_complete():
     assert not judgement.complete
 
 
-def test_pinned_runs_that_differ_in_nothing_are_two():
+def test_pinned_runs_that_differ_in_nothing():
+    """A record of the last batch is exchanged, too, as it may have gone into the tensor."""
     runner = Runner(Ended("returned"), RunResult(chosen=3, last_record=5))
     assert pinned_check(runner).complete
-    # The last batch matters only for values that are not explained otherwise.
-    kinds = [(request.pinned, request.record) for request in runner.requests[:2]]
-    assert kinds == [("alone", None), ("exchanged", 3)]
+    kinds = [(request.pinned, request.record) for request in runner.requests]
+    assert kinds == [("alone", None), ("exchanged", 3), ("exchanged", 5)]
+
+
+def test_pinned_runs_that_differ_are_explained_by_two_more():
+    class Differs(Runner):
+        """Publishes another value if record 5 is exchanged."""
+
+        def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
+            for run in super().run(requests, limits):
+                is_other = (run.request.pinned, run.request.record) == ("exchanged", 5)
+                value = (("mean", "2" if is_other else "1"),)
+                changed = dataclasses.replace(self.returned, published=value)
+                yield dataclasses.replace(run, result=changed)
+
+    runner = Differs(Ended("returned"), RunResult(chosen=3, last_record=5))
+    (one,) = pinned_check(runner).findings
+    assert one.code == "DPA034"
+    kinds = [(request.pinned, request.record) for request in runner.requests[2:]]
+    assert kinds == [("exchanged", 5), ("noised", 5), ("shaken", 5)]
 
 
 UNEXPLAINED = {
@@ -192,9 +213,13 @@ def test_an_earlier_step_may_be_chosen_by_records_that_change_nothing():
 
 def test_a_run_is_read_from_its_record():
     step = PinnedStep(member=True, release=("a",))
-    read = PinnedRun.from_record(RunResult(), [step, Cut(seconds=1.0, steps=4)])
+    entries = [step, Cut(seconds=1.0, steps=4)]
+    longest = RunResult(chosen=7, chosen_as="the longest record")
+    read = PinnedRun.from_record(longest, entries, None)
     assert read.steps == (step,)
     assert "after step 4" in read.cut
+    names = [PinnedRun.from_record(longest, entries, index).record for index in (None, 7, 9)]
+    assert names == ["record 7, the longest record,"] * 2 + ["record 9"]
 
 
 @pytest.mark.parametrize("waited", [0.0, 30.0, 1e6])

@@ -16,17 +16,27 @@ SHARE = ALPHA[0] / _TESTS  # probability of a false alarm, of each
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PinnedRun:
-    """A run with pinned releases: its steps, and why it ended early, or ""."""
+    """A run with pinned releases.
+
+    Attributes:
+        steps: each with whether it has the record that the run is about.
+        record: in words, such as "record 7, the longest record,".
+        cut: why it ended early, or "".
+    """
 
     result: RunResult
     steps: tuple[PinnedStep, ...]
+    record: str = "one record"
     cut: str = ""
 
     @classmethod
-    def from_record(cls, result: RunResult, record: Record) -> PinnedRun:
-        """Returns a run by its result and its record."""
+    def from_record(cls, result: RunResult, record: Record, index: int | None) -> PinnedRun:
+        """Returns a run by its result, its record, and the record of the data that it is about."""
+        name = f"record {result.chosen if index is None else index}"
+        if result.chosen_as and index in (None, result.chosen):
+            name += f", {result.chosen_as},"
         steps = tuple(entries_of(record, PinnedStep))
-        return cls(result=result, steps=steps, cut=why_cut(record))
+        return cls(result=result, steps=steps, record=name, cut=why_cut(record))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +45,7 @@ class PinnedRuns:
 
     Attributes:
         alone: with nothing else changed.
-        exchanged: with another record in place of one.
+        exchanged: with another record in place of one, the first that changed anything.
         noised: with other noise in the steps that have the record; None if it was not needed.
         shaken: with other random numbers outside of steps; None if it was not needed.
         last: with another record exchanged, one of the last batch; None if it was not needed.

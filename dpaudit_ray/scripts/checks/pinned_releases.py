@@ -40,7 +40,7 @@ def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
         return set()
     different: set[Difference] = set()
     for number, (a, b) in enumerate(zip(alone.steps, other.steps, strict=False)):
-        if not a.member and a.release != b.release:
+        if not b.member and a.release != b.release:
             different.add(Difference("release", number))
         if a.update != b.update:
             different.add(Difference("update", number))
@@ -56,7 +56,7 @@ def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
 def _changed_rows(a: PinnedStep, b: PinnedStep) -> Iterator[int]:
     """Yields gradients of a step with the record that it changed, if it changed more than one."""
     is_alike = a.generators == b.generators and len(a.rows) == len(b.rows)
-    if not (a.member and a.rows and is_alike):
+    if not (b.member and a.rows and is_alike):
         return
     x = np.array(a.rows)
     y = np.array(b.rows)
@@ -108,7 +108,7 @@ class PinnedReleases(Check):
         bypassing = differences(alone, exchanged) - differences(alone, pinned.noised)
         doubtful = bypassing & differences(alone, pinned.shaken)
         certain = sorted(bypassing - doubtful)
-        _report_steps(alone, certain, judgement)
+        _report_steps(exchanged, certain, judgement)
         names = [item.name for item in certain if item.kind == "published"]
         decisions = [name for name in names if name.startswith("what ")]
         values = [name for name in names if name not in decisions]
@@ -126,14 +126,16 @@ class PinnedReleases(Check):
         if hidden:
             why = f"whether noise outside of steps hides a record in {listed(sorted(hidden))}"
             return judgement.miss(self.name, why)
-        record = alone.result.chosen_as or "one record"
-        summary = f"{len(alone.steps)} steps twice, with another record in place of {record}"
+        summary = f"{len(alone.steps)} steps, repeated with another record in place of "
+        summary += exchanged.record.removesuffix(",")
+        if pinned.last is not None:
+            summary += f", and of {pinned.last.record.removesuffix(',')}"
         return judgement.observe(self.name, summary)
 
 
-def _report_steps(alone: PinnedRun, certain: list[Difference], judgement: Judgement) -> None:
+def _report_steps(run: PinnedRun, certain: list[Difference], judgement: Judgement) -> None:
     """Adds a finding for each kind of difference in steps, at its first step."""
-    steps = alone.steps
+    steps = run.steps
     first: dict[str, Difference] = {}
     for item in certain:
         first.setdefault(item.kind, item)
@@ -141,8 +143,8 @@ def _report_steps(alone: PinnedRun, certain: list[Difference], judgement: Judgem
         step = steps[row.step]
         count = sum(item.kind == "row" and item.step == row.step for item in certain)
         values: dict[str, Any] = {"count": count, "rows": len(step.rows), "drawn": step.drawn}
-        record = _record(alone)
-        judgement.find("moves others", at_step(row.step, step.line), record=record, **values)
+        where = at_step(row.step, step.line)
+        judgement.find("moves others", where, record=run.record, **values)
     if release := first.get("release"):
         members = [number for number, step in enumerate(steps) if step.member] or [0]
         count = sum(item.kind == "release" for item in certain)
@@ -153,10 +155,3 @@ def _report_steps(alone: PinnedRun, certain: list[Difference], judgement: Judgem
         count = sum(item.kind == "update" for item in certain)
         where = at_step(update.step, steps[update.step].line)
         judgement.find("comes between", where, count=count, steps=len(steps))
-
-
-def _record(run: PinnedRun) -> str:
-    """Returns the exchanged record in words."""
-    result = run.result
-    record = "one" if result.chosen is None else f"record {result.chosen}"
-    return f"{record}, {result.chosen_as}," if result.chosen_as else record
