@@ -38,7 +38,10 @@ class Accountant(ABC):
         """Returns an upper bound on ε at δ, which does not grow with δ."""
 
     def delta(self, training: Training, epsilon: float) -> float:
-        """Returns an upper bound on δ at ε: about the least δ at which `epsilon` allows it."""
+        """Returns an upper bound on δ at ε, by bisection of log δ: `epsilon` falls with δ.
+
+        It is at least `_LEAST`, and 1 if no smaller δ reaches `epsilon`.
+        """
         low, high = math.log(_LEAST), 0.0
         while high - low > _SLIP:
             middle = (low + high) / 2

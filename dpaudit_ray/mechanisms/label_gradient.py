@@ -282,7 +282,17 @@ class LabelGradient(Mechanism):
     def distributions(
         self, adversary: Adversary, delta: float, prepared: Prepared
     ) -> Mapping[str, Floats]:
-        """Returns the numbers of the paper's figures 3 and 4, for `backend: exact`."""
+        """Returns the numbers of the paper's figures 3 and 4, for `backend: exact`.
+
+        Args:
+            adversary: a `Label`, whose guesses are of one label at a time.
+            delta: δ of the bounds.
+            prepared: the trained network's state, as `prepare` returns it first.
+
+        Returns:
+            The finite ε of each label at each step, an infinite one has no place in a histogram,
+            and the absolute entries of each step's mean gradient.
+        """
         if self.sampled:
             return {}
         target = Target(prepared[0])
@@ -291,6 +301,7 @@ class LabelGradient(Mechanism):
             release, columns = target.release(step, cast(Label, adversary), self.noise)
             epsilon = release.bounds(delta).epsilon
             epsilons.append(epsilon[np.isfinite(epsilon)])
+            # A release solves for labels: its columns are gradients per unit of a label's weight.
             gradient_sum = columns @ release.coefficients(release.y)
             entries.append(np.abs(gradient_sum) / len(release.y))
         return {

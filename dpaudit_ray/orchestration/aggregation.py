@@ -101,7 +101,11 @@ class Aggregation:
     def give_up(self, failures: Iterable[Failure]) -> None:
         """Records packs that will not be run again, then folds their trials as misses.
 
-        A pack whose scores are stored is left alone. Raises StorageError: nothing was folded.
+        A pack whose scores are stored is left alone. A part of a preparation has no trials: its
+        failure is stored and nothing folded. A failed pack that was run again is stored anew.
+
+        Raises:
+            StorageError: nothing was folded.
         """
         by_pack = {failure.pack: failure for failure in failures}
         parts = [failure for failure in by_pack.values() if isinstance(failure.pack, Part)]

@@ -91,7 +91,7 @@ class FaultAttribution:
         suspect: Worker | None,
         ready: list[Worker],
     ) -> Worker | None:
-        """Returns the trainer that tries a pack next, perhaps once it is idle.
+        """Returns the trainer that tries a pack next; if it is busy, once it is idle.
 
         Best is one that is trusted, has done a pack, runs on another node, and is idle.
 

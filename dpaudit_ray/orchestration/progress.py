@@ -133,7 +133,7 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """The phase until a first pack is done, and once no trial is left; empty in between."""
+        """What the run does before its first pack is done and after its last; "" in between."""
         activity = self.activity
         packs = activity.packs_in_flight
         if activity.stopping:

@@ -422,7 +422,7 @@ class Pool:
         return self.remove(worker)
 
     def checkpoints_saved(self, steps: Mapping[Pack, int]) -> None:
-        """Takes the last saved step of each pack: a new one is a sign of life of its trainer."""
+        """Takes the last saved step of each pack; a new one restarts its trainer's silence."""
         fresh = {pack for pack, step in steps.items() if self._saved.get(pack) != step}
         self._saved = dict(steps)
         for worker in self.ready if fresh else ():

@@ -305,12 +305,14 @@ def check_apart(scores: Scores, members: Members, remedy: str) -> None:
 
     Such are scores of canaries of one training run, and of runs that continue earlier ones, in up
     to eight chains that take turns. Ranks of independent scores within each world are a random
-    order, ties broken by lot, so one of their correlations is too large once in 10,000 audits; and
-    so are those of ranks from the bit's own end, which find shared luck. Scores that drift are
-    refused, too. A part that all scores share is not found, nor anything if bits are in order.
+    order, ties broken by lot, so one of their correlations is too large once in 10,000 audits.
+    Ranks counted from the top in one world and from the bottom in the other find what makes
+    neighbouring guesses succeed together. Scores that drift are refused, too. A part that all
+    scores share is not found, nor anything if bits are in order.
     """
     n = len(scores)
-    if n < 2 or _order(members)[2]:
+    in_order = n < 2 or _order(members)[2]  # all of one world first: nothing tells drift from bits
+    if in_order:
         return
     ranks = np.zeros(n)
     lots = np.random.default_rng(0).random(n)

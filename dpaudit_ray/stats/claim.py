@@ -232,6 +232,9 @@ class Portfolio:
 
     def __init__(self, curve: Curve) -> None:
         self.curve = curve
+        # Factors V of the module's docstring, [points of the curve, slots, outcomes]: Y is 0 if a
+        # slot abstains, 1 if it is right; δ is its share, half for one direction. A wrong guess
+        # loses everything.
         few = curve.thinned(_PORTFOLIO_POINTS)
         odds = np.exp(-few.epsilons)[:, None]
         abstaining = 1 / (1 + few.deltas[:, None] * SHARES * odds)
@@ -311,6 +314,7 @@ class EpsDeltaAnytime(Wagered, Estimator):
         log_alpha = math.log(1 - confidence)
 
         def excess(epsilon: float) -> float:
+            """Returns the log of mean wealth over slots and stakes, less that of 1 / α."""
             wealth = ConstantStakes([epsilon], [delta]).log_wealth(counts)
             return float(special.logsumexp(wealth)) - math.log(wealth.size) + log_alpha
 

@@ -124,7 +124,11 @@ class Responses:
 
     @property
     def one_sided(self) -> "Responses":
-        """The same answers, each as a guess of "in": surest "in" first, [2 n] each."""
+        """The same answers as guesses of "in" alone, surest first, [2 n] each.
+
+        A side that answers "in" or "out" with equal shares has half of each; that "out" was wrong
+        is that "in" was right.
+        """
         return Responses(
             log_odds=np.append(self.log_odds, -self.log_odds[::-1]),
             shares=np.append(self.shares, self.shares[::-1]) / 2,

@@ -54,7 +54,7 @@ def as_floats(values: ArrayLike) -> Floats:
 
 
 def in_unit(name: str, value: ArrayLike) -> Floats:
-    """Returns `value` as an array; ValueError under `name` where an entry is outside (0, 1)."""
+    """Returns `value` as an array. Raises ValueError for entries outside (0, 1), ends included."""
     array = as_floats(value)
     if not np.all((array > 0) & (array < 1)):
         raise ValueError(f"{name} must lie in (0, 1), got {value!r}")

@@ -155,7 +155,11 @@ def gaussian_mu(
     canaries: int,
     confidence: float,
 ) -> float:
-    """Computes a lower bound on μ if canaries do not interfere; arguments as of `mu_lower`."""
+    """Computes a lower bound on μ; its arguments are those of `mu_lower`.
+
+    It assumes that canaries do not interfere: given its own bit, no canary's score depends on the
+    bits of others.
+    """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries)
 

@@ -143,6 +143,7 @@ def _at_least(hits: int, trials: int, rate: float) -> float:
 
 
 def _check_plan(epsilon: float, within: float, power: float) -> None:
+    """Raises ValueError for an ε that is not positive, and for shares outside of (0, 1)."""
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
     in_unit("within", within)

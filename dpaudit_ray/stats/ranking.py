@@ -452,7 +452,11 @@ class Rank(Logged, Estimator):
         return min(math.ceil(_LOOK**steps), trials)
 
     def _mistakes(self, scores: Scores, members: Members) -> Members:
-        """Returns `ranked_mistakes` of all trials, those that taught a guess last."""
+        """Returns whether each trial was guessed wrong, in the order of `ranked_mistakes`.
+
+        A diverged trial has an infinite score. Those among the first LEARN of the plan only teach
+        which world diverges more often; they have no rank and stand last, guessed as "in".
+        """
         first = math.ceil(LEARN * self.planned)
         diverged = Diverged()
         diverged.fold(scores[:first], members[:first])

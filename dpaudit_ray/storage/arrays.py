@@ -88,7 +88,11 @@ def _array(
     dtype_name: str,
     shape: list[int],
 ) -> NDArray[Any]:
-    """Returns bytes of a file as an array. Raises ValueError if they cannot be such a one."""
+    """Returns bytes of a file as an array that may be written to.
+
+    Raises:
+        ValueError: the type is not one of plain numbers, or shape and size do not agree.
+    """
     try:
         dtype = np.dtype(dtype_name)
     except TypeError as error:

@@ -91,6 +91,11 @@ class PublicView:
         return x.clone(), y.clone()
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
+        """Returns the parameters after so many steps without noise on the reserved examples.
+
+        Raises:
+            SpecError: the mechanism reserves no examples.
+        """
         if self.outside is None:
             raise SpecError("mechanism.reserved", "is needed to pretrain on; give a share")
         options = {"steps": steps, "schedule": Constant()}
