@@ -491,7 +491,8 @@ T = TypeVar("T")
 
 
 def _validate(kind: type[T], value: Any) -> T:
-    validated: T = _adapter(kind).validate_python(value)
+    key: Any = kind  # for mypy a type variable's type has no hash
+    validated: T = _adapter(key).validate_python(value)
     return validated
 
 
