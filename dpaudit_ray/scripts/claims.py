@@ -68,7 +68,7 @@ def composed_epsilon(history: History, delta: float) -> float:
     """Returns ε at δ of these steps by PLD; infinite if a step has no noise.
 
     Each kind of step takes half a second. A schedule of many noise multipliers is bundled, and ε
-    is then from below by less than a thousandth.
+    is then from below, by some thousandths.
     """
     if len(history) > _MOST_KINDS and all(noise > 0 for noise, _, _ in history):
         history = _bundled(history)
@@ -78,14 +78,16 @@ def composed_epsilon(history: History, delta: float) -> float:
 def _bundled(history: History) -> History:
     """Replaces neighbouring noise multipliers of one rate by one with the same mean of 1 / σ².
 
-    Divergences of sampled steps are convex in 1 / σ², so those of the mean are smaller.
+    Divergences of sampled steps are convex in 1 / σ², so those of the mean are smaller. Steps with
+    the least noise, which matter most, stay as they are.
     """
+    by_noise = sorted(history)
+    events = by_noise[: _MOST_KINDS // 2]
     by_rate: dict[float, list[tuple[float, int]]] = {}
-    for noise, rate, steps in sorted(history):
+    for noise, rate, steps in by_noise[_MOST_KINDS // 2 :]:
         by_rate.setdefault(rate, []).append((noise, steps))
-    events = []
     for rate, kinds in by_rate.items():
-        size = math.ceil(len(kinds) * len(by_rate) / _MOST_KINDS)
+        size = math.ceil(2 * len(kinds) * len(by_rate) / _MOST_KINDS)
         for start in range(0, len(kinds), size):
             bundle = kinds[start : start + size]
             total = sum(steps for _, steps in bundle)

@@ -171,6 +171,8 @@ class Audit:
             exchanged = self._pinned_run("exchanged", record)
             if isinstance(exchanged, str):
                 return _with_pinned(inspection, runs, exchanged)
+            if record == alone.result.chosen:  # which states why it was chosen
+                exchanged = dataclasses.replace(exchanged, record=alone.record)
             runs[name] = exchanged
             if checks.differences(alone, exchanged):
                 runs["exchanged"] = exchanged

@@ -145,8 +145,11 @@ def test_a_run_without_a_draw_of_four_records_is_not_complete():
 
 def test_pinned_runs_that_differ_in_nothing():
     """A record of the last batch is exchanged, too, as it may have gone into the tensor."""
-    runner = Runner(Ended("returned"), RunResult(chosen=3, last_record=5))
-    assert pinned_check(runner).complete
+    chosen = RunResult(chosen=3, chosen_as="the longest", last_record=5)
+    runner = Runner(Ended("returned"), chosen)
+    judgement = pinned_check(runner)
+    assert judgement.complete
+    assert "record 3, the longest, and of record 5" in judgement.looks[0].said
     kinds = [(request.pinned, request.record) for request in runner.requests]
     assert kinds == [("alone", None), ("exchanged", 3), ("exchanged", 5)]
 

@@ -121,8 +121,10 @@ class AccountantWatch:
             return
         self._accountants.all.append(accountant)
         for kind in type(accountant).__mro__:
-            wrappers = {name: functools.partial(self._answer, name) for name in _QUESTIONS}
-            for name, wrapper in {**wrappers, "load_state_dict": self._load}.items():
+            wrappers: dict[str, Callable[..., Any]] = {"load_state_dict": self._load}
+            for name in _QUESTIONS:
+                wrappers[name] = functools.partial(self._answer, name)
+            for name, wrapper in wrappers.items():
                 if name in vars(kind) and (kind, name) not in self._wrapped:
                     self._wrapped.add((kind, name))
                     around(kind, name)(wrapper)

@@ -104,7 +104,7 @@ def lies_time_first(args: Any, kwargs: Any, records: int) -> bool:
     """Returns whether the second dimension of a batch, and not the first, has its records."""
     for leaf in tree_flatten((args, kwargs))[0]:
         if _has_dim(leaf, 1):
-            return leaf.shape[0] != records and leaf.shape[1] == records
+            return bool(leaf.shape[0] != records and leaf.shape[1] == records)
     return False
 
 

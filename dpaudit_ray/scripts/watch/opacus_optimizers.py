@@ -307,14 +307,14 @@ class OptimizerWatch(StepWatch):
         if passes:
             self.rows = examples.rows - self._earlier.rows
             if records and examples.rows != records:
-                each = run.networks.records_each
-                left_over = records - examples.rows * each
+                size = run.networks.records_each
+                left_over = records - examples.rows * size
                 step = UnevenStep(
                     step=self.steps,
                     rows=examples.rows,
                     drawn=records,
                     passes=examples.passes,
-                    records_each=each if 0 <= left_over < each else 1,
+                    records_each=size if 0 <= left_over < size else 1,
                 )
                 run.uneven.append(step)
         if self.after_step is not None:

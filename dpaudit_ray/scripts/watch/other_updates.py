@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from typing import Any
+import dataclasses
+from typing import Any, Literal
 
 import torch
 
@@ -56,14 +57,14 @@ def count_step(run: WatchedRun, optimizer: Any) -> None:
     for watched in run.optimizers:
         private |= set(map(id, watched.optimizer.params))
     inside = [p for p in params if id(p) in private]
-    when = "before"
+    when: Literal["import", "before", "after"] = "before"
     if run.phase == "import":
         when = "import"
     elif run.networks.modules:
         when = "after"
     kind = type(optimizer).__name__
     names = tuple(run.networks.names(inside)[:_MOST_NAMES])
-    key = (when, bool(inside), kind, names)
+    key = OutsideSteps(when, private=bool(inside), optimizer=kind, names=names, steps=0)
     updates.steps[key] = updates.steps.get(key, 0) + 1
     run.note_line(kind)
     updates.params.update({id(p): p for p in params})
@@ -84,7 +85,8 @@ def note_copies(run: WatchedRun, module: torch.nn.Module) -> None:
 
 def outside_steps(run: WatchedRun) -> tuple[OutsideSteps, ...]:
     """Returns the counts of steps that no engine wraps."""
-    return tuple(OutsideSteps(*key, count) for key, count in run.updates.steps.items())
+    counts = run.updates.steps.items()
+    return tuple(dataclasses.replace(key, steps=count) for key, count in counts)
 
 
 def trained_by_records(run: WatchedRun) -> tuple[tuple[str, ...], tuple[str, ...]]:

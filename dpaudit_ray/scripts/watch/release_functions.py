@@ -33,7 +33,7 @@ ReleasedArrays = Callable[[Change, int | None], Arrays]  # after a change, by ge
 def stream_at(name: str, claim: tuple[float, float, float]) -> Stream | None:
     """Returns the recorder of a call site that claims (σ, C, q).
 
-    There is none outside training, and in replays.
+    Outside training, and in replays, no step is recorded.
     """
     if run is None or run.replaying or run.phase != "main":
         return None

@@ -14,7 +14,7 @@ import torch
 
 from ...opacus import Marks
 from ..processor import waited
-from ..protocol import Cut, Entry, PinnedStep, RunRequest, UnevenStep, encode
+from ..protocol import Cut, Entry, OutsideSteps, PinnedStep, RunRequest, UnevenStep, encode
 from .accountants import Accountants
 from .hooks import calling_line
 from .loaders import Indices, LoaderWatch
@@ -122,7 +122,7 @@ class OtherUpdates:
     """Updates of parameters by anything but private steps.
 
     Attributes:
-        steps: counts by (when, whether private, optimizer, names), as `OutsideSteps` has them.
+        steps: counts of steps, by their description without the count.
         params: parameters, by identity, that another optimizer stepped.
         since_private: identities of those that it stepped after training became private.
         warmed: parameters, by identity, stepped before, and the data set that was read then.
@@ -132,7 +132,7 @@ class OtherUpdates:
         between_steps: times that parameters had changed between private steps.
     """
 
-    steps: dict[Any, int] = dataclasses.field(default_factory=dict)
+    steps: dict[OutsideSteps, int] = dataclasses.field(default_factory=dict)
     params: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     since_private: set[int] = dataclasses.field(default_factory=set)
     warmed: dict[int, Any] = dataclasses.field(default_factory=dict)
