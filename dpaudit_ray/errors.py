@@ -102,7 +102,7 @@ class SpecError(DpauditError):
         return error
 
 
-def unknown_key(key: str, names: Collection[str] = ()) -> SpecError:
+def unknown_key(key: str, names: Collection[str]) -> SpecError:
     """Returns the error about the last part of `key`, which is not among the known `names`."""
     *parents, last = key.split(".")
     choice = f"{suggestion(last, names)}known: {', '.join(names)}" if names else ""

@@ -25,14 +25,14 @@ def pages() -> Measures:
     return readability.of_pages(sorted(files))
 
 
-def test_package_has_at_most_273_800_tokens(package):
+def test_package_has_at_most_273_720_tokens(package):
     """Counts tokens, not lines: a limit on lines is met by denser lines."""
-    assert sum(lines.total() for lines in package.tokens.values()) <= 273_800
+    assert sum(lines.total() for lines in package.tokens.values()) <= 273_720
 
 
 def test_lines_of_code_are_short(package):
     assert package.density() <= 8.78
-    assert package.dense_percent() <= 4.75
+    assert package.dense_percent() <= 4.7
 
 
 def test_no_file_is_much_denser_than_others(package):

@@ -167,7 +167,7 @@ def progress_figure(row: dict[str, Any]) -> Figure:
     return Figure(f"{done}/{number(row['trials'])}")
 
 
-def show_verdict(judged: RunVerdict, answer: Answer, details: bool = False) -> None:
+def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
     """Prints the verdict, the first next step, and a line per audit.
 
     Args:

@@ -86,12 +86,10 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def and_more(items: Sequence[str], most: int = 1) -> str:
-    """Returns the first `most` items, and the number of others."""
-    text = ", ".join(items[:most])
-    if len(items) > most:
-        text += f" and {len(items) - most} more"
-    return text
+def and_more(items: Sequence[str]) -> str:
+    """Returns the first item, and the number of those after it."""
+    first, *remaining = items
+    return f"{first} and {len(remaining)} more" if remaining else first
 
 
 # What is printed ---------------------------------------------------------------------------------

@@ -360,7 +360,7 @@ def seconds_per_trial(
     sweep: Sweep,
     trainer: PackTrainer,
     remaining: list[Pack],
-    progress: Callable[[int, int], None] = lambda timed, packs: None,
+    progress: Callable[[int, int], None],
 ) -> tuple[dict[int, float], str | None]:
     """Times a pack of each audit, once for all that take equally long.
 

@@ -240,7 +240,7 @@ def check_estimates(
     estimates: "pd.DataFrame",
     plan: Plan,
     run: RunDirectory,
-    more_names: Collection[str] = (),
+    more_names: Collection[str],
 ) -> None:
     """Checks that every row has an audit, step, accountant, claim and estimator of the plan.
 

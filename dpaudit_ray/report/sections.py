@@ -26,7 +26,7 @@ Content = dict[str, Any]  # by the names in the template
 _LISTED = 6  # values of an option that varies
 
 
-def all_sections(run: Run, progress: verdict.Progress | None = None) -> Content:
+def all_sections(run: Run, progress: verdict.Progress | None) -> Content:
     """Returns the content of the page; writes the figures of the run into its directory.
 
     Args:

@@ -142,7 +142,7 @@ def last_refuted(
     return root(excess, 0.0, high, **tolerances)
 
 
-def upper_rates(n: int, tail: float, size: int = 0) -> Upper:
+def upper_rates(n: int, tail: float, size: int) -> Upper:
     """Returns bounds u(k) for k = 0..n errors of n trials, all valid together with 1 - `tail`.
 
     Levels fall as n grows, so those for `size` trials are valid if that is more: audits of about

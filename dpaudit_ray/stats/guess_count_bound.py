@@ -270,9 +270,7 @@ class Anytime(Guesses):
         return max(anytime_lower(*look, alpha) for look in looks)
 
 
-@functools.lru_cache  # counts of hits, and so μ, are often the same
-def _gaussian_epsilon(mu: float, delta: float) -> float:
-    return float(gdp.epsilon(mu, delta))
+_gaussian_epsilon = functools.lru_cache(gdp.epsilon)  # counts of hits, and so μ, are often the same
 
 
 def mu_from_accuracy(rate: float) -> float:

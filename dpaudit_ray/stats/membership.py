@@ -405,7 +405,7 @@ def sentence(
     fpr: float,
     rate: Interval,
     confidence: float,
-    claim: Curve | None = None,
+    claim: Curve | None,
 ) -> str:
     """Puts a TPR in words, for 1,000 members.
 

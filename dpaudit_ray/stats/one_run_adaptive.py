@@ -133,7 +133,7 @@ class Evidence:
         cls,
         odds: Floats,
         members: Members,
-        failed: int = 0,
+        failed: int,
     ) -> "Evidence":
         """Guesses bits, bool [m], by log odds of "in", float64 [m]."""
         log_odds = np.abs(odds)

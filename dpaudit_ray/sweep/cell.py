@@ -186,7 +186,7 @@ class Cell(Strict):
 def parse_cell(
     sections: Mapping[str, Any],
     label: str,
-    older: bool = False,
+    older: bool,
 ) -> Cell:
     """Returns a cell from the file's sections at a point of the grid.
 

@@ -41,7 +41,7 @@ class Groups:
     inner: int
 
     @classmethod
-    def for_cpu(cls, module: nn.Module, in_loops: int = 0) -> Groups:
+    def for_cpu(cls, module: nn.Module, in_loops: int) -> Groups:
         """Returns groups that are fast on a CPU if loops pool so many convolutions, `in_loops`."""
         convolutions = sum(isinstance(layer, nn.Conv2d) for layer in module.modules())
         if convolutions > in_loops:

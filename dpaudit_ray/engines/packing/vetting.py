@@ -41,7 +41,7 @@ def vet(
     module: nn.Module,
     x: Tensor,
     many: Tensor,
-    thorough: bool = True,
+    thorough: bool,
 ) -> None:
     """Calls the module on batches that differ in other examples, and compares its outputs.
 

@@ -23,7 +23,7 @@ def squared_errors(outputs: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(outputs[:, 0], y.to(outputs.dtype), reduction="none")
 
 
-def output_gradients(outputs: Tensor, y: Tensor, loss: Loss = losses) -> Tensor:
+def output_gradients(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """Returns the gradient of every loss by the outputs of n models, float [n, c, B].
 
     The gradient of `losses` has a closed form: sigmoid or softmax minus the indicator of the class.

@@ -14,7 +14,7 @@ from ...adversaries.base import Canary, ChangingCanary, SavedObserver
 from ..base import Arrays, Checkpoints
 from .steps import Steps, tensor
 
-_log = logging.getLogger("dpaudit")
+_warn = functools.cache(logging.getLogger("dpaudit").warning)  # once in a process per message
 _OBSERVER = "observer."
 
 
@@ -76,7 +76,7 @@ class PackCheckpoints:
         if self._checkpoints is None or self._steps is None or not self._checkpoints.due:
             return
         if self._hindrance:
-            _warn(self._hindrance)
+            _warn("no checkpoint is written: %s", self._hindrance)
             self._checkpoints = None
             return
         arrays = {name: values.copy() for name, values in recorded.items()}
@@ -86,8 +86,3 @@ class PackCheckpoints:
             for name, values in self._observer.state().items():
                 arrays[_OBSERVER + name] = values.cpu().numpy().copy()
         self._checkpoints.save(step, self._steps.state() | arrays)
-
-
-@functools.cache  # once in a process, whatever the number of packs
-def _warn(hindrance: str) -> None:
-    _log.warning("no checkpoint is written: %s", hindrance)

@@ -344,7 +344,7 @@ def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
     return means.assign(series=names.where(proved, assuming))
 
 
-def trend_figure(run: Run, estimator: str | None = None) -> Figure | None:
+def trend_figure(run: Run, estimator: str | None) -> Figure | None:
     """Draws bounds over a key of the grid, a line for each choice of the other keys.
 
     None unless exactly one key has three or more numbers.
