@@ -11,7 +11,7 @@ from tests.readability import Measures
 PACKAGE = Path(da.__file__).parent
 ROOT = PACKAGE.parent
 # Limits at the last change that improved them.
-LIMITS = {"headless": 44, "pointer": 16, "name": 161, "str*bool": 9, "nested": 28, "walrus": 3}
+LIMITS = {"headless": 0, "pointer": 0, "name": 24, "str*bool": 0, "nested": 0, "walrus": 0}
 
 
 @pytest.fixture(scope="module")
@@ -25,21 +25,21 @@ def pages() -> Measures:
     return readability.of_pages(sorted(files))
 
 
-def test_package_has_at_most_273_720_tokens(package):
+def test_package_has_at_most_290_600_tokens(package):
     """Counts tokens, not lines: a limit on lines is met by denser lines."""
-    assert sum(lines.total() for lines in package.tokens.values()) <= 273_720
+    assert sum(lines.total() for lines in package.tokens.values()) <= 290_600
 
 
 def test_lines_of_code_are_short(package):
-    assert package.density() <= 8.78
-    assert package.dense_percent() <= 4.7
+    assert package.density() <= 8.63
+    assert package.dense_percent() <= 4.2
 
 
 def test_no_file_is_much_denser_than_others(package):
     dense = {
         str(file.relative_to(PACKAGE)): round(package.density(file), 1)
         for file, lines in package.tokens.items()
-        if len(lines) >= 40 and package.density(file) > 13.6
+        if len(lines) >= 40 and package.density(file) > 12.5
     }
     assert not dense
 
@@ -51,7 +51,7 @@ def test_findings_in_code_do_not_rise(package, kind):
 
 
 def test_docstrings_and_messages_are_plain_english(package):
-    assert package.idioms_per_1000_words() <= 1.5
+    assert package.idioms_per_1000_words() <= 0.25
 
 
 def test_pages_are_plain_english(pages):

@@ -133,7 +133,7 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """What the run does before its first pack is done and after its last; "" in between."""
+        """Activity before the first pack is done and after the last trial; "" in between."""
         activity = self.activity
         packs = activity.packs_in_flight
         if activity.stopping:

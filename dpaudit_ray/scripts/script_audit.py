@@ -271,13 +271,13 @@ class Audit:
 
     def _try_steps(self) -> None:
         """Tests steps: each is a trial."""
-        taken = sum(self._result.steps)
-        if self._noise is None or not taken:
+        steps_taken = sum(self._result.steps)
+        if self._noise is None or not steps_taken:
             self._not_done(1, "every step a trial", "no step was accounted")
             self._help.append("the step test needs an accountant that counts steps")
             return
         needed = canary_trials.steps_needed(self._noise)
-        affordable = max(self._affordable_runs, 1) * taken
+        affordable = max(self._affordable_runs, 1) * steps_taken
         planned = min(needed or affordable, affordable)
         layer = self._trials[1] = canary_trials.step_trials(self._noise, max(planned, 10))
 
@@ -285,7 +285,7 @@ class Audit:
             return self._request("steps", number, canary="steps", reseeds=True)
 
         # A run that is cut has told of its steps until then.
-        for run in self._canary_runs(layer, make, math.ceil(planned / taken), _FEWEST):
+        for run in self._canary_runs(layer, make, math.ceil(planned / steps_taken), _FEWEST):
             trials = entries_of(run.record, Trial)
             layer.fold([trial.score for trial in trials], [trial.member for trial in trials])
             if run.ended.how != "returned":
@@ -303,7 +303,7 @@ class Audit:
             return
         need = f"20,000 steps with a noise multiplier of {self._noise:.3g} do not show 0.7 of it"
         if needed is not None:
-            runs = math.ceil((needed - layer.count) / taken)
+            runs = math.ceil((needed - layer.count) / steps_taken)
             need = f"{needed} step trials would find 0.7 of the noise; {runs} more runs, about "
             need += f"--budget {self._budget_for(runs)}"
         self._help.append(f"step test: {need}")

@@ -174,7 +174,7 @@ class RayRunner:
         self._task = ray.remote(num_cpus=1, max_retries=2)(_run_on_node)
 
     def close(self) -> None:
-        """Nothing: tasks end by themselves."""
+        """Does nothing: tasks end by themselves."""
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
         def submit(request: RunRequest) -> Any:
@@ -192,18 +192,18 @@ def _run_on_node(
         for path, content in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
-        there = dataclasses.replace(target, script=folder / target.script.name)
-        with sandbox_for(there) as sandbox:
-            return run_once(sandbox, there, request, limits, 1)
+        copied = dataclasses.replace(target, script=folder / target.script.name)
+        with sandbox_for(copied) as sandbox:
+            return run_once(sandbox, copied, request, limits, 1)
 
 
 Runner = LocalRunner | RayRunner
 
 
 def sandbox_for(target: Target) -> Sandbox:
-    """Where a script is run: installed modules that it imports, or might, are there already.
+    """Returns a sandbox for a script, with the installed modules that it may import loaded.
 
-    Not those that start threads, which are not there after a fork.
+    Modules that start threads are left out: their threads would be missing after a fork.
     """
     default = Interpreter(sys.executable, imports.installed_imports({"": target.script}))
     python = target.python or default

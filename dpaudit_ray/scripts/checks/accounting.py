@@ -22,12 +22,12 @@ class Accounting(Check):
         events = claims.events_of(inspection.result)
         counted = sum(int(steps) for _, _, steps in events)
         is_unsampled = bool(events) and all(rate >= 1 for _, rate, _ in events)
-        taken = inspection.taken
-        if taken > counted and not (is_unsampled or inspection.cut):
-            judgement.find("not accounted", "the accountant", taken=taken, counted=counted)
+        steps_taken = inspection.taken
+        if steps_taken > counted and not (is_unsampled or inspection.cut):
+            judgement.find("not accounted", "the accountant", taken=steps_taken, counted=counted)
         for entry in entries_of(inspection.record, CarriedSum)[:1]:
             judgement.find("carried sum", at_step(entry.step, entry.line))
-        summary = f"{counted} of {taken} steps accounted"
+        summary = f"{counted} of {steps_taken} steps accounted"
         if inspection.cut:  # a script may account, or ask for ε, after its steps
             return judgement.miss(self.name, f"{summary}, and then {inspection.cut}")
         self._judge_targets(inspection, judgement)
@@ -103,10 +103,10 @@ class Accounting(Check):
     def _judge_early_reports(self, inspection: Inspection, judgement: Judgement) -> None:
         """Notes that the script got an ε, but not at the end at δ of the claim."""
         reports = inspection.result.reported
-        taken = inspection.taken
+        steps_taken = inspection.taken
         if not reports or math.isnan(claims.composed(inspection.result, inspection.delta)):
             return
-        if any(item.steps == taken and item.delta == inspection.delta for item in reports):
+        if any(item.steps == steps_taken and item.delta == inspection.delta for item in reports):
             return
         judgement.find(
             "reported early",
@@ -115,5 +115,5 @@ class Accounting(Check):
             epsilon=reports[-1].epsilon,
             other=plain(reports[-1].delta),
             steps=reports[-1].steps,
-            taken=taken,
+            taken=steps_taken,
         )

@@ -19,12 +19,19 @@ Release = list[Vector]
 
 def flat_vectors(tensors: Iterable[torch.Tensor]) -> Release:
     """Returns tensors as flat float64 vectors of numpy."""
-    return [t.detach().to("cpu", torch.float64).reshape(-1).numpy() for t in tensors]
+    vectors = []
+    for tensor in tensors:
+        values = tensor.detach().to("cpu", torch.float64)
+        vectors.append(values.reshape(-1).numpy())
+    return vectors
 
 
 def gradients(params: Iterable[torch.Tensor]) -> Release:
     """Returns the gradients of parameters; zeros without any."""
-    return flat_vectors(torch.zeros_like(p) if p.grad is None else p.grad for p in params)
+    tensors = []
+    for p in params:
+        tensors.append(torch.zeros_like(p) if p.grad is None else p.grad)
+    return flat_vectors(tensors)
 
 
 def is_array(value: Any, least_dim: int = 1) -> bool:
@@ -44,7 +51,8 @@ def has_numbers(value: Any, least: int = 1) -> bool:
 
 def digest(tensor: torch.Tensor) -> bytes:
     """Returns the same for tensors of the same values, on any device."""
-    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    values = tensor.detach().cpu().contiguous()
+    values = values.reshape(-1).view(torch.uint8)
     return hashlib.blake2b(values.numpy().data, digest_size=16).digest()
 
 
@@ -81,4 +89,5 @@ def random_direction(shapes: Iterable[Sequence[int]], seed: int) -> list[torch.T
 
 def spread_indices(count: int, most: int) -> list[int]:
     """Returns at most so many of `count` indices, evenly spread, each once."""
-    return list(dict.fromkeys(int(i * count / most) for i in range(min(most, count))))
+    indices = (int(i * count / most) for i in range(min(most, count)))
+    return list(dict.fromkeys(indices))

@@ -94,7 +94,8 @@ def _delta(state: WatchedRun, option: float | None) -> float:
         SpecError: there is none in a run that is inspected.
     """
     published = state.publications
-    if published.marks.delta is None and (reports := state.accountants.reports):
+    reports = state.accountants.reports
+    if published.marks.delta is None and reports:
         delta = reports[-1][1].delta
         published.marks = dataclasses.replace(published.marks, delta=delta)
     stated = option or published.marks.delta
