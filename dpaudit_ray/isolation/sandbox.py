@@ -168,13 +168,15 @@ class Sandbox:
             "connection": server_end.fileno(), "folder": str(self.folder), "path": self._path,
             "preload": self._preload,
         }  # fmt: skip
-        # The server finds this package, and nothing else that lies where it was imported from.
+        # The server finds this package wherever it was imported from.
         package = Path(__file__).resolve().parents[1]
-        links = self.folder / "packages"
-        links.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            (links / package.name).symlink_to(package)
-        folders = [str(links), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        home = package.parent
+        if self._interpreter != sys.executable:  # and nothing else that lies there
+            home = self.folder / "packages"
+            home.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                (home / package.name).symlink_to(package)
+        folders = [str(home), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         path = os.pathsep.join(filter(None, folders))
         # -P: the working directory gives no module in place of an installed one.
         command = [self._interpreter, "-P", "-m", "dpaudit_ray.isolation.forkserver"]

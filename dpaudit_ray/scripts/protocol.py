@@ -449,6 +449,12 @@ class RunResult:
     returned_nothing: bool = False
     marks: Marks = Marks()
 
+    @property
+    def unwatched_processes(self) -> str:
+        """Clause that names the processes which the script has started, if any."""
+        names = [f"{kind.count} {kind.process}, {kind.line}" for kind in self.processes]
+        return f"processes that it starts ({'; '.join(names)}) were not watched"
+
 
 Record = Sequence[Entry]
 E = TypeVar("E", bound=Entry)

@@ -261,7 +261,8 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
         )
     if sum(result.steps) or (result.made and result.outside):
         return result
-    if processes := unwatched_processes(result):
+    if result.processes:
+        processes = result.unwatched_processes
         why = f"took no private step itself: {processes}; train in the main process (nprocs=1)"
         raise ScriptError(f"{target} {why}")
     if result.made:
@@ -279,12 +280,6 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
         return result
     why = f"never calls make_private, and takes {steps} steps without privacy that is known here"
     raise ScriptError(f"{target} {why}; {_MADE_VISIBLE}")
-
-
-def unwatched_processes(result: RunResult) -> str:
-    """Returns a clause that names the processes which a script has started; "" if it has none."""
-    names = [f"{kind.count} {kind.process}, {kind.line}" for kind in result.processes]
-    return f"processes that it starts ({'; '.join(names)}) were not watched" if names else ""
 
 
 def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:

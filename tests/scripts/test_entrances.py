@@ -309,7 +309,7 @@ def test_training_at_the_top_of_a_file_is_audited(script, one_room):
     outcome = dpaudit(verb, file, "--layers", "0", *options)
     assert outcome.code in (0, 5), outcome  # so few steps may leave it open
     assert "train.py --epochs 1" in outcome.out
-    assert "δ = 1e-5, rdp" in outcome.out
+    assert "at δ = 1e-5, by the script's accountant (rdp)" in " ".join(outcome.out.split())
     assert (script.parent / "train-audit.html").exists()
 
 

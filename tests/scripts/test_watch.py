@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
-from dpaudit_ray.opacus import audited, marks_of
+from dpaudit_ray.opacus import Marks, audited, marks_of
 from dpaudit_ray.scripts.protocol import CollateInspection, Report, RunRequest, read_record
 from dpaudit_ray.scripts.watch import (
     forward_passes,
@@ -197,7 +197,7 @@ def test_data_sets_with_common_records_are_of_one_group():
 
 def test_what_is_returned_has_a_name(tmp_path):
     run = watched(tmp_path)
-    run.publications.public = ("net",)
+    run.publications.marks = Marks(public=("net",))
     network = nn.Linear(1, 1)
     network.weight.grad = torch.ones(1, 1)
     returned = {"mean": np.ones(2), "losses": [0.5, 0.25], "net": network, "n": 3, "word": "a"}

@@ -19,13 +19,12 @@ class RecordsElsewhere(Check):
             judgement.find("beside", "an optimizer without noise", value=listed(result.beside))
         if result.standardised:
             judgement.find("standardised", "the data set", value=result.standardised)
-        processes = result.processes
-        count = sum(kind.count for kind in processes)
-        for kind in processes[:1]:
-            values = {"count": count, "process": kind.process}
-            judgement.find("unwatched process", with_line("a process", kind.line), **values)
-        if processes:
-            return judgement.miss(self.name, f"{count} processes were not observed")
+        if result.processes:
+            first = result.processes[0]
+            count = sum(kind.count for kind in result.processes)
+            where = with_line("a process", first.line)
+            judgement.find("unwatched process", where, count=count, process=first.process)
+            return judgement.miss(self.name, result.unwatched_processes)
         if judgement.findings:
             return judgement.miss(self.name, "records without noise went into training")
         return judgement.observe(self.name, "no other use was observed")
