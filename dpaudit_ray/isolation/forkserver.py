@@ -161,10 +161,11 @@ def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
 def _children(pid: int) -> list[int]:
     """Returns the children of a process, whichever of its threads started them."""
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():  # macOS
-        with suppress(Exception):  # it has ended, or there is no psutil
+        with suppress(ImportError):  # the environment of a script may have no psutil
             import psutil
 
-            return [process.pid for process in psutil.Process(pid).children()]
+            with suppress(psutil.Error):  # it ended meanwhile
+                return [process.pid for process in psutil.Process(pid).children()]
         return []
     children = list[int]()
     with suppress(OSError):  # it ended meanwhile

@@ -173,7 +173,7 @@ class Sandbox:
         home = package.parent
         if self._interpreter != sys.executable:  # and nothing else that lies there
             home = self.folder / "packages"
-            home.mkdir(parents=True, exist_ok=True)
+            home.mkdir(exist_ok=True)
             with suppress(FileExistsError):
                 (home / package.name).symlink_to(package)
         folders = [str(home), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]

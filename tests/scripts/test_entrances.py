@@ -143,7 +143,7 @@ def run(warm: Sandbox, script: Path):
         target = Target.from_text(text, arguments=arguments)
         assert target is not None
         request = RunRequest(seed=0, inspects=inspects)
-        return script_runs.run_once(InFolder(warm, home), target, request, Limits(60), 1)
+        return script_runs.run_once(InFolder(warm, home), target, request, Limits(1800), 1)
 
     return start
 
@@ -539,7 +539,7 @@ def test_a_script_runs_in_an_environment_without_opacus(script, tmp_path, monkey
     assert "torch" in target.python.imports
     with script_runs.sandbox_for(target) as sandbox:
         ended = script_runs.run_once(
-            sandbox, target, RunRequest(seed=0, inspects=True), Limits(60), 1
+            sandbox, target, RunRequest(seed=0, inspects=True), Limits(1800), 1
         )
     assert steps(ended) == [3]
     assert ended.ended.output == f"{tmp_path / 'own'}\n"

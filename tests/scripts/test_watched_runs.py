@@ -57,7 +57,7 @@ def run(warm: Sandbox, folder: Path, body: str, **fields: Any) -> EndedRun:
     lines = [f"    {line}" for line in body.strip().splitlines()]
     script.write_text(HEAD + "\n".join(lines) + "\n")
     request = RunRequest(seed=3, **fields)
-    ended = script_runs.run_once(warm, Target(script, "main"), request, Limits(300.0), 1)
+    ended = script_runs.run_once(warm, Target(script, "main"), request, Limits(1800.0), 1)
     assert ended.result is not None, ended.ended
     return ended
 
@@ -184,7 +184,7 @@ def findings(warm: Sandbox, script: str, function: str) -> list[str]:
         record = runs["alone"].result.chosen if runs else None
         request = RunRequest(seed=3, pinned=kind, record=record, most_steps=4)
         target = Target(ZOO / f"{script}.py", function)
-        ended = script_runs.run_once(warm, target, request, Limits(120.0), 1)
+        ended = script_runs.run_once(warm, target, request, Limits(1800.0), 1)
         assert ended.result is not None, ended.ended
         runs[kind] = PinnedRun.from_record(ended.result, ended.record, record)
         if kind == "exchanged" and not checks.differences(runs["alone"], runs[kind]):

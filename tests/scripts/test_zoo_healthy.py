@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 def run(warm: Sandbox, name: str, **asked: object) -> EndedRun:
     seen = script_runs.run_once(
-        warm, Target(ZOO / "healthy.py", name), RunRequest(seed=SEED, **asked), Limits(300.0), 1
+        warm, Target(ZOO / "healthy.py", name), RunRequest(seed=SEED, **asked), Limits(1800.0), 1
     )
     assert seen.result is not None, seen.ended
     return seen
@@ -53,7 +53,7 @@ def cases(names: Iterable[str]) -> list:
 @pytest.mark.parametrize("name", cases(BITWISE))
 def test_looking_changes_no_bit_of_the_parameters(warm, name):
     request = {"script": "healthy", "function": name, "seed": SEED}
-    plain = warm.call("tests.scripts.plainly:run", request, Limits(300.0))
+    plain = warm.call("tests.scripts.plainly:run", request, Limits(1800.0))
     assert plain.how == "returned", plain.traceback
     assert looked_into(warm, name).result.final == plain.value
 
