@@ -4,8 +4,6 @@ Steps on the same records compose, by all engines together; steps on disjoint re
 up. A history that was loaded replaces the steps that it has in common with this process.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import math

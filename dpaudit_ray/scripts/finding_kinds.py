@@ -4,8 +4,6 @@ Codes are stable: a page of the documentation has a section for each, and report
 them. A kind that is removed leaves its code unused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from enum import StrEnum
 

@@ -4,8 +4,6 @@ It needs what the script needs, and nothing for the audit: the watch imports tor
 and finds this package by a link (see `isolation.Sandbox`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess
@@ -41,7 +39,7 @@ class Interpreter:
     imports: Sequence[str]
 
     @classmethod
-    def for_script(cls, path: str, script: Path) -> Interpreter:
+    def for_script(cls, path: str, script: Path) -> "Interpreter":
         """Returns the interpreter at `path`.
 
         Raises:

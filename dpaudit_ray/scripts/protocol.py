@@ -6,14 +6,12 @@ so a misspelt field is an error of types, and never a check that is silently not
 process imports this module in the script's environment: it needs the standard library alone.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 import hashlib
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,7 +20,7 @@ _LARGEST_RECORD = 2**30  # bytes; a look at a step takes some kilobytes
 History = tuple[tuple[float, float, int], ...]  # (σ, q, steps), as accountants of Opacus have it
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """Tasks of a watched run, in addition to training the model.
 
@@ -52,7 +50,7 @@ class RunRequest:
     one_more: bool = False
     pinned: Literal["", "alone", "exchanged", "noised", "shaken"] = ""
     record: int | None = None
-    answers: dict[str, float] = dataclasses.field(default_factory=dict)
+    answers: dict[str, float] = field(default_factory=dict)
 
     def derived(self, *label: str | int) -> int:
         """Returns a seed of 63 bits, a function of the run's seed and of the label's texts."""
@@ -65,14 +63,14 @@ class RunRequest:
         return random.Random(self.derived("coin", *label)).random() < chance
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Entry:
     """Line of a record. `line` is the script's line that was running, as file:number, or ""."""
 
     line: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Made(Entry):
     """A call of `make_private`; `target_epsilon` and `target_delta` if the script passes them.
 
@@ -90,7 +88,7 @@ class Made(Entry):
     target_delta: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Shift:
     """Squared distance, by tensor, that a change of one example moves a release."""
 
@@ -98,7 +96,7 @@ class Shift:
     squares: tuple[float, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Correlation:
     """The most striking correlation of `pairs` pairs of noise vectors of one kind."""
 
@@ -109,7 +107,7 @@ class Correlation:
     pairs: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LawDistance:
     """Kolmogorov distance of so many standardised numbers of noise from the normal law."""
 
@@ -117,7 +115,7 @@ class LawDistance:
     numbers: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepInspection(Entry):
     """Replay of one step; lists have an entry for each tensor of its release.
 
@@ -154,7 +152,7 @@ class StepInspection(Entry):
     counts: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GhostInspection(Entry):
     """Longest clipped gradient of one record in a backward pass of ghost clipping."""
 
@@ -164,7 +162,7 @@ class GhostInspection(Entry):
     bound: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ForwardInspection(Entry):
     """A forward pass, repeated with another record in one place.
 
@@ -186,7 +184,7 @@ class ForwardInspection(Entry):
     unseen: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CollateInspection(Entry):
     """A batch that was collated again without one record.
 
@@ -200,7 +198,7 @@ class CollateInspection(Entry):
     seen: str = ""  # such as "padded from 9 to 7 positions"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Trial(Entry):
     """Outcome of a step with a canary or without: scores have mean 1 with it, else 0."""
 
@@ -211,7 +209,7 @@ class Trial(Entry):
     rate: float | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cut(Entry):
     """The time budget ended the run after so many steps."""
 
@@ -219,14 +217,14 @@ class Cut(Entry):
     steps: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CarriedSum(Entry):
     """A step adds to a sum of gradients that another walk through the data left."""
 
     step: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ArraysGiven(Entry):
     """A custom loop gave arrays: of its clipped "sum", or of its "noise"."""
 
@@ -234,7 +232,7 @@ class ArraysGiven(Entry):
     kind: Literal["sum", "noise"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PinnedStep(Entry):
     """A step of a pinned run.
 
@@ -256,7 +254,7 @@ class PinnedStep(Entry):
     drawn: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Claim:
     """Statement of one accountant: its history, and ε at each δ; None if it fails.
 
@@ -274,7 +272,7 @@ class Claim:
     loaded: History = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class AccountedStep:
     """Noise multiplier and sampling rate that one release was accounted with."""
 
@@ -284,7 +282,7 @@ class AccountedStep:
     rate: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Report:
     """An ε that the script was given by accountant number `claim`, after so many releases."""
 
@@ -294,7 +292,7 @@ class Report:
     claim: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Draws:
     """Counts of the draws of one data set at one rate; see `draw_counts`.
 
@@ -318,7 +316,7 @@ class Draws:
     twice: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class UnevenStep:
     """A step with another number of per-example gradients than records were drawn.
 
@@ -334,7 +332,7 @@ class UnevenStep:
     records_each: int = 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class OutsideSteps:
     """Steps of an optimizer that no engine wraps.
 
@@ -349,7 +347,7 @@ class OutsideSteps:
     steps: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StartedProcesses:
     """Processes of a kind that the script started at a line, and that are not watched."""
 
@@ -358,7 +356,7 @@ class StartedProcesses:
     count: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Leftovers:
     """Names of values that are returned or saved and carry more than releases.
 
@@ -385,7 +383,7 @@ class Leftovers:
     tensors: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Marks:
     """δ, ε and public names that `@audited` states."""
 
@@ -394,7 +392,7 @@ class Marks:
     public: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """Knowledge at the end of a run.
 
@@ -424,7 +422,7 @@ class RunResult:
     claims: tuple[Claim, ...] = ()
     accounted: tuple[AccountedStep, ...] = ()
     reported: tuple[Report, ...] = ()
-    answers: dict[str, float] = dataclasses.field(default_factory=dict)
+    answers: dict[str, float] = field(default_factory=dict)
     moved: int = 0
     draws: tuple[Draws, ...] = ()
     unused: tuple[int, ...] = ()
@@ -440,7 +438,7 @@ class RunResult:
     chosen: int | None = None
     chosen_as: str = ""
     last_record: int | None = None
-    lines: dict[str, str] = dataclasses.field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
     left: Leftovers = Leftovers()
     final: str = ""
     seconds: float = 0.0
@@ -463,7 +461,7 @@ _KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in Entry.__subcla
 
 def encode(entry: Entry) -> str:
     """Returns an entry as one line of JSON."""
-    return json.dumps({"entry": type(entry).__name__} | dataclasses.asdict(entry))
+    return json.dumps({"entry": type(entry).__name__} | asdict(entry))
 
 
 def entries_of(record: Record, kind: type[E]) -> list[E]:

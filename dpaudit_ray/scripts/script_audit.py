@@ -6,7 +6,6 @@ from below. Each layer has its share of the error.
 """
 
 import contextlib
-import dataclasses
 import importlib
 import math
 import os
@@ -14,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -49,7 +49,7 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Options:
     """Limits and choices of an audit.
 
@@ -152,7 +152,7 @@ class Audit:
             return inspection
         self._progress("comparing the seeds of a second run")
         (second,) = self._run(iter([self._request("seeds", most_steps=1)]))
-        return dataclasses.replace(inspection, reseeded=second.result)
+        return replace(inspection, reseeded=second.result)
 
     def _with_pinned_runs(self, inspection: Inspection) -> Inspection:
         """Adds runs with pinned releases, as many as are needed to explain a difference."""
@@ -172,7 +172,7 @@ class Audit:
             if isinstance(exchanged, str):
                 return _with_pinned(inspection, runs, exchanged)
             if record == alone.result.chosen:  # which states why it was chosen
-                exchanged = dataclasses.replace(exchanged, record=alone.record)
+                exchanged = replace(exchanged, record=alone.record)
             runs[name] = exchanged
             if checks.differences(alone, exchanged):
                 runs["exchanged"] = exchanged
@@ -216,7 +216,7 @@ class Audit:
         self._progress("repeating the first step with one record more")
         requests = (self._request("size", n, most_steps=1, one_more=bool(n)) for n in (0, 1))
         records = tuple(run.record for run in self._run(requests))
-        return dataclasses.replace(inspection, sizes=records)
+        return replace(inspection, sizes=records)
 
     @property
     def _left(self) -> float:
@@ -322,11 +322,11 @@ class Audit:
             self._not_done(2, "runs", why)
             return
         self._failed = []
-        layer = self._trials[2] = dataclasses.replace(layer, planned=needed)
+        layer = self._trials[2] = replace(layer, planned=needed)
 
         def make(number: int) -> RunRequest:
             request = self._request("run", number, canary="run", reseeds=True)
-            return dataclasses.replace(request, member=request.coin(0.5, "bit of the run"))
+            return replace(request, member=request.coin(0.5, "bit of the run"))
 
         for run in self._canary_runs(layer, make, needed, self._seconds):
             trials = entries_of(run.record, Trial)
@@ -388,7 +388,7 @@ def _slowdown() -> float:
 
 def _with_pinned(inspection: Inspection, runs: dict[str, PinnedRun], missing: str) -> Inspection:
     pinned = PinnedRuns(**runs, missing=missing)
-    return dataclasses.replace(inspection, pinned=pinned)
+    return replace(inspection, pinned=pinned)
 
 
 def _least_noise(run: EndedRun) -> float | None:

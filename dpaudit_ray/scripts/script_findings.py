@@ -1,9 +1,7 @@
 """Verdict of a script's audit: findings, outcomes of checks, and measured bounds."""
 
-from __future__ import annotations
-
-import dataclasses
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import percent, plain
@@ -15,7 +13,7 @@ ALPHA = {0: 0.01, 1: 0.02, 2: 0.02}
 LAYERS = {0: "run inspection", 1: "step test", 2: "run test"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Finding:
     """Observation that contradicts an expectation, and its place.
 
@@ -41,7 +39,7 @@ class Finding:
         return f"{text}; {self.remedy}" if self.remedy else text
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class CheckOutcome:
     """Outcome of one check: a summary of what it observed, or why it is not done.
 
@@ -61,7 +59,7 @@ class CheckOutcome:
         return f"not done: {self.said}" if self.applies else f"cannot apply: {self.said}"
 
 
-@dataclasses.dataclass
+@dataclass
 class Judgement:
     """Findings and outcomes of one layer, or of a part of it; checks add to it.
 
@@ -72,31 +70,31 @@ class Judgement:
     """
 
     layer: int = 0
-    findings: list[Finding] = dataclasses.field(default_factory=list)
-    looks: list[CheckOutcome] = dataclasses.field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    looks: list[CheckOutcome] = field(default_factory=list)
     complete: bool = True
     enough: bool = False
     sentence: str = ""
 
-    def find(self, kind: str, where: str, **values: Any) -> Judgement:
+    def find(self, kind: str, where: str, **values: Any) -> "Judgement":
         """Adds a finding of a kind, with the values of its texts."""
         self.findings.append(finding(kind, where, layer=self.layer, **values))
         return self
 
-    def observe(self, name: str, summary: str, *, complete: bool = True) -> Judgement:
+    def observe(self, name: str, summary: str, *, complete: bool = True) -> "Judgement":
         """Adds the outcome of a check that is done, though maybe with too few trials."""
         self.looks.append(CheckOutcome(self.layer, name, done=True, said=summary))
         self.complete &= complete
         return self
 
-    def miss(self, name: str, why: str, *, applies: bool = True) -> Judgement:
+    def miss(self, name: str, why: str, *, applies: bool = True) -> "Judgement":
         """Adds a check that is not done; if it `applies`, the judgement is not complete."""
         outcome = CheckOutcome(self.layer, name, done=False, said=why, applies=applies)
         self.looks.append(outcome)
         self.complete &= not applies
         return self
 
-    def add(self, part: Judgement) -> Judgement:
+    def add(self, part: "Judgement") -> "Judgement":
         """Adds findings and outcomes of another judgement."""
         self.findings += part.findings
         self.looks += part.looks
@@ -110,7 +108,7 @@ class Judgement:
         return [item for item in self.findings if item.weight is Weight.VIOLATION]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Measured:
     """Lower bound on ε at `delta` from a layer's trials, and the claim: of a step, or of a run.
 
@@ -133,7 +131,7 @@ class Measured:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ScriptVerdict:
     """Audit of a script: verdict, claim, findings, and outcomes of all checks.
 

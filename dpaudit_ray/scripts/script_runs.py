@@ -1,10 +1,7 @@
 """Runs of a script, in child processes or on Ray's nodes, and requirements on its first run."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
-import dataclasses
 import os
 import re
 import shlex
@@ -12,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ _THREADED = {"jax", "tensorflow", "keras", "ray"}
 _ALWAYS = ("torch._dynamo", "opacus", _RUN.partition(":")[0])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Target:
     """A script, or a function of it.
 
@@ -69,7 +67,7 @@ class Target:
         delta: float | None = None,
         epsilon: float | None = None,
         arguments: Sequence[str] = (),
-    ) -> Target | None:
+    ) -> "Target | None":
         """Parses `script.py` or `script.py:main` (or .ipynb), else returns None.
 
         Args:
@@ -97,7 +95,7 @@ class Target:
         return cls(path, function, delta, epsilon, tuple(arguments))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class EndedRun:
     """A run that has ended, its record, and its result; None if it did not get that far."""
 
@@ -192,7 +190,7 @@ def _run_on_node(
         for path, content in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
-        copied = dataclasses.replace(target, script=folder / target.script.name)
+        copied = replace(target, script=folder / target.script.name)
         with sandbox_for(copied) as sandbox:
             return run_once(sandbox, copied, request, limits, 1)
 
@@ -217,13 +215,13 @@ def run_once(
 ) -> EndedRun:
     """Runs the script once, under watch; `limits` come on top of the request's seconds."""
     if limits.seconds is not None and request.seconds is not None:
-        limits = dataclasses.replace(limits, seconds=request.seconds + limits.seconds)
+        limits = replace(limits, seconds=request.seconds + limits.seconds)
     with tempfile.TemporaryDirectory(prefix="dpaudit-") as folder:
         record = Path(folder) / "record.jsonl"
         argument = {
             "script": str(target.script), "function": target.function, "delta": target.delta,
             "arguments": target.arguments, "threads": threads,
-            "record": str(record), "request": dataclasses.asdict(request),
+            "record": str(record), "request": asdict(request),
         }  # fmt: skip
         ended = sandbox.call(_RUN, argument, limits)
         result = None if ended.value is None else decode_result(ended.value)

@@ -1,7 +1,5 @@
 """Limits of an audit in one script, with hints where the script may depend on it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of a script's verdict: a page of HTML, JUnit for CI, and SARIF for code scanning."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json

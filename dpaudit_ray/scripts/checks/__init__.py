@@ -3,8 +3,6 @@
 To add a check, write a module with a `Check` and name it in `CHECKS`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from ..script_findings import Judgement

@@ -1,7 +1,5 @@
 """Accounting: each release is accounted, and each ε that the script was given covers its steps."""
 
-from __future__ import annotations
-
 import math
 
 from ...errors import plain

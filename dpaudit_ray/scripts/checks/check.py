@@ -1,10 +1,8 @@
 """The interface of checks, and what they are given of a script."""
 
-from __future__ import annotations
-
 import abc
-import dataclasses
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ..protocol import Cut, PinnedStep, Record, RunResult, entries_of
@@ -14,7 +12,7 @@ _TESTS = 5  # noise, correlation, law, rate of sampling, spread of sampling
 SHARE = ALPHA[0] / _TESTS  # probability of a false alarm, of each
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PinnedRun:
     """A run with pinned releases.
 
@@ -30,7 +28,7 @@ class PinnedRun:
     cut: str = ""
 
     @classmethod
-    def from_record(cls, result: RunResult, record: Record, index: int | None) -> PinnedRun:
+    def from_record(cls, result: RunResult, record: Record, index: int | None) -> "PinnedRun":
         """Returns a run by its result, its record, and the record of the data that it is about."""
         name = f"record {result.chosen if index is None else index}"
         if result.chosen_as and index in (None, result.chosen):
@@ -39,7 +37,7 @@ class PinnedRun:
         return cls(result=result, steps=steps, record=name, cut=why_cut(record))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PinnedRuns:
     """Runs with the same random numbers in place of releases.
 
@@ -60,7 +58,7 @@ class PinnedRuns:
     missing: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Inspection:
     """All that checks are given of a script.
 

@@ -1,7 +1,5 @@
 """Law of the noise: independence, and the normal distribution."""
 
-from __future__ import annotations
-
 import math
 
 from scipy import special

@@ -1,9 +1,7 @@
 """Noise and clipping: the distance that one example moves a release, in units of its noise."""
 
-from __future__ import annotations
-
-import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,7 @@ _EMPTY = "a record without a gradient"
 Floats = npt.NDArray[np.float64]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Distance:
     """Distance that one example moves a step, in units of what was accounted.
 
@@ -39,7 +37,7 @@ class _Distance:
     detectable: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Change:
     """Squared distance of one change: from above, estimated and from below, and its parts.
 

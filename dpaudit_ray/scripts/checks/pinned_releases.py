@@ -1,7 +1,5 @@
 """Runs with pinned releases: what another record changes there bypasses the noise."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, Literal

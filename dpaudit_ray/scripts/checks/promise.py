@@ -1,7 +1,5 @@
 """The stated ε: that of `@audited(epsilon=)`, or of the caller."""
 
-from __future__ import annotations
-
 from ...errors import plain
 from .. import claims
 from ..script_findings import Judgement

@@ -1,7 +1,5 @@
 """Per-example independence: forward passes and batches, repeated with another record."""
 
-from __future__ import annotations
-
 from ..protocol import CollateInspection, ForwardInspection, entries_of
 from ..script_findings import Judgement
 from .check import Check, Inspection, listed, with_line

@@ -1,7 +1,5 @@
 """Uses of the private records outside of private steps."""
 
-from __future__ import annotations
-
 from ..script_findings import Judgement
 from .check import Check, Inspection, listed, with_line
 

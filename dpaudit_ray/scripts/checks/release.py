@@ -1,7 +1,5 @@
 """The returned and saved objects: what they carry in addition to private parameters."""
 
-from __future__ import annotations
-
 from ..script_findings import Judgement
 from .check import Check, Inspection, listed
 from .pinned_releases import acquits

@@ -1,7 +1,5 @@
 """Sampling: draws of the loaders, compared with the sampling that was accounted."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """The number of records as a secret."""
 
-from __future__ import annotations
-
 import math
 
 from ..protocol import Made, entries_of

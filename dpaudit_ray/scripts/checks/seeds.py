@@ -1,7 +1,5 @@
 """Seeds of generators that noise is drawn from."""
 
-from __future__ import annotations
-
 from ..script_findings import Judgement
 from .check import Check, Inspection
 

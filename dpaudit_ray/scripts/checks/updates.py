@@ -1,7 +1,5 @@
 """Updates of parameters by anything except private releases."""
 
-from __future__ import annotations
-
 from ..protocol import OutsideSteps
 from ..script_findings import Judgement
 from .check import Check, Inspection, listed, with_line

@@ -1,14 +1,12 @@
 """Records what accountants count, what they state, and which ε the script got from them."""
 
-from __future__ import annotations
-
 import collections
-import dataclasses
 import functools
 import hashlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ _SECONDS = 5.0  # that an accountant may take for further δ
 _QUESTIONS = ("get_epsilon", "get_privacy_spent")
 
 
-@dataclasses.dataclass
+@dataclass
 class Accountants:
     """Accountants of a run.
 
@@ -35,14 +33,14 @@ class Accountants:
         loaded: histories that were loaded, by identity of the accountant.
     """
 
-    of_engines: list[Any] = dataclasses.field(default_factory=list)
-    all: list[Any] = dataclasses.field(default_factory=list)
+    of_engines: list[Any] = field(default_factory=list)
+    all: list[Any] = field(default_factory=list)
     has_engine: bool = False
-    accounted: list[AccountedStep] = dataclasses.field(default_factory=list)
-    reports: list[tuple[Any, Report]] = dataclasses.field(default_factory=list)
-    answers: dict[str, float] = dataclasses.field(default_factory=dict)
-    loaded: dict[int, History] = dataclasses.field(default_factory=dict)
-    _counts: collections.Counter[tuple[int, float, float]] = dataclasses.field(
+    accounted: list[AccountedStep] = field(default_factory=list)
+    reports: list[tuple[Any, Report]] = field(default_factory=list)
+    answers: dict[str, float] = field(default_factory=dict)
+    loaded: dict[int, History] = field(default_factory=dict)
+    _counts: collections.Counter[tuple[int, float, float]] = field(
         default_factory=collections.Counter
     )
     _release: ReleaseKey | None = None
@@ -80,7 +78,7 @@ class Accountants:
         """Returns reports with the index of their accountant's claim; -1 if it has none."""
         numbers = {id(accountant): n for n, accountant in enumerate(self.claiming())}
         return tuple(
-            dataclasses.replace(report, claim=numbers.get(id(accountant), -1))
+            replace(report, claim=numbers.get(id(accountant), -1))
             for accountant, report in self.reports
         )
 

@@ -1,7 +1,5 @@
 """Repeats forward passes with another record in one place: outputs of the others must stay."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

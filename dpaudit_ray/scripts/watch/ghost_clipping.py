@@ -3,8 +3,6 @@
 That is the difference of two backward passes: with the record's loss, and without.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -2,9 +2,9 @@
 
 import collections
 import contextlib
-import dataclasses
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ Indices = npt.NDArray[np.int64]
 ReleaseKey = tuple[int, int]  # number of an optimizer or call site, and its step
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class Iteration:
     """A walk through a loader of `data`, by its sampler.
 
@@ -32,11 +32,11 @@ class Iteration:
     data: Any
     sampler: Any
     splits: bool
-    waiting: collections.deque[Indices] = dataclasses.field(default_factory=collections.deque)
-    batches: list[Indices] = dataclasses.field(default_factory=list)
+    waiting: collections.deque[Indices] = field(default_factory=collections.deque)
+    batches: list[Indices] = field(default_factory=list)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Draw:
     """Indices that a sampler drew from `data`, and the release that was made of them."""
 

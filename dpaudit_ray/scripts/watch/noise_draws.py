@@ -1,7 +1,5 @@
 """Measures a step's noise from its draws: size, correlations, and distance from the normal law."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

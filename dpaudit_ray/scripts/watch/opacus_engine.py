@@ -1,9 +1,7 @@
 """Records what a script asks of Opacus' engines and accountants, and inspects private networks."""
 
-from __future__ import annotations
-
 import collections
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,7 +51,7 @@ def install(run: WatchedRun) -> None:
         entry = _made(run.phase, loader, private[1], is_poisson)
         epsilon, delta = networks.target
         networks.target = (None, None)
-        run.put(dataclasses.replace(entry, target_epsilon=epsilon, target_delta=delta))
+        run.put(replace(entry, target_epsilon=epsilon, target_delta=delta))
         return private
 
     def note_target(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +121,7 @@ def _inspect_forward(
     if not networks.batch_first or current is None or not current.batches:
         return entry
     time_first = lies_time_first(args, kwargs, len(current.batches[-1]))
-    return dataclasses.replace(entry, time_first=time_first)
+    return replace(entry, time_first=time_first)
 
 
 def _inspect_mapped(

@@ -10,15 +10,13 @@ Ghost clipping never has a record's gradient. If its bound is adaptive, its back
 a new one, by a noisy count of records, which is then part of the release.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
-import dataclasses
 import functools
 import math
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +106,7 @@ def _watch_private(run: WatchedRun) -> None:
         around(adaptive.DPTensorFastGradientAdaptiveClipping, "__init__")(adapt)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _AdaptedBound:
     """A backward pass that adapted the clipping bound, with norms of records, and the old bound."""
 
@@ -117,14 +115,14 @@ class _AdaptedBound:
     bound: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Examples:
     """Counts of gradients of single examples, and of the backward passes that made them."""
 
     rows: int
     passes: int
 
-    def plus(self, passes: Passes) -> _Examples:
+    def plus(self, passes: Passes) -> "_Examples":
         """Returns the counts with those of another part of the step; ghost clipping has no rows."""
         rows = max((sum(map(len, samples)) for samples in passes), default=0)
         return _Examples(self.rows + rows, self.passes + max(map(len, passes), default=1))
@@ -348,7 +346,7 @@ class OptimizerWatch(StepWatch):
         self.last = gradients(self.optimizer.params)
         self._pin()  # if the script never called `pre_step`
         if self._pinned is not None:
-            self._pinned = dataclasses.replace(self._pinned, update=self._digests())
+            self._pinned = replace(self._pinned, update=self._digests())
             self.finish_pinned()
 
     def finish_pinned(self) -> None:
@@ -367,7 +365,7 @@ class OptimizerWatch(StepWatch):
             return
         optimizer = self.optimizer
         params = list(optimizer.params)
-        self._pinned = dataclasses.replace(self._pinned, release=self._digests())
+        self._pinned = replace(self._pinned, release=self._digests())
         noise = self.unit * self.bound * float(optimizer.noise_multiplier)
         seed = self.run.request.derived("held", self.number, self.steps)
         length = noise * sum(p.numel() for p in params) ** 0.5

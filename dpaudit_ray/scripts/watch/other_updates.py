@@ -1,7 +1,5 @@
 """Records training of networks without noise, and whether it saw private records."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from typing import Any, Literal

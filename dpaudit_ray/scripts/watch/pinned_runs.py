@@ -7,8 +7,6 @@ other noise, shows what noise changes as well. Of a loop without Opacus the data
 code that the first step's records are rows of.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -3,8 +3,6 @@
 Data are exchanged in memory, never in files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Names what is returned or saved, and what of it carries more than releases."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import gc

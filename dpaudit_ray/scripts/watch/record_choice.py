@@ -5,8 +5,6 @@ shortest, and so on, by the loader's own function. If no removal changes anythin
 the first batch is chosen.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import copy

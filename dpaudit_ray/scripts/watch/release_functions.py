@@ -4,8 +4,6 @@ A release is computed after a change of its examples: "nothing", ("without", i),
 (example i a second time, a thousand times larger), or ("appended", arrays).
 """
 
-from __future__ import annotations
-
 import collections
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +28,7 @@ Arrays = list[Any]
 ReleasedArrays = Callable[[Change, int | None], Arrays]  # after a change, by generators or a seed
 
 
-def stream_at(name: str, claim: tuple[float, float, float]) -> Stream | None:
+def stream_at(name: str, claim: tuple[float, float, float]) -> "Stream | None":
     """Returns the recorder of a call site that claims (σ, C, q).
 
     Outside training, and in replays, no step is recorded.

@@ -1,12 +1,10 @@
 """Holds the state that observers of one run share, and writes its record."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +78,7 @@ class Clock:
         self.inspecting += self.elapsed - before
 
 
-@dataclasses.dataclass
+@dataclass
 class PrivateNetworks:
     """Networks and data that engines were given.
 
@@ -93,9 +91,9 @@ class PrivateNetworks:
         target: ε and δ for which the next network's noise is computed.
     """
 
-    modules: list[Any] = dataclasses.field(default_factory=list)
-    data: list[Any] = dataclasses.field(default_factory=list)
-    accountants: list[Any] = dataclasses.field(default_factory=list)
+    modules: list[Any] = field(default_factory=list)
+    data: list[Any] = field(default_factory=list)
+    accountants: list[Any] = field(default_factory=list)
     batch_first: bool = True
     rate: float = 1.0
     records_each: int = 1
@@ -117,7 +115,7 @@ class PrivateNetworks:
         return [names.get(id(p), f"parameter {index}") for index, p in enumerate(params)]
 
 
-@dataclasses.dataclass
+@dataclass
 class OtherUpdates:
     """Updates of parameters by anything but private steps.
 
@@ -132,16 +130,16 @@ class OtherUpdates:
         between_steps: times that parameters had changed between private steps.
     """
 
-    steps: dict[OutsideSteps, int] = dataclasses.field(default_factory=dict)
-    params: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    since_private: set[int] = dataclasses.field(default_factory=set)
-    warmed: dict[int, Any] = dataclasses.field(default_factory=dict)
-    copies: dict[int, int] = dataclasses.field(default_factory=dict)
-    fed: dict[int, tuple[Any, str, set[bytes]]] = dataclasses.field(default_factory=dict)
+    steps: dict[OutsideSteps, int] = field(default_factory=dict)
+    params: dict[int, torch.Tensor] = field(default_factory=dict)
+    since_private: set[int] = field(default_factory=set)
+    warmed: dict[int, Any] = field(default_factory=dict)
+    copies: dict[int, int] = field(default_factory=dict)
+    fed: dict[int, tuple[Any, str, set[bytes]]] = field(default_factory=dict)
     between_steps: int = 0
 
 
-@dataclasses.dataclass
+@dataclass
 class Publications:
     """Values that are returned, saved or decided by.
 
@@ -155,13 +153,13 @@ class Publications:
         records: private records, by the identities of their data sets and arrays.
     """
 
-    marks: Marks = dataclasses.field(default_factory=Marks)
+    marks: Marks = field(default_factory=Marks)
     files: int = 0
-    saved: list[tuple[Any, str]] = dataclasses.field(default_factory=list)
-    before: set[bytes] = dataclasses.field(default_factory=set)
-    versions: dict[bytes, tuple[Any, int]] = dataclasses.field(default_factory=dict)
-    pinned: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    records: dict[tuple[int, ...], PrivateRecords] = dataclasses.field(default_factory=dict)
+    saved: list[tuple[Any, str]] = field(default_factory=list)
+    before: set[bytes] = field(default_factory=set)
+    versions: dict[bytes, tuple[Any, int]] = field(default_factory=dict)
+    pinned: list[tuple[str, str]] = field(default_factory=list)
+    records: dict[tuple[int, ...], PrivateRecords] = field(default_factory=dict)
 
     def is_public(self, name: str, kind: str = "") -> bool:
         """Returns whether this name, or networks of this class, are marked as public."""
@@ -170,7 +168,7 @@ class Publications:
         )
 
 
-@dataclasses.dataclass
+@dataclass
 class PinnedState:
     """State of a run with pinned releases.
 
@@ -186,13 +184,13 @@ class PinnedState:
     chosen: int | None = None
     chosen_as: str = ""
     batches: int = 5
-    steps: list[tuple[PinnedStep, Indices]] = dataclasses.field(default_factory=list)
+    steps: list[tuple[PinnedStep, Indices]] = field(default_factory=list)
     last_record: int | None = None
-    tables: list[Any] = dataclasses.field(default_factory=list)
+    tables: list[Any] = field(default_factory=list)
     shaken: bool = False
 
 
-@dataclasses.dataclass
+@dataclass
 class WatchedRun:
     """The state that observers of one run share.
 
@@ -215,30 +213,28 @@ class WatchedRun:
     record: Path
     phase: str = "import"
     replaying: bool = False
-    loaders: LoaderWatch = dataclasses.field(default_factory=LoaderWatch)
-    accountants: Accountants = dataclasses.field(default_factory=Accountants)
-    networks: PrivateNetworks = dataclasses.field(default_factory=PrivateNetworks)
-    updates: OtherUpdates = dataclasses.field(default_factory=OtherUpdates)
-    publications: Publications = dataclasses.field(default_factory=Publications)
-    pinned: PinnedState = dataclasses.field(default_factory=PinnedState)
-    processes: collections.Counter[tuple[str, str]] = dataclasses.field(
-        default_factory=collections.Counter
-    )
-    optimizers: list[Any] = dataclasses.field(default_factory=list)
-    streams: dict[str, Any] = dataclasses.field(default_factory=dict)
-    seeded: set[str] = dataclasses.field(default_factory=set)
-    noise_seeds: list[int] = dataclasses.field(default_factory=list)
-    uneven: list[UnevenStep] = dataclasses.field(default_factory=list)
+    loaders: LoaderWatch = field(default_factory=LoaderWatch)
+    accountants: Accountants = field(default_factory=Accountants)
+    networks: PrivateNetworks = field(default_factory=PrivateNetworks)
+    updates: OtherUpdates = field(default_factory=OtherUpdates)
+    publications: Publications = field(default_factory=Publications)
+    pinned: PinnedState = field(default_factory=PinnedState)
+    processes: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter)
+    optimizers: list[Any] = field(default_factory=list)
+    streams: dict[str, Any] = field(default_factory=dict)
+    seeded: set[str] = field(default_factory=set)
+    noise_seeds: list[int] = field(default_factory=list)
+    uneven: list[UnevenStep] = field(default_factory=list)
     releases: int = 0
     was_cut: bool = False
-    lines: dict[str, str] = dataclasses.field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.request.seconds)
 
     def put(self, entry: Entry) -> None:
         """Adds an entry to the record, with the script's line that is running now."""
-        line = encode(dataclasses.replace(entry, line=entry.line or calling_line()))
+        line = encode(replace(entry, line=entry.line or calling_line()))
         with self.record.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 

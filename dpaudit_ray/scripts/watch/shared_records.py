@@ -1,7 +1,5 @@
 """Compares what is published with the private records, and with simple functions of them."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -5,11 +5,9 @@ from what the code states, and only the ratio of movement to noise counts. What 
 every framework is `StepWatch`.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +41,7 @@ _MEAN_DRAWS = 6  # whose mean stands for a release without its noise
 _SHORTEST = 1e-30
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _CanaryTrial:
     """Membership bit of a step's canary, the direction that shows it, and where its score is 0."""
 
@@ -157,7 +155,7 @@ class StepWatch:
             if sum(draws.squares) > 0:
                 correlations = self._correlations.strongest(draws, self.steps)
                 law = distance_from_normal(draws)
-                entry = dataclasses.replace(entry, correlations=correlations, law=law)
+                entry = replace(entry, correlations=correlations, law=law)
         else:
             draws = draw_once(actual, self.released(self.nothing, seed))
         shifts = []
@@ -174,7 +172,7 @@ class StepWatch:
         if in_full and self.shapes is not None and not self.ghost:
             zeros = self.appended([torch.zeros(shape) for shape in self.shapes])
             empty = squared_lengths(difference(self.released(zeros, None), actual))
-        return dataclasses.replace(
+        return replace(
             entry,
             draws=draws.count,
             squares=tuple(draws.squares),

@@ -3,11 +3,11 @@
 A run that carries no canary ends with the same parameters, to the bit, as one without watch.
 """
 
-import dataclasses
 import hashlib
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +76,15 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     state.phase = "after"
     seconds = state.clock.training
     remarks = publications.remarks(state, returned) + state.publications.saved
-    result = dataclasses.replace(
+    result = replace(
         _result(state, _delta(state, request["delta"])),
         left=publications.leftovers(remarks),
         seconds=seconds,
         waited=state.clock.waited,
         returned_nothing=returned_nothing,
-        marks=protocol.Marks(**dataclasses.asdict(state.publications.marks)),
+        marks=protocol.Marks(**asdict(state.publications.marks)),
     )
-    return dataclasses.asdict(result)
+    return asdict(result)
 
 
 def _delta(state: WatchedRun, option: float | None) -> float:
@@ -97,7 +97,7 @@ def _delta(state: WatchedRun, option: float | None) -> float:
     reports = state.accountants.reports
     if published.marks.delta is None and reports:
         delta = reports[-1][1].delta
-        published.marks = dataclasses.replace(published.marks, delta=delta)
+        published.marks = replace(published.marks, delta=delta)
     stated = option or published.marks.delta
     if stated is None and state.request.inspects:
         why = "is missing, and the script neither uses @audited(delta=...) nor asks for an ε"
@@ -189,7 +189,7 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         return result
     warmed, networks = other_updates.trained_by_records(state)
     columns = max(map(shared_records.standardised_columns, state.networks.data), default=0)
-    return dataclasses.replace(result, warmed=warmed, beside=networks, standardised=columns)
+    return replace(result, warmed=warmed, beside=networks, standardised=columns)
 
 
 def _claims(
@@ -208,7 +208,7 @@ def _claims(
     for accountant, claim in zip(accountants, claims(accountants, deltas, delta), strict=True):
         key = id(accountant)
         loaded = state.accountants.loaded.get(key, ())
-        values.append(dataclasses.replace(claim, data=groups.get(key, 0), loaded=loaded))
+        values.append(replace(claim, data=groups.get(key, 0), loaded=loaded))
     return values
 
 
