@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import DamagedFileError
 from ..plan.model import Pack, Plan
 from ..storage.arrays import Arrays
-from ..storage.run_directory import RunDirectory
+from ..storage.run_directory import RunDirectory, checkpoint_file
 
 _log = logging.getLogger("dpaudit")
 KEPT = 2  # checkpoints of a pack: damage to one costs the time since the one before
@@ -45,7 +45,7 @@ class Checkpoints:
             steps = sorted(self._steps.get(pack, ()), reverse=True)
         for step in steps:
             try:
-                return step, self._run.read_checkpoint(*self._key(pack), step)
+                return step, self._run.read_arrays(self._file(pack, step))
             except DamagedFileError as error:
                 _log.warning("%s; the checkpoint before is used", str(error).partition(";")[0])
         return None
@@ -53,7 +53,7 @@ class Checkpoints:
     def save(self, pack: Pack, saved: Saved) -> None:
         """Writes a checkpoint, and deletes all but the one before. Raises StorageError."""
         step, arrays = saved
-        self._run.write_checkpoint(*self._key(pack), step, arrays)
+        self._run.write_arrays(self._file(pack, step), arrays)
         with self._turn:
             steps = self._steps.setdefault(pack, set())
             steps.add(step)
@@ -69,13 +69,11 @@ class Checkpoints:
 
     def _delete(self, pack: Pack, steps: set[int]) -> None:
         for step in steps:
-            self._run.delete_checkpoint(*self._key(pack), step)
+            self._run.delete(self._file(pack, step))
 
-    def _key(
-        self,
-        pack: Pack,
-    ) -> tuple[str, tuple[int, int]]:
-        return self._plan.audits[pack.audit].id, pack.bounds
+    def _file(self, pack: Pack, step: int) -> str:
+        audit = self._plan.audits[pack.audit]
+        return checkpoint_file(audit.id, pack.bounds, step)
 
 
 class PackCheckpoints:

@@ -8,6 +8,7 @@ Trials of a pack that was given up are misses. Of a part that failed no trial wa
 bit is known where it is prepared: its audits are not started. `--retry-failed` tries both again.
 """
 
+import collections
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -393,27 +394,23 @@ def only_failed(
 
 def by_kind(failures: Iterable[Failure], plan: Plan) -> list[FailureGroup]:
     """Groups failures by audit and kind, in the order in which they came."""
-    groups = dict[tuple[int, str], FailureGroup]()
+    groups = collections.defaultdict[tuple[int, str], list[Failure]](list)
     for failure in failures:
-        pack = failure.pack
-        key = pack.audit, failure.kind
-        group = groups.get(key) or FailureGroup(
-            plan.audits[pack.audit].label,
-            failure.kind,
-            packs=0,
-            trials=0,
-            first=pack.first,
-            last=pack.last,
-            message=failure.message,
+        groups[failure.pack.audit, failure.kind].append(failure)
+    listed = []
+    for (audit, kind), group in groups.items():
+        packs = [failure.pack for failure in group]
+        entry = FailureGroup(
+            plan.audits[audit].label,
+            kind,
+            packs=len(packs),
+            trials=sum(pack.size for pack in packs),
+            first=min(pack.first for pack in packs),
+            last=max(pack.last for pack in packs),
+            message=group[0].message,
         )
-        groups[key] = replace(
-            group,
-            packs=group.packs + 1,
-            trials=group.trials + pack.size,
-            first=min(group.first, pack.first),
-            last=max(group.last, pack.last),
-        )
-    return list(groups.values())
+        listed.append(entry)
+    return listed
 
 
 def missed_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:

@@ -6,7 +6,7 @@ guesses do not overlap, or if an exact ε is another number.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..plan.open_run import differences
@@ -47,9 +47,9 @@ class Side:
     entry: dict[str, Any]
     verdict: Verdict
     quote: Quote
-    rate: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
+    rate: float
+    low: float
+    high: float
 
     @property
     def label(self) -> str:
@@ -133,24 +133,14 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
     """Returns the verdict on a run, and its audits."""
     answer = verdict.derived(run)
     sides = []
-    audits = zip(
-        run.pairs,
-        answer.audits,
-        overview(run),
-        strict=True,
-    )
+    audits = zip(run.pairs, answer.audits, overview(run), strict=True)
     for (audit, cell), answered, entry in audits:
-        side = Side(entry, answered.verdict, answered.quote)
+        rates = (math.nan, math.nan, math.nan)
         if cell.sampled and audit.independent:
             hits = HitRate.from_trials(run.trials(audit), cell.audit.confidence)
             if hits is not None:
-                side = replace(
-                    side,
-                    rate=hits.rate,
-                    low=hits.low,
-                    high=hits.high,
-                )
-        sides.append(side)
+                rates = (hits.rate, hits.low, hits.high)
+        sides.append(Side(entry, answered.verdict, answered.quote, *rates))
     return answer.verdict, sides
 
 

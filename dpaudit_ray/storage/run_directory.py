@@ -54,38 +54,27 @@ class RunDirectory(ScoreFiles):
         self._create(
             name,
             encoded_arrays(arrays),
-            lambda: None if same(arrays, self._read_arrays(name)) else "gave other arrays",
+            lambda: None if same(arrays, self.read_arrays(name)) else "gave other arrays",
         )
 
     def read_part(self, preparation: str, part: int) -> Arrays:
         """Reads a part of a preparation. Raises DamagedFileError if it is gone or damaged."""
-        return self._read_arrays(part_file(preparation, part))
+        return self.read_arrays(part_file(preparation, part))
 
     def parts(self, preparation: str) -> set[int]:
         return {part for (part,) in self._numbered("preparations", preparation)}
-
-    def write_checkpoint(
-        self,
-        audit: str,
-        pack: Bounds,
-        step: int,
-        arrays: Arrays,
-    ) -> None:
-        """Stores the arrays from which the training of a pack resumes after `step`."""
-        self._write(_checkpoint(audit, pack, step), encoded_arrays(arrays))
-
-    def read_checkpoint(self, audit: str, pack: Bounds, step: int) -> Arrays:
-        return self._read_arrays(_checkpoint(audit, pack, step))
-
-    def delete_checkpoint(self, audit: str, pack: Bounds, step: int) -> None:
-        self.delete(_checkpoint(audit, pack, step))
 
     def checkpoints(self, audit: str) -> Iterator[tuple[Bounds, int]]:
         """Yields first and last trial of the pack, and the step, of each checkpoint."""
         for first, last, step in self._numbered("checkpoints", audit):
             yield (first, last), step
 
-    def _read_arrays(self, name: str) -> Arrays:
+    def write_arrays(self, name: str, arrays: Arrays) -> None:
+        """Stores arrays as a file of this name, or replaces it."""
+        self._write(name, encoded_arrays(arrays))
+
+    def read_arrays(self, name: str) -> Arrays:
+        """Reads arrays. Raises DamagedFileError if the file is gone or damaged."""
         remedy = "run the sweep again: it is set aside and made again"
         with self._readable(name, remedy, DamagedFileError):
             return decoded_arrays(self._stored(name, strangers.ARRAYS))
@@ -131,7 +120,8 @@ class RunDirectory(ScoreFiles):
             self.delete(_SUCCESS)
 
 
-def _checkpoint(audit: str, pack: Bounds, step: int) -> str:
+def checkpoint_file(audit: str, pack: Bounds, step: int) -> str:
+    """Returns the path of the state from which the training of a pack resumes after `step`."""
     return f"checkpoints/{audit}/{pack[0]}-{pack[1]}-{step}.parquet"
 
 

@@ -88,17 +88,11 @@ def convolve_and_pool(
     """
     w, bias = weights
     convolved, lines = room
-    lanes = w.shape[4]
-    # If so, no vector holds channels of two models.
-    whole_vectors = pooled[0].shape[4] % lanes == 0
     for m in range(images.shape[0]):
         for s in range(images.shape[1]):
             sample = (m, s, images.shape[0])
             _convolve(images, w, bias, (m, s), convolved, steps, static[0])
-            if whole_vectors:
-                _pool(convolved, floor, pooled, sample, steps, static[1])
-            else:
-                _pool_in_lines(convolved, floor, pooled, lines, sample, steps, static[1])
+            _pool(convolved, floor, pooled, lines, sample, steps, static[1])
 
 
 @inlined
@@ -143,37 +137,6 @@ def _convolve(
 
 @inlined
 def _pool(
-    convolved: Floats,
-    floor: Floats,
-    pooled: Winners,
-    sample: tuple[int, int, int],
-    steps: Steps,
-    static: Static,
-) -> None:
-    """Pools one image for all models that share it, vector by vector."""
-    out, marks = pooled
-    m, s, inputs = sample
-    n, batch, rows, columns, outputs = out.shape
-    x_columns, channels = convolved.shape[1:]
-    lanes, sharing = len(static[0]), n // inputs
-    arrays = (convolved, floor, out, marks)
-    for channel in range(0, sharing * outputs, lanes):
-        model = m * sharing + channel // outputs
-        out_start = (model * batch + s) * rows * columns * outputs + channel % outputs
-        for i in range(rows):
-            for j in range(columns):
-                position = i * steps.window_down * x_columns + j * steps.window_across
-                numbers = (
-                    position * channels + channel,
-                    out_start + (i * columns + j) * outputs,
-                    x_columns * channels,
-                    channels,
-                )
-                pool(arrays, numbers, static)
-
-
-@inlined
-def _pool_in_lines(
     convolved: Floats,
     floor: Floats,
     pooled: Winners,

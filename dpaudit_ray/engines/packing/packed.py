@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import first_line, out_of_memory
 from ..cpu.threads import count, spread, torchs
-from ..rules.base import slots_of, trained
+from ..rules.base import flat_parameters, slots_of
 from ..rules.losses import Loss
 from ..rules.losses import losses as losses_of_classes
 from .conversion import (
@@ -60,7 +60,7 @@ class PackedModel:
         self.loss = loss
         slots = slots_of(module)
         refuse_layers(module)
-        self.initial = torch.cat([p.detach().flatten() for p in trained(module).values()])
+        self.initial = flat_parameters(module)
         self.size = len(self.initial)
         self._threads = 1
         self._workers = [self]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from ..rules.base import trained
+from ..rules.base import parameters_of, trained
 from ..rules.losses import Loss, losses
 from .memory import slices
 
@@ -123,23 +123,22 @@ class Samplewise:
 
     def _by_vmap(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Returns the gradient of every example, float [B, p], at parameters `row` [p]."""
-        named = trained(self.module)
-        sizes = [p.numel() for p in named.values()]
-        parts = zip(named.items(), torch.split(row, sizes), strict=True)
-        values = {name: part.view(p.shape) for (name, p), part in parts}
+        values = parameters_of(self.module, row)
+        by_example = vmap(grad(self.example_loss), in_dims=(None, 0, 0))
+        gradients: dict[str, Tensor] = by_example(values, x, y)
+        return torch.cat([gradients[name].flatten(1) for name in values], 1)
 
-        def loss(
-            values: dict[str, Tensor],
-            example: Tensor,
-            label: Tensor,
-        ) -> Tensor:
-            inputs = example if self.views else example.unsqueeze(0)
-            # Torch does not restore the weights that it ties in a layer that a module has twice.
-            outputs = functional_call(self.module, values, (inputs,), tie_weights=False)
-            return self.loss(outputs, label.expand(len(inputs))).mean()
-
-        gradients: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(values, x, y)
-        return torch.cat([gradients[name].flatten(1) for name in named], 1)
+    def example_loss(
+        self,
+        parameters: dict[str, Tensor],
+        example: Tensor,
+        label: Tensor,
+    ) -> Tensor:
+        """Returns the loss of one example under parameters by name, as `torch.func` takes it."""
+        inputs = example if self.views else example.unsqueeze(0)
+        # Torch does not restore the weights that it ties in a layer that a module has twice.
+        outputs = functional_call(self.module, parameters, (inputs,), tie_weights=False)
+        return self.loss(outputs, label.expand(len(inputs))).mean()
 
 
 @contextmanager
@@ -150,12 +149,11 @@ def placed(
     """Puts the flat parameters `row` [p] into the module; restores its own afterwards."""
     parameters = list(trained(module).values())
     before = [(p.data, p.grad) for p in parameters]
-    sizes = [p.numel() for p in parameters]
-    parts = torch.split(row.clone(), sizes)
+    values = parameters_of(module, row.clone())
     try:
-        for parameter, part in zip(parameters, parts, strict=True):
+        for parameter, value in zip(parameters, values.values(), strict=True):
             parameter.grad = None
-            parameter.data = part.view(parameter.shape)
+            parameter.data = value
         yield parameters
     finally:
         for parameter, (data, gradient) in zip(parameters, before, strict=True):

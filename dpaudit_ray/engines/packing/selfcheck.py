@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import SpecError, first_line
-from ..rules.base import trained
+from ..rules.base import flat_parameters
 from ..rules.losses import Loss
 from .conversion import obstacle_at
 from .memory import GPU_MOST, ONE_BY_ONE, Groups
@@ -61,12 +61,12 @@ class Candidate:
     @property
     def initial(self) -> Tensor:
         """The module's own parameters, float [p], in its present dtype."""
-        return torch.cat([p.detach().flatten() for p in trained(self.module).values()])
+        return flat_parameters(self.module)
 
     @property
     def large(self) -> bool:
         """Whether only the least that shows a difference is computed."""
-        return sum(p.numel() for p in trained(self.module).values()) > _LARGE
+        return len(self.initial) > _LARGE
 
     def few(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns the first 2 or 5 examples and labels, repeated if the batch is smaller."""

@@ -40,6 +40,19 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
+def flat_parameters(module: nn.Module) -> Tensor:
+    """Returns the `trained` parameters as one vector [p], without a gradient."""
+    return torch.cat([p.detach().flatten() for p in trained(module).values()])
+
+
+def parameters_of(module: nn.Module, flat: Tensor) -> dict[str, Tensor]:
+    """Cuts a flat vector [p] into `trained` parameters of the module, by name."""
+    parameters = trained(module)
+    parts = torch.split(flat, [p.numel() for p in parameters.values()])
+    named = zip(parameters.items(), parts, strict=True)
+    return {name: part.view(p.shape) for (name, p), part in named}
+
+
 def slots_of(module: nn.Module) -> dict[str, Slot]:
     """Returns the slots of all `trained` parameters by name.
 

@@ -7,8 +7,8 @@ from typing import Any, Self, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch import Tensor
+from torch.func import grad, vmap
 
 from ...adversaries.base import (
     Adversary,
@@ -25,7 +25,7 @@ from ...adversaries.base import (
 from ...engines.packing.memory import slices
 from ...engines.packing.packed import PackedModel
 from ...engines.packing.samplewise import Samplewise, placed
-from ...engines.rules.base import trained
+from ...engines.rules.base import flat_parameters, parameters_of
 from ...errors import SpecError
 from ...seeds import derive
 from ..base import (
@@ -43,7 +43,6 @@ from .steps import check_apart, tensor
 from .training import DpSgdTraining, Examples
 from .updates import Constant
 
-Values = dict[str, Tensor]  # parameters, by their names
 _START = "start"  # name of θ_0 among stored arrays, if the adversary chooses it
 _NUMBERS = 1 << 24  # parameters of the models that are computed at once: 64 MiB of float32
 _TOLERANCE = 1e-3  # of torch.func's gradient against autograd's, relative to its largest entry
@@ -60,6 +59,7 @@ class PublicView:
     def __init__(self, training: DpSgdTraining) -> None:
         recipe = training.recipe
         self._training = training
+        self._samplewise = Samplewise(training.module, training.model.loss)
         self._is_checked = False
         self.clip_norm = recipe.clip_norm
         self.noise_multiplier = recipe.noise
@@ -139,7 +139,7 @@ class PublicView:
         _check_floating(x)
 
         def gradient_by_x(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            values = self._named(row)
+            values = parameters_of(self._training.module, row)
 
             def query_loss(x: Tensor) -> Tensor:
                 gradients = grad(self._loss)(values, x, y)
@@ -170,12 +170,10 @@ class PublicView:
     def _check(self, x: Tensor, y: Tensor) -> None:
         """Raises SpecError if torch.func and autograd differ on one example, x [1, ...], y [1]."""
         module = self._training.module
-        parameters = trained(module).values()
-        row = nn.utils.parameters_to_vector(parameters).detach()
-        by_autograd = Samplewise(module, self._training.model.loss)
+        row = flat_parameters(module)
         try:
             mapped = vmap(self._gradient)(row[None], x, y).detach()
-            expected = by_autograd.gradients(row, x, y)
+            expected = self._samplewise.gradients(row, x, y)
             error = float((mapped - expected).abs().max())
             is_right = error <= _TOLERANCE * float(expected.abs().max())
         except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
@@ -188,22 +186,13 @@ class PublicView:
             )
 
     def _gradient(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        values = self._named(row)
-        gradients = grad(self._loss)(values, x, y)
+        parameters = parameters_of(self._training.module, row)
+        gradients = grad(self._loss)(parameters, x, y)
         return torch.cat([part.flatten() for part in gradients.values()])
 
-    def _named(self, row: Tensor) -> Values:
-        """Cuts θ [p] into parameters of the module, by name."""
-        parameters = trained(self._training.module)
-        sizes = [parameter.numel() for parameter in parameters.values()]
-        parts = dict(zip(parameters, torch.split(row, sizes), strict=True))
-        return {name: part.view(parameters[name].shape) for name, part in parts.items()}
-
-    def _loss(self, values: Values, x: Tensor, y: Tensor) -> Tensor:
-        # Torch does not put back what it ties in a layer that a module holds twice.
-        inputs = (x[None].clone(),)
-        outputs = functional_call(self._training.module, values, inputs, tie_weights=False)
-        return self._training.model.loss(outputs, y[None]).sum()
+    def _loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Returns the loss of example x [...] of class y [], which the module may change."""
+        return self._samplewise.example_loss(parameters, x.clone(), y)
 
 
 def _check_floating(x: Tensor) -> None:

@@ -18,7 +18,7 @@ from ...engines import gpu_settings
 from ...engines.cpu.threads import ours
 from ...engines.packing import memory
 from ...engines.packing.packed import PackedModel
-from ...engines.rules.base import slots_of, trained
+from ...engines.rules.base import flat_parameters, slots_of
 from ...errors import SpecError
 from ...models.base import Model, as_input, input_dtype
 from ...seeds import derive
@@ -301,8 +301,7 @@ class DpSgdTraining:
         for index in range(models):
             start_seed = derive("start", seed, index)
             module = network(self.recipe.model, shape, self.classes, start_seed)
-            parameters = trained(module).values()
-            starts.append(nn.utils.parameters_to_vector(parameters).detach())
+            starts.append(flat_parameters(module))
         return torch.stack(starts).to(self.initial)
 
     def run(

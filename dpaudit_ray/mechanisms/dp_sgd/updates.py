@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
@@ -43,6 +43,7 @@ class Optimizer(Plugin):
 
     kind = "optimizer"
     home = "dpaudit_ray.mechanisms.dp_sgd.updates"
+    in_torch: ClassVar[str]  # name of the class in `torch.optim`
 
     @abstractmethod
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
@@ -54,35 +55,37 @@ class Optimizer(Plugin):
             state: empty at the first step; then as the last step has changed it.
         """
 
-    @abstractmethod
     def torch(
         self,
         parameters: Iterable[nn.Parameter],
         rate: float,
     ) -> optim.Optimizer:
-        """Returns torch's optimizer for one model. Its rate is set again at every step."""
+        """Returns torch's optimizer for one model, with the fields of this class as its options.
+
+        Its rate is set again at every step.
+        """
+        from torch import optim
+
+        options = self.model_dump(exclude={"name"})
+        optimizer: optim.Optimizer = getattr(optim, self.in_torch)(parameters, rate, **options)
+        return optimizer
 
 
 class Sgd(Optimizer):
     """Plain gradient descent, θ ← θ - η g."""
+
+    in_torch = "SGD"
 
     name: Literal["sgd"] = "sgd"
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
         theta.sub_(noisy.summed, alpha=noisy.rate / noisy.batch_size)
 
-    def torch(
-        self,
-        parameters: Iterable[nn.Parameter],
-        rate: float,
-    ) -> optim.Optimizer:
-        from torch import optim
-
-        return optim.SGD(parameters, lr=rate)
-
 
 class Momentum(Optimizer):
     """Gradient descent with momentum (Polyak 1964): v ← m v + g, θ ← θ - η v, as in torch."""
+
+    in_torch = "SGD"
 
     name: Literal["momentum"] = "momentum"
     momentum: float = Field(default=0.9, ge=0, lt=1)  # m, the share of v that stays
@@ -93,15 +96,6 @@ class Momentum(Optimizer):
         velocity = state["velocity"].mul_(self.momentum).add_(noisy.summed)
         theta.sub_(velocity, alpha=noisy.rate / noisy.batch_size)
 
-    def torch(
-        self,
-        parameters: Iterable[nn.Parameter],
-        rate: float,
-    ) -> optim.Optimizer:
-        from torch import optim
-
-        return optim.SGD(parameters, lr=rate, momentum=self.momentum)
-
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 _ListAsTuple = BeforeValidator(lambda raw: tuple(raw) if isinstance(raw, list) else raw)
@@ -109,6 +103,8 @@ _ListAsTuple = BeforeValidator(lambda raw: tuple(raw) if isinstance(raw, list) e
 
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015, Algorithm 1) on noisy gradients."""
+
+    in_torch = "Adam"
 
     name: Literal["adam"] = "adam"
     betas: Annotated[tuple[_Decay, _Decay], _ListAsTuple] = (0.9, 0.999)  # decay of both moments
@@ -127,15 +123,6 @@ class Adam(Optimizer):
         root = unbiased_second.sqrt_().add_(self.eps)
         step_size = noisy.rate / (1 - beta1**noisy.number)
         theta.addcdiv_(first, root, value=-step_size)
-
-    def torch(
-        self,
-        parameters: Iterable[nn.Parameter],
-        rate: float,
-    ) -> optim.Optimizer:
-        from torch import optim
-
-        return optim.Adam(parameters, lr=rate, betas=self.betas, eps=self.eps)
 
 
 class Schedule(Plugin):
