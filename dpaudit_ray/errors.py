@@ -6,7 +6,7 @@ one line: what was wrong, the value, the bound, what to do.
 
 import contextlib
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import ClassVar
 
@@ -303,3 +303,9 @@ def plain(value: float, style: str = "g") -> str:
 def percent(share: float) -> str:
     """Formats a share as `95 %`, with up to six significant digits."""
     return f"{100 * share:.6g} %"
+
+
+def and_more(items: Sequence[str]) -> str:
+    """Returns the first item, and the number of those after it: `a and 3 more`."""
+    first, *later = items
+    return f"{first} and {len(later)} more" if later else first

@@ -147,7 +147,9 @@ def audited_release(
     return mark
 
 
-def _flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+def _flatten(
+    tree: Any,
+) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Returns the arrays in tuples, lists, dictionaries and JAX's structures, and the inverse."""
     jax = sys.modules.get("jax")
     if jax:

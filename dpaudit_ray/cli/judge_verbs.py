@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import Exit, plain
+from ..errors import Exit, and_more, plain
 from . import tables, terminal
 from .arguments import (
     ADVANCED,
@@ -86,7 +86,7 @@ def _show_check(checked: Checked) -> None:
     for note in checked.notes:
         terminal.explain(f"note: {note}")
     for reason, audits in checked.unchecked.items():
-        labels = f"{terminal.and_more(audits)}: " if audits else ""
+        labels = f"{and_more(audits)}: " if audits else ""
         terminal.explain(f"not checked: {labels}{reason}")
     result = "recomputed"
     if checked.in_order:

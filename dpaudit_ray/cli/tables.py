@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import percent, plain
+from ..errors import and_more, percent, plain
 from . import terminal
 from .terminal import Columns, Figure, duration, marked, number, plural
 
@@ -259,7 +259,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
         _explain_power(sampled)
     for preparation in outlook.preparations:
         terminal.say(
-            f"a preparation for {terminal.and_more(preparation.audits)}: {preparation.done} of "
+            f"a preparation for {and_more(preparation.audits)}: {preparation.done} of "
             f"{preparation.parts} parts done, {duration(preparation.seconds)} with one trainer"
         )
     if outlook.problem is None and any(math.isnan(audit.seconds) for audit in sampled):
@@ -297,12 +297,12 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
     )
     assumed = [audit.label for audit in audits if audit.status is not Status.CERTIFIED]
     if assumed:
-        labels = terminal.and_more(assumed)
+        labels = and_more(assumed)
         terminal.explain(f"max eps and power assume a Gaussian curve for {labels}")
     weak = [audit for audit in audits if (audit.power or 0.0) < USUAL_POWER]
     if weak:
         weak.sort(key=lambda audit: audit.power or 0.0)
-        labels = terminal.and_more([audit.label for audit in weak])
+        labels = and_more([audit.label for audit in weak])
         advice = "; ".join(_advice(weak[0]))
         terminal.explain(f"power {_power(weak[0])}, {labels}: {advice}")
 

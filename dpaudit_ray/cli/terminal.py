@@ -25,6 +25,7 @@ from rich.text import Text
 
 from ..errors import lines, printable
 from ..orchestration import ray_internals
+from ..orchestration.progress import OccasionalLines
 
 ALARM = "bold red"  # style of a bound above its claim
 VERBATIM: Any = {"markup": False, "emoji": False, "highlight": False}  # labels are user text
@@ -32,7 +33,6 @@ _UNLIMITED = 10_000  # columns: rich must neither truncate nor wrap lines that f
 _SENTENCE_WIDTH = 100
 _GAP = 2  # columns between columns
 _UNBROKEN = 24  # characters of a label that stay in one line
-_JUDGING_SECONDS = 2.0  # between two lines about progress
 Columns = dict[str, Sequence[Any] | None]  # values by head; None for a column that is not shown
 
 
@@ -86,12 +86,6 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def and_more(items: Sequence[str]) -> str:
-    """Returns the first item, and the number of those after it."""
-    first, *remaining = items
-    return f"{first} and {len(remaining)} more" if remaining else first
-
-
 # What is printed ---------------------------------------------------------------------------------
 
 
@@ -121,13 +115,11 @@ class JudgingLines:
     """Prints "judging: 120 of 500 audits" to standard error every two seconds."""
 
     def __init__(self) -> None:
-        self._last = time.monotonic()
+        self._lines = OccasionalLines(complain)
 
     def __call__(self, done: int, audits: int) -> None:
-        now = time.monotonic()
-        if done < audits and now - self._last >= _JUDGING_SECONDS:
-            self._last = now
-            complain(f"judging: {done:,} of {audits:,} audits")
+        if done < audits:
+            self._lines.show(f"judging: {done:,} of {audits:,} audits")
 
 
 def add(text: str) -> None:

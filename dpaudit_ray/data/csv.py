@@ -275,7 +275,12 @@ class Csv(Data):
                 f"{file}: a column has no name, as numbers of rows; `drop: {listed(unnamed)}`"
             )
 
-    def _check_options(self, file: Path, names: list[str], label: str) -> None:
+    def _check_options(
+        self,
+        file: Path,
+        names: list[str],
+        label: str,
+    ) -> None:
         """Raises DataError if an option names no column, or one that has another use."""
         columns_of = {"label": [label]}
         for option in ("categories", "dates", "drop", "fill", "ranges"):

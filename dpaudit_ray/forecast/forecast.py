@@ -15,6 +15,7 @@ from .. import plan as planning
 from .. import stats
 from ..api import check_inputs, warn_of_few_trials
 from ..errors import DpauditError, first_line
+from ..orchestration.progress import OccasionalLines
 from ..orchestration.trainer import Brief, PackTrainer
 from ..plan import finished_trials, outcomes, preparing
 from ..plan.model import Pack, Part, Plan, PlannedAudit
@@ -31,7 +32,6 @@ CLAIM_SHARE = 0.9  # share of the claim in `AuditOutlook.power`
 USUAL_POWER = 0.8  # probability in `AuditOutlook.trials_needed`
 ENOUGH_SECONDS = 1.0  # a timing is precise if it takes this much longer than a single step
 _STEP_FACTOR = 4  # times as many steps, until a timing is precise
-_LINE_SECONDS = 2.0  # between two lines about progress
 _DRAWS = 10  # simulated audits of a training run with several canaries
 _SEED = 20231
 _ALL_RIGHT = 1e6  # μ of canaries that are all guessed right
@@ -129,8 +129,8 @@ def forecast(
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), call)
     awaited = preparing.left(run, plan, remaining)
     preparations, failure = _rehearsed(trainer, run, plan, awaited, made)
-    progress = _Progress(report)
-    seconds, problem = seconds_per_trial(sweep, trainer, remaining, progress.timed)
+    progress = OccasionalLines(report)
+    seconds, problem = seconds_per_trial(sweep, trainer, remaining, progress.show)
     trials_left = collections.Counter[int]()
     for pack in remaining:
         trials_left[pack.audit] += pack.size
@@ -154,23 +154,6 @@ def forecast(
     if limit != "auto":
         workers = min(workers, limit)
     return Outlook(tuple(audits), workers, failure or problem, preparations)
-
-
-class _Progress:
-    """Shows lines about progress, one every few seconds."""
-
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
-        self._last = time.monotonic()
-
-    def show(self, line: str) -> None:
-        now = time.monotonic()
-        if now - self._last >= _LINE_SECONDS:
-            self._last = now
-            self._report(line)
-
-    def timed(self, timed: int, packs: int) -> None:
-        self.show(f"timing the first steps: {timed:,} of {packs:,} packs")
 
 
 def _with_bounds(
@@ -360,7 +343,7 @@ def seconds_per_trial(
     sweep: Sweep,
     trainer: PackTrainer,
     remaining: list[Pack],
-    progress: Callable[[int, int], None],
+    report: Callable[[str], None],
 ) -> tuple[dict[int, float], str | None]:
     """Times a pack of each audit, once for all that take equally long.
 
@@ -368,7 +351,7 @@ def seconds_per_trial(
         sweep: the sweep.
         trainer: trains the packs.
         remaining: the packs of the audits.
-        progress: called with the number of packs that need no further timing, and of all packs.
+        report: called with a line for each pack that needs no further timing.
 
     Returns:
         Seconds of a trial by index of the audit, NaN if none can be run, and the reason for that.
@@ -377,7 +360,7 @@ def seconds_per_trial(
     seconds = {}
     problem = None
     for number, pack in enumerate(remaining):
-        progress(number, len(remaining))
+        report(f"timing the first steps: {number:,} of {len(remaining):,} packs")
         if pack.audit in seconds:  # packs of one audit take equally long
             continue
         cell = sweep.cells[pack.audit]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from .. import plan as planning
-from ..errors import MissingFileError, RunDirectoryError
+from ..errors import MissingFileError, RunDirectoryError, and_more
 from ..plan import outcomes
 from ..plan.compaction import Compactor
 from ..plan.model import Pack, Part, Plan
@@ -188,9 +188,8 @@ class Aggregation:
                 missing.append(self._run.score_file(state.trials.audit.id, first, last))
         missing += self._prepared.lost()
         if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise MissingFileError(
-                f"{self._run.location}/{missing[0]}{more}: stored in this run, and gone; run the "
+                f"{self._run.location}/{and_more(missing)}: stored in this run, and gone; run the "
                 "same command again"
             )
 

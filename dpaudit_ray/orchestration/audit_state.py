@@ -22,7 +22,7 @@ from .progress import Activity, AuditProgress
 
 
 class OpenSweep:
-    """Objects that the audits of a sweep share; its budget takes as long as all audits together.
+    """Objects that the audits of a sweep share: computing one takes as long as all audits.
 
     Attributes:
         each_audit: confidence of each audit's live bound.
@@ -35,8 +35,7 @@ class OpenSweep:
         self.run = run
         self.prepared = Prepared(run, plan)
         self.recent = RecentPacks()
-        self.budget = sweep.budget
-        self.each_audit = self.budget.each_audit
+        self.each_audit = sweep.budget.each_audit
         confidences = [cell.audit.confidence for cell in sweep.cells]
         self.alpha = (1 - min(confidences)) / len(confidences)
 
@@ -81,7 +80,7 @@ class AuditState:
         self.estimates = Estimates(
             audit,
             cell,
-            opened.budget,
+            opened.sweep.budget,
             prepared=partial(opened.prepared.complete, index),
         )
         self._rule = cell.audit.stop_when

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,7 +12,22 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str], None]  # takes a line for the user
 WINDOW_SECONDS = 30.0  # older packs say little: audits differ, trainers come and go
+_LINE_SECONDS = 2.0  # between two lines about progress
 _LATE_SECONDS = 2.0  # a snapshot may be as old without a pause in the training
+
+
+class OccasionalLines:
+    """Reports lines about progress, one every few seconds; all others are dropped."""
+
+    def __init__(self, report: Tell) -> None:
+        self._report = report
+        self._last = time.monotonic()
+
+    def show(self, line: str) -> None:
+        now = time.monotonic()
+        if now - self._last >= _LINE_SECONDS:
+            self._last = now
+            self._report(line)
 
 
 def tell_nobody(line: str) -> None:

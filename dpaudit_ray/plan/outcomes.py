@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
 
-from ..errors import RunDirectoryError, lines, printable
+from ..errors import RunDirectoryError, and_more, lines, printable
 from ..storage import strangers
 from ..storage.run_directory import OUTCOMES, RunDirectory
 from ..storage.scores import PackScores
@@ -442,7 +442,7 @@ def part_lines(failed: Iterable[Failure], plan: Plan) -> Iterator[str]:
 def part_line(labels: list[str], failure: Failure) -> str:
     """Returns a line about audits that are not started since a part failed."""
     return (
-        f"{_first_of(labels)}: not started, {failure.pack.what} failed ({failure.message}); "
+        f"{and_more(labels)}: not started, {failure.pack.what} failed ({failure.message}); "
         f"run --retry-failed makes it again; traceback in {FILE}"
     )
 
@@ -452,12 +452,8 @@ def preparation_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
     yield from part_lines(failed_parts(run, plan), plan)
     for entry in preparing.entries(run, plan):
         if entry["done"] < entry["parts"]:
-            audits = _first_of(entry["audits"])
+            audits = and_more(entry["audits"])
             yield f"{audits}: {entry['done']} of {entry['parts']} parts prepared"
-
-
-def _first_of(labels: list[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
 
 
 def _waiting(part: Pack) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 
 from .. import __version__
-from ..errors import DpauditError, RunDirectoryError, first_line, printable
+from ..errors import DpauditError, RunDirectoryError, and_more, first_line, printable
 from ..imports import is_data
 from ..mechanisms.base import Recorded
 from ..orchestration.audit_state import AuditState, OpenSweep, Snapshot
@@ -643,9 +643,7 @@ def _check_completeness(sources: _Sources, results: Mapping[int, Snapshot]) -> s
     if not indices:
         return ""
     if run.complete:
-        unfinished = plan.audits[min(indices)].label
-        if len(indices) > 1:
-            unfinished += f" and {len(indices) - 1} more"
+        unfinished = and_more([plan.audits[index].label for index in sorted(indices)])
         sources.checked.differs("_SUCCESS", "", "complete", f"while {unfinished} is not")
     audits = range(len(plan.audits))
     done = sum(FinishedTrials(run, plan, index).stored_trials for index in audits)

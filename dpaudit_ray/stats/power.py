@@ -6,47 +6,30 @@ probabilities, unless stated otherwise. Time-uniform bounds need 1.1 (declared n
 """
 
 import math
-from typing import Literal
 
 from scipy import special
 
 from . import gdp
 from .base import check_level
 from .error_rates import clopper_pearson_lower as cp_lower
-from .error_rates import clopper_pearson_upper as cp_upper
 from .error_rates import first_where, in_unit, nonnegative
 from .guess_count_bound import mu_from_accuracy
-from .threshold_rates import epsilon_of_rates
 
 _MOST_TRIALS = 10**9  # no design has more
 
 
-def largest_certifiable(
-    trials: int,
-    delta: float,
-    confidence: float,
-    method: Literal["accuracy", "eps-delta"] = "accuracy",
-) -> float:
-    """Returns the ε that a method gives if no guess is wrong: its bound cannot be larger.
+def largest_certifiable(trials: int, delta: float, confidence: float) -> float:
+    """Returns the ε that `accuracy` gives if no guess is wrong: its bound cannot be larger.
 
     Args:
         trials: number of trials.
         delta: in (0, 1).
         confidence: in (0, 1).
-        method: of the bound.
     """
     check_level(delta, confidence)
     nonnegative("trials", trials)
-    alpha = 1 - confidence
-    if method == "accuracy":
-        mu = mu_from_accuracy(cp_lower(trials, trials, alpha))
-        return float(gdp.epsilon(mu, delta))
-    if method != "eps-delta":
-        raise ValueError(f"method must be accuracy or eps-delta, got {method!r}")
-    outside = trials // 2
-    false_positives = cp_upper(0, outside, alpha / 2)
-    false_negatives = cp_upper(0, trials - outside, alpha / 2)
-    return float(epsilon_of_rates(false_positives, false_negatives, delta))
+    mu = mu_from_accuracy(cp_lower(trials, trials, 1 - confidence))
+    return float(gdp.epsilon(mu, delta))
 
 
 def accuracy_power(

@@ -47,7 +47,9 @@ def override(
                 raise SpecError(key, f"is set by the grid in every audit; set grid.{grid_key}")
 
 
-def cells(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+def cells(
+    tree: Mapping[str, Any],
+) -> Iterator[tuple[dict[str, Any], str]]:
     """Yields the sections of every cell, and its label, which no other cell has.
 
     Keys joined by commas change together: `mechanism.steps, adversary.period: [[250, 1], ...]`.
@@ -72,7 +74,9 @@ def keys(tree: Mapping[str, Any]) -> list[str]:
     return list(itertools.chain.from_iterable(map(_parts, checked(tree))))
 
 
-def checked(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
+def checked(
+    tree: Mapping[str, Any],
+) -> dict[str, list[Any]]:
     """Returns the grid, if it can be unrolled. Raises SpecError with all mistakes."""
     grid = tree.get("grid") or {}
     mistakes = Mistakes()
@@ -105,7 +109,9 @@ def _check_entry(key: str, values: Any) -> None:
             raise SpecError(f"grid.{key}", f"must list {len(parts)} values each{got(value)}")
 
 
-def shared_parts(labels: Sequence[str]) -> tuple[str, list[str]]:
+def shared_parts(
+    labels: Sequence[str],
+) -> tuple[str, list[str]]:
     """Splits the parts that all labels have from the others; a single label stays as it is.
 
     Returns:
@@ -123,7 +129,9 @@ def shared_parts(labels: Sequence[str]) -> tuple[str, list[str]]:
     return LABEL_SEPARATOR.join(shared), shorter
 
 
-def shorten_labels(labels: Sequence[str]) -> tuple[str, list[str]]:
+def shorten_labels(
+    labels: Sequence[str],
+) -> tuple[str, list[str]]:
     """Moves parts that labels share to a legend.
 
     The legend has the parts of all labels, "all: SHARED", and the keys of the others if these are

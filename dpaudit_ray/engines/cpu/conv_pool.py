@@ -33,7 +33,9 @@ _DTYPES = torch.float32, torch.float64
 _LARGEST_WINDOW = 3  # rows or columns: every entry of a window costs a pass
 
 
-def window_of(layer: nn.Module | None) -> tuple[Pair, Pair] | None:
+def window_of(
+    layer: nn.Module | None,
+) -> tuple[Pair, Pair] | None:
     """Returns size and stride of a max-pooling that the loops take; None for any other layer."""
     if not isinstance(layer, nn.MaxPool2d) or not is_plain(layer, nn.MaxPool2d):
         return None
