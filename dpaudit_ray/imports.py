@@ -47,7 +47,7 @@ class Trust:
 
     @classmethod
     def parse(cls, option: str | None, reads: bool = False) -> "Trust":
-        """Parses `--trust a,b.c`.
+        """Returns the modules that `--trust a,b.c` lets a verb import.
 
         Args:
             option: its value; None: verbs that read trust no module, all others any.

@@ -28,7 +28,11 @@ def exit_code(verdict: str) -> Exit:
 
 
 def _trust(reads: bool) -> Callable[[typer.Context, str | None], str | None]:
-    """Returns a callback that applies `--trust` until the verb ends."""
+    """Returns the callback of an option `--trust`, which lets modules be imported in the verb.
+
+    Args:
+        reads: whether the verb reads a run: then no module is trusted by default.
+    """
 
     def enter(context: typer.Context, modules: str | None) -> str | None:
         context.with_resource(imports.trusting(imports.Trust.parse(modules, reads)))

@@ -248,10 +248,14 @@ class Display:
         job: Callable[[float], None],
         last: bool = False,
     ) -> None:
+        """Queues a job for the writer thread, which calls it with the time of this request."""
         self._jobs.put((time.monotonic(), job, last))
 
     def _write(self) -> None:
-        """Runs jobs in the writer thread, and refreshes the view in between."""
+        """Runs queued jobs, such as to print a message, up to the one that is marked as the last.
+
+        This is the writer thread. Between jobs, it draws the view anew every `_interval` seconds.
+        """
         last = False
         while not last:
             try:

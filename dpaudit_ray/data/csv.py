@@ -60,11 +60,11 @@ class Csv(Data):
         source, label, table = self._table()
         table = table.drop(columns=self.drop)
         for name in self.dates:
-            table[name] = _days(table[name])
+            table[name] = _days_since_1970(table[name])
         for name, value in self.fill.items():
             table[name] = table[name].fillna(str(value) if name in self.categories else value)
-        problems = list(self._missing(table, label))
-        problems += self._not_numbers(table.drop(columns=label))
+        problems = list(self._problems_of_empty_cells(table, label))
+        problems += self._problems_of_text(table.drop(columns=label))
         y: np.ndarray = np.empty(0, np.int64)
         if not table[label].isna().any():
             try:
@@ -109,7 +109,7 @@ class Csv(Data):
             if not isinstance(error.__cause__, UnicodeError) or self.encoding != "utf-8":
                 raise
             return self._guess_with("encoding", self._other_encoding())
-        kinds = {name: _kind(table[name]) for name in _text(table)}
+        kinds = {name: _content_and_option(table[name]) for name in _text_columns(table)}
         has_commas = any(option == "decimal" for _, option in kinds.values())
         if has_commas and self.decimal == ".":
             return self._guess_with("decimal", ",")
@@ -120,7 +120,7 @@ class Csv(Data):
         kinds.pop(label, None)
         reasons = {}
         for name in table.columns.drop(label):
-            if _numbers_rows(name, table[name]):
+            if _is_row_number(name, table[name]):
                 reasons[name] = "it only numbers the rows"
         for name, (content, option) in kinds.items():
             if not option and name not in reasons:
@@ -158,8 +158,8 @@ class Csv(Data):
         options, notes = self.model_copy(update={option: value}).guess()
         return options | {option: value}, notes
 
-    def _missing(self, table: Any, label: str) -> Iterator[str]:
-        """Yields a line for each column in which cells have no finite value."""
+    def _problems_of_empty_cells(self, table: Any, label: str) -> Iterator[str]:
+        """Yields a line for each column with empty or infinite cells: the first, and a remedy."""
         finite = table.replace([np.inf, -np.inf], np.nan)
         missing = finite.isna()
         for name, count in missing.sum().items():
@@ -174,9 +174,16 @@ class Csv(Data):
                     f"{remedy}"
                 )
 
-    def _not_numbers(self, features: Any) -> Iterator[str]:
-        """Yields a line for each column of text without an option, or with too many categories."""
-        kinds = {n: _kind(features[n]) for n in _text(features) if n not in self.categories}
+    def _problems_of_text(self, features: Any) -> Iterator[str]:
+        """Yields a line for each column of text that no option reads, with the option to add.
+
+        If `categories` would make too many columns, there is a line on the largest of them.
+        """
+        kinds = {
+            n: _content_and_option(features[n])
+            for n in _text_columns(features)
+            if n not in self.categories
+        }
         for name, (content, option) in kinds.items():
             names = listed([n for n, (_, other) in kinds.items() if other == option])
             remedy = f"list it in `{option}: {names}`"
@@ -234,7 +241,7 @@ class Csv(Data):
         candidates = (name for name in reversed(names) if name not in self.drop)
         label = self.label or next(candidates, names[-1])
         self._check_options(file, names, label)
-        for name in _text(table):
+        for name in _text_columns(table):
             table[name] = table[name].map(_stripped)
         return str(file), label, table
 
@@ -327,8 +334,8 @@ class Csv(Data):
             return "utf-16" if file.read(2) in _UTF16_MARKS else "latin-1"
 
 
-def _days(cells: Any) -> Any:
-    """Converts a column of dates to days since 1970; returns it unchanged if a cell is not one."""
+def _days_since_1970(cells: Any) -> Any:
+    """Returns a column (a pandas Series) of dates as days; unchanged if a cell is not a date."""
     import pandas as pd
 
     for day_format in _DAY_FORMATS:
@@ -339,8 +346,14 @@ def _days(cells: Any) -> Any:
     return cells
 
 
-def _kind(cells: Any) -> tuple[str, str]:
-    """Returns a description of a column of text, and the option that reads it, or an empty text."""
+def _content_and_option(cells: Any) -> tuple[str, str]:
+    """Returns the content of a column of text in words, and the option of `Csv` that reads it.
+
+    The option is empty if none does.
+
+    Args:
+        cells: the column, a pandas Series.
+    """
     values = cells.dropna().astype(str).drop_duplicates()
     not_numbers = values[~values.map(_is_number).astype(bool)]
     for pattern, content, option in _KINDS:
@@ -362,11 +375,13 @@ def _example(cells: Any) -> str:
     return f"{str(cells.iloc[row])!r:.40} in row {row + 1}"
 
 
-def _text(table: Any) -> list[str]:
+def _text_columns(table: Any) -> list[str]:
+    """Returns the names of the columns of a data frame that are not all numbers or booleans."""
     return [name for name in table.columns if table[name].dtype.kind not in "iufb"]
 
 
 def _stripped(cell: Any) -> Any:
+    """Returns text without white space at its ends, anything else (an empty cell) as it is."""
     return cell.strip() if isinstance(cell, str) else cell
 
 
@@ -374,8 +389,8 @@ def _is_nameless(name: str) -> bool:
     return name.startswith("Unnamed: ")  # the name that pandas gives
 
 
-def _numbers_rows(name: str, cells: Any) -> bool:
-    """Returns whether a column only numbers the rows: nameless, or consecutive integers."""
+def _is_row_number(name: str, cells: Any) -> bool:
+    """Returns whether a column has no name, or only consecutive integers, as numbers of rows."""
     if _is_nameless(name):
         return True
     numbers = cells.dtype.kind in "iu" and cells.is_unique and len(cells) > _MANY

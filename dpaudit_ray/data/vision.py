@@ -45,6 +45,7 @@ class _Images(Data):
         return tuple(self._root / self.folder / name for name in names)
 
     def read(self) -> Dataset:
+        """Reads the split; the training set, too, if its means and deviations are needed."""
         x, y = self._read(self.split == "train")
         if self.normalize:
             training_x = x if self.split == "train" else self._read(train=True)[0]

@@ -146,7 +146,10 @@ class Aggregation:
         return Progress(tuple(audits), activity, self._checkpoints.last)
 
     def keep_up(self) -> None:
-        """Does the work besides folding, every KEEP_UP_SECONDS or so. Raises StorageError."""
+        """Updates estimates by what was folded, gathers files, and writes if that is due.
+
+        A thread calls it every KEEP_UP_SECONDS or so. Raises StorageError.
+        """
         with self._writing:
             for index in range(len(self._plan.audits)):
                 self._settled(index)

@@ -170,7 +170,11 @@ class Dispatcher:
         self._owners[self._executor.call(worker.handle, "run_pack", pack, before)] = worker
 
     def _hand_due(self) -> None:
-        """Hands failed packs to other trainers, and packs of replaced trainers to any."""
+        """Hands each pack that is due to the best idle trainer, or leaves it due until one is idle.
+
+        A pack that failed goes to another trainer than the one that failed at it (its suspect). If
+        there is no other, the suspect is replaced: its successor counts as another one.
+        """
         due = self._due
         self._due = []
         for pack in due:
@@ -235,7 +239,10 @@ class Dispatcher:
         return outcome
 
     def _died(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
-        """Returns what a dead trainer has lost; None if it never had its place."""
+        """Returns the pack of a dead trainer as lost, with the reason, and replaces the trainer.
+
+        None for a trainer that had no place on a node yet, as it had no pack either.
+        """
         head_answers = self._liveness.answers
         lost_pack = self._killed_for_memory(worker, error) if head_answers else None
         if lost_pack:

@@ -36,6 +36,7 @@ class InlineExecutor:
         name: str,
         avoid: Collection[str] = (),
     ) -> Handle:
+        """Makes the aggregator, or a trainer that calls it; names and nodes are for clusters."""
         if role == "Aggregator":
             self._aggregator = InlineAggregator(self._work.sweep, self._work.plan, self._work.run)
             return self._aggregator

@@ -193,7 +193,14 @@ class Speed:
             del self._ends[0]
 
     def rate(self, now: float) -> float:
-        """Trials per second; NaN while unknown. Falls when no pack ends for longer than before."""
+        """Returns trials per second since the first of `_ends`; NaN while none has ended.
+
+        A pack that is still trained says nothing for as long as the longest one took. If none ends
+        for longer, the time after that counts, and the rate falls.
+
+        Args:
+            now: seconds of the clock of `see`.
+        """
         if len(self._ends) < 2:
             return math.nan
         moments = [moment for moment, _ in self._ends]

@@ -45,6 +45,11 @@ _MORE = (2, 4, 8, 16)  # times the trials, that are tried
 _MOST = 200_000  # trials that are simulated
 _FEWEST = 64  # trials from which more are counted, and whose hits rate the adversary
 _SMALL_CLAIM = 0.75  # share of correct guesses that a claim allows: below it, the claim is small
+_EFFECT = (
+    f"trials would notice {percent(round(1 - ALTERNATIVE, 6))} less noise with a chance of "
+    f"{percent(REQUIRED_POWER)} or more"
+)
+_IF_ALL = "if the adversary shows all that the claim allows"
 _LUCK = 0.2  # probability of fewer correct guesses than a forecast assumes
 Test = ClaimTest | RunTest
 # Adversaries that may see all that a claim allows; the one that sees less comes first.
@@ -159,68 +164,82 @@ def for_weak(
         yield from _by_order(run, index)
         yield "more canaries, more noise or fewer steps: `dpaudit plan` forecasts what they show"
         return  # how canaries of one training run depend on each other is not known beforehand
-    less = percent(round(1 - ALTERNATIVE, 6))
-    effect = (
-        f"trials would notice {less} less noise with a chance of {percent(REQUIRED_POWER)} or more"
-    )
-    curve, looks = test.curve, (test.planned, *test.later)
+    looks = (test.planned, *test.later)
     planned = [number for number in looks if number > test.horizon]
     fewest = max(test.horizon, _FEWEST)
     sizes = planned + [factor * fewest for factor in _MORE]
     sizes = [size for size in sizes if size <= _MOST]
     guesses = test.hits.guesses
-    rate = clopper_pearson_lower(test.hits.hits, guesses, _LUCK)
 
     def first_size(rate: float | None) -> int | None:
         """Returns the first of `sizes` with the required power, as of `_finds`; None for none."""
         for size in sizes:
-            if _finds(curve, looks, rate, size, alpha):
+            if _finds(test.curve, looks, rate, size, alpha):
                 return size
         return None
 
-    enough = first_size(rate)
-    if enough in planned:
-        yield f"growth that `up_to` has planned: {enough:,} {effect}: `--set audit.trials={enough}`"
-    elif enough:
-        fresh = options_of_its_own(run, enough, {"audit.trials": enough})
-        if fresh is not None:
-            yield f"a separate run: {enough:,} {effect}: {fresh[1]}"
+    enough = first_size(clopper_pearson_lower(test.hits.hits, guesses, _LUCK))
+    if enough:
+        yield from _with_more_trials(run, enough, is_planned=enough in planned)
     least = None  # trials that decide if the adversary shows all that the claim allows
-    if_all = "more trials: if the adversary shows all that the claim allows"
     if sizes and not enough:
         least = first_size(None)
-        if least is None and largest_accuracy(curve) < _SMALL_CLAIM:
+        if least is None and largest_accuracy(test.curve) < _SMALL_CLAIM:
             yield f"more trials: so small a claim takes more than {sizes[-1]:,}"
         elif least is None:
             most = f"{sizes[-1]:,} trials"
             yield f"more noise or fewer steps: so large a claim takes more than {most}"
         elif guesses < _FEWEST:
-            yield f"{if_all}, {least:,} {effect}"
+            yield f"more trials: {_IF_ALL}, {least:,} {_EFFECT}"
+    another = _another_threat_model(run, index)
+    if another is not None:
+        yield another
+    elif least is not None and guesses >= _FEWEST:
+        if _sees_all(run.sweep.cells[index]):
+            yield f"more trials: {_IF_ALL}, {least:,} {_EFFECT}"
+        else:
+            yield (
+                f"a stronger adversary: with so few right guesses, {sizes[-1]:,} trials are too "
+                f"few; if one shows all that the claim allows, {least:,} {_EFFECT}"
+            )
+    yield from _through_claimed_curves(run, index)
+
+
+def _with_more_trials(run: Run, enough: int, is_planned: bool) -> Iterator[str]:
+    """Yields the hint that `enough` trials decide: by growth that is planned, or by a new run."""
+    if is_planned:
+        remedy = f"`--set audit.trials={enough}`"
+        yield f"growth that `up_to` has planned: {enough:,} {_EFFECT}: {remedy}"
+        return
+    fresh = options_of_its_own(run, enough, {"audit.trials": enough})
+    if fresh is not None:
+        yield f"a separate run: {enough:,} {_EFFECT}: {fresh[1]}"
+
+
+def _another_threat_model(run: Run, index: int) -> str | None:
+    """Returns the hint at the first adversary that would decide every audit; None without one."""
     for adversary, does in _STRONGEST.items():
         stronger = _stronger(run, index, adversary)
         if stronger is not None:
             trials, options = stronger
-            yield (
+            return (
                 f"another threat model, {adversary.name}: it {does}; where that shows all that the "
-                f"claim allows, {trials:,} {effect}: {options}"
+                f"claim allows, {trials:,} {_EFFECT}: {options}"
             )
-            break
-    else:
-        if least is not None and guesses >= _FEWEST:
-            if not _sees_all(run.sweep.cells[index]):
-                if_all = (
-                    f"a stronger adversary: with so few right guesses, {sizes[-1]:,} trials are "
-                    "too few; if one shows all that the claim allows"
-                )
-            yield f"{if_all}, {least:,} {effect}"
+    return None
+
+
+def _through_claimed_curves(run: Run, index: int) -> Iterator[str]:
+    """Yields the hint to convert bounds through the claimed curves, if an estimator can."""
     estimators = _through_claim(run.sweep.cells[index])
-    if estimators is not None:
-        fresh = options_of_its_own(run, "claimed", {"audit.estimators": estimators})
-        if fresh is not None:
-            yield (
-                "the same threat model, read through the claimed mechanism with `curve: claimed`, "
-                f"may show a larger ε: {fresh[1]}"
-            )
+    if estimators is None:
+        return
+    fresh = options_of_its_own(run, "claimed", {"audit.estimators": estimators})
+    if fresh is not None:
+        yield (
+            "the same threat model, read through the claimed mechanism with `curve: claimed`, may "
+            f"show a larger ε: {fresh[1]}"
+        )
 
 
 def _by_order(run: Run, index: int) -> Iterator[str]:

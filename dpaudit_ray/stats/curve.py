@@ -124,10 +124,10 @@ class Responses:
 
     @property
     def one_sided(self) -> "Responses":
-        """The same answers as guesses of "in" alone, surest first, [2 n] each.
+        """The same answers, all read as guesses of "in", from the surest on, [2 n] each.
 
-        A side that answers "in" or "out" with equal shares has half of each; that "out" was wrong
-        is that "in" was right.
+        Half of the answers of each level are "in", the others "out". An answer "out" with log odds
+        l is a guess of "in" with log odds -l, and is right where that one is wrong.
         """
         return Responses(
             log_odds=np.append(self.log_odds, -self.log_odds[::-1]),

@@ -125,6 +125,7 @@ class AuditSpec(Strict):
 
     @model_validator(mode="after")
     def _check_estimators(self) -> Self:
+        """Makes each estimator once, so that each wrong option is reported under its key."""
         mistakes = Mistakes()
         for index, estimator in enumerate(self.estimators):
             with mistakes.noted():
