@@ -89,7 +89,11 @@ class Label(Adversary):
         return {"last": layers - 1, "second-last": layers - 2, "input": 0}[self.layer]
 
     def labels(self, coefficients: Floats) -> Labels:
-        """Returns labels [..., N] by the signs of coefficients; -1 if one is not determined."""
+        """Returns labels [..., N] by the signs of coefficients; -1 if one is not determined.
+
+        A hidden neuron's coefficients have one more factor, whose sign is not known but the same in
+        a batch: labels are inverted if they have the majority that `positives` excludes.
+        """
         labels = np.where(coefficients < 0, 1, 0)
         determined = np.isfinite(coefficients) & (coefficients != 0)
         if self.layer != "last" and self.row is not None:

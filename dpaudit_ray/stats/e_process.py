@@ -98,7 +98,17 @@ def _log_wealth(
     variance: Floats,
     m: float,
 ) -> Floats:
-    """Computes log wealth of bets that maximise its expected growth, to second order."""
+    """Computes log wealth after each bet against "the mean is at most m", float64 [n].
+
+    Each bet maximises the expected growth of wealth, to second order.
+
+    Args:
+        values: outcomes in [0, 1], [n].
+        share: largest bet, as a share of what would lose everything.
+        mean: of the outcomes as expected before each of them, [n].
+        variance: likewise.
+        m: the mean that is bet against.
+    """
     edge = mean - m
     stakes = np.clip(edge / (variance + edge**2), 0.0, share / m)
     growth = np.log1p(stakes * (values - m))

@@ -58,6 +58,7 @@ class LinearRule(Rule):
         return gradient.view(inputs, -1).t()
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
+        """Returns outer products of vectors x [n*B, d], or their sums over positions x [.., d]."""
         n = len(theta)
         if x.dim() == 2:
             return _VectorProducts(self.weight, self.bias, n, x, g, shared=False)
