@@ -119,7 +119,7 @@ def _status_entries(
             asdict(kind) | {"outputs": run.directory.output_folder(kind.audit)}
             for kind in outcomes.read(*where).missed
         ],
-        "preparations": preparing.entries(*where),
+        "preparations": list(map(asdict, preparing.states(*where))),
         "audits": overview(run),
         # Without a summary there are so many trials that this would take long.
         "membership": membership_rates.entries(run) if summary else {},

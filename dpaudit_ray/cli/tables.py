@@ -257,10 +257,10 @@ def show_plan(name: str, outlook: Outlook) -> None:
     sampled = [audit for audit in audits if audit.sampled]
     if sampled:
         _explain_power(sampled)
-    for preparation in outlook.preparations:
+    for state, seconds in outlook.preparations:
         terminal.say(
-            f"a preparation for {and_more(preparation.audits)}: {preparation.done} of "
-            f"{preparation.parts} parts done, {duration(preparation.seconds)} with one trainer"
+            f"a preparation for {and_more(state.audits)}: {state.done} of {state.parts} parts "
+            f"done, {duration(seconds)} with one trainer"
         )
     if outlook.problem is None and any(math.isnan(audit.seconds) for audit in sampled):
         terminal.explain("time ?: packs can be timed once their preparations are done")

@@ -19,6 +19,7 @@ from ..orchestration.progress import OccasionalLines
 from ..orchestration.trainer import Brief, PackTrainer
 from ..plan import finished_trials, outcomes, preparing
 from ..plan.model import Pack, Part, Plan, PlannedAudit
+from ..plan.preparing import PreparationState
 from ..stats import gdp, growth
 from ..stats.paired import Paired
 from ..storage.arrays import Arrays
@@ -86,13 +87,13 @@ class Outlook:
     audits: tuple[AuditOutlook, ...]
     workers: int
     problem: str | None = None  # the reason if no time could be measured
-    preparations: "tuple[PreparationOutlook, ...]" = ()
+    preparations: tuple[tuple[PreparationState, float], ...] = ()  # with the seconds left
 
     @property
     def seconds(self) -> float:
         """Time of one trainer for all that remains."""
         seconds = [audit.seconds for audit in self.audits]
-        seconds += [preparation.seconds for preparation in self.preparations]
+        seconds += [seconds_left for _, seconds_left in self.preparations]
         return sum(seconds)
 
 
@@ -282,33 +283,24 @@ class UnpreparedError(Exception):
     """Packs cannot be timed before their preparation is done."""
 
 
-@dataclass(frozen=True)
-class PreparationOutlook:
-    """Forecast of a preparation."""
-
-    audits: tuple[str, ...]  # labels of those that wait for it
-    parts: int
-    done: int
-    seconds: float  # time of one trainer for the remaining parts
-
-
 def _rehearsed(
     trainer: PackTrainer,
     run: RunDirectory,
     plan: Plan,
     awaited: Sequence[Part],
     made: dict[tuple[str, int], Arrays],
-) -> tuple[tuple[PreparationOutlook, ...], str | None]:
+) -> tuple[tuple[tuple[PreparationState, float], ...], str | None]:
     """Makes the next awaited part of every preparation, and times it.
 
     Returns:
-        A forecast of each preparation, and the message of a part that failed.
+        Each preparation with the seconds of its remaining parts, NaN for one that failed, and the
+        message of that part.
     """
-    outlooks = []
+    timed = []
     problem = None
-    for entry in preparing.entries(run, plan):
+    for state in preparing.states(run, plan):
         seconds = 0.0
-        parts = [part for part in awaited if part.preparation == entry["id"]]
+        parts = [part for part in awaited if part.preparation == state.id]
         if parts:
             started = time.perf_counter()
             arrays = trainer.attempt_part(parts[0])
@@ -317,10 +309,9 @@ def _rehearsed(
                 problem = arrays.message
                 seconds = math.nan
             else:
-                made[entry["id"], parts[0].first] = arrays
-        audits = tuple(entry["audits"])
-        outlooks.append(PreparationOutlook(audits, entry["parts"], entry["done"], seconds))
-    return tuple(outlooks), problem
+                made[state.id, parts[0].first] = arrays
+        timed.append((state, seconds))
+    return tuple(timed), problem
 
 
 def _prepared(

@@ -450,10 +450,9 @@ def part_line(labels: list[str], failure: Failure) -> str:
 def preparation_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
     """Yields lines about each preparation that failed or is not complete."""
     yield from part_lines(failed_parts(run, plan), plan)
-    for entry in preparing.entries(run, plan):
-        if entry["done"] < entry["parts"]:
-            audits = and_more(entry["audits"])
-            yield f"{audits}: {entry['done']} of {entry['parts']} parts prepared"
+    for state in preparing.states(run, plan):
+        if state.done < state.parts:
+            yield f"{and_more(state.audits)}: {state.done} of {state.parts} parts prepared"
 
 
 def _waiting(part: Pack) -> tuple[int, ...]:

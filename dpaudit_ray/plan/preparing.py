@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
 
 from ..errors import SpecError
 from ..storage.arrays import Arrays
@@ -89,24 +89,31 @@ def _without_packs(plan: Plan) -> list[int]:
     return [index for index, audit in enumerate(plan.audits) if not audit.packs]
 
 
-def entries(
-    run: RunDirectory,
-    plan: Plan,
-) -> list[dict[str, Any]]:
-    """Returns each preparation as plain JSON.
+@dataclass(frozen=True)
+class PreparationState:
+    """A preparation of a run.
 
-    Its keys are `id`, `audits` (labels), `parts` (a number), and `done` (how many are stored).
+    Attributes:
+        id: its id.
+        audits: labels of the audits that wait for it.
+        parts: number of its parts.
+        done: how many of them are stored.
     """
+
+    id: str
+    audits: list[str]
+    parts: int
+    done: int
+
+
+def states(run: RunDirectory, plan: Plan) -> list[PreparationState]:
+    """Returns the state of each preparation."""
     listed = []
     for preparation, waiting in _waiting(plan).items():
-        stored = run.parts(preparation.id)
-        entry = {
-            "id": preparation.id,
-            "audits": [plan.audits[index].label for index in waiting],
-            "parts": preparation.parts,
-            "done": len(stored.intersection(range(preparation.parts))),
-        }
-        listed.append(entry)
+        labels = [plan.audits[index].label for index in waiting]
+        done = run.parts(preparation.id).intersection(range(preparation.parts))
+        state = PreparationState(preparation.id, labels, preparation.parts, len(done))
+        listed.append(state)
     return listed
 
 
