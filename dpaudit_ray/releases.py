@@ -71,14 +71,16 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
             sums = list(total(_change_examples(examples, change)))
         else:
             sums = list(total)
-            if change[0] == "appended":  # clipped already, so a canary has the largest norm
+            if (
+                change and change[0] == "appended"
+            ):  # clipped already, so a canary has the largest norm
                 sums = [a + _like(a, row / 1e3) for a, row in zip(sums, change[1], strict=True)]
         noises = noise() if callable(noise) else noise
         return [a + b for a, b in zip(sums, noises, strict=True)]
 
     stream = _stream(name, noise_multiplier, max_grad_norm, sample_rate)
     if not stream:
-        return released("nothing", None)
+        return released(None, None)
     shapes = [tuple(array.shape[1:]) for array in examples]
     if not callable(total) and not examples:
         shapes = [tuple(array.shape) for array in total]
@@ -173,7 +175,7 @@ def _stream(
 
 
 def _change_examples(examples: list[Any], change: Any) -> list[Any]:
-    if change == "nothing":
+    if change is None:
         return list(examples)
     from .scripts.watch import release_functions
 

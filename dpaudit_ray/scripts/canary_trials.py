@@ -94,22 +94,22 @@ class CanaryTrials:
     def judge(self, needed: int | None) -> Judgement:
         """Judges the trials; `needed` of them would find noise of 0.7 of what is accounted."""
         self.test.look(now=True)
-        judgement = Judgement(self.layer)
         name, unit = {1: ("every step a trial", "steps"), 2: ("runs", "runs")}[self.layer]
+        judgement = Judgement(self.layer, name)
         after = self.refuted
         if after is not None:
             observed = f"canaries guessed too well: refuted after {after} {unit} of {self.count}"
             values = {"check": name, "claim": self.claim, "observed": observed}
             judgement.find("guessed", f"{self.count} {unit}", **values)
-            return judgement.observe(name, observed)
+            return judgement.observe(observed)
         if not self.count:
-            return judgement.miss(name, "no time for a run")
+            return judgement.miss("no time for a run")
         summary = f"{self.count} {unit}, {self.members} with the canary: no evidence against "
         summary += self.claim
         if needed is not None and self.count < needed:
             summary += f"; {needed} would find noise of {ALTERNATIVE:g} of it"
         is_powerful = needed is not None and self.count >= needed
-        return judgement.observe(name, summary, complete=is_powerful)
+        return judgement.observe(summary, complete=is_powerful)
 
 
 def step_trials(noise: float, planned: int) -> CanaryTrials:

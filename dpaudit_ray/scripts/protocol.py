@@ -15,8 +15,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from ..opacus import Marks
+
 _LARGEST_RECORD = 2**30  # bytes; a look at a step takes some kilobytes
 
+# What a value that is returned or saved carries in addition to releases.
+Leftover = Literal[
+    "gradients",  # a gradient of a private parameter that was never released
+    "others",  # a gradient of a parameter of no private network
+    "examples",  # gradients of single records
+    "saved",  # gradients of single records in a file
+    "records",  # its rows are records of the data
+    "outside",  # it is a parameter that another optimizer updated once there was a private one
+    "earlier",  # it is a parameter as an earlier step left it
+    "statistics",  # it is a mean, deviation or extreme of the records
+    "tensors",  # it is neither a private parameter nor what some network had before
+]
 History = tuple[tuple[float, float, int], ...]  # (σ, q, steps), as accountants of Opacus have it
 
 
@@ -82,7 +96,6 @@ class Made(Entry):
     batches: int
     noise: float
     expected_batch_size: float | None
-    poisson_sampling: bool = True
     replaced_sampler: str = ""  # class of a sampler that Opacus drops
     target_epsilon: float | None = None
     target_delta: float | None = None
@@ -169,7 +182,6 @@ class ForwardInspection(Entry):
     Attributes:
         mixes: whether outputs of other records changed, and `by` how much of their size.
         time_first: records lie along the second dimension, as many as were drawn.
-        by_vmap: the pass is one under torch.func.vmap, which separates its entries.
         buffers: names of buffers that learn from records.
         carried: names of attributes that one pass leaves to the next, which depends on them.
         unseen: why the repeats show nothing; "" if they do.
@@ -178,7 +190,6 @@ class ForwardInspection(Entry):
     mixes: bool = False
     by: float = 0.0
     time_first: bool = False
-    by_vmap: bool = False
     buffers: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     unseen: str = ""
@@ -188,21 +199,19 @@ class ForwardInspection(Entry):
 class CollateInspection(Entry):
     """A batch that was collated again without one record.
 
-    `changes`: what the other records' rows are changed with it; `record` is its index in the data
-    set, and `chosen_as` names the reason, as "the longest record".
+    `record` is its index in the data set, `chosen_as` names the reason, as "the longest record",
+    and `changes` how the rows of others change, as "padded from 9 to 7 positions".
     """
 
-    changes: bool
     record: int
     chosen_as: str
-    seen: str = ""  # such as "padded from 9 to 7 positions"
+    changes: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Entry):
     """Outcome of a step with a canary or without: scores have mean 1 with it, else 0."""
 
-    step: int
     member: bool
     score: float
     noise: float | None
@@ -213,7 +222,6 @@ class Trial(Entry):
 class Cut(Entry):
     """The time budget ended the run after so many steps."""
 
-    seconds: float
     steps: int
 
 
@@ -226,9 +234,8 @@ class CarriedSum(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class ArraysGiven(Entry):
-    """A custom loop gave arrays: of its clipped "sum", or of its "noise"."""
+    """A custom loop gave arrays at a step: of its clipped "sum", or of its "noise"."""
 
-    step: int
     kind: Literal["sum", "noise"]
 
 
@@ -237,7 +244,7 @@ class PinnedStep(Entry):
     """A step of a pinned run.
 
     Attributes:
-        member: whether it has the record that is exchanged.
+        member: it has the record that is exchanged; False in a run that chooses it.
         release: digests of what it would have released.
         update: digests of the gradients that reached the optimizer in place of the pinned ones;
             the same as pinned if nothing came in between.
@@ -356,42 +363,6 @@ class StartedProcesses:
     count: int
 
 
-@dataclass(frozen=True)
-class Leftovers:
-    """Names of values that are returned or saved and carry more than releases.
-
-    Attributes:
-        gradients: a gradient of a private parameter that was never released.
-        other_gradients: a gradient of a parameter of no private network.
-        examples: gradients of single records.
-        saved: gradients of single records in a file.
-        records: arrays whose rows are records of the data.
-        outside: parameters that another optimizer updated once there was a private one.
-        earlier: parameters as an earlier step left them.
-        statistics: mean, deviation or extremes of the records.
-        tensors: neither private parameters nor what some network had before.
-    """
-
-    gradients: tuple[str, ...] = ()
-    other_gradients: tuple[str, ...] = ()
-    examples: tuple[str, ...] = ()
-    saved: tuple[str, ...] = ()
-    records: tuple[str, ...] = ()
-    outside: tuple[str, ...] = ()
-    earlier: tuple[str, ...] = ()
-    statistics: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Marks:
-    """δ, ε and public names that `@audited` states."""
-
-    delta: float | None = None
-    epsilon: float | None = None
-    public: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
     """Knowledge at the end of a run.
@@ -411,7 +382,8 @@ class RunResult:
         chosen: of a pinned run, the record that is exchanged.
         last_record: of a pinned run, a record of its last draw.
         lines: the script's line for each place that a finding names.
-        final: digest of the private parameters.
+        left: names of values that are returned or saved, by what they carry.
+        final: digests of the private parameters.
         seconds: that training took, and `inspecting` those that the watcher took of them.
         waited: seconds that the run waited for a processor.
         returned_nothing: the function returned None.
@@ -439,13 +411,13 @@ class RunResult:
     chosen_as: str = ""
     last_record: int | None = None
     lines: dict[str, str] = field(default_factory=dict)
-    left: Leftovers = Leftovers()
+    left: dict[Leftover, list[str]] = field(default_factory=dict)
     final: str = ""
     seconds: float = 0.0
     inspecting: float = 0.0
     waited: float = 0.0
     returned_nothing: bool = False
-    marks: Marks = Marks()
+    marks: Marks = field(default_factory=Marks)
 
     @property
     def unwatched_processes(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from ..errors import SpecError
+from ..errors import ScriptError, SpecError
 from ..isolation import Limits
 from ..report.verdict import Verdict
 from . import canary_trials, checks, claims, processor, script_runs
@@ -160,54 +160,47 @@ class Audit:
         if not (inspection.uses_opacus or result.chosen is not None):
             return inspection
         self._progress("repeating the run with pinned releases")
-        alone = self._pinned_run("alone")
-        if isinstance(alone, str):
-            return _with_pinned(inspection, {}, alone)
-        runs = {"alone": alone}
+        runs: dict[str, PinnedRun] = {}
+        missing = ""
+        try:
+            self._compare_pinned(runs)
+        except ScriptError as error:
+            missing = str(error)
+        return replace(inspection, pinned=PinnedRuns(**runs, missing=missing))
+
+    def _compare_pinned(self, runs: dict[str, PinnedRun]) -> None:
+        """Adds runs until two differ, and then two that show whether noise explains it."""
+        alone = runs["alone"] = self._pinned_run("alone")
         records = {"exchanged": alone.result.chosen}
-        if self._is_open and alone.result.last_record is not None:
+        # Pinned runs may settle a finding, or a check that is not done.
+        undone = {check.name for check in self._judgement.looks if check.applies and not check.done}
+        is_found = any(item.code in ACQUITTED for item in self._judgement.findings)
+        is_open = is_found or bool(undone & {"updates", "release", "sampling"})
+        if is_open and alone.result.last_record is not None:
             records["last"] = alone.result.last_record
         for name, record in records.items():
             exchanged = self._pinned_run("exchanged", record)
-            if isinstance(exchanged, str):
-                return _with_pinned(inspection, runs, exchanged)
             if record == alone.result.chosen:  # which states why it was chosen
                 exchanged = replace(exchanged, record=alone.record)
             runs[name] = exchanged
             if checks.differences(alone, exchanged):
                 runs["exchanged"] = exchanged
-                return self._with_explanations(inspection, runs, record)
-        return _with_pinned(inspection, runs, "")
+                for kind in ("noised", "shaken"):
+                    runs[kind] = self._pinned_run(kind, record)
+                return
 
-    def _with_explanations(
-        self, inspection: Inspection, runs: dict[str, PinnedRun], record: int | None
-    ) -> Inspection:
-        """Adds runs that show whether noise explains what an exchanged record changed."""
-        for kind in ("noised", "shaken"):
-            run = self._pinned_run(kind, record)
-            if isinstance(run, str):
-                return _with_pinned(inspection, runs, run)
-            runs[kind] = run
-        return _with_pinned(inspection, runs, "")
-
-    def _pinned_run(self, kind: Any, record: int | None = None) -> PinnedRun | str:
-        """Returns one run with pinned releases, or why it is missing."""
+    def _pinned_run(self, kind: Any, record: int | None = None) -> PinnedRun:
+        """Returns one run with pinned releases. Raises ScriptError if it is missing."""
         request = self._request("pinned", share=_PINNED, pinned=kind, record=record)
         (run,) = self._run(iter([request]))
         if run.ended.how == "hung":
-            return "the run with pinned releases took too long; give a larger --budget"
+            why = "the run with pinned releases took too long; give a larger --budget"
+            raise ScriptError(why)
         if run.result is None:
-            return f"the run with pinned releases failed: {run.ended.message}"
+            raise ScriptError(f"the run with pinned releases failed: {run.ended.message}")
         if run.result.chosen is None and record is None:
-            return "no draw of four records or more was observed"
+            raise ScriptError("no draw of four records or more was observed")
         return PinnedRun.from_record(run.result, run.record, record)
-
-    @property
-    def _is_open(self) -> bool:
-        """Whether runs with pinned releases may settle a finding, or a check that is not done."""
-        names = {check.name for check in self._judgement.looks if check.applies and not check.done}
-        is_found = any(item.code in ACQUITTED for item in self._judgement.findings)
-        return is_found or bool(names & {"updates", "release", "sampling"})
 
     def _with_sizes(self, inspection: Inspection) -> Inspection:
         """Adds the number of records as the secret: the same run with one record more."""
@@ -337,7 +330,7 @@ class Audit:
         self._judgement.add(layer.judge(needed if layer.count >= needed else None))
 
     def _not_done(self, layer: int, name: str, why: str) -> None:
-        self._judgement.add(Judgement(layer).miss(name, why))
+        self._judgement.add(Judgement(layer, name).miss(why))
 
     def _sum_up(self) -> ScriptVerdict:
         needed = {0} if self._judgement.enough else {0, 1}
@@ -347,7 +340,9 @@ class Audit:
         if self._is_decided:
             verdict = Verdict.VIOLATION
         measured = []
-        for trials in self._trials.values():
+        counts = {1: 0, 2: 0}
+        for layer, trials in self._trials.items():
+            counts[layer] = trials.count
             bound = trials.measured(self._claim, self._delta) if trials.count else None
             if bound is not None:
                 measured.append(bound)
@@ -361,8 +356,8 @@ class Audit:
             looks=tuple(self._judgement.looks),
             help=tuple(self._help) if verdict is Verdict.INCONCLUSIVE else (),
             runs=self._runs,
-            step_trials=self._trials[1].count if 1 in self._trials else 0,
-            run_trials=self._trials[2].count if 2 in self._trials else 0,
+            step_trials=counts[1],
+            run_trials=counts[2],
             seconds=time.monotonic() - self._began,
             output=self._output,
             measured=tuple(measured),
@@ -384,11 +379,6 @@ def _slowdown() -> float:
         return 1.0
     processes = os.getloadavg()[0] / (os.cpu_count() or 1)
     return min(max(processes, 1.0), _MOST_EXTENDED)
-
-
-def _with_pinned(inspection: Inspection, runs: dict[str, PinnedRun], missing: str) -> Inspection:
-    pinned = PinnedRuns(**runs, missing=missing)
-    return replace(inspection, pinned=pinned)
 
 
 def _least_noise(run: EndedRun) -> float | None:

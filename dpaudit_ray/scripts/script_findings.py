@@ -64,12 +64,14 @@ class Judgement:
     """Findings and outcomes of one layer, or of a part of it; checks add to it.
 
     Attributes:
+        check: name of the outcomes.
         complete: a violation of its kind would have been found.
         enough: the inspected run showed so much that no trial is needed.
         sentence: states how strong the inspection was.
     """
 
     layer: int = 0
+    check: str = ""
     findings: list[Finding] = field(default_factory=list)
     looks: list[CheckOutcome] = field(default_factory=list)
     complete: bool = True
@@ -81,15 +83,18 @@ class Judgement:
         self.findings.append(finding(kind, where, layer=self.layer, **values))
         return self
 
-    def observe(self, name: str, summary: str, *, complete: bool = True) -> "Judgement":
+    def observe(self, summary: str, *, complete: bool = True) -> "Judgement":
         """Adds the outcome of a check that is done, though maybe with too few trials."""
-        self.looks.append(CheckOutcome(self.layer, name, done=True, said=summary))
+        self.looks.append(CheckOutcome(self.layer, self.check, done=True, said=summary))
         self.complete &= complete
         return self
 
-    def miss(self, name: str, why: str, *, applies: bool = True) -> "Judgement":
-        """Adds a check that is not done; if it `applies`, the judgement is not complete."""
-        outcome = CheckOutcome(self.layer, name, done=False, said=why, applies=applies)
+    def miss(self, why: str, *, name: str = "", applies: bool = True) -> "Judgement":
+        """Adds a check, or its part of a `name`, that is not done.
+
+        If it `applies`, the judgement is not complete.
+        """
+        outcome = CheckOutcome(self.layer, name or self.check, False, why, applies)
         self.looks.append(outcome)
         self.complete &= not applies
         return self

@@ -259,25 +259,26 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
         )
     if sum(result.steps) or (result.made and result.outside):
         return result
+    why = "took no private step: it calls neither make_private nor audited_step"
     if result.processes:
-        processes = result.unwatched_processes
-        why = f"took no private step itself: {processes}; train in the main process (nprocs=1)"
-        raise ScriptError(f"{target} {why}")
-    if result.made:
-        took = f"took no step within {result.seconds:.0f} s; give a longer --budget"
-        raise ScriptError(f"{target} {took}")
-    if not result.outside:
-        why = "took no private step: it calls neither make_private nor audited_step"
-        if not target.function:
-            why += f"; if a function of it trains, name it as {target.script.name}:FUNCTION"
-        raise ScriptError(f"{target} {why}; {_MADE_VISIBLE}")
-    steps = result.outside[0].steps
-    source = target.script.read_text(encoding="utf-8", errors="replace")
-    is_claimed = target.epsilon is not None or result.marks.epsilon is not None
-    if is_claimed and not _PRIVATE_CODE.search(source):
-        return result
-    why = f"never calls make_private, and takes {steps} steps without privacy that is known here"
-    raise ScriptError(f"{target} {why}; {_MADE_VISIBLE}")
+        why = f"took no private step itself: {result.unwatched_processes}"
+        why += "; train in the main process (nprocs=1)"
+    elif result.made:
+        why = f"took no step within {result.seconds:.0f} s; give a longer --budget"
+    elif result.outside:
+        source = target.script.read_text(encoding="utf-8", errors="replace")
+        is_claimed = target.epsilon is not None or result.marks.epsilon is not None
+        if is_claimed and not _PRIVATE_CODE.search(source):
+            return result
+        steps = result.outside[0].steps
+        why = (
+            f"never calls make_private, and takes {steps} steps without privacy that is known here"
+        )
+    elif not target.function:
+        why += f"; if a function of it trains, name it as {target.script.name}:FUNCTION"
+    if not (result.processes or result.made):
+        why += f"; {_MADE_VISIBLE}"
+    raise ScriptError(f"{target} {why}")
 
 
 def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:

@@ -11,7 +11,6 @@ from dpaudit_ray.scripts.protocol import (
     Claim,
     Entry,
     ForwardInspection,
-    Leftovers,
     RunResult,
     Shift,
     StepInspection,
@@ -35,8 +34,8 @@ def result(**fields: Any) -> RunResult:
     return dataclasses.replace(RESULT, **fields)
 
 
-def left(**fields: Any) -> Leftovers:
-    return Leftovers(**fields)
+def left(**names: tuple[str, ...]) -> dict[str, list[str]]:
+    return {kind: list(values) for kind, values in names.items()}
 
 
 def step(noise: float = 1.0, size: int = 100_000, seed: int = 0, **fields: Any) -> StepInspection:

@@ -1,6 +1,5 @@
 """What tests call in a child process: a script without any watch, from the same generators."""
 
-import hashlib
 import importlib
 import os
 
@@ -8,19 +7,17 @@ import torch
 
 from dpaudit_ray.scripts.protocol import RunRequest
 from dpaudit_ray.scripts.watch.generators import seed_generators
+from dpaudit_ray.scripts.watch.tensors import digest
 
 
 def run(request: dict) -> str:
-    """A digest of the parameters that the script ends with."""
+    """Digests of the parameters that the script ends with."""
     torch.set_num_threads(1)
     seed_generators(RunRequest(seed=request["seed"]).derived("start"))
     script = importlib.import_module(f"jobs.zoo.{request['script']}")
     model = getattr(script, request["function"])()
-    digest = hashlib.blake2b(digest_size=16)
-    for p in model.parameters():
-        if p.requires_grad:
-            digest.update(p.detach().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    digests = [digest(p).hex() for p in model.parameters() if p.requires_grad]
+    return "".join(digests)
 
 
 def in_folder(request: dict) -> object:

@@ -17,7 +17,7 @@ CLAIM = Claim("prv", HISTORY, DELTAS, (0.02, 0.31, 0.66, 1.0, 1.37))
 
 
 def trial(score: float, noise: float, rate: float) -> Trial:
-    return Trial(step=0, member=False, score=score, noise=noise, rate=rate)
+    return Trial(member=False, score=score, noise=noise, rate=rate)
 
 
 def steps(noise: float, count: int, seed: int) -> canary_trials.CanaryTrials:

@@ -216,7 +216,7 @@ def test_an_earlier_step_may_be_chosen_by_records_that_change_nothing():
 
 def test_a_run_is_read_from_its_record():
     step = PinnedStep(member=True, release=("a",))
-    entries = [step, Cut(seconds=1.0, steps=4)]
+    entries = [step, Cut(steps=4)]
     longest = RunResult(chosen=7, chosen_as="the longest record")
     read = PinnedRun.from_record(longest, entries, None)
     assert read.steps == (step,)

@@ -11,7 +11,6 @@ from dpaudit_ray.scripts.protocol import (
     ArraysGiven,
     Correlation,
     Cut,
-    Leftovers,
     RunResult,
     Trial,
 )
@@ -21,9 +20,9 @@ PAIR = Correlation("tensors", (0, 1), 100, 0.5, 3)
 ENTRIES = [
     step(correlations=(PAIR,), norms=(float("inf"), 0.0), line="train.py:3"),
     APART,
-    ArraysGiven(step=0, kind="sum"),
-    Trial(step=2, member=True, score=0.5, noise=None, rate=0.1),
-    Cut(seconds=3.0, steps=4),
+    ArraysGiven(kind="sum"),
+    Trial(member=True, score=0.5, noise=None, rate=0.1),
+    Cut(steps=4),
 ]
 
 
@@ -41,7 +40,7 @@ def test_a_result_is_read_from_its_plain_values():
     written = result(
         accounted=(AccountedStep(0, 1, 1.0, 0.5),),
         claims=(dataclasses.replace(CLAIM, epsilons=(None,)),),
-        left=Leftovers(records=("ids",)),
+        left={"records": ["ids"]},
     )
     plain = json.loads(json.dumps(dataclasses.asdict(written)))
     assert protocol.decode_result(plain) == written

@@ -21,13 +21,12 @@ from dpaudit_ray.scripts.watch import (
     opacus_engine,
     other_updates,
     pinned_runs,
-    private_arrays,
     publications,
     record_choice,
     run_state,
     shared_records,
 )
-from dpaudit_ray.scripts.watch.accountants import Accountants, AccountantWatch
+from dpaudit_ray.scripts.watch.accountants import Accountants
 from dpaudit_ray.scripts.watch.forward_passes import repeat_forward
 from dpaudit_ray.scripts.watch.publications import digests_of_all_networks, named_tensors
 from dpaudit_ray.scripts.watch.run_state import WatchedRun
@@ -48,16 +47,16 @@ def random_numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def test_a_record_that_replaces_another_has_another_label_too():
     data = TensorDataset(torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 0, 0]))
-    assert [private_arrays.other_record(data, record) for record in range(4)] == [1, 3, 1, 1]
+    assert [pinned_runs.other_record(data, record) for record in range(4)] == [1, 3, 1, 1]
 
 
 def test_a_record_is_exchanged_in_memory():
     x, y = torch.arange(8.0).reshape(4, 2), torch.arange(4)
     data = Subset(TensorDataset(x, y), [3, 2, 1, 0])
-    private_arrays.exchange(data, 0)  # the third of all, by the first
+    pinned_runs.exchange(data, 0)  # the third of all, by the first
     assert y.tolist() == [0, 1, 2, 1]
     assert x[3].tolist() == [2.0, 3.0]
-    private_arrays.exchange(data, 7)  # there is none
+    pinned_runs.exchange(data, 7)  # there is none
     assert y.tolist() == [0, 1, 2, 1]
 
 
@@ -68,7 +67,7 @@ def test_data_of_files_are_not_changed(tmp_path):
     mapped[:] = torch.arange(8.0).reshape(4, 2)
     data = TensorDataset(torch.from_numpy(array), mapped)
     data.array, data.view, data.memory = array, np.asarray(array), np.arange(4)
-    private_arrays.exchange(data, 0)
+    pinned_runs.exchange(data, 0)
     for values in (array, *data.tensors, data.view):
         assert values.reshape(-1).tolist() == list(range(8))
     assert data.memory.tolist() == [2, 1, 2, 3]
@@ -128,9 +127,8 @@ def test_the_record_whose_removal_changes_a_batch_is_chosen(tmp_path, monkeypatc
     next(iter(DataLoader(data, 6, collate_fn=padded, num_workers=workers)))
     (entry,) = read_record(run.record)
     assert isinstance(entry, CollateInspection)
-    assert entry.changes
     assert (entry.record, entry.chosen_as) == (2, "the longest record")
-    assert entry.seen == "padded from 4 to 7 positions"
+    assert entry.changes == "padded from 4 to 7 positions"
     assert (run.pinned.chosen, run.pinned.chosen_as) == (2, "the longest record")
 
 
@@ -285,8 +283,7 @@ def test_buffers_of_records_are_found_though_they_were_there_before(tmp_path):
     run.publications.before = digests_of_all_networks()
     returned = {"net": network, "rows": x[:9].tolist(), "losses": [0.1, 0.2], "tokens": LABELS}
     found = publications.leftovers(publications.remarks(run, returned))
-    assert found.records == ("net.bank", "rows")
-    assert found.tensors == ()
+    assert found == {"records": ["net.bank", "rows"]}
 
 
 def test_a_released_gradient_in_half_precision_is_the_released_one(tmp_path):
@@ -301,9 +298,10 @@ def test_a_released_gradient_in_half_precision_is_the_released_one(tmp_path):
     last = [values.double().numpy() for values in released]
     run.optimizers.append(types.SimpleNamespace(optimizer=optimizer, last=last))
     network.half()
-    assert publications.leftovers(publications.remarks(run, network)).gradients == ()
+    assert publications.leftovers(publications.remarks(run, network)) == {}
     network.weight.grad *= 1.01
-    assert publications.leftovers(publications.remarks(run, network)).gradients == ("weight",)
+    found = publications.leftovers(publications.remarks(run, network))
+    assert found == {"gradients": ["weight"]}
 
 
 def test_data_that_were_scaled_by_themselves():
@@ -333,7 +331,7 @@ def test_networks_that_private_records_trained(tmp_path):
     run.networks.modules.append(student)
     updates = run.updates
     updates.params = {id(p): p for p in teacher.parameters()}
-    rows = shared_records.row_digests(data)
+    rows = shared_records.keys_of(data.tensors)
     updates.fed = {key: (p, "Linear", rows) for key, p in updates.params.items()}
     assert other_updates.trained_by_records(run) == ((), ("Linear",))
     updates.copies = {id(student.weight): id(teacher.weight)}
@@ -364,12 +362,12 @@ def test_state_that_goes_from_one_batch_to_the_next(written):
     """It is reported, with its name, and the network is as it was before."""
     network = nn.Sequential(Remembers(True, written))
     x = random_numbers(40, 3)
-    entry = repeat_forward(network, (x,), {}, 0)
+    entry = repeat_forward(network, ((x,), {}), 0)
     assert set(entry.carried) == {"0.counts", "0.h"}
     assert not entry.mixes
     assert network[0].counts == 0
     assert not network[0].h.any()
-    assert repeat_forward(Remembers(False, written), (x,), {}, 0).carried == ()
+    assert repeat_forward(Remembers(False, written), ((x,), {}), 0).carried == ()
 
 
 def test_passes_that_cannot_be_compared_say_why():
@@ -380,16 +378,16 @@ def test_passes_that_cannot_be_compared_say_why():
             return x + torch.randn(x.shape, generator=self.generator)
 
     x = torch.zeros(40, 3)
-    assert "another result" in repeat_forward(Noisy(), (x,), {}, 0).unseen
-    assert "a batch of 2" in repeat_forward(nn.Tanh(), (x[:2],), {}, 0).unseen
-    assert "a row for each record" in repeat_forward(nn.L1Loss(), (x, x), {}, 0).unseen
+    assert "another result" in repeat_forward(Noisy(), ((x,), {}), 0).unseen
+    assert "a batch of 2" in repeat_forward(nn.Tanh(), ((x[:2],), {}), 0).unseen
+    assert "a row for each record" in repeat_forward(nn.L1Loss(), ((x, x), {}), 0).unseen
 
 
 def test_records_along_the_second_dimension():
     lies_time_first = forward_passes.lies_time_first
-    assert lies_time_first((torch.zeros(12, 64, 6),), {}, records=64)
-    assert not lies_time_first((torch.zeros(64, 12, 6),), {}, records=64)
-    assert not lies_time_first((torch.zeros(64, 64),), {}, records=64)
+    assert lies_time_first(((torch.zeros(12, 64, 6),), {}), records=64)
+    assert not lies_time_first(((torch.zeros(64, 12, 6),), {}), records=64)
+    assert not lies_time_first(((torch.zeros(64, 64),), {}), records=64)
 
 
 def test_passes_under_vmap_are_not_repeated():
@@ -397,7 +395,7 @@ def test_passes_under_vmap_are_not_repeated():
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         assert forward_passes.in_functorch()
-        batches.append(forward_passes.mapped_batch((x,), {}))
+        batches.append(forward_passes.mapped_batch(((x,), {})))
         return x.sum()
 
     torch.func.vmap(loss)(torch.zeros(5, 4, 20))
@@ -405,14 +403,14 @@ def test_passes_under_vmap_are_not_repeated():
     torch.func.vmap(loss)(torch.zeros(5, 20))
     assert batches == [4, 1, 1]
     assert not forward_passes.in_functorch()
-    assert forward_passes.mapped_batch((torch.zeros(5, 20),), {}) is None
+    assert forward_passes.mapped_batch(((torch.zeros(5, 20),), {})) is None
 
 
 # Accountants and engines
 
 
-def registered(answers: dict[str, float] | None = None) -> tuple[Accountants, Any]:
-    """A watched accountant of a class of its own."""
+def registered(folder: Path, **answers: float) -> tuple[Accountants, Any]:
+    """A watched accountant of a class of its own, after five releases."""
 
     class Accountant:
         """An accountant as Opacus has them, of the user's."""
@@ -432,19 +430,15 @@ def registered(answers: dict[str, float] | None = None) -> tuple[Accountants, An
         def mechanism(self) -> str:
             return "own"
 
-    accountants = Accountants()
-
-    def report(accountant: Any, delta: float, epsilon: float) -> None:
-        accountants.reports.append((accountant, Report(delta, epsilon, 5, -1)))
-
-    watch = AccountantWatch(accountants, answers or {}, report)
-    accountant = Accountant.__new__(Accountant)
-    watch.register(Accountant.__init__, accountant)
-    return accountants, accountant
+    run = watched(folder, answers=answers)
+    run.releases = 5
+    accountant = Accountant()
+    opacus_engine.AccountantWatch(run).register(accountant)
+    return run.accountants, accountant
 
 
-def test_every_epsilon_that_a_script_gets_is_recorded():
-    accountants, accountant = registered()
+def test_every_epsilon_that_a_script_gets_is_recorded(tmp_path):
+    accountants, accountant = registered(tmp_path)
     assert accountant.get_epsilon(1e-5) == 2.0
     assert accountant.get_privacy_spent(delta=1e-6) == (3.0, 8.0)
     assert accountants.numbered_reports() == (Report(1e-5, 2.0, 5, -1), Report(1e-6, 3.0, 5, -1))
@@ -452,13 +446,13 @@ def test_every_epsilon_that_a_script_gets_is_recorded():
     assert accountants.loaded == {id(accountant): ((1.0, 0.5, 7),)}
     # Without engine an accountant with a history has the script's claim.
     assert [report.claim for report in accountants.numbered_reports()] == [0, 0]
-    again, accountant = registered(dict.fromkeys(accountants.answers, 7.0))
+    again, accountant = registered(tmp_path, **dict.fromkeys(accountants.answers, 7.0))
     assert accountant.get_epsilon(1e-5) == 7.0
     assert [report.epsilon for _, report in again.reports] == [7.0]
 
 
-def test_what_accountants_answer_each_other_is_not_recorded():
-    accountants, accountant = registered()
+def test_what_accountants_answer_each_other_is_not_recorded(tmp_path):
+    accountants, accountant = registered(tmp_path)
     search = types.FunctionType(
         (lambda a: a.get_epsilon(1e-5)).__code__, {"__name__": "opacus.accountants.utils"}
     )
@@ -468,9 +462,9 @@ def test_what_accountants_answer_each_other_is_not_recorded():
 
 def test_a_sampler_that_opacus_drops_has_a_name():
     data = TensorDataset(torch.zeros(8, 2))
-    assert opacus_engine._replaced_sampler(DataLoader(data, 2, shuffle=True)) == ""
+    assert opacus_engine.replaced_sampler(DataLoader(data, 2, shuffle=True)) == ""
     weighted = DataLoader(data, 2, sampler=WeightedRandomSampler(torch.ones(8).tolist(), 8))
-    assert opacus_engine._replaced_sampler(weighted) == "WeightedRandomSampler"
+    assert opacus_engine.replaced_sampler(weighted) == "WeightedRandomSampler"
 
 
 # Generators and time

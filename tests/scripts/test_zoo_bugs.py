@@ -145,6 +145,13 @@ def test_what_is_no_bug_leaves_no_doubt_of_what_is_returned(name, twin):
 
 
 @pytest.mark.usefixtures("one_room")
+def test_a_count_that_sets_the_clipping_bound_is_named():
+    """Adaptive clipping counts a record as one where its theorem counts half of one."""
+    found = audited(next(bug for bug in BUGS if bug.name == "bounds:adaptive"), twin=False)
+    assert "DPA004" in {violation.code for violation in found.violations}
+
+
+@pytest.mark.usefixtures("one_room")
 def test_steps_as_trials_find_half_the_noise(monkeypatch):
     """Without looking into a step: the two worlds of a step are twice as far apart as promised."""
     monkeypatch.setattr(canary_trials, "steps_needed", lambda noise: 338)

@@ -58,7 +58,7 @@ def judge(inspection: Inspection) -> Judgement:
         if check.applies(inspection):
             judgement.add(check.judge(inspection))
         else:
-            judgement.miss(check.name, check.inapplicable, applies=False)
+            judgement.miss(check.inapplicable, name=check.name, applies=False)
     judgement.enough &= judgement.complete
     lines = inspection.result.lines
     judgement.findings = [

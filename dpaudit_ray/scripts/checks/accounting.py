@@ -15,8 +15,7 @@ class Accounting(Check):
     name = "accounting"
     question = "Is every release accounted, and is ε as large as all accounted steps compose to?"
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         events = claims.events_of(inspection.result)
         counted = sum(int(steps) for _, _, steps in events)
         is_unsampled = bool(events) and all(rate >= 1 for _, rate, _ in events)
@@ -27,66 +26,44 @@ class Accounting(Check):
             judgement.find("carried sum", at_step(entry.step, entry.line))
         summary = f"{counted} of {steps_taken} steps accounted"
         if inspection.cut:  # a script may account, or ask for ε, after its steps
-            return judgement.miss(self.name, f"{summary}, and then {inspection.cut}")
+            return judgement.miss(f"{summary}, and then {inspection.cut}")
         self._judge_targets(inspection, judgement)
         for group in claims.groups_of(inspection.result.claims).values():
             if not judgement.violations:  # clients of a federation repeat each other
                 self._judge_reports(inspection, group, judgement)
         self._judge_early_reports(inspection, judgement)
-        return judgement.observe(self.name, summary)
+        return judgement.observe(summary)
 
     def _judge_reports(
         self, inspection: Inspection, group: list[Claim], judgement: Judgement
     ) -> None:
         """Compares the last ε of each accountant with the ε of all steps on the same records."""
-        result = inspection.result
-        steps = claims.steps_on_same_records(group)
-        numbers = {n for n, claim in enumerate(result.claims) if claim in group}
-        last: dict[tuple[int, float], Report] = {}
-        for report in result.reported:
+        claimed = inspection.result.claims
+        numbers = {n for n, claim in enumerate(claimed) if claim in group}
+        last: dict[float, dict[int, Report]] = {}  # by δ and accountant
+        for report in inspection.result.reported:
             if report.claim in numbers:
-                last[report.claim, report.delta] = report
-        for delta in sorted({delta for _, delta in last}):
-            stating = {n: report for (n, at), report in last.items() if at == delta}
-            final = [report for report in stating.values() if report.steps == inspection.taken]
-            if not final:
+                last.setdefault(report.delta, {})[report.claim] = report
+        for delta, reports in sorted(last.items()):
+            final = [item for item in reports.values() if item.steps == inspection.taken]
+            epsilon = sum(report.epsilon for report in final)
+            composed = claims.composed_epsilon(claims.steps_on_same_records(group), delta)
+            if not final or epsilon >= composed * (1 - claims.TOLERANCE):
                 continue
-            composed = claims.composed_epsilon(steps, delta)
-            reported = sum(report.epsilon for report in final)
-            if reported >= composed * (1 - claims.TOLERANCE):
-                continue
-            if stating.keys() == numbers and len(numbers) > 1 and len(final) < len(numbers):
-                self._doubt(inspection, composed, reported, len(final), len(numbers), judgement)
+            values = {"composed": composed, "epsilon": epsilon, "count": len(final)}
+            if len(final) < len(numbers) == len(reports):
+                # Each engine stated ε at some time: the script may add these values up.
+                judgement.find("reported apart", "get_epsilon", engines=len(numbers), **values)
+                if inspection.promised is None:
+                    why = f"whether the script adds up the ε of {len(numbers)} engines"
+                    judgement.miss(why, name="sum of engines")
                 continue
             engines = ""
             if len(numbers) > 1:
                 engines = f", of {len(final)} of {len(numbers)} engines on these records"
-            name = "+".join(dict.fromkeys(result.claims[report.claim].name for report in final))
-            judgement.find(
-                "less reported",
-                "get_epsilon",
-                composed=composed,
-                delta=plain(delta),
-                epsilon=reported,
-                name=name,
-                engines=engines,
-            )
-
-    def _doubt(
-        self,
-        inspection: Inspection,
-        composed: float,
-        reported: float,
-        count: int,
-        engines: int,
-        judgement: Judgement,
-    ) -> None:
-        """Warns if each engine stated ε at some time: the script may add its values up."""
-        values = {"composed": composed, "epsilon": reported, "count": count, "engines": engines}
-        judgement.find("reported apart", "get_epsilon", **values)
-        if inspection.promised is None:
-            why = f"whether the script adds up the ε of {engines} engines"
-            judgement.miss("sum of engines", why)
+            names = "+".join(dict.fromkeys(claimed[report.claim].name for report in final))
+            texts = {"name": names, "engines": engines, "delta": plain(delta)}
+            judgement.find("less reported", "get_epsilon", **values, **texts)
 
     def _judge_targets(self, inspection: Inspection, judgement: Judgement) -> None:
         """Notes a target ε that is less than what was spent."""

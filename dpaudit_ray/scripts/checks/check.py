@@ -1,11 +1,11 @@
 """The interface of checks, and what they are given of a script."""
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..protocol import Cut, PinnedStep, Record, RunResult, entries_of
+from ..protocol import Cut, PinnedStep, Record, RunResult, UnevenStep, entries_of
 from ..script_findings import ALPHA, Judgement
 
 _TESTS = 5  # noise, correlation, law, rate of sampling, spread of sampling
@@ -114,9 +114,13 @@ class Check(abc.ABC):
         """Returns whether the question makes sense for this script."""
         return True
 
-    @abc.abstractmethod
     def judge(self, inspection: Inspection) -> Judgement:
         """Returns findings, and an outcome for each part that was done or not."""
+        return self.examine(inspection, Judgement(check=self.name))
+
+    @abc.abstractmethod
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds findings and outcomes to a judgement, and returns it."""
 
 
 def why_cut(record: Record) -> str:
@@ -134,6 +138,20 @@ def with_line(where: str, line: str) -> str:
 def at_step(step: int, line: str = "") -> str:
     """Returns the place of a step, counted from 0."""
     return with_line(f"step {step + 1}", line)
+
+
+def find_uneven(judgement: Judgement, kind: str, steps: Sequence[UnevenStep]) -> None:
+    """Adds a finding at the first of these steps, if there is one."""
+    for step in steps[:1]:
+        judgement.find(
+            kind,
+            at_step(step.step),
+            used=step.rows,
+            drawn=step.drawn,
+            passes=step.passes,
+            records=step.records_each,
+            count=len(steps),
+        )
 
 
 def listed(names: Iterable[str]) -> str:

@@ -21,8 +21,7 @@ class LawOfNoise(Check):
     def applies(self, inspection: Inspection) -> bool:
         return bool(_replayed(inspection))
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         steps = _replayed(inspection)
         level = SHARE / len(steps)
         for step in steps:
@@ -30,7 +29,7 @@ class LawOfNoise(Check):
                 if _probability(pair) < level / _KINDS:
                     _report(judgement, step, pair)
         vectors = sum(step.draws for step in steps)
-        judgement.observe(self.name, f"{vectors} noise vectors of {len(steps)} steps")
+        judgement.observe(f"{vectors} noise vectors of {len(steps)} steps")
         if judgement.findings:
             return judgement
         for step in steps:

@@ -13,7 +13,7 @@ from ..canary_trials import ALTERNATIVE
 from ..claims import events_of
 from ..protocol import ArraysGiven, GhostInspection, Made, Shift, StepInspection, entries_of
 from ..script_findings import Finding, Judgement, finding
-from .check import SHARE, Check, Inspection, at_step, listed
+from .check import SHARE, Check, Inspection, at_step, find_uneven, listed
 
 _MISSED = 0.05  # probability that a shortfall is not found which the sentence states as found
 _SLACK = 1.01  # shortfalls of noise below a hundredth are not reported
@@ -62,20 +62,23 @@ class Noise(Check):
     name = "noise and clipping"
     question = "Is the noise of each step as large as accounted, relative to one record's change?"
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         record = inspection.record
         steps = [step for step in entries_of(record, StepInspection) if step.replays]
         if not steps:
-            return judgement.miss(self.name, _why_not_replayed(inspection))
-        multipliers = _Multipliers(inspection)
+            return judgement.miss(_why_not_replayed(inspection))
+        accounted = {
+            (item.optimizer, item.step): item.noise for item in inspection.result.accounted
+        }
+        usual_noise = _usual_noise(inspection)
         distances: list[_Distance] = []
         for step in steps:
-            noise = multipliers.of(step)
+            noise = step.noise or accounted.get((step.optimizer, step.step), usual_noise)
             distance, shortfall = _compare(step, noise, SHARE / len(steps))
             if distance is not None:
                 distances.append(distance)
-            if shortfall is not None and shortfall.look not in _names(judgement):
+            checks = {item.look for item in judgement.findings}
+            if shortfall is not None and shortfall.look not in checks:
                 judgement.findings.append(shortfall)  # the other steps would repeat it
         _judge_ghosts(inspection, judgement)
         diverged = [step for step in steps if not _is_finite(step)]
@@ -110,30 +113,16 @@ class Noise(Check):
             )
             is_sensitive = max(powers) >= ALTERNATIVE
             judgement.enough = is_whole and len(distances) == len(steps) and is_sensitive
-        judgement.observe(self.name, summary)
+        judgement.observe(summary)
 
 
-class _Multipliers:
-    """Noise multipliers that steps are accounted with."""
-
-    def __init__(self, inspection: Inspection) -> None:
-        result = inspection.result
-        self._accounted = {(step.optimizer, step.step): step.noise for step in result.accounted}
-        multipliers = {noise for noise, _, _ in events_of(result)}
-        made = entries_of(inspection.record, Made)
-        self._usual: float | None = None
-        if len(multipliers) == 1:
-            self._usual = multipliers.pop()
-        elif made:
-            self._usual = made[0].noise
-
-    def of(self, step: StepInspection) -> float | None:
-        """Returns the multiplier of a step; None if it is unknown."""
-        return step.noise or self._accounted.get((step.optimizer, step.step), self._usual)
-
-
-def _names(judgement: Judgement) -> set[str]:
-    return {item.look for item in judgement.findings}
+def _usual_noise(inspection: Inspection) -> float | None:
+    """Returns the multiplier of steps whose own is not recorded; None if it is unknown."""
+    multipliers = {noise for noise, _, _ in events_of(inspection.result)}
+    if len(multipliers) == 1:
+        return multipliers.pop()
+    made = entries_of(inspection.record, Made)
+    return made[0].noise if made else None
 
 
 def _why_not_replayed(inspection: Inspection) -> str:
@@ -159,10 +148,10 @@ def _name_arrays(inspection: Inspection, judgement: Judgement) -> None:
     """Names parts of steps that were passed as arrays, and so cannot be computed again."""
     if _given(inspection, "sum"):
         why = "sums were given as arrays; pass audited_step what clips and sums, and per_example"
-        judgement.miss("clipping", why)
+        judgement.miss(why, name="clipping")
     if arrays := _given(inspection, "noise"):
         why = f"at {len(arrays)} steps noise was given as arrays; pass a function that draws it"
-        judgement.miss("noise given", why)
+        judgement.miss(why, name="noise given")
 
 
 def _judge_ghosts(inspection: Inspection, judgement: Judgement) -> None:
@@ -175,15 +164,10 @@ def _judge_ghosts(inspection: Inspection, judgement: Judgement) -> None:
         judgement.find("ghost", where, change=ghost.change, **values)
     steps = entries_of(inspection.record, StepInspection)
     if not ghosts and any(step.ghost for step in steps):
-        judgement.miss("clipping", "ghost clipping: its backward pass was not observed")
-    repeated = [step for step in inspection.result.uneven if step.passes > 1]
-    for uneven in repeated[:1]:
-        count = len(repeated)
-        judgement.find("passes", at_step(uneven.step), passes=uneven.passes, count=count)
-    shared = [step for step in inspection.result.uneven if step.records_each > 1]
-    for uneven in shared[:1]:
-        values = {"used": uneven.rows, "drawn": uneven.drawn, "records": uneven.records_each}
-        judgement.find("micro-batches", at_step(uneven.step), count=len(shared), **values)
+        judgement.miss("ghost clipping: its backward pass was not observed", name="clipping")
+    uneven = inspection.result.uneven
+    find_uneven(judgement, "passes", [step for step in uneven if step.passes > 1])
+    find_uneven(judgement, "micro-batches", [step for step in uneven if step.records_each > 1])
 
 
 def _is_finite(step: StepInspection) -> bool:

@@ -94,13 +94,12 @@ class PinnedReleases(Check):
     def applies(self, inspection: Inspection) -> bool:
         return inspection.pinned is not None
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         pinned = inspection.pinned or PinnedRuns()
         alone = pinned.alone
         exchanged = pinned.exchanged
         if alone is None or exchanged is None:
-            return judgement.miss(self.name, pinned.missing)
+            return judgement.miss(pinned.missing)
         # What noise of the record's steps changes as well is hidden by it; what changes with
         # random numbers outside of steps may be hidden.
         bypassing = differences(alone, exchanged) - differences(alone, pinned.noised)
@@ -115,20 +114,20 @@ class PinnedReleases(Check):
                 where = "values that are chosen, returned or saved"
                 judgement.find(kind, where, names=listed(changed))
         if pinned.missing:
-            return judgement.miss(self.name, pinned.missing)
+            return judgement.miss(pinned.missing)
         if alone.cut or exchanged.cut:
             steps = min(len(alone.steps), len(exchanged.steps))
             why = f"returned values were not compared, only {steps} steps"
-            return judgement.miss(self.name, f"{why}; give a longer --budget for whole runs")
+            return judgement.miss(f"{why}; give a longer --budget for whole runs")
         hidden = {item.name or "later steps" for item in doubtful if item.kind != "row"}
         if hidden:
             why = f"whether noise outside of steps hides a record in {listed(sorted(hidden))}"
-            return judgement.miss(self.name, why)
+            return judgement.miss(why)
         summary = f"{len(alone.steps)} steps, repeated with another record in place of "
         summary += exchanged.record.removesuffix(",")
         if pinned.last is not None:
             summary += f", and of {pinned.last.record.removesuffix(',')}"
-        return judgement.observe(self.name, summary)
+        return judgement.observe(summary)
 
 
 def _report_steps(run: PinnedRun, certain: list[Difference], judgement: Judgement) -> None:

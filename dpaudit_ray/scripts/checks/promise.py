@@ -16,14 +16,13 @@ class Promise(Check):
     def applies(self, inspection: Inspection) -> bool:
         return inspection.promised is not None
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         promised = inspection.promised
         composed = claims.composed(inspection.result, inspection.delta)
         if promised is None or not composed <= promised * (1 + claims.TOLERANCE):
             if not composed > 0:
                 why = "nothing was accounted: state noise and sampling rate of each step"
-                return judgement.miss(self.name, why)
+                return judgement.miss(why)
             values = {"promised": promised, "delta": plain(inspection.delta)}
             judgement.find("promise", f"epsilon={promised:g}", composed=composed, **values)
-        return judgement.observe(self.name, f"{promised:.4g} stated, {composed:.4g} composed")
+        return judgement.observe(f"{promised:.4g} stated, {composed:.4g} composed")

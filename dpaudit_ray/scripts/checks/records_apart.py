@@ -15,8 +15,7 @@ class RecordsApart(Check):
     def applies(self, inspection: Inspection) -> bool:
         return inspection.uses_opacus
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         forwards = entries_of(inspection.record, ForwardInspection)
         passes = [entry for entry in forwards if not entry.unseen]
         mixing = [entry for entry in passes if entry.mixes]
@@ -33,20 +32,19 @@ class RecordsApart(Check):
             carried.update(entry.carried)
         if buffers:
             judgement.find("buffers", listed(sorted(buffers)))
-        collated = entries_of(inspection.record, CollateInspection)
-        for item in [item for item in collated if item.changes][:1]:
+        for item in entries_of(inspection.record, CollateInspection)[:1]:
             record = f"record {item.record}, {item.chosen_as},"
             where = with_line("the first batch", item.line)
-            judgement.find("padded", where, record=record, changes=item.seen)
+            judgement.find("padded", where, record=record, changes=item.changes)
         if carried:
             why = (
                 f"the network keeps {listed(sorted(carried))} from one forward pass to the next, "
                 "and its outputs depend on it: whether that takes records to the next batch was "
                 "not observed"
             )
-            return judgement.miss(self.name, why)
+            return judgement.miss(why)
         if not passes:
             reasons = [entry.unseen for entry in forwards]
             reasons.append("no forward pass of the network in training was observed")
-            return judgement.miss(self.name, reasons[0])
-        return judgement.observe(self.name, f"{len(passes)} forward passes repeated")
+            return judgement.miss(reasons[0])
+        return judgement.observe(f"{len(passes)} forward passes repeated")

@@ -10,8 +10,7 @@ class RecordsElsewhere(Check):
     name = "records elsewhere"
     question = "Are the records used only in private steps?"
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         result = inspection.result
         if result.beside:
             judgement.find("beside", "an optimizer without noise", value=listed(result.beside))
@@ -22,7 +21,7 @@ class RecordsElsewhere(Check):
             count = sum(kind.count for kind in result.processes)
             where = with_line("a process", first.line)
             judgement.find("unwatched process", where, count=count, process=first.process)
-            return judgement.miss(self.name, result.unwatched_processes)
+            return judgement.miss(result.unwatched_processes)
         if judgement.findings:
-            return judgement.miss(self.name, "records without noise went into training")
-        return judgement.observe(self.name, "no other use was observed")
+            return judgement.miss("records without noise went into training")
+        return judgement.observe("no other use was observed")

@@ -1,5 +1,6 @@
 """The returned and saved objects: what they carry in addition to private parameters."""
 
+from ..protocol import Leftover
 from ..script_findings import Judgement
 from .check import Check, Inspection, listed
 from .pinned_releases import acquits
@@ -13,27 +14,24 @@ class Release(Check):
     name = "release"
     question = "Does what is returned or saved have anything that did not go through noise?"
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         if inspection.cut:
-            return judgement.miss(self.name, "the run was ended before it returned a model")
-        remains = inspection.result.left
-        is_private = inspection.uses_opacus  # a custom loop may keep its releases in .grad
-        names = {
-            "gradients": remains.gradients, "others": remains.other_gradients if is_private else (),
-            "examples": remains.examples, "saved": remains.saved, "records": remains.records,
-            "statistics": remains.statistics, "earlier": remains.earlier,
-            "tensors": () if acquits(inspection) else remains.tensors,
-        }  # fmt: skip
-        for kind, listing in names.items():
-            if listing:
-                judgement.find(kind, _WHERE, names=listed(listing))
-        if names["tensors"]:
-            why = f"whether records went into {listed(names['tensors'])} without noise"
-            return judgement.miss(self.name, why)
-        if remains.earlier:
-            return judgement.miss(self.name, f"whether records chose {listed(remains.earlier)}")
+            return judgement.miss("the run was ended before it returned a model")
+        explained: set[Leftover] = {"outside"}  # which `Updates` judges
+        if not inspection.uses_opacus:
+            explained.add("others")  # a custom loop may keep its releases in .grad
+        if acquits(inspection):
+            explained.add("tensors")
+        left = inspection.result.left
+        names = {kind: listed(left[kind]) for kind in left.keys() - explained}
+        for kind in sorted(names):
+            judgement.find(kind, _WHERE, names=names[kind])
+        if "tensors" in names:
+            why = f"whether records went into {names['tensors']} without noise"
+            return judgement.miss(why)
+        if "earlier" in names:
+            return judgement.miss(f"whether records chose {names['earlier']}")
         if inspection.result.returned_nothing:
             summary = "nothing is returned; private parameters and saved files were inspected"
-            return judgement.observe(self.name, summary)
-        return judgement.observe(self.name, "returned and saved values were inspected")
+            return judgement.observe(summary)
+        return judgement.observe("returned and saved values were inspected")

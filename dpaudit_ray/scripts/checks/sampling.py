@@ -1,9 +1,6 @@
 """Sampling: draws of the loaders, compared with the sampling that was accounted."""
 
-import dataclasses
-import functools
 import math
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -12,7 +9,7 @@ from ...errors import plain
 from .. import claims
 from ..protocol import Draws, Made, UnevenStep, entries_of
 from ..script_findings import Finding, Judgement, finding
-from .check import SHARE, Check, Inspection, at_step
+from .check import SHARE, Check, Inspection, find_uneven
 
 _WHERE = "the sampler"
 _FEW = 10  # draws from which their spread is informative
@@ -26,8 +23,7 @@ class Sampling(Check):
     name = "sampling"
     question = "Are records sampled as accounted, and is each sampled record one row of its step?"
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         result = inspection.result
         events = claims.events_of(result)
         for made in entries_of(inspection.record, Made):
@@ -36,23 +32,30 @@ class Sampling(Check):
                 judgement.find("sampler", where, sampler=made.replaced_sampler)
         if not result.draws:
             if events and all(rate >= 1 for _, rate, _ in events):
-                return judgement.observe(self.name, "every record in every step, as accounted")
+                return judgement.observe("every record in every step, as accounted")
             why = "no loader was observed: records are sampled by the script's own code"
             if not inspection.uses_opacus:
                 why += "; give of=, how many there are"
-            return judgement.miss(self.name, why)
+            return judgement.miss(why)
         if not events:
-            return judgement.miss(self.name, "nothing was accounted", applies=False)
+            return judgement.miss("nothing was accounted", applies=False)
         summary = ""
         for draws in result.draws:
             summary = _judge_draws(draws, inspection, judgement)
-        _judge_unused(result.unused, judgement)
+        empty = result.unused.count(0)
+        lost = len(result.unused) - empty
+        if lost:
+            judgement.find("draws lost", "the loop", count=lost)
+        if empty:
+            judgement.find("empty passed over", _WHERE, count=empty)
         uneven = _unexplained(inspection)
-        _judge_uneven(uneven, judgement)
+        fewer = [step for step in uneven if step.rows < step.drawn]
+        find_uneven(judgement, "records passed over", fewer)
+        find_uneven(judgement, "more rows", [step for step in uneven if step.rows > step.drawn])
         if uneven:
             why = f"{summary}; how batches were made of the sampled records was not observed"
-            return judgement.miss(self.name, why)
-        return judgement.observe(self.name, summary)
+            return judgement.miss(why)
+        return judgement.observe(summary)
 
 
 def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> str:
@@ -74,15 +77,6 @@ def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> 
     return f"{len(draws.sizes)} draws at a rate of {drawn_rate:.4g}"
 
 
-def _judge_unused(unused: tuple[int, ...], judgement: Judgement) -> None:
-    """Judges draws that led to no step, by their sizes."""
-    empty = unused.count(0)
-    if len(unused) > empty:
-        judgement.find("draws lost", "the loop", count=len(unused) - empty)
-    if empty:
-        judgement.find("empty passed over", _WHERE, count=empty)
-
-
 def _unexplained(inspection: Inspection) -> list[UnevenStep]:
     """Returns uneven steps, without those of a loop that uses a constant part of each batch."""
     uneven = inspection.result.uneven
@@ -92,45 +86,6 @@ def _unexplained(inspection: Inspection) -> list[UnevenStep]:
     if is_constant_part and len(steps) >= inspection.taken:
         return []
     return steps
-
-
-def _judge_uneven(uneven: list[UnevenStep], judgement: Judgement) -> None:
-    """Warns of steps with fewer or more gradients than sampled records."""
-    fewer = [step for step in uneven if step.rows < step.drawn]
-    more = [step for step in uneven if step.rows > step.drawn]
-    for kind, steps in (("records passed over", fewer), ("more rows", more)):
-        for step in steps[:1]:
-            values = {"used": step.rows, "drawn": step.drawn, "count": len(steps)}
-            judgement.find(kind, at_step(step.step), **values)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sizes:
-    """Sizes of draws, and the statistics that tests compare."""
-
-    draws: Draws
-    rate: float
-
-    @functools.cached_property
-    def values(self) -> Any:
-        return np.array(self.draws.sizes, dtype=np.float64)
-
-    @property
-    def spread(self) -> float:
-        """Pearson's statistic of the sizes: chi-squared if records are sampled independently."""
-        n, rate = self.draws.records, self.rate
-        return float(np.sum((self.values - n * rate) ** 2)) / (n * rate * (1 - rate))
-
-    @property
-    def is_near_normal(self) -> bool:
-        return self.draws.records * self.rate >= _FEW_DRAWN
-
-    def is_too_narrow(self, level: float) -> bool:
-        count = len(self.values)
-        return count >= _FEW and special.gammainc(count / 2, self.spread / 2) < level
-
-    def is_too_wide(self, level: float) -> bool:
-        return bool(special.gammaincc(len(self.values) / 2, self.spread / 2) < level)
 
 
 def _failed_test(draws: Draws, rate: float, level: float, inspection: Inspection) -> Finding | None:
@@ -143,9 +98,14 @@ def _failed_test(draws: Draws, rate: float, level: float, inspection: Inspection
         inspection: for the claim.
     """
     n = draws.records
-    sizes = _Sizes(draws, rate)
+    mean = n * rate
     count = len(draws.sizes)
     total = sum(draws.sizes)
+    # Pearson's statistic of the sizes: chi-squared if records are sampled independently.
+    spread = sum((size - mean) ** 2 for size in draws.sizes) / (mean * (1 - rate))
+    is_near_normal = mean >= _FEW_DRAWN
+    is_narrow = count >= _FEW and special.gammainc(count / 2, spread / 2) < level / 6
+    is_wide = special.gammaincc(count / 2, spread / 2) < level / 6
     if total > 0 and special.bdtrc(total - 1, n * count, rate) < level / 2:
         share = total / (n * count)
         values = {"total": total, "draws": count, "records": n}
@@ -156,14 +116,13 @@ def _failed_test(draws: Draws, rate: float, level: float, inspection: Inspection
     if deviation < -_LIMIT:
         how = "shuffled: each record once in a pass"
         return _judge_other_sampling(how, rate, round(1 / rate), inspection)
-    if sizes.is_near_normal and sizes.is_too_narrow(level / 6):
+    if is_near_normal and is_narrow:
         return _judge_other_sampling("of a fixed size", rate, 1, inspection)
     empty = (1 - rate) ** n
     log_without_empty = count * math.log1p(-min(empty, 1 - 1e-12))
     if 0 not in draws.sizes and log_without_empty < math.log(level / 6):
         return finding("no empty", _WHERE, expected=count * empty)
-    is_wide = sizes.is_near_normal and sizes.is_too_wide(level / 6)
-    if deviation > _LIMIT or is_wide:
+    if deviation > _LIMIT or (is_near_normal and is_wide):
         return finding("dependent", _WHERE)
     return None
 

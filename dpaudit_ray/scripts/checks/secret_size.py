@@ -17,25 +17,24 @@ class SecretSize(Check):
     def applies(self, inspection: Inspection) -> bool:
         return bool(inspection.sizes)
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         made: list[Made] = []
         for record in inspection.sizes:
             made += entries_of(record, Made)[:1]
         if len(made) < 2 or made[0].records is None:
             why = "make_private was not called, or its data have no length"
-            return judgement.miss(self.name, why)
+            return judgement.miss(why)
         first, second = made
         if second.records != made[0].records + 1:
             why = "the loader draws by a custom sampler, which was left as it is"
-            return judgement.miss(self.name, why)
+            return judgement.miss(why)
         summary = f"with {first.records} and {second.records} records"
         changes = _changes(first, second)
         if not changes:
-            return judgement.observe(self.name, f"{summary}: the same")
+            return judgement.observe(f"{summary}: the same")
         changed = "; ".join(changes)
         judgement.find("secret size", summary, changed=changed)
-        return judgement.observe(self.name, f"{summary}: {changed}")
+        return judgement.observe(f"{summary}: {changed}")
 
 
 def _changes(first: Made, second: Made) -> list[str]:

@@ -10,8 +10,7 @@ class Seeds(Check):
     name = "seeds"
     question = "Can anyone with the script compute its noise again?"
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         result = inspection.result
         second = inspection.reseeded
         constants = set(result.seeded)
@@ -24,5 +23,5 @@ class Seeds(Check):
             names = ", ".join(sorted(constants)[:3])
             judgement.find("fixed seed", names)
         if result.noise_seeds and second is None:
-            return judgement.miss(self.name, "a second run with other seeds did not end")
-        return judgement.observe(self.name, f"{len(constants)} constant seeds")
+            return judgement.miss("a second run with other seeds did not end")
+        return judgement.observe(f"{len(constants)} constant seeds")

@@ -17,8 +17,7 @@ class Updates(Check):
     name = "updates"
     question = "Do private releases alone change the parameters that are published?"
 
-    def judge(self, inspection: Inspection) -> Judgement:
-        judgement = Judgement()
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         result = inspection.result
         is_acquitted = acquits(inspection)
         for outside in result.outside:
@@ -27,7 +26,7 @@ class Updates(Check):
             judgement.find("warm-up", "before make_private", names=listed(result.warmed))
         if inspection.uses_opacus and result.moved and not is_acquitted:
             judgement.find("moved", f"between {result.moved} steps")
-        unexplained = () if is_acquitted else result.left.outside
+        unexplained = () if is_acquitted else result.left.get("outside", ())
         if unexplained:
             what = f"{listed(unexplained)} by another optimizer"
             judgement.find("outside", "the returned model", what=f"of {what}")
@@ -38,8 +37,8 @@ class Updates(Check):
             why = f"{summary}; whether their updates are private was not observed"
             if unexplained:
                 why += "; if they are, name what is returned by @audited(public=[...])"
-            return judgement.miss(self.name, why)
-        return judgement.observe(self.name, summary)
+            return judgement.miss(why)
+        return judgement.observe(summary)
 
 
 def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Judgement) -> None:

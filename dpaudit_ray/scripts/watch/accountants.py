@@ -1,22 +1,15 @@
 """Records what accountants count, what they state, and which ε the script got from them."""
 
 import collections
-import functools
-import hashlib
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from ..protocol import AccountedStep, Claim, History, Report
-from .hooks import around
+from ..protocol import AccountedStep, History, Report
 from .loaders import ReleaseKey
 
 _SECONDS = 5.0  # that an accountant may take for further δ
-_QUESTIONS = ("get_epsilon", "get_privacy_spent")
 
 
 @dataclass
@@ -83,126 +76,26 @@ class Accountants:
         )
 
 
-class AccountantWatch:
-    """Records accountants of any class from their first instance on.
-
-    Args:
-        accountants: where they are recorded.
-        answers: ε that an earlier run got, by a digest of the question.
-        report: called after the script got an ε: with the accountant, δ and ε.
-    """
-
-    def __init__(
-        self,
-        accountants: Accountants,
-        answers: dict[str, float],
-        report: Callable[[Any, float, float], None],
-    ) -> None:
-        self._accountants = accountants
-        self._answers = answers
-        self._report = report
-        self._wrapped: set[tuple[type, str]] = set()
-        self._is_answering = False
-
-    def register(
-        self,
-        original: Any,
-        accountant: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        """Replaces `IAccountant.__init__` of each class."""
-        original(accountant, *args, **kwargs)
-        # Some are made by others, which compute with them.
-        helps = _caller().startswith("opacus.accountants.analysis")
-        if helps or any(accountant is other for other in self._accountants.all):
-            return
-        self._accountants.all.append(accountant)
-        for kind in type(accountant).__mro__:
-            wrappers: dict[str, Callable[..., Any]] = {"load_state_dict": self._load}
-            for name in _QUESTIONS:
-                wrappers[name] = functools.partial(self._answer, name)
-            for name, wrapper in wrappers.items():
-                if name in vars(kind) and (kind, name) not in self._wrapped:
-                    self._wrapped.add((kind, name))
-                    around(kind, name)(wrapper)
-
-    def _load(
-        self,
-        original: Any,
-        accountant: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        result = original(accountant, *args, **kwargs)
-        self._accountants.loaded[id(accountant)] = history_of(accountant)
-        return result
-
-    def _answer(
-        self,
-        name: str,
-        original: Any,
-        accountant: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        # Accountants answer each other, and functions that search for a noise multiplier.
-        is_internal = _caller().startswith(("opacus.accountants", "dpaudit_ray."))
-        if self._is_answering or is_internal:
-            return original(accountant, *args, **kwargs)
-        # The same question in each run of an audit, and an answer may take a second.
-        question = repr((type(accountant).__qualname__, accountant.history, args, kwargs))
-        key = hashlib.blake2b(question.encode(), digest_size=16).hexdigest()
-        self._is_answering = True
-        try:
-            if name == "get_epsilon" and key in self._answers:
-                answer = np.float64(self._answers[key])
-            else:
-                answer = original(accountant, *args, **kwargs)
-        finally:
-            self._is_answering = False
-        epsilon = float(answer[0] if isinstance(answer, tuple) else answer)
-        self._accountants.answers[key] = epsilon
-        delta = args[0] if args else kwargs["delta"]
-        self._report(accountant, float(delta), epsilon)
-        return answer
-
-
-def _caller() -> str:
-    """Returns the module that called a wrapped function."""
-    frame = sys._getframe(3)  # behind the wrapper, and what `around` put in the function's place
-    return str(frame.f_globals.get("__name__", ""))
-
-
 def history_of(accountant: Any) -> History:
     """Returns an accountant's history as plain numbers."""
     return tuple((float(s), float(q), int(steps)) for s, q, steps in accountant.history)
 
 
-def claims(
-    accountants: Sequence[Any],
+def stated_epsilons(
+    accountant: Any,
     deltas: Sequence[float],
     first: float,
-) -> list[Claim]:
-    """Computes what each accountant states: ε at each δ.
+) -> tuple[float | None, ...]:
+    """Returns what an accountant states: ε at each δ.
 
     One that is slow, as with noise that changes at every step, computes ε at δ `first` only.
     """
-    values = []
-    for accountant in accountants:
-        began = time.monotonic()
-        epsilons: dict[float, float | None] = {}
-        for delta in sorted(deltas, key=lambda delta: delta != first):
-            is_slow = epsilons and time.monotonic() - began > _SECONDS
-            epsilons[delta] = None if is_slow else _epsilon(accountant, delta)
-        claim = Claim(
-            name=accountant.mechanism(),
-            history=history_of(accountant),
-            deltas=tuple(deltas),
-            epsilons=tuple(epsilons[delta] for delta in deltas),
-        )
-        values.append(claim)
-    return values
+    began = time.monotonic()
+    epsilons: dict[float, float | None] = {}
+    for delta in sorted(deltas, key=lambda delta: delta != first):
+        is_slow = epsilons and time.monotonic() - began > _SECONDS
+        epsilons[delta] = None if is_slow else _epsilon(accountant, delta)
+    return tuple(epsilons[delta] for delta in deltas)
 
 
 def _epsilon(accountant: Any, delta: float) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..protocol import ForwardInspection
 from .generators import preserve_attributes, preserve_generators
@@ -15,23 +15,18 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 _CLOSE = 1e-3  # relative: arithmetic in another order changes outputs by less
 
 Buffers = dict[str, torch.Tensor]
+Inputs = tuple[Any, Any]  # arguments and keyword arguments
 
 
-def repeat_forward(
-    module: Any,
-    args: Any,
-    kwargs: Any,
-    dim: int,
-) -> ForwardInspection:
+def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
     """Runs a forward pass again without gradients: as it is, and with another record in one place.
 
     Args:
         module: network that is in training.
-        args: its arguments.
-        kwargs: its keyword arguments.
+        inputs: its arguments, and its keyword arguments.
         dim: dimension of a batch along which records lie.
     """
-    sizes = [t.shape[dim] for t in tree_flatten((args, kwargs))[0] if _has_dim(t, dim)]
+    sizes = [t.shape[dim] for t in tree_leaves(inputs) if _has_dim(t, dim)]
     batch = sizes[0] if sizes else 0
     if batch < _FEWEST:
         why = f"a forward pass with a batch of {batch}; {_FEWEST} records are needed"
@@ -45,7 +40,6 @@ def repeat_forward(
         return leaf
 
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    inputs = (args, kwargs)
     with torch.no_grad():
         with _attributes_preserved(module) as changed_names:
             first, after = _forward(module, inputs, buffers)
@@ -86,10 +80,10 @@ def in_functorch() -> bool:
     return functorch.peek_interpreter_stack() is not None
 
 
-def mapped_batch(args: Any, kwargs: Any) -> int | None:
+def mapped_batch(inputs: Inputs) -> int | None:
     """Returns how many records a call under `vmap` has for each mapped entry; None without it."""
     functorch: Any = torch._C._functorch
-    for leaf in tree_flatten((args, kwargs))[0]:
+    for leaf in tree_leaves(inputs):
         tensor = leaf
         while isinstance(tensor, torch.Tensor) and functorch.is_functorch_wrapped_tensor(tensor):
             if functorch.is_batchedtensor(tensor):
@@ -98,9 +92,9 @@ def mapped_batch(args: Any, kwargs: Any) -> int | None:
     return None
 
 
-def lies_time_first(args: Any, kwargs: Any, records: int) -> bool:
+def lies_time_first(inputs: Inputs, records: int) -> bool:
     """Returns whether the second dimension of a batch, and not the first, has its records."""
-    for leaf in tree_flatten((args, kwargs))[0]:
+    for leaf in tree_leaves(inputs):
         if _has_dim(leaf, 1):
             return bool(leaf.shape[0] != records and leaf.shape[1] == records)
     return False
@@ -112,7 +106,7 @@ def _has_dim(value: Any, dim: int) -> bool:
 
 def _forward(
     module: Any,
-    inputs: Any,
+    inputs: Inputs,
     buffers: Buffers,
 ) -> tuple[list[torch.Tensor], Buffers]:
     """Returns the network's outputs, and its buffers afterwards, which are put back."""
@@ -122,7 +116,7 @@ def _forward(
     after = {name: buffer.clone() for name, buffer in module.named_buffers()}
     for name, buffer in module.named_buffers():
         buffer.copy_(buffers[name])
-    return [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, torch.Tensor)], after
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)], after
 
 
 @contextlib.contextmanager
@@ -132,7 +126,7 @@ def _attributes_preserved(module: Any) -> Iterator[Callable[[], list[str]]]:
     before = {name: _attributes(layer) for name, layer in layers.items()}
     tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
     for attributes in before.values():
-        leaves = tree_flatten(list(attributes.values()))[0]
+        leaves = tree_leaves(list(attributes.values()))
         tensors += [(t, t.detach().clone()) for t in leaves if isinstance(t, torch.Tensor)]
 
     def changed_names() -> list[str]:
@@ -141,7 +135,7 @@ def _attributes_preserved(module: Any) -> Iterator[Callable[[], list[str]]]:
         for name, layer in layers.items():
             path = name.removeprefix("_module").lstrip(".")
             for key, value in _attributes(layer).items():
-                leaf_ids = set(map(id, tree_flatten(value)[0]))
+                leaf_ids = set(map(id, tree_leaves(value)))
                 if value is not before[name].get(key) or written & leaf_ids:
                     names.append(f"{path}.{key}" if path else key)
         return names

@@ -21,18 +21,12 @@ _STEP = 7919  # between the seeds of generators that are seeded at once
 @contextlib.contextmanager
 def preserve_generators(generators: Iterable[Generator] = ()) -> Iterator[None]:
     """Puts all generators back at the end: Python's, numpy's, torch's, and the passed ones."""
-    states = [(generator, _state(generator)) for generator in generators]
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    gpus = range(torch.cuda.device_count()) if _gpu_in_use() else ()
-    with torch.random.fork_rng(gpus):
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
-            for generator, state in states:
-                _set_state(generator, state)
+    states = [(generator, _state(generator)) for generator in _with_global(generators)]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            _set_state(generator, state)
 
 
 @contextlib.contextmanager
@@ -66,19 +60,22 @@ def _set_state(generator: Generator, state: Any) -> None:
 
 def seed_generators(seed: int, generators: Iterable[Generator] = ()) -> None:
     """Seeds Python's generator, numpy's, torch's, and the passed ones."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    if _gpu_in_use():
-        torch.cuda.manual_seed_all(seed)
-    for index, generator in enumerate(generators):
-        number = (seed + _STEP * (index + 1)) % 2**63
+    for index, generator in enumerate(_with_global(generators)):
+        number = (seed + _STEP * index) % 2**63
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = type(generator.bit_generator)(number).state
         elif isinstance(generator, torch.Generator):
             generator.manual_seed(number)
         else:
             generator.seed(number % 2**32)
+
+
+def _with_global(generators: Iterable[Generator]) -> list[Generator]:
+    """Returns the passed generators after those that libraries draw from by default."""
+    everywhere = [random._inst, np.random.mtrand._rand, torch.default_generator]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        everywhere += torch.cuda.default_generators
+    return [*everywhere, *generators]
 
 
 def script_generators() -> list[Generator]:
@@ -112,8 +109,3 @@ def _parts(value: Any) -> list[Any]:
         if not issubclass(kind, (type, types.ModuleType)):
             return list(vars(value).values())
     return []
-
-
-def _gpu_in_use() -> bool:
-    ready: bool = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return ready

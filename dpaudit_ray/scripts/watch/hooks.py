@@ -21,6 +21,31 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return replace
 
 
+def before(owner: Any, name: str) -> Callable[[Callable[..., None]], None]:
+    """Calls the decorated function before each call of another one, with the same arguments."""
+
+    def observe(observer: Callable[..., None]) -> None:
+        @around(owner, name)
+        def call(original: Any, /, *args: Any, **kwargs: Any) -> Any:
+            observer(*args, **kwargs)
+            return original(*args, **kwargs)
+
+    return observe
+
+
+def after(owner: Any, name: str) -> Callable[[Callable[..., None]], None]:
+    """Calls the decorated function after each call of another one, with the same arguments."""
+
+    def observe(observer: Callable[..., None]) -> None:
+        @around(owner, name)
+        def call(original: Any, /, *args: Any, **kwargs: Any) -> Any:
+            returned = original(*args, **kwargs)
+            observer(*args, **kwargs)
+            return returned
+
+    return observe
+
+
 def import_if_there(name: str) -> Any:
     """Imports a module; returns None if the environment, or its version of a library, has none."""
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..protocol import Draws
-from .hooks import around
+from .hooks import around, before
 
 _MOST_INDICES = 4_000_000  # that are stored; later draws are not checked
 
@@ -52,6 +52,7 @@ class LoaderWatch:
         current: the walk that the script is in.
         private: loaders that training uses, if that is known.
         used: draws that a release was made of, in their order.
+        last: indices of the last release.
         unused: sizes of draws that the script got and took no step with.
     """
 
@@ -59,6 +60,7 @@ class LoaderWatch:
         self.current: Iteration | None = None
         self.private: list[Any] = []
         self.used: list[Draw] = []
+        self.last = _as_indices([])
         self.unused: list[int] = []
         self._private_draws = False
         self._stored = 0
@@ -68,15 +70,9 @@ class LoaderWatch:
         """Records draws from now on."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        @around(_BaseDataLoaderIter, "_reset")
-        def reset(
-            original: Any,
-            iterator: Any,
-            *args: Any,
-            **kwargs: Any,
-        ) -> None:
+        @before(_BaseDataLoaderIter, "_reset")
+        def reset(iterator: Any, *_: Any, **__: Any) -> None:
             self._iterations.pop(iterator, None)  # persistent workers walk through it once more
-            original(iterator, *args, **kwargs)
 
         @around(_BaseDataLoaderIter, "_next_index")
         def draw(original: Any, iterator: Any) -> Any:
@@ -118,21 +114,13 @@ class LoaderWatch:
         if iteration.splits and batches:
             batches = [np.concatenate(batches)]
         used = batches[-accumulated:]
+        self.last = np.concatenate([_as_indices([]), *used])
         self.unused += [len(draw) for draw in batches[: len(batches) - len(used)]]
         for indices in used:
             if self._stored + len(indices) <= _MOST_INDICES:
                 self._stored += len(indices)
                 self.used.append(Draw(iteration.data, indices, release))
         return 0 if iteration.splits else sum(map(len, used))
-
-    def drawn_at(self, release: ReleaseKey) -> Indices:
-        """Returns the indices that were drawn for the last release."""
-        indices = [_as_indices([])]
-        for draw in reversed(self.used):
-            if draw.release != release:
-                break
-            indices.insert(1, draw.indices)
-        return np.concatenate(indices)
 
 
 def _as_indices(batch: Any) -> Indices:

@@ -1,21 +1,27 @@
 """Records what a script asks of Opacus' engines and accountants, and inspects private networks."""
 
 import collections
+import contextlib
+import functools
+import hashlib
+import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset
 
 from ..protocol import ForwardInspection, Made, Report
-from .accountants import AccountantWatch
-from .forward_passes import in_functorch, lies_time_first, mapped_batch, repeat_forward
-from .hooks import around, import_if_there
-from .other_updates import note_copies
+from . import hooks
+from .accountants import history_of
+from .forward_passes import Inputs, in_functorch, lies_time_first, mapped_batch, repeat_forward
+from .hooks import after, around, before, import_if_there
+from .other_updates import note_copies, note_input
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
 
-_NO_HOOKS = "GradSampleModuleNoOp"  # for grad_sample_mode="no_op"
+_NO_HOOKS = "GradSampleModuleNoOp"  # of grad_sample_mode="no_op"
 _USUAL_SAMPLERS = {
     "RandomSampler",
     "SequentialSampler",
@@ -25,7 +31,9 @@ _USUAL_SAMPLERS = {
     "UniformWithReplacementSampler",
     "DistributedUniformWithReplacementSampler",
 }
-_FORWARD_PASSES = 2  # of each network that are repeated
+_REPEATED = 2  # forward passes of each private network
+_NOTED = 3  # forward passes of each other network, by the first record of their inputs
+_QUESTIONS = ("get_epsilon", "get_privacy_spent")
 
 
 def install(run: WatchedRun) -> None:
@@ -39,145 +47,169 @@ def install(run: WatchedRun) -> None:
     networks = run.networks
 
     @around(PrivacyEngine, "make_private")
-    def make_private(original: Any, self: Any, **kwargs: Any) -> Any:
-        if run.request.one_more:
-            kwargs["data_loader"] = one_record_more(kwargs["data_loader"])
-        loader = kwargs["data_loader"]
-        _note_private(run, kwargs["module"], loader, self.accountant)
-        private = original(self, **kwargs)
+    def make_private(
+        original: Any, engine: Any, *, module: Any, data_loader: Any, **options: Any
+    ) -> Any:
+        loader = one_record_more(data_loader) if run.request.one_more else data_loader
+        networks.data.append(loader.dataset)
+        networks.accountants.append(engine.accountant)
+        networks.modules.append(module)
+        networks.rate = 1 / max(1, len(loader))
+        run.accountants.has_engine = True
+        run.note_line("the sampler", "the accountant", "the data set", "before make_private")
+        if run.request.inspects:
+            run.publications.before |= digests_of_all_networks()
+            note_copies(run, module)
+        private = original(engine, module=module, data_loader=loader, **options)
         run.loaders.private.append(private[-1])
-        networks.batch_first = bool(kwargs.get("batch_first", True))
-        is_poisson = bool(kwargs.get("poisson_sampling", True))
-        entry = _made(run.phase, loader, private[1], is_poisson)
+        networks.batch_first = bool(options.get("batch_first", True))
+        records = None
+        with contextlib.suppress(TypeError):  # data that come as a stream
+            records = len(loader.dataset)
         epsilon, delta = networks.target
         networks.target = (None, None)
-        run.put(replace(entry, target_epsilon=epsilon, target_delta=delta))
+        entry = Made(
+            phase=run.phase,
+            records=records,
+            batches=len(loader),
+            noise=float(private[1].noise_multiplier),
+            expected_batch_size=private[1].expected_batch_size,
+            target_epsilon=epsilon,
+            target_delta=delta,
+        )
+        if options.get("poisson_sampling", True):
+            entry = replace(entry, replaced_sampler=replaced_sampler(loader))
+        run.put(entry)
         return private
 
-    def note_target(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def note_target(*_: Any, **kwargs: Any) -> None:
         networks.target = (kwargs.get("target_epsilon"), kwargs.get("target_delta"))
-        return original(*args, **kwargs)
 
-    around(PrivacyEngine, "make_private_with_epsilon")(note_target)
-    around(utils, "get_noise_multiplier")(note_target)
+    before(PrivacyEngine, "make_private_with_epsilon")(note_target)
+    before(utils, "get_noise_multiplier")(note_target)
 
-    @around(PrivacyEngine, "__init__")
-    def prepare(
-        original: Any,
-        self: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        original(self, *args, **kwargs)
-        run.accountants.of_engines.append(self.accountant)
+    @after(PrivacyEngine, "__init__")
+    def prepare(engine: Any, *_: Any, **__: Any) -> None:
+        run.accountants.of_engines.append(engine.accountant)
 
-    def report(accountant: Any, delta: float, epsilon: float) -> None:
-        run.note_line("get_epsilon")
-        run.accountants.reports.append((accountant, Report(delta, epsilon, run.releases, -1)))
-
-    watch = AccountantWatch(run.accountants, run.request.answers, report)
+    watch = AccountantWatch(run)
     for kind in _subclasses(IAccountant):
-        around(kind, "__init__")(watch.register)
+        after(kind, "__init__")(watch.register)
     if run.request.inspects:
         _inspect_forward_passes(run)
 
 
-def _inspect_forward_passes(run: WatchedRun) -> None:
-    passes = collections.Counter[int]()  # repeated, by network
+class AccountantWatch:
+    """Records accountants of any class from their first instance on, and what they answer."""
 
-    @around(torch.nn.Module, "__call__")
-    def forward(
+    def __init__(self, run: WatchedRun) -> None:
+        self._run = run
+        self._wrapped: set[tuple[type, str]] = set()
+        self._is_answering = False
+
+    def register(self, accountant: Any, *_: Any, **__: Any) -> None:
+        """Records an accountant that was made, and wraps the methods of its classes."""
+        accountants = self._run.accountants
+        # Some are made by others, which compute with them.
+        helps = _caller().startswith("opacus.accountants.analysis")
+        if helps or any(accountant is other for other in accountants.all):
+            return
+        accountants.all.append(accountant)
+        for kind in type(accountant).__mro__:
+            for name in ("load_state_dict", *_QUESTIONS):
+                if name not in vars(kind) or (kind, name) in self._wrapped:
+                    continue
+                self._wrapped.add((kind, name))
+                if name in _QUESTIONS:
+                    around(kind, name)(functools.partial(self._answer, name))
+                else:
+                    after(kind, name)(self._load)
+
+    def _load(self, accountant: Any, *_: Any, **__: Any) -> None:
+        self._run.accountants.loaded[id(accountant)] = history_of(accountant)
+
+    def _answer(
+        self,
+        name: str,
         original: Any,
-        self: Any,
+        accountant: Any,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if run.inspects and self.training and _is_private(run, self):
-            is_mapped = in_functorch()
-            trains = is_mapped or torch.is_grad_enabled()
-            if trains and passes[id(self)] < _FORWARD_PASSES:
-                passes[id(self)] += 1
-                inspect = _inspect_mapped if is_mapped else _inspect_forward
-                run.put(inspect(run, self, args, kwargs))
-        return original(self, *args, **kwargs)
+        # Accountants answer each other, and functions that search for a noise multiplier.
+        is_internal = _caller().startswith(("opacus.accountants", "dpaudit_ray."))
+        if self._is_answering or is_internal:
+            return original(accountant, *args, **kwargs)
+        run = self._run
+        # The same question in each run of an audit, and an answer may take a second.
+        question = repr((type(accountant).__qualname__, accountant.history, args, kwargs))
+        key = hashlib.blake2b(question.encode(), digest_size=16).hexdigest()
+        self._is_answering = True
+        try:
+            if name == "get_epsilon" and key in run.request.answers:
+                answer = np.float64(run.request.answers[key])
+            else:
+                answer = original(accountant, *args, **kwargs)
+        finally:
+            self._is_answering = False
+        epsilon = float(answer[0] if isinstance(answer, tuple) else answer)
+        run.accountants.answers[key] = epsilon
+        run.note_line("get_epsilon")
+        delta = float(args[0] if args else kwargs["delta"])
+        run.accountants.reports.append((accountant, Report(delta, epsilon, run.releases, -1)))
+        return answer
 
 
-def _is_private(run: WatchedRun, module: Any) -> bool:
-    if type(module).__name__ == _NO_HOOKS:  # calls the network's forward, and not the network
-        module = module._module
-    return any(module is private for private in run.networks.modules)
+def _caller() -> str:
+    """Returns the module that called a wrapped function."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_filename in (__file__, hooks.__file__):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
 
 
-def _inspect_forward(
-    run: WatchedRun,
-    module: Any,
-    args: Any,
-    kwargs: Any,
-) -> ForwardInspection:
+def _inspect_forward_passes(run: WatchedRun) -> None:
+    passes = collections.Counter[int]()  # by network
+
+    @before(torch.nn.Module, "__call__")
+    def forward(module: Any, /, *args: Any, **kwargs: Any) -> None:
+        if not (run.inspects and module.training):
+            return
+        # `_NO_HOOKS` calls the network's forward, and not the network.
+        network = module._module if type(module).__name__ == _NO_HOOKS else module
+        is_private = any(network is private for private in run.networks.modules)
+        is_mapped = in_functorch()
+        trains = torch.is_grad_enabled() or (is_private and is_mapped)
+        if not trains or passes[id(module)] >= (_REPEATED if is_private else _NOTED):
+            return
+        passes[id(module)] += 1
+        if is_private:
+            inspect = _inspect_mapped if is_mapped else _inspect_forward
+            run.put(inspect(run, module, (args, kwargs)))
+        elif not is_mapped:
+            note_input(run, module, [*args, *kwargs.values()])
+
+
+def _inspect_forward(run: WatchedRun, module: Any, inputs: Inputs) -> ForwardInspection:
     networks = run.networks
     with run.replay():
-        entry = repeat_forward(module, args, kwargs, 0 if networks.batch_first else 1)
+        entry = repeat_forward(module, inputs, 0 if networks.batch_first else 1)
     current = run.loaders.current
     if not networks.batch_first or current is None or not current.batches:
         return entry
-    time_first = lies_time_first(args, kwargs, len(current.batches[-1]))
-    return replace(entry, time_first=time_first)
+    return replace(entry, time_first=lies_time_first(inputs, len(current.batches[-1])))
 
 
-def _inspect_mapped(
-    run: WatchedRun,
-    module: Any,
-    args: Any,
-    kwargs: Any,
-) -> ForwardInspection:
+def _inspect_mapped(run: WatchedRun, _: Any, inputs: Inputs) -> ForwardInspection:
     """Notes a pass under `vmap`, which separates its entries; each may have several records."""
-    records = mapped_batch(args, kwargs)
+    records = mapped_batch(inputs)
     if records is None:
         return ForwardInspection(unseen="a forward pass in torch.func without vmap")
     run.networks.records_each = max(run.networks.records_each, records)
-    return ForwardInspection(by_vmap=True)
+    return ForwardInspection()
 
 
-def _note_private(
-    run: WatchedRun,
-    module: Any,
-    loader: Any,
-    accountant: Any,
-) -> None:
-    """Notes a network that becomes private, and what there was before."""
-    run.networks.data.append(loader.dataset)
-    run.networks.accountants.append(accountant)
-    run.networks.modules.append(module)
-    run.accountants.has_engine = True
-    run.networks.rate = 1 / max(1, len(loader))
-    run.note_line("the sampler", "the accountant", "the data set", "before make_private")
-    if run.request.inspects:
-        run.publications.before |= digests_of_all_networks()
-        note_copies(run, module)
-
-
-def _made(
-    phase: str,
-    loader: Any,
-    optimizer: Any,
-    is_poisson: bool,
-) -> Made:
-    try:
-        records = len(loader.dataset)
-    except TypeError:  # data that come as a stream
-        records = None
-    return Made(
-        phase=phase,
-        records=records,
-        batches=len(loader),
-        noise=float(optimizer.noise_multiplier),
-        expected_batch_size=optimizer.expected_batch_size,
-        poisson_sampling=is_poisson,
-        replaced_sampler=_replaced_sampler(loader) if is_poisson else "",
-    )
-
-
-def _replaced_sampler(loader: Any) -> str:
+def replaced_sampler(loader: Any) -> str:
     """Returns the class of a sampler that Opacus drops for Poisson sampling; "" if it is usual."""
     for sampler in (loader.sampler, loader.batch_sampler):
         name = type(sampler).__name__

@@ -29,15 +29,12 @@ from torch.optim.optimizer import (
 from ..protocol import CarriedSum, PinnedStep, UnevenStep
 from . import ghost_clipping, other_updates, pinned_runs
 from .generators import (
-    KINDS,
-    Generator,
+    generators_in,
     preserve_attributes,
-    preserve_generators,
     script_generators,
-    seed_generators,
 )
 from .ghost_clipping import copy_tensors, parameters_copied
-from .hooks import around, calling_line, import_if_there
+from .hooks import after, calling_line, import_if_there
 from .loaders import Iteration
 from .run_state import WatchedRun
 from .step_probe import INSPECTED, StepWatch
@@ -46,7 +43,6 @@ from .tensors import (
     digest,
     flat_vectors,
     gradients,
-    random_direction,
     sample_digest,
 )
 
@@ -91,19 +87,17 @@ def _watch_private(run: WatchedRun) -> None:
 
     ghost_clipping.install(run)
 
-    @around(DPOptimizer, "__init__")
-    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        run.optimizers.append(OptimizerWatch(run, len(run.optimizers), self))
+    @after(DPOptimizer, "__init__")
+    def prepare(optimizer: Any, /, *_: Any, **__: Any) -> None:
+        run.optimizers.append(OptimizerWatch(run, len(run.optimizers), optimizer))
 
-    def adapt(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+    def adapt(loss: Any, /, *_: Any, **__: Any) -> None:
         for watched in run.optimizers:
-            if watched.optimizer is self.optimizer:
-                vars(self)["_update_clip_and_noise"] = functools.partial(watched.adapt, self)
+            if watched.optimizer is loss.optimizer:
+                vars(loss)["_update_clip_and_noise"] = functools.partial(watched.adapt, loss)
 
     if adaptive := import_if_there("opacus.utils.adaptive_clipping"):
-        around(adaptive.DPTensorFastGradientAdaptiveClipping, "__init__")(adapt)
+        after(adaptive.DPTensorFastGradientAdaptiveClipping, "__init__")(adapt)
 
 
 @dataclass(frozen=True)
@@ -113,19 +107,6 @@ class _AdaptedBound:
     loss: Any
     norms: torch.Tensor
     bound: float
-
-
-@dataclass(frozen=True)
-class _Examples:
-    """Counts of gradients of single examples, and of the backward passes that made them."""
-
-    rows: int
-    passes: int
-
-    def plus(self, passes: Passes) -> "_Examples":
-        """Returns the counts with those of another part of the step; ghost clipping has no rows."""
-        rows = max((sum(map(len, samples)) for samples in passes), default=0)
-        return _Examples(self.rows + rows, self.passes + max(map(len, passes), default=1))
 
 
 class OptimizerWatch(StepWatch):
@@ -138,7 +119,7 @@ class OptimizerWatch(StepWatch):
         after_step: parameters as the last step left them.
     """
 
-    nothing = None
+    counts = True
 
     def __init__(self, run: WatchedRun, number: int, optimizer: Any) -> None:
         super().__init__(run, number)
@@ -149,9 +130,8 @@ class OptimizerWatch(StepWatch):
         self.last: Release | None = None
         self.after_step: list[torch.Tensor] | None = None
         self._pinned: PinnedStep | None = None  # the entry of the step, in a pinned run
-        self._draw = run.loaders.drawn_at((number, 0))  # its records
-        self._generators: list[Generator] = []  # of the optimizer and of the script
-        self._earlier = _Examples(0, 0)  # of parts of the step that were added up
+        self._examples = 0  # gradients in the parts of the step so far
+        self._backwards = 0  # the backward passes that made them
         self._adapted: _AdaptedBound | None = None
         self._unclipped: Change = None  # one record more, which an adaptive bound counts
         self._call: Callable[[], Any] = lambda: None  # takes the step as the script would
@@ -235,7 +215,7 @@ class OptimizerWatch(StepWatch):
         skips = getattr(optimizer, "_step_skip_queue", None)
         if skips and skips[0]:  # a part of a step: Opacus adds up, and takes no step
             self._open = run.loaders.current
-            self._earlier = self._earlier.plus(self._passes())
+            self._add_part(self._passes())
             with self._taking_step():  # which asks `pre_step` whether to skip
                 return call()
         self.finish_pinned()
@@ -246,9 +226,8 @@ class OptimizerWatch(StepWatch):
         accountants = run.accountants
         with run.clock.inspection():
             if self.steps in INSPECTED:
-                values = [*vars(optimizer).values(), *script_generators()]
-                self._generators = [value for value in values if isinstance(value, KINDS)]
-            accountants.settle((self.number, self.steps))
+                self.generators = [*generators_in(optimizer, depth=1), *script_generators()]
+            accountants.settle(self.at)
             passes = self._count_examples()
             self.shapes = [tuple(p.shape) for p in optimizer.params]
             self.bound = clipping_bound(optimizer)
@@ -260,8 +239,11 @@ class OptimizerWatch(StepWatch):
             change = self.begin_trial(history[-1][1] if history else run.networks.rate)
             if run.request.pinned:
                 self._begin_pinned(passes)
-        self._earlier = _Examples(0, 0)
-        with self._taking_step(), self._arm(change), self._pinned_noise():
+        with contextlib.ExitStack() as during:
+            during.enter_context(self._taking_step())
+            during.enter_context(self._arm(change))
+            if self._pinned is not None:
+                during.enter_context(self.pinned_noise(self._pinned.member))
             result = call()
         history = accountants.history()
         noise, rate = history[-1][:2] if history else (None, None)
@@ -292,6 +274,13 @@ class OptimizerWatch(StepWatch):
                 passes.append(sample if isinstance(sample, list) else [sample])
         return passes
 
+    def _add_part(self, passes: Passes) -> int:
+        """Counts a part of a step; returns its number of examples: 0 in ghost clipping."""
+        rows = max((sum(map(len, samples)) for samples in passes), default=0)
+        self._examples += rows
+        self._backwards += max(map(len, passes), default=1)
+        return rows
+
     def _count_examples(self) -> Passes:
         """Compares the step's examples with its draws; returns their gradients.
 
@@ -299,22 +288,16 @@ class OptimizerWatch(StepWatch):
         """
         run = self.run
         passes = [] if self._has_closure else self._passes()
-        examples = self._earlier.plus(passes)
-        records = run.loaders.at_step(examples.passes, (self.number, self.steps))
-        self.rows = records
-        if passes:
-            self.rows = examples.rows - self._earlier.rows
-            if records and examples.rows != records:
-                size = run.networks.records_each
-                left_over = records - examples.rows * size
-                step = UnevenStep(
-                    step=self.steps,
-                    rows=examples.rows,
-                    drawn=records,
-                    passes=examples.passes,
-                    records_each=size if 0 <= left_over < size else 1,
-                )
-                run.uneven.append(step)
+        rows = self._add_part(passes)
+        examples = self._examples
+        records = run.loaders.at_step(self._backwards, self.at)
+        self.rows = rows if passes else records
+        if passes and records and examples != records:
+            size = run.networks.records_each
+            records_each = size if 0 <= records - examples * size < size else 1
+            step = UnevenStep(self.steps, examples, records, self._backwards, records_each)
+            run.uneven.append(step)
+        self._examples = self._backwards = 0
         if self.after_step is not None:
             params = (p.data for p in self.optimizer.params)
             run.updates.between_steps += not all(map(torch.equal, params, self.after_step))
@@ -323,22 +306,16 @@ class OptimizerWatch(StepWatch):
 
     def _begin_pinned(self, passes: Passes) -> None:
         run = self.run
-        self._draw = run.loaders.drawn_at((self.number, self.steps))
-        pinned_runs.choose_record(run, self._draw)
+        draw = run.loaders.last
+        pinned_runs.choose_record(run, draw)
         self._pinned = PinnedStep(
             line=calling_line(),
-            member=pinned_runs.has_record(run, self._draw),
+            member=run.request.record in draw,
             release=(),
             rows=tuple(_row_lengths(passes)),
             generators=digest(torch.get_rng_state()).hex(),
-            drawn=len(self._draw),
+            drawn=len(draw),
         )
-
-    def _pinned_noise(self) -> contextlib.AbstractContextManager[Any]:
-        if self._pinned is None:
-            return contextlib.nullcontext()
-        at = (self.number, self.steps)
-        return pinned_runs.noise_of_seed(self.run, at, self._pinned.member, self._generators)
 
     def update(self) -> None:
         """Notes what the wrapped optimizer is about to step by; ends a pinned step."""
@@ -352,7 +329,7 @@ class OptimizerWatch(StepWatch):
     def finish_pinned(self) -> None:
         """Records a pinned step."""
         if self._pinned is not None and self._pinned.release:
-            pinned_runs.add_step(self.run, self._pinned, self._draw)
+            self.run.put(self._pinned)
             self._pinned = None
 
     def _digests(self) -> tuple[str, ...]:
@@ -367,11 +344,9 @@ class OptimizerWatch(StepWatch):
         params = list(optimizer.params)
         self._pinned = replace(self._pinned, release=self._digests())
         noise = self.unit * self.bound * float(optimizer.noise_multiplier)
-        seed = self.run.request.derived("held", self.number, self.steps)
-        length = noise * sum(p.numel() for p in params) ** 0.5
-        directions = random_direction([p.shape for p in params], seed)
-        for p, direction in zip(params, directions, strict=True):
-            p.grad = (length * direction).to(p)
+        values = self.pinned_release([p.shape for p in params], noise)
+        for p, gradient in zip(params, values, strict=True):
+            p.grad = gradient.to(p)
 
     def _unit_gradient(self) -> float:
         """Returns the length of a clipped gradient of length one in the released gradient."""
@@ -448,7 +423,7 @@ class OptimizerWatch(StepWatch):
         """
         loss = adapted.loss
         norms = adapted.norms
-        if change is not self.nothing:
+        if change is not None:
             norm = adapted.bound if change is self._unclipped else math.inf
             norms = torch.cat([norms, norms.new_tensor([norm])])
         with preserve_attributes([loss, loss.module, self.optimizer]):
@@ -457,12 +432,11 @@ class OptimizerWatch(StepWatch):
             loss.max_clipbound = math.inf
             return math.log(type(loss)._update_clip_and_noise(loss, norms)[0] / adapted.bound)
 
-    def released(self, change: Change, seed: int | None) -> Release:
+    def release(self, change: Change, seed: int | None) -> Release:
         """Repeats the step on copies; the last part is the log of the clipping bound's factor."""
         optimizer = self.optimizer
         params = list(optimizer.params)
         caught: list[Release] = []
-        generators = self._generators
 
         def catch(
             closure: Callable[[], Any] | None = None,
@@ -474,9 +448,7 @@ class OptimizerWatch(StepWatch):
                     closure()
             caught.append(gradients(params))
 
-        with preserve_generators(generators), self._copies() as before:
-            if seed is not None:
-                seed_generators(seed, generators)
+        with self._copies() as before:
             optimizer.original_optimizer.step = catch
             with self._arm(change):
                 self._call()

@@ -1,43 +1,24 @@
 """Records training of networks without noise, and whether it saw private records."""
 
-import collections
 import dataclasses
 from typing import Any, Literal
 
 import torch
 
 from ..protocol import OutsideSteps
-from .forward_passes import in_functorch
-from .hooks import around
 from .run_state import WatchedRun
-from .shared_records import row_digests
-from .tensors import digest
+from .shared_records import keys_of, tables_of
+from .tensors import digest, row_keys
 
-_PASSES = 3  # of each network whose inputs are recorded
 _MOST_NAMES = 4
 
 
-def install(run: WatchedRun) -> None:
-    """Records what networks are given from now on."""
-    passes = collections.Counter[int]()
-
-    @around(torch.nn.Module, "__call__")
-    def forward(
-        original: Any,
-        self: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if run.inspects and self.training and torch.is_grad_enabled() and not in_functorch():
-            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-            has_rows = bool(tensors) and tensors[0].dim() > 1 and len(tensors[0]) > 0
-            if has_rows and passes[id(self)] < _PASSES:
-                passes[id(self)] += 1
-                _note_input(run, self, digest(tensors[0][0]))
-        return original(self, *args, **kwargs)
-
-
-def _note_input(run: WatchedRun, module: Any, row: bytes) -> None:
+def note_input(run: WatchedRun, module: Any, arguments: list[Any]) -> None:
+    """Notes the first record of what a network is given that is in training."""
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    if not tensors or tensors[0].dim() < 2 or len(tensors[0]) == 0:
+        return
+    (row,) = row_keys(tensors[0][:1])
     private = run.networks.parameters()
     for p in module.parameters():
         if id(p) not in private:
@@ -94,9 +75,10 @@ def trained_by_records(run: WatchedRun) -> tuple[tuple[str, ...], tuple[str, ...
         Names of private parameters, or of what they are copies of, and classes of other networks.
     """
     updates = run.updates
-    rows: set[bytes] = set()
+    tables: list[torch.Tensor] = []
     for data in run.networks.data:
-        rows |= row_digests(data)
+        tables += tables_of(data)
+    rows = keys_of(tables)
     data_ids = set(map(id, run.networks.data))
     trained = {key: "" for key, data in updates.warmed.items() if id(data) in data_ids}
     for key in updates.params.keys() & updates.fed.keys():

@@ -4,28 +4,30 @@ Two such runs, one with another record in the place of one, differ in nothing th
 publishes. What does differ, but for the steps that have the record, carries it past the noise:
 later steps, what is returned or saved, what chooses a learning rate or an epoch. A third run, with
 other noise, shows what noise changes as well. Of a loop without Opacus the data are arrays of its
-code that the first step's records are rows of.
+code that the first step's records are rows of. Data are exchanged in memory, never in files.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import StackDataset
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import Dataset, StackDataset
 
-from ..protocol import PinnedStep
-from . import private_arrays
 from .generators import preserve_generators, seed_generators
-from .hooks import around, import_if_there
-from .loaders import Indices, ReleaseKey
+from .hooks import around, before, import_if_there, users_frames
+from .loaders import Indices
 from .record_choice import FEWEST, conspicuous_records
 from .run_state import WatchedRun
+from .shared_records import arrays_of, base_and_rows
+from .tensors import row_keys
 
+_CANDIDATES = 100  # records that one might be exchanged for
+_MOST_ROWS = 200_000  # of an array in which a step's examples are searched
 _DECIDERS = (  # what chooses by a number: module, class, method
     ("torch.optim.lr_scheduler", "ReduceLROnPlateau", "step"),
     ("pytorch_lightning.callbacks", "ModelCheckpoint", "check_monitor_top_k"),
@@ -42,15 +44,14 @@ def install(run: WatchedRun) -> None:
     exchanges = run.request.pinned == "exchanged"
     record = run.request.record or 0
 
-    def make_private(original: Any, self: Any, **kwargs: Any) -> Any:
+    def make_private(_: Any, *, data_loader: Any, **__: Any) -> None:
         if not run.networks.modules:
             _watch_decisions(run)
         if exchanges:
-            private_arrays.exchange(kwargs["data_loader"].dataset, record)
-        return original(self, **kwargs)
+            exchange(data_loader.dataset, record)
 
     if opacus := import_if_there("opacus"):
-        around(opacus.PrivacyEngine, "make_private")(make_private)
+        before(opacus.PrivacyEngine, "make_private")(make_private)
     numbers = itertools.count()
 
     @around(_BaseDataLoaderIter, "_next_index")
@@ -63,7 +64,7 @@ def install(run: WatchedRun) -> None:
     def fetch(original: Any, self: Any, indices: Any) -> Any:
         is_private = any(self.dataset is data for data in run.networks.data)
         if is_private and exchanges:
-            substitute = {record: private_arrays.other_record(self.dataset, record)}
+            substitute = {record: other_record(self.dataset, record)}
             indices = tree_map(lambda index: substitute.get(index, index), indices)
         return original(self, indices)
 
@@ -75,29 +76,34 @@ def _watch_decisions(run: WatchedRun) -> None:
         if kind is None:
             continue
 
-        def decide(
-            original: Any,
-            *args: Any,
-            name: str = name,
-            **kwargs: Any,
-        ) -> Any:
-            leaves = tree_flatten((args[1:], kwargs))[0]
+        def decide(*args: Any, name: str = name, **kwargs: Any) -> None:
+            leaves = tree_leaves((args[1:], kwargs))
             leaves = [torch.as_tensor(v) for v in leaves if isinstance(v, (float, torch.Tensor))]
             numbers = [float(v) for v in leaves if v.dim() == 0]
             run.publications.pinned.append((f"what {name} is given", str(numbers)))
-            return original(*args, **kwargs)
 
-        around(kind, method)(decide)
+        before(kind, method)(decide)
 
 
 def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
-    """Finds the arrays that a step's examples are rows of; chooses a record, or exchanges it."""
-    if private_arrays.uses_keys() or len(examples[0]) < FEWEST:
+    """Finds the script's arrays that examples are rows of; chooses a record, or exchanges it."""
+    # A script that may draw from keys, as JAX does, draws what no run can replace.
+    if {"jax", "tensorflow"} & {*sys.modules} or len(examples[0]) < FEWEST:
         return
     pinned = run.pinned
-    pinned.tables, indices = private_arrays.find_tables(examples)
-    if not pinned.tables:
+    tables = _arrays_of_script()
+    keys = [list(row_keys(rows)) for rows in examples]
+    for table, number in itertools.product(tables, range(len(examples))):
+        if table.ndim > 1 and table.shape[1:] == examples[number].shape[1:]:
+            numbers = {key: number for number, key in enumerate(row_keys(table))}
+            indices = [numbers.get(key, -1) for key in keys[number]]
+            if min(indices) >= 0:
+                break
+    else:
         return
+    same_length = [t for t in tables if len(t) == len(table) and t is not table]
+    labels = [array for array in same_length if list(row_keys(array[indices])) in keys]
+    pinned.tables = [table, *labels]
     columns = [table[indices] for table in pinned.tables]
     rows = list(zip(*columns, strict=True))
     position, pinned.chosen_as = next(conspicuous_records(rows))
@@ -105,8 +111,7 @@ def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
     if run.request.pinned:
         _watch_decisions(run)
     if run.request.pinned == "exchanged":
-        data = StackDataset(*pinned.tables)
-        private_arrays.exchange(data, pinned.chosen)
+        exchange(StackDataset(*pinned.tables), pinned.chosen)
 
 
 def has_row(run: WatchedRun, examples: Sequence[Any]) -> bool:
@@ -114,43 +119,64 @@ def has_row(run: WatchedRun, examples: Sequence[Any]) -> bool:
     pinned = run.pinned
     if not pinned.tables or pinned.chosen is None or not examples:
         return True
-    table = pinned.tables[0]
-    (row,) = private_arrays.row_keys(table[pinned.chosen : pinned.chosen + 1])
-    comparable = (rows for rows in examples if private_arrays.same_kind(table, rows))
-    return any(row in private_arrays.row_keys(rows) for rows in comparable)
+    (row,) = row_keys(pinned.tables[0][pinned.chosen : pinned.chosen + 1])
+    return any(row in row_keys(rows) for rows in examples)
 
 
-@contextlib.contextmanager
-def noise_of_seed(
-    run: WatchedRun, at: ReleaseKey, member: bool, generators: Sequence[Any]
-) -> Iterator[int]:
-    """Seeds a step's noise in a pinned run, and what random numbers come after it."""
-    request = run.request
-    run.pinned.shaken |= request.pinned == "shaken" and member
-    seed = request.derived("noise", request.pinned == "noised" and member, *at)
-    seed_generators(seed, generators)
-    yield seed
-    seed_generators(request.derived("after", run.pinned.shaken, *at), generators)
+def _arrays_of_script() -> list[Any]:
+    """Returns arrays that may have the records, the longest first: batches are among them."""
+    leaves: list[Any] = []
+    for frame in users_frames():
+        for value in tree_leaves([dict(frame.f_locals), frame.f_globals]):
+            is_data = isinstance(value, Dataset)
+            leaves += arrays_of(base_and_rows(value)[0]) if is_data else [value]
+    arrays = (v for v in leaves if isinstance(v, torch.Tensor) or _is_numeric(v))
+    tables = [a for a in arrays if a.ndim > 0 and len(a) <= _MOST_ROWS and owns_memory(a)]
+    return sorted(tables, key=len, reverse=True)
 
 
-def has_record(run: WatchedRun, draw: Indices) -> bool:
-    """Returns whether a draw has the record that is exchanged."""
-    record = run.pinned.chosen if run.request.record is None else run.request.record
-    return record in draw
+def _is_numeric(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
 
 
-def add_step(run: WatchedRun, entry: PinnedStep, draw: Indices) -> None:
-    """Writes an entry once the record is chosen of which it states whether the step has it."""
-    run.pinned.steps.append((entry, draw))
-    if run.request.record is not None or not run.pinned.batches:
-        write_steps(run)
+def other_record(data: Any, record: int) -> int:
+    """Returns the index of a record to take the place of this one: different in each array."""
+    size = len(data)
+    if record >= size:
+        return record
+    arrays = arrays_of(data)
+    candidates = [(record + size // 2 + k) % size for k in range(min(size, _CANDIDATES))]
+    for index in candidates:
+        if all((array[index] != array[record]).any() for array in arrays):
+            return index
+    return candidates[0]
 
 
-def write_steps(run: WatchedRun) -> None:
-    """Writes the entries of steps that waited for the choice of a record."""
-    for entry, draw in run.pinned.steps:
-        run.put(dataclasses.replace(entry, member=has_record(run, draw)))
-    run.pinned.steps.clear()
+def exchange(data: Any, record: int) -> None:
+    """Puts another record in the place of one, in arrays that a data set has in memory."""
+    other = other_record(data, record)
+    if other == record:
+        return
+    base, rows = base_and_rows(data)
+    if rows is not None:
+        record, other = rows[record], rows[other]
+    with torch.no_grad():
+        for array in arrays_of(base):
+            if owns_memory(array):
+                array[record] = array[other]
+
+
+def owns_memory(array: Any) -> bool:
+    """Returns whether memory is an array's own: no file's, and of no other library."""
+    if isinstance(array, torch.Tensor):
+        storage = array.untyped_storage()
+        if hasattr(storage, "resizable"):
+            return bool(storage.resizable())
+        with contextlib.suppress(RuntimeError):  # torch 2.2 refuses to resize others
+            storage.resize_(storage.nbytes())
+            return True
+        return False
+    return array.base is None and bool(array.flags.writeable)
 
 
 def choose_record(run: WatchedRun, draw: Indices) -> None:

@@ -5,22 +5,18 @@ import contextlib
 import gc
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
-from ..protocol import Leftovers
+from ..protocol import Leftover
 from .run_state import WatchedRun
 from .shared_records import PrivateRecords, tables_of
 from .tensors import digest, has_numbers, is_array, sample_digest
 
-Kind = Literal[
-    "gradients", "other_gradients", "examples", "saved", "records", "outside", "earlier",
-    "statistics", "tensors",
-]  # fmt: skip
-Remark = tuple[Kind, str]  # a field of `Leftovers`, and a name in it
+Remark = tuple[Leftover, str]  # and the name of the value
 
 
 def digests_of_all_networks() -> set[bytes]:
@@ -99,12 +95,12 @@ def pin_publications(run: WatchedRun, value: Any, file: str = "") -> None:
             publications.pinned.append((file + key, key_digest))
 
 
-def leftovers(remarks: Iterable[Remark]) -> Leftovers:
+def leftovers(remarks: Iterable[Remark]) -> dict[Leftover, list[str]]:
     """Collects remarks by their kind."""
-    names = collections.defaultdict[str, list[str]](list)
+    names: dict[Leftover, list[str]] = {}
     for kind, name in remarks:
-        names[kind].append(name)
-    return Leftovers(**{kind: tuple(values) for kind, values in names.items()})
+        names.setdefault(kind, []).append(name)
+    return names
 
 
 def remarks(
@@ -160,7 +156,7 @@ class _KnownTensors:
                 self._released[id(p)] = torch.from_numpy(values)
         self._private = set(map(id, private))
         # States of optimizers are of private gradients, as parameters are.
-        processed = [*private, *filter(has_numbers, tree_flatten(list(map(dict, states)))[0])]
+        processed = [*private, *filter(has_numbers, tree_leaves(list(map(dict, states))))]
         early_file = is_file and not run.releases
         before = digests_of_all_networks() if early_file else run.publications.before
         self._explained = before | set(map(digest, processed))
@@ -187,7 +183,7 @@ class _KnownTensors:
             values = values.to(gradient.dtype)  # a network may be published in half precision
         if values is None or not torch.equal(gradient.nan_to_num(), values.nan_to_num()):
             is_private = id(tensor) in self._private
-            self.remarks.append(("gradients" if is_private else "other_gradients", name))
+            self.remarks.append(("gradients" if is_private else "others", name))
 
     def check_records(self, name: str, value: Any) -> bool:
         """Adds arrays, or lists of numbers, that are records or a statistic of them."""

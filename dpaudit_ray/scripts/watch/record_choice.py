@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from ..protocol import CollateInspection
 from .generators import Generator, generators_in, preserve_generators
@@ -85,14 +85,13 @@ def choose(
             pinned.chosen = record
             pinned.chosen_as = name
             pinned.batches = 0
-            entry = CollateInspection(changes=True, record=record, chosen_as=name, seen=change)
-            run.put(entry)
+            run.put(CollateInspection(record=record, chosen_as=name, changes=change))
             return
 
 
 def conspicuous_records(items: Sequence[Any]) -> Iterator[tuple[int, str]]:
     """Yields positions of records that may change a batch most, with their description."""
-    leaves = [tree_flatten(item)[0] for item in items]
+    leaves = [tree_leaves(item) for item in items]
     lengths = [sum(map(_length, parts)) for parts in leaves]
     norms = [math.sqrt(sum(map(_square, parts))) for parts in leaves]
     broken = [n for n, norm in enumerate(norms) if not math.isfinite(norm)]
@@ -146,9 +145,9 @@ def change_by_removal(
     remaining = [*items[:index], *items[index + 1 :]]
     with contextlib.suppress(Exception):  # the user's function may not take such a batch
         with preserve_generators(generators):
-            batch = tree_flatten(collate(copy.deepcopy(list(items))))[0]
+            batch = tree_leaves(collate(copy.deepcopy(list(items))))
         with preserve_generators(generators):
-            smaller = tree_flatten(collate(copy.deepcopy(remaining)))[0]
+            smaller = tree_leaves(collate(copy.deepcopy(remaining)))
         if len(batch) != len(smaller):
             return f"{len(smaller)} parts in place of {len(batch)}"
         for leaf, without in zip(batch, smaller, strict=True):

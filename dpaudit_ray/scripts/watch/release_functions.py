@@ -1,7 +1,7 @@
 """Inspects steps of loops without Opacus: functions that return releases, in any framework.
 
-A release is computed after a change of its examples: "nothing", ("without", i), ("wild", i)
-(example i a second time, a thousand times larger), or ("appended", arrays).
+A release is computed after a change of its examples: None, ("without", i), ("wild", i) (example i
+a second time, a thousand times larger), or ("appended", arrays).
 """
 
 import collections
@@ -14,11 +14,11 @@ import torch
 
 from ..protocol import ArraysGiven, History, PinnedStep
 from . import pinned_runs
-from .generators import Generator, preserve_generators, script_generators, seed_generators
+from .generators import script_generators
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
 from .step_probe import INSPECTED, Change, StepWatch
-from .tensors import Release, difference, flat_vectors, random_direction, sample_digest
+from .tensors import Release, difference, flat_vectors, sample_digest
 
 run: WatchedRun | None = None  # that is watched in this process
 
@@ -54,7 +54,6 @@ class Stream(StepWatch):
         released_shapes: of the last step.
     """
 
-    nothing = "nothing"
     glance_changes = 2
 
     def __init__(self, run: WatchedRun, number: int) -> None:
@@ -65,7 +64,6 @@ class Stream(StepWatch):
         self.released_shapes: list[tuple[int, ...]] = []
         self._counts: collections.Counter[Any] = collections.Counter()
         self._redraws: bool | None = None
-        self._generators: list[Generator] = []  # that are objects of the script
         self._scale = 1.0  # of what replaces a pinned release
         self._call: ReleasedArrays = lambda *_: []
 
@@ -109,18 +107,18 @@ class Stream(StepWatch):
             self.sizes.append(rows)
         run = self.run
         inspects = run.request.inspects
-        run.accountants.settle((self.number, self.steps))
+        run.accountants.settle(self.at)
         if inspects and not self.steps:
             run.publications.before |= digests_of_all_networks()
         with run.clock.inspection():
             if self.steps in INSPECTED:
-                self._generators = script_generators()
+                self.generators = script_generators()
             if inspects and not clips:
-                run.put(ArraysGiven(step=self.steps, kind="sum"))
+                run.put(ArraysGiven(kind="sum"))
             if self._draws_noise(redraws):
                 self.inspect()
             elif inspects:
-                run.put(ArraysGiven(step=self.steps, kind="noise"))
+                run.put(ArraysGiven(kind="noise"))
             if records and not run.releases and (inspects or run.request.pinned):
                 pinned_runs.find_tables(run, records)
             change = self.begin_trial(self.rate)
@@ -135,39 +133,32 @@ class Stream(StepWatch):
             return redraws
         if self._redraws is None:
             with self.run.replay():
-                first, second = (self.released("nothing", seed) for seed in (1, 2))
+                first, second = (self.released(seed=seed) for seed in (1, 2))
             self._redraws = any(part.any() for part in difference(first, second))
         return self._redraws
 
     def _pin(self, records: Sequence[Any]) -> Arrays:
         """Takes the step, records it, and returns random numbers of a seed in its place."""
         run = self.run
-        at = (self.number, self.steps)
         if not self.steps:
-            first, second = (self.released("nothing", seed) for seed in (1, 2))
+            first, second = (self.released(seed=seed) for seed in (1, 2))
             spread = np.std(np.concatenate(difference(first, second))) or 1.0
             self._scale = 2.0 ** round(math.log2(spread))  # the same however the noise is rounded
         member = pinned_runs.has_row(run, records)
-        with pinned_runs.noise_of_seed(run, at, member, self._generators) as seed:
-            arrays = self._call("nothing", seed)
+        with self.pinned_noise(member) as seed:
+            arrays = self._call(None, seed)
         parts = map(torch.from_numpy, _flat(arrays))
         release = tuple(sample_digest(part).hex() for part in parts)
         run.put(PinnedStep(member=member, release=release, drawn=self.rows))
         shapes = [np.shape(array) for array in arrays]
-        length = self._scale * math.sqrt(sum(map(math.prod, shapes)))
-        directions = random_direction(shapes, run.request.derived("held", *at))
         pinned = []
-        for array, direction in zip(arrays, directions, strict=True):
-            values = length * direction
+        for array, values in zip(arrays, self.pinned_release(shapes, self._scale), strict=True):
             is_tensor = isinstance(array, torch.Tensor)
             pinned.append(values.to(array) if is_tensor else values.numpy().astype(array.dtype))
         return pinned
 
-    def released(self, change: Change, seed: int | None) -> Release:
-        with preserve_generators(self._generators):
-            if seed is not None:
-                seed_generators(seed, self._generators)
-            return _flat(self._call(change, seed))
+    def release(self, change: Change, seed: int | None) -> Release:
+        return _flat(self._call(change, seed))
 
     def without(self, index: int) -> Change:
         return "without", index
@@ -183,7 +174,7 @@ class Stream(StepWatch):
 
 def change_examples(examples: Sequence[Any], change: Change) -> list[Any]:
     """Returns arrays with a leading dimension of examples, of any framework, after a change."""
-    if change == "nothing":
+    if change is None:
         return list(examples)
     kind, value = change
     if kind == "without":

@@ -12,10 +12,10 @@ import torch
 
 from ...opacus import Marks
 from ..processor import waited
-from ..protocol import Cut, Entry, OutsideSteps, PinnedStep, RunRequest, UnevenStep, encode
+from ..protocol import Cut, Entry, OutsideSteps, RunRequest, UnevenStep, encode
 from .accountants import Accountants
 from .hooks import calling_line
-from .loaders import Indices, LoaderWatch
+from .loaders import LoaderWatch
 from .shared_records import PrivateRecords
 
 _INSPECTING = 0.5  # of the seconds that a run has, in which every step is inspected
@@ -175,7 +175,6 @@ class PinnedState:
     Attributes:
         chosen: index of the record that is exchanged, and why this one.
         batches: number of batches from which it may still be chosen.
-        steps: that are not in the record yet, with the indices of their records.
         last_record: a record of the last draw.
         tables: of a loop without Opacus, arrays with a record in each row.
         shaken: random numbers are others since a step had the record.
@@ -184,7 +183,6 @@ class PinnedState:
     chosen: int | None = None
     chosen_as: str = ""
     batches: int = 5
-    steps: list[tuple[PinnedStep, Indices]] = field(default_factory=list)
     last_record: int | None = None
     tables: list[Any] = field(default_factory=list)
     shaken: bool = False
@@ -264,6 +262,6 @@ class WatchedRun:
         if request.most_steps is not None and self.releases >= request.most_steps:
             raise EnoughSeen
         if request.seconds is not None and self.clock.is_over:
-            self.put(Cut(seconds=request.seconds, steps=self.releases))
+            self.put(Cut(steps=self.releases))
             self.was_cut = True
             raise EnoughSeen

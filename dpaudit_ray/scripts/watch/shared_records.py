@@ -1,20 +1,18 @@
 """Compares what is published with the private records, and with simple functions of them."""
 
 import functools
-import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from .private_arrays import arrays_of
-from .tensors import digest
+from .tensors import row_keys
 
+_MOST_PARTS = 10  # of a data set; a longer list is of records
 _MOST_ROWS = 200_000
-_CHUNK = 1024  # rows that are converted at once
 _FEWEST = 30  # records that have statistics
 _FEWEST_LABELS = 16
 _LONG_ROW = 8  # numbers; shorter ones may be equal by chance
@@ -35,6 +33,18 @@ def base_and_rows(data: Any) -> tuple[Any, list[int] | None]:
     return data, rows
 
 
+def arrays_of(data: Any) -> list[Any]:
+    """Returns tensors and arrays of numpy that a data set has, with a record in each row."""
+    parts: list[Any] = []
+    if not hasattr(data, "__len__"):  # a stream
+        return parts
+    for value in getattr(data, "__dict__", {}).values():
+        is_short = isinstance(value, (tuple, list)) and len(value) < _MOST_PARTS
+        parts += value if is_short else [value]
+    arrays = [v for v in parts if isinstance(v, (np.ndarray, torch.Tensor)) and v.ndim > 0]
+    return [array for array in arrays if len(array) == len(data)]
+
+
 def tables_of(data: Any) -> list[torch.Tensor]:
     """Returns arrays of a data set's own records, a record in each row."""
     base, rows = base_and_rows(data)
@@ -44,13 +54,13 @@ def tables_of(data: Any) -> list[torch.Tensor]:
     return [table for table in tables if len(table) <= _MOST_ROWS]
 
 
-def row_digests(data: Any) -> set[bytes]:
-    """Returns digests of all records of a data set, as networks are given them."""
-    digests: set[bytes] = set()
-    for table in tables_of(data):
+def keys_of(tables: Iterable[torch.Tensor]) -> set[bytes]:
+    """Returns the keys of all rows of arrays that have more than a number in each."""
+    keys: set[bytes] = set()
+    for table in tables:
         if table.dim() > 1:
-            digests.update(map(digest, table))
-    return digests
+            keys.update(row_keys(table))
+    return keys
 
 
 def share_records(first: Any, second: Any) -> bool:
@@ -59,7 +69,7 @@ def share_records(first: Any, second: Any) -> bool:
     other_base, other_rows = base_and_rows(second)
     if base is other_base:
         return rows is None or other_rows is None or not set(rows).isdisjoint(other_rows)
-    return not row_digests(first).isdisjoint(row_digests(second))
+    return not keys_of(tables_of(first)).isdisjoint(keys_of(tables_of(second)))
 
 
 def groups_by_records(datas: Sequence[Any], owners: Sequence[Any]) -> list[int]:
@@ -102,11 +112,7 @@ class PrivateRecords:
 
     @functools.cached_property
     def _rows(self) -> set[bytes]:
-        rows: set[bytes] = set()
-        for table in self._tables:
-            if table.dim() > 1:
-                rows.update(_keys(table))
-        return rows
+        return keys_of(self._tables)
 
     @functools.cached_property
     def _statistics(self) -> list[torch.Tensor]:
@@ -136,7 +142,7 @@ class PrivateRecords:
     def _has(self, rows: torch.Tensor) -> bool:
         if len(rows) == 0 or rows[0].numel() not in self._row_sizes:
             return False
-        matches = [n for n, key in enumerate(_keys(rows)) if key in self._rows]
+        matches = [n for n, key in enumerate(row_keys(rows)) if key in self._rows]
         is_long = rows[0].numel() >= _LONG_ROW
         if not is_long and len(matches) < max(_FEWEST_VALUES, len(rows) / 2):
             return False
@@ -152,13 +158,6 @@ class PrivateRecords:
         values = tensor.detach().cpu().reshape(-1).double()
         close = functools.partial(torch.allclose, values, rtol=_RELATIVE, atol=_ABSOLUTE)
         return any(len(values) == len(other) > 1 and close(other) for other in self._statistics)
-
-
-def _keys(rows: torch.Tensor) -> Iterator[bytes]:
-    """Yields a digest of each row's numbers, the same for all types of numbers."""
-    for chunk in torch.split(rows, _CHUNK):
-        for row in np.ascontiguousarray(chunk.flatten(1).double().cpu().numpy()):
-            yield hashlib.blake2b(row.data, digest_size=16).digest()
 
 
 def _is_distinct(row: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.multiprocessing
 
-from .hooks import around, calling_line
+from .hooks import around, before, calling_line
 from .run_state import WatchedRun
 
 _LOADERS = "torch.utils.data."  # module of what a DataLoader's worker calls
@@ -31,21 +31,19 @@ def install(run: WatchedRun) -> None:
         if run.phase != "child":
             run.processes[starter, calling_line()] += 1
 
-    @around(multiprocessing.process.BaseProcess, "start")
-    def start(original: Any, self: Any) -> None:
-        target = str(getattr(self._target, "__module__", ""))
+    @before(multiprocessing.process.BaseProcess, "start")
+    def start(process: Any) -> None:
+        target = str(getattr(process._target, "__module__", ""))
         if not target.startswith(_LOADERS):
-            note(f"{type(self).__name__} of {target}")
-        original(self)
+            note(f"{type(process).__name__} of {target}")
 
-    def execute(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def execute(*args: Any, **kwargs: Any) -> None:
         command = kwargs.get("args", args[:2][-1])  # Popen itself comes before it
         if program := _TRAINING.search(re.sub(r"[\[\]',]", "", str(command))):
             note(program[0].strip())
-        return original(*args, **kwargs)
 
-    around(subprocess.Popen, "__init__")(execute)
-    around(os, "system")(execute)
+    before(subprocess.Popen, "__init__")(execute)
+    before(os, "system")(execute)
 
     @around(torch.multiprocessing, "spawn")
     def spawn(

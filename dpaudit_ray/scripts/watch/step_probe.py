@@ -5,8 +5,10 @@ from what the code states, and only the ratio of movement to noise counts. What 
 every framework is `StepWatch`.
 """
 
+import contextlib
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +16,8 @@ import numpy as np
 import torch
 
 from ..protocol import Shift, StepInspection, Trial
+from .generators import Generator, preserve_generators, seed_generators
+from .loaders import ReleaseKey
 from .noise_draws import (
     NoiseCorrelations,
     distance_from_normal,
@@ -31,7 +35,7 @@ from .tensors import (
     squared_lengths,
 )
 
-Change = Any  # of a step's examples: each framework's adapter has its own kind
+Change = Any  # of a step's examples: None for no change, else of a kind that an adapter has
 
 INSPECTED = frozenset({0, 1, 2, 3, 5, 8} | {2**k for k in range(4, 14)})  # steps, in full
 FAR = 1e3  # times the clipping bound: what every clipping must cut off
@@ -57,9 +61,9 @@ class StepWatch:
     there are.
 
     Attributes:
-        nothing: the change that changes nothing.
         glance_changes: number of changes in steps that are not inspected in full.
         ghost: gradients come clipped, so that no change passes through the clipping.
+        counts: the last number of a release is the clipping bound, which a count may set.
         steps: taken so far.
         noise: multiplier of the step, if its call states it.
         bound: of clipping, as the code has it.
@@ -67,11 +71,12 @@ class StepWatch:
         length: of the longest clipped gradient in what is released, if known.
         rows: examples of the step that can be left out.
         shapes: of an example's gradient; None if none can be appended.
+        generators: of the optimizer and of the script.
     """
 
-    nothing: Change
     glance_changes = 1
     ghost = False
+    counts = False
 
     def __init__(self, run: WatchedRun, number: int) -> None:
         self.run = run
@@ -83,12 +88,45 @@ class StepWatch:
         self.length: float | None = None
         self.rows = 0
         self.shapes: list[tuple[int, ...]] | None = None
+        self.generators: list[Generator] = []
         self._correlations = NoiseCorrelations()
         self._trial: _CanaryTrial | None = None
 
-    def released(self, change: Change, seed: int | None) -> Release:
-        """Returns what the step would release after a change; `seed` sets its generators."""
+    @property
+    def at(self) -> ReleaseKey:
+        """The step, among those of all optimizers and call sites."""
+        return self.number, self.steps
+
+    def release(self, change: Change, seed: int | None) -> Release:
+        """Repeats the step after a change, with generators as they are, seeded with `seed` if any.
+
+        It puts back all but the generators.
+        """
         raise NotImplementedError
+
+    def released(self, change: Change = None, seed: int | None = None) -> Release:
+        """Returns what the step would release after a change; `seed` sets its generators."""
+        with preserve_generators(self.generators):
+            if seed is not None:
+                seed_generators(seed, self.generators)
+            return self.release(change, seed)
+
+    @contextlib.contextmanager
+    def pinned_noise(self, member: bool) -> Iterator[int]:
+        """Seeds the step's noise in a pinned run, and what random numbers come after it."""
+        run = self.run
+        request = run.request
+        run.pinned.shaken |= request.pinned == "shaken" and member
+        seed = request.derived("noise", request.pinned == "noised" and member, *self.at)
+        seed_generators(seed, self.generators)
+        yield seed
+        seed_generators(request.derived("after", run.pinned.shaken, *self.at), self.generators)
+
+    def pinned_release(self, shapes: Sequence[Sequence[int]], noise: float) -> list[torch.Tensor]:
+        """Returns random numbers of a seed, as large as noise of this standard deviation."""
+        length = noise * math.sqrt(sum(map(math.prod, shapes)))
+        directions = random_direction(shapes, self.run.request.derived("held", *self.at))
+        return [length * direction for direction in directions]
 
     def appended(self, row: list[torch.Tensor]) -> Change:
         """Returns the change that adds an example with this gradient."""
@@ -130,8 +168,8 @@ class StepWatch:
         if not self.run.request.inspects or not (in_full or self.run.clock.has_time):
             return
         with self.run.replay():
-            actual = self.released(self.nothing, None)
-            again = self.released(self.nothing, None)
+            actual = self.released()
+            again = self.released()
             entry = StepInspection(
                 step=self.steps,
                 optimizer=self.number,
@@ -141,6 +179,7 @@ class StepWatch:
                 noise=self.noise,
                 bound=self.length,
                 ghost=self.ghost,
+                counts=self.counts,
                 replays=all(map(_is_same, actual, again)),
             )
             if entry.replays:
@@ -149,21 +188,20 @@ class StepWatch:
 
     def _try_changes(self, entry: StepInspection, actual: Release, in_full: bool) -> StepInspection:
         """Adds what other draws of the step's noise and changes of its examples show."""
-        seed = self.run.request.derived("draws", self.number, self.steps) // 2
+        seed = self.run.request.derived("draws", *self.at) // 2
         if in_full:
-            draws = draw_noise(actual, lambda n: self.released(self.nothing, seed + n))
+            draws = draw_noise(actual, lambda n: self.released(seed=seed + n))
             if sum(draws.squares) > 0:
                 correlations = self._correlations.strongest(draws, self.steps)
                 law = distance_from_normal(draws)
                 entry = replace(entry, correlations=correlations, law=law)
         else:
-            draws = draw_once(actual, self.released(self.nothing, seed))
+            draws = draw_once(actual, self.released(seed=seed))
         shifts = []
         without_noise: set[int] = set()
-        for what, change in itertools.islice(
-            self.changes(), None if in_full else self.glance_changes
-        ):
-            shift = difference(self.released(change, None), actual)
+        changes = itertools.islice(self.changes(), None if in_full else self.glance_changes)
+        for what, change in changes:
+            shift = difference(self.released(change), actual)
             shifts.append(Shift(what, tuple(squared_lengths(shift))))
             for index, part in enumerate(shift):
                 if (draws.constant[index] & (part != 0)).any():
@@ -171,7 +209,7 @@ class StepWatch:
         empty: list[float] = []
         if in_full and self.shapes is not None and not self.ghost:
             zeros = self.appended([torch.zeros(shape) for shape in self.shapes])
-            empty = squared_lengths(difference(self.released(zeros, None), actual))
+            empty = squared_lengths(difference(self.released(zeros), actual))
         return replace(
             entry,
             draws=draws.count,
@@ -184,34 +222,33 @@ class StepWatch:
     def begin_trial(self, rate: float) -> Change:
         """Decides whether the step has a canary, sampled at `rate`; returns the change for it."""
         request = self.run.request
-        at = (self.number, self.steps)
         if not request.canary or (self.shapes is None and not self.rows):
-            return self.nothing
+            return None
         if request.canary == "steps":
-            member = request.coin(0.5, "bit", *at)
+            member = request.coin(0.5, "bit", *self.at)
         else:
-            member = request.member and request.coin(rate, "sampled", *at)
+            member = request.member and request.coin(rate, "sampled", *self.at)
         if self.shapes is None:
             return self._leave_out(member)
-        sign = 1.0 if request.coin(0.5, "sign", *at) else -1.0
-        v = [sign * w for w in random_direction(self.shapes, request.derived("canary", *at))]
+        sign = 1.0 if request.coin(0.5, "sign", *self.at) else -1.0
+        v = [sign * w for w in random_direction(self.shapes, request.derived("canary", *self.at))]
         direction = [w / (self.bound * self.unit) for w in flat_vectors(v)]
         self._trial = _CanaryTrial(member, direction, 0.0)
         length = self.bound if self.ghost else FAR * self.bound
-        return self.appended([length * w for w in v]) if member else self.nothing
+        return self.appended([length * w for w in v]) if member else None
 
     def _leave_out(self, member: bool) -> Change:
         """Makes the last record a canary; an adversary who knows the parameters knows its part."""
         without = self.without(self.rows - 1)
-        seed = self.run.request.derived("draw", self.number, self.steps)
+        seed = self.run.request.derived("draw", *self.at)
         with self.run.replay():
             releases = [self.released(without, seed + k) for k in range(_MEAN_DRAWS)]
-            shift = difference(self.released(self.nothing, seed), releases[0])
+            shift = difference(self.released(seed=seed), releases[0])
         square = sum(squared_lengths(shift)) or 1.0
         middle = [np.mean(parts, axis=0) for parts in zip(*releases, strict=True)]
         direction = [part / square for part in shift]
         self._trial = _CanaryTrial(member, direction, along(middle, direction))
-        return self.nothing if member else without
+        return None if member else without
 
     def end_step(
         self,
@@ -224,8 +261,7 @@ class StepWatch:
         self._trial = None
         if trial is not None:
             score = along(release, trial.direction) - trial.zero
-            entry = Trial(step=self.steps, member=trial.member, score=score, noise=noise, rate=rate)
-            self.run.put(entry)
+            self.run.put(Trial(member=trial.member, score=score, noise=noise, rate=rate))
         self.steps += 1
         self.run.count_release()
 

@@ -4,7 +4,7 @@ A release is one flat float64 vector per tensor.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 _SAMPLED = 4096  # numbers of a tensor that stand for it in a digest
+_CHUNK = 1024  # rows that are converted at once
 
 Vector = npt.NDArray[np.float64]
 Release = list[Vector]
@@ -54,6 +55,14 @@ def digest(tensor: torch.Tensor) -> bytes:
     values = tensor.detach().cpu().contiguous()
     values = values.reshape(-1).view(torch.uint8)
     return hashlib.blake2b(values.numpy().data, digest_size=16).digest()
+
+
+def row_keys(rows: Any) -> Iterator[bytes]:
+    """Yields a digest of each row's numbers, the same for all types of numbers."""
+    # Of a copy: memory that numpy has exported does not count as the tensor's own.
+    for chunk in torch.split(torch.as_tensor(rows), _CHUNK):
+        flat = chunk.detach().unsqueeze(-1).flatten(1).double().clone()
+        yield from map(digest, flat)
 
 
 def sample_digest(tensor: torch.Tensor) -> bytes:

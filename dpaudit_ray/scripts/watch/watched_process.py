@@ -3,7 +3,6 @@
 A run that carries no canary ends with the same parameters, to the bit, as one without watch.
 """
 
-import hashlib
 import math
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 
 from ...errors import SpecError
-from .. import protocol
 from ..protocol import Claim, Draws, RunRequest, RunResult, StartedProcesses
 from . import (
     opacus_engine,
@@ -28,11 +26,12 @@ from . import (
     shared_records,
     started_processes,
 )
-from .accountants import claims
+from .accountants import history_of, stated_epsilons
 from .generators import seed_generators
-from .hooks import around, calling_line
+from .hooks import around, before, calling_line
 from .loaders import Indices, draw_counts
 from .run_state import EnoughSeen, WatchedRun
+from .tensors import digest
 
 _SAVING = (("torch", "save"), ("numpy", "save"), ("numpy", "savez"), ("pickle", "dump"))
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is computed, beside its own
@@ -67,22 +66,20 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     state.accountants.settle(None)
     for watched in state.optimizers:
         watched.finish_pinned()
-    pinned_runs.write_steps(state)
-    returned_nothing = has_ended and bool(name) and returned is None
+    returned_nothing = bool(name) and has_ended and returned is None
     if returned is None:  # a whole file publishes its networks, as far as that is known
         returned = [network.state_dict() for network in state.networks.modules]
     if state.request.pinned and not state.was_cut:
         publications.pin_publications(state, returned)
     state.phase = "after"
     seconds = state.clock.training
+    delta = _delta(state, request["delta"])
     remarks = publications.remarks(state, returned) + state.publications.saved
     result = replace(
-        _result(state, _delta(state, request["delta"])),
+        _result(state, delta),
         left=publications.leftovers(remarks),
         seconds=seconds,
-        waited=state.clock.waited,
         returned_nothing=returned_nothing,
-        marks=protocol.Marks(**asdict(state.publications.marks)),
     )
     return asdict(result)
 
@@ -110,8 +107,6 @@ def _install(state: WatchedRun) -> None:
     started_processes.install(state)
     opacus_engine.install(state)
     opacus_optimizers.install(state)
-    if state.request.inspects:
-        other_updates.install(state)
     if state.request.pinned:
         pinned_runs.install(state)
     if state.request.inspects or (state.request.pinned and state.request.record is None):
@@ -124,14 +119,13 @@ def _install(state: WatchedRun) -> None:
         reseeds = state.request.reseeds
         return original(state.request.derived("constant", int(seed)) if reseeds else seed)
 
-    def save(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def save(*args: Any, **kwargs: Any) -> None:
         if state.phase == "main" and not state.replaying:
             _note_saved(state, args, kwargs)
-        return original(*args, **kwargs)
 
     for owner, name in _SAVING:
         if owner in sys.modules:
-            around(sys.modules[owner], name)(save)
+            before(sys.modules[owner], name)(save)
     for module in (torch, torch.random):
         around(module, "manual_seed")(manual_seed)
 
@@ -150,22 +144,23 @@ def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
 
 def _result(state: WatchedRun, delta: float) -> RunResult:
     """Returns what is known at a run's end: counts, claims, and draws."""
+    inspects = state.request.inspects
     # Other runs have the claim of the inspected one: computing it again takes a second.
-    is_silent = state.was_cut or not state.request.inspects
-    deltas = sorted(() if is_silent else {*_DELTAS, delta}, reverse=True)
+    deltas = {*_DELTAS, delta} if inspects and not state.was_cut else ()
     streams = list(state.streams.values())
     draws = _draws(state)
+    params: list[torch.Tensor] = []
     for stream in streams:
         if stream.records:
             draws.append(Draws(stream.records, tuple(stream.sizes)))
-    final = hashlib.blake2b(digest_size=16)
     for watched in state.optimizers:
-        for p in watched.optimizer.params:
-            final.update(p.detach().cpu().contiguous().numpy().tobytes())
-    result = RunResult(
+        params += watched.optimizer.params
+    warmed, networks = other_updates.trained_by_records(state) if inspects else ((), ())
+    data = state.networks.data if inspects else ()
+    return RunResult(
         made=len(state.networks.modules),
         steps=tuple(watched.steps for watched in (*state.optimizers, *streams)),
-        claims=tuple(_claims(state, deltas, delta)),
+        claims=tuple(_claims(state, sorted(deltas, reverse=True), delta)),
         accounted=tuple(state.accountants.accounted),
         reported=state.accountants.numbered_reports(),
         answers=state.accountants.answers,
@@ -173,23 +168,23 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         draws=tuple(draws),
         unused=tuple(state.loaders.unused),
         uneven=tuple(state.uneven),
+        warmed=warmed,
+        beside=networks,
+        standardised=max(map(shared_records.standardised_columns, data), default=0),
         outside=other_updates.outside_steps(state),
-        seeded=tuple(sorted(state.seeded)),
         processes=tuple(StartedProcesses(*kind, count) for kind, count in state.processes.items()),
+        seeded=tuple(sorted(state.seeded)),
         noise_seeds=tuple(state.noise_seeds),
         published=tuple(state.publications.pinned),
         chosen=state.pinned.chosen,
         chosen_as=state.pinned.chosen_as,
         last_record=state.pinned.last_record,
         lines=state.lines,
-        final=final.hexdigest(),
+        final=b"".join(map(digest, params)).hex(),
         inspecting=state.clock.inspecting,
+        waited=state.clock.waited,
+        marks=state.publications.marks,
     )
-    if not state.request.inspects:
-        return result
-    warmed, networks = other_updates.trained_by_records(state)
-    columns = max(map(shared_records.standardised_columns, state.networks.data), default=0)
-    return replace(result, warmed=warmed, beside=networks, standardised=columns)
 
 
 def _claims(
@@ -203,13 +198,18 @@ def _claims(
     if state.request.inspects:
         numbers = shared_records.groups_by_records(networks.data, networks.accountants)
         groups = dict(zip(map(id, networks.accountants), numbers, strict=True))
-    accountants = state.accountants.claiming() or list(state.streams.values())
-    values = []
-    for accountant, claim in zip(accountants, claims(accountants, deltas, delta), strict=True):
-        key = id(accountant)
-        loaded = state.accountants.loaded.get(key, ())
-        values.append(replace(claim, data=groups.get(key, 0), loaded=loaded))
-    return values
+    claims = []
+    for accountant in state.accountants.claiming() or state.streams.values():
+        claim = Claim(
+            name=accountant.mechanism(),
+            history=history_of(accountant),
+            deltas=tuple(deltas),
+            epsilons=stated_epsilons(accountant, deltas, delta),
+            data=groups.get(id(accountant), 0),
+            loaded=state.accountants.loaded.get(id(accountant), ()),
+        )
+        claims.append(claim)
+    return claims
 
 
 def _draws(state: WatchedRun) -> list[Draws]:
