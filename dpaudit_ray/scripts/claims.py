@@ -110,15 +110,11 @@ def stated(result: RunResult, delta: float) -> float:
     for claims in groups_of(result.claims).values():
         epsilon = None
         if len(claims) == 1:
-            epsilon = _by_delta(claims[0]).get(delta)
+            epsilon = dict(zip(claims[0].deltas, claims[0].epsilons, strict=True)).get(delta)
         if epsilon is None:
             epsilon = composed_epsilon(steps_on_same_records(claims), delta)
         epsilons.append(epsilon)
     return max(epsilons, default=math.nan)
-
-
-def _by_delta(claim: Claim) -> dict[float, float | None]:
-    return dict(zip(claim.deltas, claim.epsilons, strict=True))
 
 
 def stated_curve(claims: Sequence[Claim]) -> list[tuple[float, float]]:

@@ -1,6 +1,5 @@
 """Files of a script's verdict: a page of HTML, JUnit for CI, and SARIF for code scanning."""
 
-import dataclasses
 import datetime
 import json
 import re
@@ -18,14 +17,6 @@ _LEVELS = {Weight.VIOLATION: "error", Weight.WARNING: "warning", Weight.NOTE: "n
 _LINE = re.compile(r"([\w.-]+\.py):(\d+)")
 
 
-@dataclasses.dataclass
-class _Case:
-    """A test case of JUnit: why it is skipped, or its failures."""
-
-    skipped: str = ""
-    failures: list[str] = dataclasses.field(default_factory=list)
-
-
 def html(verdict: ScriptVerdict) -> str:
     """Returns one page that needs no other file."""
     environment = page.environment(trim_blocks=True, lstrip_blocks=True)
@@ -39,21 +30,21 @@ def junit(verdict: ScriptVerdict) -> str:
 
     A finding of a kind that no check is named after has a separate case.
     """
-    cases: dict[tuple[int, str], _Case] = {}
+    cases: dict[tuple[int, str], list[str]] = {}  # failures
+    skipped: dict[tuple[int, str], str] = {}
     for check in verdict.looks:
-        cases[check.layer, check.name] = _Case("" if check.done else check.line)
+        key = check.layer, check.name
+        cases[key] = []
+        if not check.done:
+            skipped[key] = check.line
     for violation in verdict.violations:
-        case = cases.setdefault((violation.layer, violation.look), _Case())
-        case.failures.append(f"{violation.code} {violation}")
-    failed = [case for case in cases.values() if case.failures]
-    skipped = [case for case in cases.values() if case.skipped and not case.failures]
+        failures = cases.setdefault((violation.layer, violation.look), [])
+        failures.append(f"{violation.code} {violation}")
     suite = ElementTree.Element(
         "testsuite",
         name=f"dpaudit {verdict.script}",
         tests=str(len(cases)),
-        failures=str(len(failed)),
         errors="0",
-        skipped=str(len(skipped)),
         time=f"{verdict.seconds:.1f}",
     )
     properties = ElementTree.SubElement(suite, "properties")
@@ -61,14 +52,16 @@ def junit(verdict: ScriptVerdict) -> str:
     values |= {LAYERS[measured.layer]: str(measured) for measured in verdict.measured}
     for name, value in values.items():
         ElementTree.SubElement(properties, "property", name=name, value=lines(value))
-    for (layer, name), case in cases.items():
+    for key, failures in cases.items():
+        layer, name = key
         element = ElementTree.SubElement(suite, "testcase", classname=LAYERS[layer], name=name)
-        if case.failures:
-            message = lines(case.failures[0])
-            failure = ElementTree.SubElement(element, "failure", message=message)
-            failure.text = lines("\n".join(case.failures))
-        elif case.skipped:
-            ElementTree.SubElement(element, "skipped", message=lines(case.skipped))
+        if failures:
+            failure = ElementTree.SubElement(element, "failure", message=lines(failures[0]))
+            failure.text = lines("\n".join(failures))
+        elif key in skipped:
+            ElementTree.SubElement(element, "skipped", message=lines(skipped[key]))
+    for count, tag in (("failures", "failure"), ("skipped", "skipped")):
+        suite.set(count, str(len(suite.findall(f"testcase/{tag}"))))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 

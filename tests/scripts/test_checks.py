@@ -334,6 +334,12 @@ def test_findings_of_one_step(inspected, check, words):
     assert findings(step(shifts=shifted(0.0, 0.0))) == []
 
 
+def test_a_release_that_overflows_with_a_long_gradient_is_not_clipped():
+    """As in half precision, where a gradient a thousand times too long is infinite."""
+    judgement = judge(step(shifts=shifted(math.inf, 0.0)), steps=(1,))
+    assert [item.look for item in judgement.findings] == ["clipping"]
+
+
 def test_the_noise_of_each_step_is_that_of_its_accounting():
     accounted = [AccountedStep(0, n, 1.0 if n < 50 else 0.5, 1.0) for n in range(100)]
     history = claim((1.0, 1.0, 50), (0.5, 1.0, 50))

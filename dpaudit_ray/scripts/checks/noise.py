@@ -1,6 +1,7 @@
 """Noise and clipping: the distance that one example moves a release, in units of its noise."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,25 +38,6 @@ class _Distance:
     detectable: float
 
 
-@dataclass(frozen=True)
-class _Change:
-    """Squared distance of one change: from above, estimated and from below, and its parts.
-
-    Attributes:
-        length: distance of the tensors in the release's own unit, without a count.
-        count: squared distance of the count in units of its noise.
-        full: tensors that each move as far as all together may.
-    """
-
-    text: str = ""
-    upper: float = 0.0
-    estimate: float = 0.0
-    detectable: float = 0.0
-    length: float = 0.0
-    count: float = 0.0
-    full: int = 0
-
-
 class Noise(Check):
     """Replays steps with other noise and with changed examples."""
 
@@ -75,7 +57,7 @@ class Noise(Check):
         for step in steps:
             noise = step.noise or accounted.get((step.optimizer, step.step), usual_noise)
             distance, shortfall = _compare(step, noise, SHARE / len(steps))
-            if distance is not None:
+            if distance is not None and math.isfinite(distance.estimate):
                 distances.append(distance)
             checks = {item.look for item in judgement.findings}
             if shortfall is not None and shortfall.look not in checks:
@@ -86,7 +68,16 @@ class Noise(Check):
             where = at_step(diverged[0].step, diverged[0].line)
             judgement.find("not finite", where, count=len(diverged), steps=len(steps))
         self._summarise(inspection, judgement, steps, distances)
-        _name_arrays(inspection, judgement)
+        given = _given(inspection)
+        if given["sum"]:
+            why = (
+                "sums were given as arrays; pass audited_step what clips and sums, and per_example"
+            )
+            judgement.miss(why, name="clipping")
+        if given["noise"]:
+            why = f"at {given['noise']} steps noise was given as arrays; "
+            why += "pass a function that draws it"
+            judgement.miss(why, name="noise given")
         return judgement
 
     def _summarise(
@@ -132,7 +123,7 @@ def _why_not_replayed(inspection: Inspection) -> str:
         if not inspection.uses_opacus:
             why += "; name the argument with its random numbers by key= and reseed="
         return why
-    if _given(inspection, "noise"):
+    if _given(inspection)["noise"]:
         return (
             "noise that cannot be drawn again: pass audited_step a function that draws it, or "
             "name the argument of audited_release that it depends on by key="
@@ -140,18 +131,9 @@ def _why_not_replayed(inspection: Inspection) -> str:
     return "no step of a private optimizer was observed"
 
 
-def _given(inspection: Inspection, kind: str) -> list[ArraysGiven]:
-    return [entry for entry in entries_of(inspection.record, ArraysGiven) if entry.kind == kind]
-
-
-def _name_arrays(inspection: Inspection, judgement: Judgement) -> None:
-    """Names parts of steps that were passed as arrays, and so cannot be computed again."""
-    if _given(inspection, "sum"):
-        why = "sums were given as arrays; pass audited_step what clips and sums, and per_example"
-        judgement.miss(why, name="clipping")
-    if arrays := _given(inspection, "noise"):
-        why = f"at {len(arrays)} steps noise was given as arrays; pass a function that draws it"
-        judgement.miss(why, name="noise given")
+def _given(inspection: Inspection) -> Counter[str]:
+    """Counts parts of steps that were passed as arrays, and so cannot be computed again."""
+    return Counter(entry.kind for entry in entries_of(inspection.record, ArraysGiven))
 
 
 def _judge_ghosts(inspection: Inspection, judgement: Judgement) -> None:
@@ -193,89 +175,65 @@ def _compare(
         return None, None
     if not squares[: len(step.names)].any():
         return None, finding("no noise", where) if any(step.norms) else None
-    variances = _Variances(step, squares, share)
-    unprotected = variances.without_noise()
-    if unprotected:
-        return None, finding("bare", where, bare=unprotected)
+    shifts = [*step.shifts, Shift(_EMPTY, step.empty or (0.0,) * len(squares))]
+    shifted = np.array([shift.squares for shift in shifts])  # [changes, tensors]
+    is_noisy = squares > 0
+    names = [*step.names, "the clipping bound"]
+    bare = listed(names[i] for i in np.flatnonzero(shifted.any(axis=0) & ~is_noisy))
+    if step.without_noise and not bare:
+        bare = "parts of " + listed(names[i] for i in step.without_noise)
+    if bare:
+        return None, finding("bare", where, bare=bare)
     if noise is None:
         return None, None
-    changes = [variances.change(shift, noise) for shift in step.shifts]
-    empty = variances.change(Shift(_EMPTY, step.empty or (0.0,) * len(squares)), noise)
-    worst = max([_Change(), *changes, empty], key=lambda change: change.upper)
-    ratio = math.sqrt(worst.upper) * noise
-    estimate = math.sqrt(worst.estimate) * noise
-    detectable = math.sqrt(worst.detectable) * noise / _SLACK / max(1.0, estimate)
-    distance = _Distance(estimate, detectable)
-    if ratio <= _SLACK:
+    shifted = noise**2 * shifted[:, is_noisy]
+    squares = squares[is_noisy]
+    freedom = max(1, step.draws - 1) * np.array(step.sizes)[is_noisy]
+    # Upper bounds of the noise's variances: with them the distance is at most what it is.
+    variances = squares / (2 * special.gammaincinv(freedom / 2, share / len(step.sizes)))
+    by_tensor = shifted / variances
+    worst = int(by_tensor.sum(axis=1).argmax())
+    estimate = math.sqrt(np.sum(shifted[worst] * freedom / squares))
+    # If a variance is as observed, its upper bound is below this with 95 % probability.
+    quantiles = 2 * special.gammaincinv(freedom / 2, 1 - _MISSED / len(squares))
+    longest = math.sqrt(np.sum(by_tensor[worst] * freedom / quantiles))
+    distance = _Distance(estimate, detectable=longest / _SLACK / max(1.0, estimate))
+    if math.sqrt(by_tensor[worst].sum()) <= _SLACK:
         return distance, None
-    return distance, _shortfall(step, noise, worst, empty)
+    return distance, _shortfall(step, noise, shifts[worst], by_tensor[worst], by_tensor[-1])
 
 
-class _Variances:
-    """Bounds on the variance of each tensor's noise, from its draws."""
+def _shortfall(
+    step: StepInspection, noise: float, shift: Shift, by_tensor: Floats, empty: Floats
+) -> Finding:
+    """Returns the finding for a change that moves a release further than accounted.
 
-    def __init__(self, step: StepInspection, squares: Floats, share: float) -> None:
-        self._step = step
-        sizes = np.array(step.sizes)
-        level = share / max(1, len(sizes))
-        freedom = np.maximum(1, step.draws - 1) * sizes
-        self.spread = squares / freedom
-        # Upper bounds: with them the distance is at most what it is.
-        self.upper = squares / (2 * special.gammaincinv(freedom / 2, level))
-        # If the variance is as observed, its upper bound is below this with 95 % probability.
-        missed = _MISSED / max(1, int(np.count_nonzero(self.spread)))
-        quantile = 2 * special.gammaincinv(freedom / 2, 1 - missed)
-        self.detectable = self.upper * quantile / freedom
-
-    def without_noise(self) -> str:
-        """Names tensors that a record changes and no draw does; "" if there are none."""
-        step = self._step
-        names = [*step.names, "the clipping bound"]
-        for shift in (*step.shifts, Shift(_EMPTY, step.empty)):
-            squares = np.array(shift.squares or (0.0,) * len(self.spread))
-            silent = np.flatnonzero((self.spread == 0) & (squares > 0))
-            if len(silent):
-                return listed(names[index] for index in silent)
-        if step.without_noise:
-            return "parts of " + listed(names[index] for index in step.without_noise)
-        return ""
-
-    def change(self, shift: Shift, noise: float) -> _Change:
-        """Returns the distance of a change in units of the noise."""
-        squares = np.array(shift.squares)
-        noisy = self.spread > 0
-        by_tensor = squares[noisy] / self.upper[noisy]
-        count = 0.0
-        if self._step.counts and noisy[-1]:
-            count = float(squares[-1] / self.upper[-1])
-        return _Change(
-            text=shift.change,
-            upper=float(np.sum(by_tensor)),
-            estimate=float(np.sum(squares[noisy] / self.spread[noisy])),
-            detectable=float(np.sum(squares[noisy] / self.detectable[noisy])),
-            length=math.sqrt(float(np.sum(squares[: len(self._step.names)]))),
-            count=count,
-            full=int(np.count_nonzero(by_tensor * noise**2 > _FULL_SHARE)),
-        )
-
-
-def _shortfall(step: StepInspection, noise: float, worst: _Change, empty: _Change) -> Finding:
-    """Returns the finding for a change that moves a release further than accounted."""
+    Args:
+        step: that was inspected.
+        noise: multiplier that it was accounted with.
+        shift: by the change.
+        by_tensor: squared distance of the change by tensor with noise; 1 in all is accounted.
+        empty: the same for a record without a gradient.
+    """
     where = at_step(step.step, step.line)
-    ratio = math.sqrt(worst.upper) * noise
-    values: dict[str, Any] = {"effective": noise / max(ratio, 1e-300), "noise": noise}
-    counted = max(worst.count, empty.count)
-    without_count = math.sqrt(max(0.0, worst.upper - counted)) * noise
-    if counted > worst.upper / 4 or without_count <= _SLACK:
-        by_count = percent(round(min(1.0, counted / worst.upper), 2))
+    total = float(by_tensor.sum())
+    ratio = math.sqrt(total)
+    counted = 0.0
+    if step.counts and step.squares[-1] > 0:
+        counted = float(max(by_tensor[-1], empty[-1]))
+    values: dict[str, Any] = {"effective": noise / ratio, "noise": noise}
+    if counted > total / 4 or total - counted <= _SLACK**2:
+        by_count = percent(round(min(1.0, counted / total), 2))
         return finding("counted", where, share=by_count, **values)
-    if empty.upper > worst.upper / 4:
+    if empty.sum() > total / 4:
         return finding("scale", where, **values)
+    change = shift.change
     if ratio > _FAR:
-        return finding("unclipped", where, change=worst.text, ratio=ratio, noise=noise)
-    change = worst.text
-    if step.bound and worst.length > _SLACK * step.bound:
-        change += f", which changes the sum by {worst.length / step.bound:.3g} clipping bounds"
-    elif worst.full > 1:
-        change += f", which changes {worst.full} tensors each as far as all together may change"
+        return finding("unclipped", where, change=change, ratio=ratio, noise=noise)
+    length = math.sqrt(sum(shift.squares[: len(step.names)]))
+    full = np.count_nonzero(by_tensor > _FULL_SHARE)
+    if step.bound and length > _SLACK * step.bound:
+        change += f", which changes the sum by {length / step.bound:.3g} clipping bounds"
+    elif full > 1:
+        change += f", which changes {full} tensors each as far as all together may change"
     return finding("short noise", where, change=change, **values)

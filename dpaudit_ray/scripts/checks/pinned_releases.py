@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from ..script_findings import Judgement
 from .check import Check, Inspection, PinnedRun, PinnedRuns, at_step, listed
 
 _CHANGED = 1e-3  # relative: arithmetic in another order changes a gradient's length by less
+_FINDINGS = {"row": "moves others", "release": "goes on", "update": "comes between"}
 _SMALLEST = 1e-6  # of the longest: shorter gradients are compared with this length
 
 
@@ -133,22 +134,22 @@ class PinnedReleases(Check):
 def _report_steps(run: PinnedRun, certain: list[Difference], judgement: Judgement) -> None:
     """Adds a finding for each kind of difference in steps, at its first step."""
     steps = run.steps
-    first: dict[str, Difference] = {}
-    for item in certain:
-        first.setdefault(item.kind, item)
-    if row := first.get("row"):
-        step = steps[row.step]
-        count = sum(item.kind == "row" and item.step == row.step for item in certain)
-        values: dict[str, Any] = {"count": count, "rows": len(step.rows), "drawn": step.drawn}
-        where = at_step(row.step, step.line)
-        judgement.find("moves others", where, record=run.record, **values)
-    if release := first.get("release"):
-        members = [number for number, step in enumerate(steps) if step.member] or [0]
-        count = sum(item.kind == "release" for item in certain)
-        counts = {"count": count, "others": len(steps) - len(members)}
-        where = at_step(release.step, steps[release.step].line)
-        judgement.find("goes on", where, first=members[0] + 1, **counts)
-    if update := first.get("update"):
-        count = sum(item.kind == "update" for item in certain)
-        where = at_step(update.step, steps[update.step].line)
-        judgement.find("comes between", where, count=count, steps=len(steps))
+    members = [number for number, step in enumerate(steps) if step.member] or [0]
+    for kind, finding in _FINDINGS.items():
+        items = [item for item in certain if item.kind == kind]
+        if not items:
+            continue
+        number = items[0].step
+        if kind == "row":
+            items = [item for item in items if item.step == number]
+        judgement.find(
+            finding,
+            at_step(number, steps[number].line),
+            record=run.record,
+            count=len(items),
+            rows=len(steps[number].rows),
+            drawn=steps[number].drawn,
+            first=members[0] + 1,
+            others=len(steps) - len(members),
+            steps=len(steps),
+        )

@@ -102,7 +102,7 @@ def _failed_test(draws: Draws, rate: float, level: float, inspection: Inspection
     count = len(draws.sizes)
     total = sum(draws.sizes)
     # Pearson's statistic of the sizes: chi-squared if records are sampled independently.
-    spread = sum((size - mean) ** 2 for size in draws.sizes) / (mean * (1 - rate))
+    spread = sum((size - mean) ** 2 for size in draws.sizes) / max(mean * (1 - rate), 1e-9)
     is_near_normal = mean >= _FEW_DRAWN
     is_narrow = count >= _FEW and special.gammainc(count / 2, spread / 2) < level / 6
     is_wide = special.gammaincc(count / 2, spread / 2) < level / 6

@@ -111,15 +111,15 @@ def remarks(
     """Names tensors of what is returned, or saved in a file, that carry more than releases."""
     if not run.request.inspects:
         return []
-    tensors = _KnownTensors(run, is_file=bool(file))
+    tensors = _KnownTensors(run, file)
     for key, network, part in named_values(value):
         is_public = run.publications.is_public(key, network)
-        if has_numbers(part, least=0 if network else 1):
-            tensors.check_gradients(key, part, file)
-            if not is_public:
-                tensors.check_values(file + key, part)
-        elif not is_public:
-            tensors.check_records(file + key, part)
+        has_floats = has_numbers(part, least=0 if network else 1)
+        if has_floats:
+            tensors.check_gradients(file + key, part)
+        if not is_public:
+            check = tensors.check_values if has_floats else tensors.check_records
+            check(file + key, part)
     if tensors.shapes and tensors.unmatched == tensors.shapes:
         # Releases are of other shapes than what is returned.
         return [remark for remark in tensors.remarks if remark[0] != "tensors"]
@@ -141,8 +141,9 @@ def _private_records(run: WatchedRun) -> PrivateRecords:
 class _KnownTensors:
     """Tensors that may be published: private parameters, and what networks had before."""
 
-    def __init__(self, run: WatchedRun, is_file: bool) -> None:
+    def __init__(self, run: WatchedRun, file: str) -> None:
         self._run = run
+        self._file = file
         self._records = _private_records(run)
         self.remarks: list[Remark] = []
         self._released: dict[int, torch.Tensor] = {}  # gradients, by parameter
@@ -157,22 +158,17 @@ class _KnownTensors:
         self._private = set(map(id, private))
         # States of optimizers are of private gradients, as parameters are.
         processed = [*private, *filter(has_numbers, tree_leaves(list(map(dict, states))))]
-        early_file = is_file and not run.releases
-        before = digests_of_all_networks() if early_file else run.publications.before
-        self._explained = before | set(map(digest, processed))
+        self._explained = run.publications.before | set(map(digest, processed))
+        if file and not run.releases:
+            self._explained |= digests_of_all_networks()
         self.shapes = collections.Counter[tuple[int, ...]]()  # of releases of loops
         for stream in run.streams.values():
             self.shapes.update(stream.released_shapes)
         self.unmatched = self.shapes.copy()
 
-    def check_gradients(
-        self,
-        key: str,
-        tensor: torch.Tensor,
-        file: str,
-    ) -> None:
+    def check_gradients(self, name: str, tensor: torch.Tensor) -> None:
         """Adds gradients that a tensor has and no release was of."""
-        name = file + key
+        file = self._file
         if getattr(tensor, "grad_sample", None) is not None:
             self.remarks.append(("saved" if file else "examples", name))
         if file or tensor.grad is None or not bool(tensor.grad.any()):

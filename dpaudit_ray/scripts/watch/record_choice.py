@@ -110,10 +110,8 @@ def conspicuous_records(items: Sequence[Any]) -> Iterator[tuple[int, str]]:
 
 
 def _length(leaf: Any) -> int:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.numel()
-    if isinstance(leaf, np.ndarray):
-        return leaf.size
+    if isinstance(leaf, (torch.Tensor, np.ndarray)):
+        return math.prod(leaf.shape)
     return len(leaf) if isinstance(leaf, (str, bytes)) else 1
 
 
