@@ -68,14 +68,14 @@ class Noise(Check):
             where = at_step(diverged[0].step, diverged[0].line)
             judgement.find("not finite", where, count=len(diverged), steps=len(steps))
         self._summarise(inspection, judgement, steps, distances)
-        given = _given(inspection)
-        if given["sum"]:
+        arrays = _arrays(inspection)
+        if arrays["sum"]:
             why = (
                 "sums were given as arrays; pass audited_step what clips and sums, and per_example"
             )
             judgement.miss(why, name="clipping")
-        if given["noise"]:
-            why = f"at {given['noise']} steps noise was given as arrays; "
+        if arrays["noise"]:
+            why = f"at {arrays['noise']} steps noise was given as arrays; "
             why += "pass a function that draws it"
             judgement.miss(why, name="noise given")
         return judgement
@@ -123,7 +123,7 @@ def _why_not_replayed(inspection: Inspection) -> str:
         if not inspection.uses_opacus:
             why += "; name the argument with its random numbers by key= and reseed="
         return why
-    if _given(inspection)["noise"]:
+    if _arrays(inspection)["noise"]:
         return (
             "noise that cannot be drawn again: pass audited_step a function that draws it, or "
             "name the argument of audited_release that it depends on by key="
@@ -131,7 +131,7 @@ def _why_not_replayed(inspection: Inspection) -> str:
     return "no step of a private optimizer was observed"
 
 
-def _given(inspection: Inspection) -> Counter[str]:
+def _arrays(inspection: Inspection) -> Counter[str]:
     """Counts parts of steps that were passed as arrays, and so cannot be computed again."""
     return Counter(entry.kind for entry in entries_of(inspection.record, ArraysGiven))
 

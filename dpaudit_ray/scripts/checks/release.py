@@ -22,8 +22,8 @@ class Release(Check):
             explained.add("others")  # a custom loop may keep its releases in .grad
         if acquits(inspection):
             explained.add("tensors")
-        left = inspection.result.left
-        names = {kind: listed(left[kind]) for kind in left.keys() - explained}
+        kinds = inspection.result.left
+        names = {kind: listed(kinds[kind]) for kind in kinds.keys() - explained}
         for kind in sorted(names):
             judgement.find(kind, _WHERE, names=names[kind])
         if "tensors" in names:

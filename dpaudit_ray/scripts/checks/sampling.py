@@ -43,9 +43,9 @@ class Sampling(Check):
         for draws in result.draws:
             summary = _judge_draws(draws, inspection, judgement)
         empty = result.unused.count(0)
-        lost = len(result.unused) - empty
-        if lost:
-            judgement.find("draws lost", "the loop", count=lost)
+        not_empty = len(result.unused) - empty
+        if not_empty:
+            judgement.find("draws lost", "the loop", count=not_empty)
         if empty:
             judgement.find("empty passed over", _WHERE, count=empty)
         uneven = _unexplained(inspection)
