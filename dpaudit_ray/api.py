@@ -163,6 +163,7 @@ class _Job:
         address: str | None,
         retry_failed: bool,
     ) -> Result:
+        """Runs what is missing, by Ray only if that is something; returns the run as it is then."""
         failures = outcomes.failed(self.directory, self.plan)
         retried = []
         if retry_failed:
@@ -196,6 +197,7 @@ class _Job:
             return result
 
     def _budget(self, recorded: list[Failure]) -> FailureBudget:
+        """Makes the budget of failures, with those of packs that stay recorded as failed."""
         labels = [audit.label for audit in self.plan.audits]
         reached = {}
         for index in {failure.pack.audit for failure in recorded}:

@@ -219,6 +219,7 @@ def network(path: str, key: str) -> Callable[..., Any]:
 
 
 def _require_trusted(path: str, key: str) -> None:
+    """Raises SpecError under `key` unless the module of `path` may be imported."""
     module = path.partition(":")[0]
     if module.endswith(".py"):
         name = path.replace(".py:", ":")

@@ -123,6 +123,7 @@ def compare(
 
 
 def _show_comparison(comparison: Comparison, names: tuple[str, str]) -> None:
+    """Prints verdicts, settings that differ, pairs of audits, and audits without a partner."""
     verdicts = comparison.verdicts
     terminal.say(f"1: {names[0]}, {verdicts[0]}; 2: {names[1]}, {verdicts[1]}")
     for change in comparison.changes[:_MOST_DIFFERENCES]:
@@ -152,6 +153,7 @@ def _setting(value: Any) -> str:
 
 
 def _show_pairs(comparison: Comparison) -> None:
+    """Prints both audits of each pair in two lines of a table, and the pairs that differ."""
     from ..report import words
 
     sides: list[Side] = []

@@ -111,6 +111,7 @@ def final_line(progress: Progress, seconds: float) -> Text:
 
 
 def _state(progress: Progress, index: int) -> str:
+    """Returns the state of an audit, one of `_STATES`."""
     audit = progress.audits[index]
     activity = progress.activity
     finished = audit.done + activity.failed.get(index, 0)
@@ -152,6 +153,7 @@ def _table(
     labels: list[str],
     indices: list[int],
 ) -> Table:
+    """Draws a line for each of these audits: trials, bound so far, δ, assumption and claim."""
     table = Table(box=None, pad_edge=False, header_style="underline")
     table.add_column("audit", min_width=12)
     for head in ("trials", "ε ≥ so far", "δ", "assumes", "claim"):
@@ -199,6 +201,7 @@ class Display:
         self._began = self._phase_began = self._last_shown = time.monotonic()
 
     def __enter__(self) -> "Display":
+        """Starts the picture, unless output is a log, and the writer thread."""
         self._began = self._last_shown = time.monotonic()
         if not self._plain:
             # Lines of other code, such as warnings, go above the picture if a terminal shows them.
@@ -271,6 +274,7 @@ class Display:
         job: Callable[[float], None],
         now: float,
     ) -> None:
+        """Runs a job of the writer thread; stops drawing for good if the terminal is closed."""
         try:
             job(now)
         except OSError:  # the terminal is closed
@@ -280,6 +284,7 @@ class Display:
                 self._live = None
 
     def _update(self, progress: Progress, now: float) -> None:
+        """Takes a snapshot, which ends the phase that was shown before it."""
         previous = self._progress
         self._progress = progress
         self._speed.see(progress, now)
@@ -302,6 +307,7 @@ class Display:
             self._live.console.print(Text(f"dpaudit: {printable(text)}"), soft_wrap=True)
 
     def _show(self, now: float) -> None:
+        """Prints a line of the log, or draws the picture anew, at `now` of the monotonic clock."""
         self._last_shown = now
         progress = self._progress
         if progress is None and not self._phase:

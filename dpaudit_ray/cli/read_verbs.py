@@ -103,6 +103,7 @@ def _status_entries(
     run: Run,
     summary: Answer | None,
 ) -> dict[str, Any]:
+    """Returns the content of `status --json`."""
     from ..plan import outcomes, preparing
     from ..report import membership_rates
     from ..report.tables import best, overview
@@ -130,6 +131,7 @@ def _status_entries(
 
 
 def _show_status(run: Run, summary: Answer | None, details: bool) -> None:
+    """Prints tables of bounds, failures, the verdict, and whether a driver works on the run."""
     from ..orchestration.workers import recorded_machines
     from ..plan import outcomes
     from ..storage import lease

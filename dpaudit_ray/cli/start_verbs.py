@@ -187,6 +187,7 @@ def list_names(
 
 
 def _show_entry(key: str, entry: "Entry", as_json: bool) -> None:
+    """Prints the description of a name and a table of its options."""
     if as_json:
         terminal.show_json(asdict(entry))
         return

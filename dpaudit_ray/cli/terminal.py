@@ -236,6 +236,7 @@ def _narrow(columns: list[_Column], width: int) -> bool:
 
 
 def _grid(columns: list[_Column]) -> Table:
+    """Returns a table of rich's, of columns with their widths."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(
@@ -254,6 +255,7 @@ def _styled(cell: str) -> Text:
 
 
 def _put(text: str, stream: TextIO, newline: bool = True) -> None:
+    """Writes text to a stream, with the time in front of each line in a job of Ray's."""
     if ray_internals.JOB in os.environ:  # the output of a job is read later
         text = re.sub("^", time.strftime("%Y-%m-%d %H:%M:%S "), text, flags=re.MULTILINE)
     try:
@@ -263,6 +265,7 @@ def _put(text: str, stream: TextIO, newline: bool = True) -> None:
 
 
 def _has_reader(stream: TextIO) -> bool:
+    """Returns whether the other end of a stream is still open."""
     try:
         stream.flush()
         os.write(stream.fileno(), b"")
@@ -272,6 +275,7 @@ def _has_reader(stream: TextIO) -> bool:
 
 
 def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it: NaN becomes null, inf a text, arrays lists."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

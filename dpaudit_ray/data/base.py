@@ -85,6 +85,7 @@ class Data(Plugin):
         return _CACHE[source]
 
     def _read_records(self) -> Dataset:
+        """Reads the data, and keeps the first `records` of them. Raises DataError in one line."""
         try:
             dataset = self.read()
         except (DpauditError, MemoryError):

@@ -61,6 +61,7 @@ class _Images(Data):
         self,
         train: bool,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Reads images [N, C, H, W] in 0..1, and classes [N], of the training or the test set."""
         from torchvision import datasets
 
         try:

@@ -172,6 +172,7 @@ def measure(
 
 
 def _recipe(work: Workload) -> Recipe:
+    """Returns a training of two steps on the data of a workload."""
     return Recipe(
         data=_Synthetic(shape=work.shape, classes=work.classes, examples=2 * work.batch_size),
         model=parse(Model, work.model, "model"),

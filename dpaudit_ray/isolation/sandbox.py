@@ -157,6 +157,7 @@ class Sandbox:
         return Ended(**answer, output=printed.text, seconds=seconds)
 
     def _running_server(self) -> tuple[subprocess.Popen[bytes], Connection, IO[bytes]]:
+        """Returns guardian, connection and output of the fork server; starts it if needed."""
         if self._server:
             guardian, connection, _ = self._server
             # A connection that is readable between calls is a closed one: the server has died.
@@ -198,6 +199,7 @@ class Sandbox:
         return self._server
 
     def _end_server(self) -> None:
+        """Closes the connection, at which the server ends; kills one that stays."""
         if not self._server:
             return
         guardian, connection, output = self._server

@@ -95,6 +95,7 @@ class Function(Mechanism):
 
     @model_validator(mode="after")
     def _limits_need_a_process(self) -> Self:
+        """Raises SpecError for limits of trials that are no processes, and cannot be ended."""
         for key in ("trial_seconds", "trial_gib"):
             limit = getattr(self, key)
             if limit is not None and not self.isolated:

@@ -47,6 +47,7 @@ class Aggregator:
         return f"{self._name}: stores scores, and bounds what they show"  # for the dashboard
 
     def _open(self) -> Aggregation:
+        """Returns the aggregation, read by the first call; raises what its thread has raised."""
         # Not in the constructor: there, a damaged run directory is an actor's death to the driver.
         with self._opening:
             if not self._opened:
@@ -58,6 +59,7 @@ class Aggregator:
         return self._opened
 
     def _keep_up(self, aggregation: Aggregation) -> None:
+        """Keeps estimates up to date, in a thread, until that fails."""
         while not self._trouble:
             time.sleep(KEEP_UP_SECONDS)
             try:
@@ -151,6 +153,7 @@ def task_name(
 
 
 def _settle_in() -> None:
+    """Leaves signals to the driver, and sends log lines to the file of this worker."""
     # Ctrl-C and a closed terminal reach the process group, but only the driver reacts to them.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

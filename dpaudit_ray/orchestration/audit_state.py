@@ -188,6 +188,7 @@ class AuditState:
         return bound.epsilon_lower >= (1 - within) * claim
 
     def _count_missed(self, pack: ConsumedPack) -> None:
+        """Counts trials that failed while others of their pack did not, by the exception's name."""
         if isinstance(pack, MissedPack):
             return
         for trial, reason in pack.missed.items():

@@ -153,6 +153,7 @@ class Dispatcher:
             self._liveness.close()
 
     def _start_worker(self, number: int) -> Worker:
+        """Starts a trainer, on no node that is full or left out, and requests its greeting."""
         name = f"{self._work.sweep.name}{TRAINER}{number}"
         trainers = collections.Counter(worker.node for worker in self._pool.ready)
         avoid = self._capacity.avoided | self._capacity.crowded(trainers)
@@ -222,6 +223,7 @@ class Dispatcher:
         return self._answered(worker, outcome)
 
     def _answered(self, worker: Worker, outcome: Outcome) -> Outcome | None:
+        """Returns the outcome of a pack; None if it failed and another trainer is to try it."""
         if isinstance(outcome, Failure):
             if not self._executor.isolates or not self._attribution.failed(outcome, worker):
                 return outcome
@@ -400,6 +402,7 @@ class AggregatorClient:
             self._beats = False
 
     def _result(self, answer: Future[Any]) -> Any:
+        """Waits for an answer of the aggregator, as long as its process shows life."""
         while not concurrent.futures.wait([answer], LOOK_SECONDS).done:
             self._liveness.require()  # a call waits for ever if no head can restart an actor
             self._check_pulse()

@@ -97,6 +97,7 @@ class Driver:
         return Summary(final, self._budget.failures, self._budget.losses, self._stop.requested)
 
     def _take_snapshot(self) -> Progress:
+        """Shows a snapshot of now, and notes the audits that are decided."""
         activity = self._activity()
         progress = replace(self._dispatcher.progress(activity), activity=activity)
         for index, audit in enumerate(progress.audits):
@@ -127,6 +128,7 @@ class Driver:
         return audit in self._budget.closed or audit in self._decided
 
     def _settle(self, outcome: Outcome) -> None:
+        """Takes the end of a pack: counts it, puts a lost one back, passes failures on."""
         self._last_result = time.time()
         if outcome.pack:
             self._in_flight.discard(outcome.pack)
@@ -149,6 +151,7 @@ class Driver:
             self._given_up += len(given_up)
 
     def _activity(self) -> Activity:
+        """Returns the part of a snapshot that the driver knows."""
         since = self._training_since
         running = set[int]()
         for pack in self._in_flight:
@@ -332,6 +335,7 @@ class FailureBudget:
         return False
 
     def _check_failures(self) -> None:
+        """Ends the sweep once more packs have failed than the sweep allows."""
         limit = self._resources.max_trial_failures
         count = len(self.failures) + self.with_misses
         if count > limit and not self.exhausted:
@@ -345,6 +349,7 @@ class FailureBudget:
             )
 
     def _extend_streak(self, failure: Failure) -> None:
+        """Counts a failure in a row of equal ones; closes the audit after SAME_FAILURES of them."""
         audit = failure.pack.audit
         streak = self._streaks.setdefault(audit, [])
         if failure.kind not in streak:

@@ -73,6 +73,7 @@ class Estimates:
         return self.known_rows
 
     def _computed_rows(self) -> list[EstimateRow]:
+        """Computes the rows of all steps: exact bounds, then those of estimators, by accountant."""
         cell = self._cell
         level = (cell.audit.delta, cell.audit.confidence)
         independent = cell.mechanism.independent_canaries(cell.adversary)

@@ -78,6 +78,7 @@ class Stop:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Requests the end at a first signal; raises KeyboardInterrupt at a second one."""
         if self.requested:
             if number == signal.SIGHUP:
                 return  # no second request: both a shell and its terminal send it at their end

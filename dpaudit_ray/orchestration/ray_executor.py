@@ -333,6 +333,7 @@ def _init(ray: Any, **options: Any) -> None:
 
 
 def _join(ray: Any, address: str, origin: str) -> None:
+    """Joins the cluster at `address`. Raises NoClusterError with a reason and a remedy."""
     try:
         if has_port(address):  # else "auto": Ray looks for it
             # Ray would try for minutes, or for ever where the head is a stopped process.

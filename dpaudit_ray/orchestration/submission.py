@@ -264,6 +264,7 @@ class JobsClient:
         return f"{submission}: {self.address}/#/jobs/{submission}"
 
     def _exit_code(self, submission: str) -> int:
+        """Returns the exit code of a job that is over; ClusterError if no sweep ends so."""
         info = self._info(submission)
         code = info.driver_exit_code
         if info.status == "SUCCEEDED":
@@ -284,6 +285,7 @@ class JobsClient:
         )
 
     def _info(self, submission: str) -> Any:
+        """Returns what Ray knows of a job. Raises ClusterError if the connection is lost."""
         try:
             return self._client.get_job_info(submission)
         except (RuntimeError, OSError) as error:

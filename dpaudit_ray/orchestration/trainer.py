@@ -279,6 +279,7 @@ class PackTrainer:
         return self._sweep.cells[index].mechanism.given(self._brief.worked_out[index])
 
     def _session(self, index: int) -> Session:
+        """Returns the open session of an audit; opens it, and closes that of the audit before."""
         # Packs come audit by audit, so keeping one session open is enough.
         if not self._opened or self._opened[0] != index:
             self._opened = None

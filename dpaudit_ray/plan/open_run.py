@@ -132,6 +132,7 @@ def open_run(
 
 
 def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirectoryError:
+    """Makes the error of a directory that has another sweep, with the settings that differ."""
     changes = [
         f"{key}: {_shown(old)} there, {_shown(value)} here"
         for key, old, value in differences(recorded.identity(), new.identity())

@@ -45,6 +45,7 @@ def _plan_audit(
     old: PlannedAudit | None,
     extends: bool,
 ) -> PlannedAudit:
+    """Plans one audit, without its preparation; `old` is the audit in an earlier plan, if any."""
     size = pack_size(cell, sweep)
     trials = cell.audit.trials if cell.sampled else 0
     packs = old.packs if old else ()

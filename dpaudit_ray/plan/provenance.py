@@ -231,6 +231,7 @@ def _stated(file: InputFile | None) -> str:
 
 
 def _files(cells: Iterable[Cell]) -> Iterator[Path]:
+    """Yields the files that mechanisms, adversaries and their data and models read."""
     for cell in cells:
         for owner in (cell.mechanism, cell.adversary):
             for name in type(owner).model_fields:

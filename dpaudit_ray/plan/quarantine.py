@@ -62,6 +62,7 @@ def _files(
 
 
 def _is_damaged(read: Read) -> bool:
+    """Returns whether a file cannot be read, although it is stored."""
     try:
         read()
     except MissingFileError:

@@ -293,6 +293,7 @@ def _entry(
     audit: PlannedAudit,
     cell: Cell,
 ) -> dict[str, Any]:
+    """Returns the entry of one audit in `overview`."""
     mechanism = cell.mechanism
     estimator = representative(run, audit)
     rows = run.last_rows(audit)

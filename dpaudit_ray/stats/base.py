@@ -160,6 +160,7 @@ def make(
 
 
 def _method_class(method: str | type[Estimator]) -> type[Estimator]:
+    """Returns the class of a method. Raises ValueError for an unknown name."""
     if not isinstance(method, str):
         return method
     methods = estimators()

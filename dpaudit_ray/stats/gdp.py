@@ -57,6 +57,7 @@ def true_positive_rate(fpr: ArrayLike, mu: ArrayLike) -> Any:
 
 
 def _log_delta(epsilon: Floats, mu: Floats) -> Floats:
+    """Returns log δ(ε) of μ-GDP; -inf where μ is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = -epsilon / mu
         first = log_ndtr(ratio + mu / 2)

@@ -72,6 +72,7 @@ class GuessCounter:
         return guessed, right
 
     def _learn(self) -> None:
+        """Fits the cut anew if that is due, and makes it due again GROWTH times as late."""
         if self._due <= self.trials and self._due <= cut.LAST:
             self._cut = cut.learnt(*self._log.arrays())
         while self._due <= self.trials:

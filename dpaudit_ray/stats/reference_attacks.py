@@ -228,6 +228,7 @@ def _lira(
     sides: list[_Side],
     variance: Variance,
 ) -> Scores:
+    """Returns log ratios of normal densities with and without the record; offline, z-scores."""
     deviations = [side.deviation(variance) for side in sides]
     distances = []
     for side, deviation in zip(sides, deviations, strict=True):
@@ -245,6 +246,7 @@ def _rmia(
     gamma: float,
     slope: float,
 ) -> Scores:
+    """Returns, by record, the share of records whose ratio p / p̄ it exceeds `gamma` times."""
     without = sides[0].mean
     inside = slope * without + 1 - slope
     if len(sides) > 1:

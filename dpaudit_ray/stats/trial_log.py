@@ -36,6 +36,7 @@ class TrialLog:
         return self._scores[: self._trials], self._members[: self._trials]
 
     def _add(self, scores: Scores, members: Members) -> None:
+        """Appends trials; memory grows by doubling."""
         start = self._trials
         self._trials += len(scores)
         if self._trials > len(self._scores):

@@ -175,6 +175,7 @@ class Folder:
             os.close(file)
 
     def _files(self, folder: str) -> list[os.DirEntry[str]]:
+        """Returns the regular files in a folder, and links to such."""
         files: list[os.DirEntry[str]] = []
         for entry in self._entries(folder):
             is_file = entry.is_file(follow_symlinks=False)
@@ -185,6 +186,7 @@ class Folder:
         return files
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        """Returns all entries of a folder; none if it does not exist."""
         try:
             with os.scandir(self._root / folder) as entries:
                 return list(entries)

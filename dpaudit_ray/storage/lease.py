@@ -82,6 +82,7 @@ class Lease:
                 self.run.delete(DRIVER)
 
     def _renew(self, entry: Entry, beat: float) -> None:
+        """Writes the lease at every beat, until it is released or another driver has it."""
         count = 0
         while not self._released.wait(beat):
             count += 1

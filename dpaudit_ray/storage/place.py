@@ -170,6 +170,7 @@ class Place:
             yield
 
     def _check_owner(self) -> None:
+        """Raises LeaseLostError unless `driver.json` names the owner."""
         content: bytes | None = b""
         try:
             content = self._folder.read(DRIVER)

@@ -83,6 +83,7 @@ def why(error: Exception) -> str:
 
 
 def _require_regular(status: os.stat_result) -> None:
+    """Raises StrangeFileError or IsADirectoryError for the status of no regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):

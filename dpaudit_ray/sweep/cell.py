@@ -38,6 +38,7 @@ class Cell(Strict):
 
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
+        """Raises SpecError for estimators that cannot judge the scores, and for partial runs."""
         if self.audit.paired and (self.adversary.one_run or not self.sampled):
             runs = "one training run" if self.adversary.one_run else "no training runs"
             raise SpecError(

@@ -95,6 +95,7 @@ def checked(
 
 
 def _check_entry(key: str, values: Any) -> None:
+    """Raises SpecError for an entry of the grid whose key or values cannot be unrolled."""
     parts = _parts(key)
     for section, *below in (part.split(".") for part in parts):
         if section not in SECTIONS:
@@ -220,6 +221,7 @@ def _distinguishing(
 
 
 def _label(key: str, value: Any) -> str:
+    """Returns the part of a label that names a value of a key of the grid."""
     if isinstance(value, str) and key in SECTIONS:
         return value
     if isinstance(value, dict):

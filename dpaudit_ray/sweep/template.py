@@ -126,6 +126,7 @@ def _data_fields(name: str) -> dict[str, Any]:
 
 
 def _parse_data(options: dict[str, Any]) -> Data:
+    """Returns the data set of these options. Raises SpecError in the words of the command line."""
     name = options["name"]
     for key, field in _data_fields(name).items():
         if key in ("path", "root") and field.is_required() and key not in options:

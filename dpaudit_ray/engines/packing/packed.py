@@ -234,6 +234,7 @@ class PackedModel:
         step: Step,
         weights: Tensor,
     ) -> None:
+        """Writes clipped sums of this thread's models into `out` [n, p], by loops or by passes."""
         loops = self._loops if theta.device.type == "cpu" else None
         if loops is not None and not loops.fits(theta, step.x):
             loops = None
@@ -274,6 +275,7 @@ class PackedModel:
         return self._groups.inner
 
     def _fitted(self, loops: "Loops | None", theta: Tensor, step: Step) -> Groups:
+        """Returns groups whose pass fits into memory, by the bytes that one model takes."""
         if loops is not None:
             return self._fast().fitted(loops.bytes_of_one(step.x) * self._threads)
         try:

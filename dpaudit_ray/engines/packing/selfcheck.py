@@ -123,6 +123,7 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
 
 
 def _first_right(candidate: Candidate, expected: "_Expected") -> Way:
+    """Returns the first way without loops, of the fastest on, that agrees with autograd."""
     packed, module = candidate.packed, candidate.module
     if isinstance(packed, str):
         obstacle = packed
@@ -172,6 +173,7 @@ class _Expected:
 
 
 def _expected(candidate: Candidate, dtype: torch.dtype) -> _Expected:
+    """Computes sums and outputs by autograd; the clip norm clips about half of the gradients."""
     x, y = candidate.few(dtype)
     theta = candidate.models(2 if candidate.large else 3)
     alone = Samplewise(candidate.module, candidate.loss)

@@ -88,6 +88,7 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
+        """Raises SpecError for options that contradict each other, or of which one is missing."""
         if self.epsilon is None:
             if self.noise_multiplier is None:
                 raise SpecError("noise_multiplier", "is required, or epsilon in its place")

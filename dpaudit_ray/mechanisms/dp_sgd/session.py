@@ -280,6 +280,7 @@ def train_shadows(
 
 
 def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> Examples:
+    """Returns the records to train shadows on: those of `plan`, or those in reserve."""
     if plan.data is not None:
         return training.loaded(plan.data.load())
     if training.reserved is None:

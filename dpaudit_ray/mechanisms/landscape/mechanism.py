@@ -173,6 +173,7 @@ class Landscape(Mechanism):
         return self.gradient == "linear" and self.width == "tuned"
 
     def _check_grid(self) -> None:
+        """Raises SpecError if exact densities would be inaccurate, or take too much memory."""
         from .exact import MAX_ENTRIES, entries
 
         if self.noise_multiplier < SMALLEST_NOISE:

@@ -28,6 +28,7 @@ def _two_convolutions(
     stride: int,
     groups: int,
 ) -> list[nn.Module]:
+    """Returns the layers conv, norm, ReLU, conv, of which the first may have a stride."""
     return [
         conv3x3(channels, out, stride),
         nn.GroupNorm(groups, out),
