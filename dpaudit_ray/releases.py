@@ -113,6 +113,10 @@ def audited_release(
     """
 
     def mark(function: F) -> F:
+        """Returns the function with each call recorded as a release, if an audit runs it.
+
+        The audit calls it again with changed records, and with a seed for its noise.
+        """
         signature = inspect.signature(function)
 
         @functools.wraps(function)

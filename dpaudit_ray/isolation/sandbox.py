@@ -252,6 +252,7 @@ class _Printed:
         self._omitted = 0  # bytes between head and tail
 
     def read(self) -> None:
+        """Reads what the call has printed so far, without waiting for more."""
         with suppress(BlockingIOError):
             while chunk := os.read(self.source, 2**16):
                 self._content += chunk

@@ -172,7 +172,11 @@ def gaussian(mu: float) -> Curve:
 
 
 def _hull(curve: Curve) -> tuple[Floats, Floats]:
-    """Returns points of the largest convex δ(x) below the curve, by rising ε from 0 (δ = 1) on."""
+    """Returns the corners of the largest convex δ(x), x = e^ε, below the points of a curve.
+
+    They are ε and δ, float64 [n] each, by rising ε from 0 on, where δ is 1 if the curve has none.
+    A corner is dropped once it lies on or above the line from the one before it to a later point.
+    """
     order = np.lexsort((curve.deltas, curve.epsilons))
     e, first = np.unique(curve.epsilons[order], return_index=True)
     d = np.minimum.accumulate(curve.deltas[order][first])

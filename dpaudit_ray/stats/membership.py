@@ -260,6 +260,7 @@ class Membership:
         alpha = (1 - self.confidence) / 2
 
         def lower(hits: Floats) -> float:
+            """Bounds the mean share from below; exactly if all scores are independent."""
             hits = np.maximum(hits, 0.0)  # rounding may have made it negative
             if not self._single:
                 return betting_lower(hits, sizes, alpha)

@@ -351,7 +351,19 @@ def _form(
     steps: Steps,
     static: Static,
 ) -> Any:
-    """Forms one sample's gradients of w and bias from its image [H, row]; returns their square."""
+    """Forms one sample's gradients of w and bias; returns their squared norm.
+
+    For each output, positions with a gradient are listed; the gradient of w is the sum of their
+    patches, each times that gradient, some rows of a patch at a time.
+
+    Args:
+        g: gradients by window [h · w · o].
+        room: buffers by `scratch`; its grid has the gradients by position if windows overlap.
+        sample: image [H, row]; gradients of w [o, height, padded row] and bias, to be written.
+        width: numbers in a row of a patch.
+        steps: distances between positions and between windows.
+        static: sizes of `gather`.
+    """
     image, formed, biases = sample
     starts, values, counts = room.listed
     row = image.shape[1]
