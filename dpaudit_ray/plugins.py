@@ -312,7 +312,7 @@ def _find(
     name: str,
     key: str,
 ) -> type[P]:
-    """Returns the class that `name` names. Raises SpecError under `key` if there is none."""
+    """Returns the class that `name` names. Raises SpecError under `key` for an unknown name."""
     if ":" in name:
         return imports.subclass(base, name, key)
     # Most are in a module of their name, so that no other needs to be imported.

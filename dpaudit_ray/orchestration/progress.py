@@ -195,8 +195,8 @@ class Speed:
     def rate(self, now: float) -> float:
         """Returns trials per second since the first of `_ends`; NaN while none has ended.
 
-        A pack that is still trained says nothing for as long as the longest one took. If none ends
-        for longer, the time after that counts, and the rate falls.
+        A pack that is still trained does not lower the rate for as long as the longest one took. If
+        none ends for longer, the time after that counts, and the rate falls.
 
         Args:
             now: seconds of the clock of `see`.

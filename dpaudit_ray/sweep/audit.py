@@ -146,7 +146,7 @@ class AuditSpec(Strict):
 
 
 def _estimator_class(name: str, key: str) -> type[stats.Estimator]:
-    """Returns the class of an estimator. Raises SpecError under `key` if there is none."""
+    """Returns the class of an estimator. Raises SpecError under `key` for an unknown name."""
     registered = stats.estimators()
     if ":" not in name:
         if name in stats.base.REPLACEMENTS:
@@ -208,7 +208,7 @@ def _parsed(
 
 
 def _checked_accountant(name: str, key: str) -> str:
-    """Returns the name of an accountant. Raises SpecError under `key` if there is none."""
+    """Returns the name of an accountant. Raises SpecError under `key` for an unknown name."""
     accountants = accounting.accountants()
     if ":" not in name and name not in accountants:
         raise SpecError(key, unknown_name("accountant", name, accountants))
