@@ -84,6 +84,10 @@ def audit(  # noqa: PLR0913 (options of a command line)
     secret_size: Annotated[
         bool, flag("--secret-size", help="Treat the number of records as secret, too.")
     ] = False,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE=REASON", help="Silence findings, e.g. DPA044='a test run'."),
+    ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit file.")] = None,
     sarif: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a SARIF file for code scanning.")
@@ -97,6 +101,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
 ) -> None:
     """Audit a training script: test whether its training violates the claimed ε and δ."""
     from ..scripts import verdict_files
+    from ..scripts.finding_kinds import parse_reasons
     from ..scripts.interpreters import Interpreter
     from ..scripts.script_audit import Options, parse_duration
     from ..scripts.script_runs import Target
@@ -116,7 +121,8 @@ def audit(  # noqa: PLR0913 (options of a command line)
     if not names <= {"0", "1", "2"}:
         raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
     chosen = tuple(sorted(map(int, names)))
-    options = Options(parse_duration(budget), chosen, memory, seed, secret_size)
+    silenced = parse_reasons(ignore or [])
+    options = Options(parse_duration(budget), chosen, memory, seed, secret_size, silenced)
     verdict = _audit(target, options, address)
     name = f"{target.script.stem}-{target.function}-audit.html"
     page = html or Path(name.replace("--", "-"))
@@ -192,10 +198,12 @@ def _show(verdict: ScriptVerdict, page: Path) -> None:
     terminal.say("")
     _put("Claim", verdict.claim_text)
     for finding in verdict.findings:
-        _put(f"{finding.weight.capitalize()}", f"{finding.where}: {finding.seen}")
+        _put(finding.label, f"{finding.where}: {finding.seen}")
         _put("", f"expected: {finding.expected}")
         if finding.remedy:
             _put("", f"fix: {finding.remedy}")
+        if finding.silenced:
+            _put("", f"silenced because: {finding.silenced}")
         _put("", f"{finding.code}, {finding.look}")
     if verdict.sentence:
         _put("Strength", verdict.sentence)

@@ -5,7 +5,10 @@ them. A kind that is removed leaves its code unused.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from enum import StrEnum
+
+from ..errors import SpecError
 
 
 class Weight(StrEnum):
@@ -278,3 +281,16 @@ KINDS: dict[str, FindingKind] = {
         "clip the gradient of each record, or account for 2 clipping bounds"),
 }
 # fmt: on
+
+
+def parse_reasons(texts: Sequence[str]) -> dict[str, str]:
+    """Returns reasons by code of `DPA044=reason` texts. Raises SpecError for anything else."""
+    reasons: dict[str, str] = {}
+    codes = {kind.code for kind in KINDS.values()}
+    for text in texts:
+        code, _, reason = text.partition("=")
+        if code not in codes or not reason.strip():
+            rule = "but needs a finding's code and why it does not count"
+            raise SpecError("--ignore", f"is {text!r}, {rule}; write it as DPA044='a test run'")
+        reasons[code] = reason.strip()
+    return reasons

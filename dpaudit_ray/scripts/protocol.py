@@ -234,9 +234,12 @@ class CarriedSum(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class ArraysGiven(Entry):
-    """A custom loop gave arrays at a step: of its clipped "sum", or of its "noise"."""
+    """A custom loop gave arrays at a step: of its clipped "sum", or of its "noise".
 
-    kind: Literal["sum", "noise"]
+    Or its function "draws" random numbers for each record, not only for its noise.
+    """
+
+    kind: Literal["sum", "noise", "draws"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -25,7 +25,7 @@ from . import canary_trials, checks, claims, processor, script_runs
 from .canary_trials import CanaryTrials
 from .checks import ACQUITTED, Inspection, PinnedRun, PinnedRuns
 from .protocol import Made, RunRequest, Trial, entries_of
-from .script_findings import LAYERS, Judgement, ScriptVerdict
+from .script_findings import LAYERS, Finding, Judgement, ScriptVerdict
 from .script_runs import EndedRun, Runner, Target
 from .unchecked import unchecked_in
 
@@ -59,6 +59,7 @@ class Options:
         gib: limit on the memory of a run.
         seed: of all random choices.
         secret_size: the number of records is secret, too.
+        silenced: reasons by the codes of findings that do not count.
     """
 
     budget: float = 600.0
@@ -66,6 +67,7 @@ class Options:
     gib: float | None = None
     seed: int = 0
     secret_size: bool = False
+    silenced: Mapping[str, str] = field(default_factory=dict)
 
 
 class Audit:
@@ -122,7 +124,7 @@ class Audit:
         )
         self._judgement = checks.judge(inspection)
         for more in (self._with_second_run, self._with_pinned_runs, self._with_sizes):
-            if not any(item.code not in ACQUITTED for item in self._judgement.violations):
+            if all(item.code in ACQUITTED for item in self._violations):
                 inspection = more(inspection)
                 self._judgement = checks.judge(inspection)
         for check in self._judgement.looks:
@@ -225,7 +227,13 @@ class Audit:
 
     @property
     def _is_decided(self) -> bool:
-        return bool(self._judgement.violations)
+        return bool(self._violations)
+
+    @property
+    def _violations(self) -> list[Finding]:
+        """Findings that decide the verdict, without silenced ones."""
+        silenced = self._options.silenced
+        return [item for item in self._judgement.violations if item.code not in silenced]
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
         grace = max(_FEWEST, _GRACE * self._options.budget) + (_slowdown() - 1) * self._left
@@ -346,13 +354,17 @@ class Audit:
             bound = trials.measured(self._claim, self._delta) if trials.count else None
             if bound is not None:
                 measured.append(bound)
+        findings = self._judgement.findings
+        for number, item in enumerate(findings):
+            reason = self._options.silenced.get(item.code, "")
+            findings[number] = replace(item, silenced=reason)
         return ScriptVerdict(
             script=str(self._target),
             verdict=verdict,
             claim=self._claim,
             delta=self._delta,
             accountant=self._accountant,
-            findings=tuple(self._judgement.findings),
+            findings=tuple(findings),
             looks=tuple(self._judgement.looks),
             help=tuple(self._help) if verdict is Verdict.INCONCLUSIVE else (),
             runs=self._runs,

@@ -23,6 +23,7 @@ class Finding:
         where: step, optimizer or object, with the script's line.
         remedy: what to do.
         code: stable code of its kind, DPA001 and so on.
+        silenced: why its code is ignored, in the user's words; "" if it counts.
     """
 
     layer: int
@@ -33,6 +34,17 @@ class Finding:
     seen: str
     remedy: str = ""
     code: str = ""
+    silenced: str = ""
+
+    @property
+    def is_violation(self) -> bool:
+        """Whether it decides the verdict."""
+        return self.weight is Weight.VIOLATION and not self.silenced
+
+    @property
+    def label(self) -> str:
+        """Returns its weight in a word, or that it is silenced."""
+        return "Silenced" if self.silenced else self.weight.capitalize()
 
     def __str__(self) -> str:
         text = f"{self.where}: expected {self.expected}; observed {self.seen}"
@@ -110,7 +122,7 @@ class Judgement:
 
     @property
     def violations(self) -> list[Finding]:
-        return [item for item in self.findings if item.weight is Weight.VIOLATION]
+        return [item for item in self.findings if item.is_violation]
 
 
 @dataclass(frozen=True)
@@ -207,7 +219,7 @@ class ScriptVerdict:
 
     @property
     def violations(self) -> tuple[Finding, ...]:
-        return tuple(item for item in self.findings if item.weight is Weight.VIOLATION)
+        return tuple(item for item in self.findings if item.is_violation)
 
 
 def finding(kind: str, where: str, layer: int = 0, **values: Any) -> Finding:

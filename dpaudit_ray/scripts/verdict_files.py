@@ -50,6 +50,9 @@ def junit(verdict: ScriptVerdict) -> str:
     properties = ElementTree.SubElement(suite, "properties")
     values = {"verdict": f"{verdict.verdict}: {verdict.headline}", "claim": verdict.claim_text}
     values |= {LAYERS[measured.layer]: str(measured) for measured in verdict.measured}
+    for item in verdict.findings:
+        if item.silenced:
+            values[f"silenced {item.code}"] = f"{item.silenced}: {item}"
     for name, value in values.items():
         ElementTree.SubElement(properties, "property", name=name, value=lines(value))
     for key, failures in cases.items():
@@ -85,12 +88,15 @@ def _sarif_result(verdict: ScriptVerdict, finding: Finding) -> dict[str, Any]:
         file = match[1]
         region = {"region": {"startLine": int(match[2])}}
     location = {"physicalLocation": {"artifactLocation": {"uri": file}} | region}
-    return {
+    result = {
         "ruleId": finding.code,
         "level": _LEVELS[finding.weight],
         "message": {"text": lines(str(finding))},
         "locations": [location],
     }
+    if finding.silenced:
+        result["suppressions"] = [{"kind": "external", "justification": finding.silenced}]
+    return result
 
 
 def write(path: Path, text: str) -> None:

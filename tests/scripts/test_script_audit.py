@@ -211,6 +211,14 @@ def test_assert_private(script):
     script.write_text(HEAD + GOOD)
     with pytest.raises(AssertionError, match="noise multiplier of 4"):
         assert_private(f"{script}:half", budget="30min", layers=(0,))
+    ignore = ["DPA003=half is enough here"]
+    found = assert_private(
+        f"{script}:half", budget=1800, layers=(0,), conclusive=False, ignore=ignore
+    )
+    assert found.verdict is not Verdict.VIOLATION
+    assert ("DPA003", "half is enough here") in {
+        (item.code, item.silenced) for item in found.findings
+    }
     kept = assert_private(f"{script}:main", budget=1800, layers=(0,))
     assert kept.verdict is Verdict.CONSISTENT
     with pytest.raises(AssertionError, match=r"epsilon=0\.1"):

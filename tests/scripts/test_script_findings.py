@@ -6,9 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dpaudit_ray.errors import StorageError
+from dpaudit_ray.errors import SpecError, StorageError
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts import unchecked, verdict_files
+from dpaudit_ray.scripts.finding_kinds import parse_reasons
 from dpaudit_ray.scripts.protocol import RunResult
 from dpaudit_ray.scripts.script_findings import (
     CheckOutcome,
@@ -88,6 +89,32 @@ def test_sarif_has_a_rule_and_a_place_for_each_finding():
     assert (place["artifactLocation"]["uri"], place["region"]) == ("train.py", {"startLine": 7})
     assert "region" not in second["locations"][0]["physicalLocation"]
     assert "\x1b" not in first["message"]["text"]
+
+
+def test_a_silenced_finding_stays_with_its_reason_and_does_not_count():
+    silenced = dataclasses.replace(ALONE, silenced="a <test> run")
+    seen = verdict(silenced, verdict=Verdict.CONSISTENT)
+    assert (seen.violations, silenced.label, BAD.label) == ((), "Silenced", "Violation")
+    page = verdict_files.html(seen)
+    assert "Silenced because</dt><dd>a &lt;test&gt; run" in page
+    assert 'class="finding bad"' not in page
+    suite = parsed(seen)
+    values = {one.get("name"): one.get("value") for one in suite.iter("property")}
+    assert values["silenced DPA043"] == f"a <test> run: {silenced}"
+    assert suite.get("failures") == "0"
+    results = json.loads(verdict_files.sarif(verdict(silenced, BAD)))["runs"][0]["results"]
+    suppression = {"kind": "external", "justification": "a <test> run"}
+    assert [one.get("suppressions") for one in results] == [[suppression], None]
+
+
+@pytest.mark.parametrize("text", ["DPA043", "DPA043= ", "DPA999=no such code", "seeds=a test run"])
+def test_a_finding_is_silenced_by_its_code_with_a_reason_only(text):
+    assert parse_reasons(["DPA043= a test run", "DPA044=a=b"]) == {
+        "DPA043": "a test run",
+        "DPA044": "a=b",
+    }
+    with pytest.raises(SpecError, match="write it as DPA044='a test run'"):
+        parse_reasons([text])
 
 
 def test_a_script_without_a_claim():

@@ -123,7 +123,13 @@ def _why_not_replayed(inspection: Inspection) -> str:
         if not inspection.uses_opacus:
             why += "; name the argument with its random numbers by key= and reseed="
         return why
-    if _arrays(inspection)["noise"]:
+    arrays = _arrays(inspection)
+    if arrays["draws"]:
+        return (
+            "a record left out changes all random numbers after its own, noise among them; draw "
+            "those of records before the call, and pass them in records="
+        )
+    if arrays["noise"]:
         return (
             "noise that cannot be drawn again: pass audited_step a function that draws it, or "
             "name the argument of audited_release that it depends on by key="

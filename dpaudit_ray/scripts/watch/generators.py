@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import pickle
 import random
 import types
 from collections.abc import Iterable, Iterator
@@ -39,6 +40,12 @@ def preserve_attributes(objects: Iterable[Any]) -> Iterator[None]:
         for thing, values in copies:
             vars(thing).clear()
             vars(thing).update(values)
+
+
+def state_of_all(generators: Iterable[Generator]) -> bytes:
+    """Returns the state of Python's generator, numpy's, torch's, and the passed ones."""
+    states = [random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()]
+    return pickle.dumps([*states, *map(_state, generators)])
 
 
 def _state(generator: Generator) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..protocol import Shift, StepInspection, Trial
-from .generators import Generator, preserve_generators, seed_generators
+from ..protocol import ArraysGiven, Shift, StepInspection, Trial
+from .generators import Generator, preserve_generators, seed_generators, state_of_all
 from .loaders import ReleaseKey
 from .noise_draws import (
     NoiseCorrelations,
@@ -64,6 +64,7 @@ class StepWatch:
         glance_changes: number of changes in steps that are not inspected in full.
         ghost: gradients come clipped, so that no change passes through the clipping.
         counts: the last number of a release is the clipping bound, which a count may set.
+        draws_for_records: a change of the records has changed how many random numbers are drawn.
         steps: taken so far.
         noise: multiplier of the step, if its call states it.
         bound: of clipping, as the code has it.
@@ -77,6 +78,7 @@ class StepWatch:
     glance_changes = 1
     ghost = False
     counts = False
+    draws_for_records = False
 
     def __init__(self, run: WatchedRun, number: int) -> None:
         self.run = run
@@ -90,6 +92,7 @@ class StepWatch:
         self.shapes: list[tuple[int, ...]] | None = None
         self.generators: list[Generator] = []
         self._correlations = NoiseCorrelations()
+        self._state_after = b""  # of all generators, after a step without change
         self._trial: _CanaryTrial | None = None
 
     @property
@@ -109,7 +112,13 @@ class StepWatch:
         with preserve_generators(self.generators):
             if seed is not None:
                 seed_generators(seed, self.generators)
-            return self.release(change, seed)
+            release = self.release(change, seed)
+            if seed is None:
+                state = state_of_all(self.generators)
+                if change is None:
+                    self._state_after = state
+                self.draws_for_records |= state != self._state_after
+            return release
 
     @contextlib.contextmanager
     def pinned_noise(self, member: bool) -> Iterator[int]:
@@ -184,6 +193,9 @@ class StepWatch:
             )
             if entry.replays:
                 entry = self._try_changes(entry, actual, in_full)
+        if self.draws_for_records:  # so releases differ by their noise, whatever a record does
+            self.run.put(ArraysGiven(kind="draws"))
+            return
         self.run.put(entry)
 
     def _try_changes(self, entry: StepInspection, actual: Release, in_full: bool) -> StepInspection:

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...errors import SpecError
@@ -29,7 +30,7 @@ from . import (
 from .accountants import history_of, stated_epsilons
 from .generators import seed_generators
 from .hooks import around, before, calling_line
-from .loaders import Indices, draw_counts
+from .loaders import Indices, ReleaseKey, draw_counts
 from .run_state import EnoughSeen, WatchedRun
 from .tensors import digest
 
@@ -218,12 +219,15 @@ def _draws(state: WatchedRun) -> list[Draws]:
     usual = max((rate for _, rate, _ in state.accountants.history()), default=1.0)
     used = state.loaders.used
     private = set(map(id, state.networks.data or [draw.data for draw in used]))
-    groups: dict[tuple[int, float], list[Indices]] = {}
+    releases: dict[tuple[int, ReleaseKey], list[Indices]] = {}
     records = {}
     for draw in used:
         key = id(draw.data)
         if key in private:
             records[key] = len(draw.data)
-            rate = accounted.get(draw.release, usual)
-            groups.setdefault((key, rate), []).append(draw.indices)
+            releases.setdefault((key, draw.release), []).append(draw.indices)
+    groups: dict[tuple[int, float], list[Indices]] = {}
+    for (key, release), parts in releases.items():  # a script may add up several draws
+        rate = accounted.get(release, usual)
+        groups.setdefault((key, rate), []).append(np.concatenate(parts))
     return [draw_counts(indices, records[key], rate) for (key, rate), indices in groups.items()]
