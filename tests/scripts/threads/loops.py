@@ -115,6 +115,37 @@ def diffusion() -> nn.Module:
 
 
 @audited(delta=parts.DELTA)
+def diffusion_drawn_before() -> nn.Module:
+    """meta-pytorch/opacus#455. Healthy: the same with times and noise in the records' rows."""
+    model = parts.net(parts.WIDTH + 1, parts.WIDTH)
+    x, _ = parts.table().tensors
+    accountant = PRVAccountant()
+
+    def denoise(model: Any, x: Tensor, time: Tensor, noise: Tensor) -> Tensor:
+        mixed = torch.cos(time) * x + torch.sin(time) * noise
+        return (model(torch.cat([mixed, time], dim=1)) - noise).square().mean()
+
+    @audited_release(
+        records=["x", "time", "noise"], noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=RATE,
+        of=parts.RECORDS,
+    )  # fmt: skip
+    def release(model: nn.Module, x: Tensor, time: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        sums = parts.clip(_gradients(model, denoise, x, time, noise), 1.0)
+        return {name: (g + torch.randn_like(g)) / SIZE for name, g in sums.items()}
+
+    for _ in range(60):
+        drawn = x[torch.rand(len(x)) < RATE]
+        noise = torch.randn(len(drawn), 8, parts.WIDTH)
+        noisy = release(model, drawn, torch.rand(len(drawn), 8, 1), noise)
+        accountant.step(noise_multiplier=1.0, sample_rate=RATE)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p -= 0.2 * noisy[name]
+    print("epsilon", accountant.get_epsilon(parts.DELTA))
+    return model
+
+
+@audited(delta=parts.DELTA)
 def training_by_sampling() -> nn.Module:
     """opendp/smartnoise-sdk#484. Broken: half of a batch comes from the rare class, as CTGAN does
     it, and its records are drawn more often than accounted."""

@@ -1,0 +1,75 @@
+"""Scripts after public threads: each docstring has the thread, and whether the script is broken.
+
+Facts are of the threads, code is not. A script that keeps its promise is never a violation.
+"""
+
+import pytest
+
+from dpaudit_ray.report.verdict import Verdict
+from dpaudit_ray.scripts.script_audit import Audit, Options
+from dpaudit_ray.scripts.script_findings import ScriptVerdict, Weight
+from dpaudit_ray.scripts.script_runs import LocalRunner, Target
+from tests.conftest import ROOT
+from tests.long import long
+from tests.scripts.threads import engines, generators_and_graphs, loops
+
+BROKEN = {
+    "accumulated_draws": "DPA051",
+    "adaptive_server": "DPA034",
+    "seeded_by_step": "DPA001",
+    "shards_divide": "DPA003",
+}
+HEALTHY = {"diffusion_drawn_before", "fixed_server", "shards_root", "urandom_generator"}
+# What is said of scripts that cannot be judged: words of what is missing.
+UNDECIDED = {
+    "diffusion": "draw those of records before the call",
+    "dropout_by_vmap": "draw those of records before the call",
+}
+QUICK = {"accumulated_draws", "dropout_by_vmap"}
+MODULES = (engines, generators_and_graphs, loops)
+SCRIPTS = {
+    name: value
+    for module in MODULES
+    for name, value in vars(module).items()
+    if getattr(value, "__module__", "") == module.__name__
+    and getattr(value, "__doc__", None)
+    and any(word in value.__doc__ for word in ("Broken", "Healthy"))
+}
+pytestmark = pytest.mark.slow
+
+
+def cases(names) -> list:
+    return [
+        pytest.param(name, marks=() if name in QUICK else long("as the others"))
+        for name in sorted(names)
+    ]
+
+
+def audited(name: str) -> ScriptVerdict:
+    file = SCRIPTS[name].__module__.replace(".", "/")
+    target = Target(ROOT / f"{file}.py", name)
+    return Audit(target, LocalRunner(target), Options(300.0, (0,)), lambda _: None).verdict()
+
+
+@pytest.mark.usefixtures("one_room")
+@pytest.mark.parametrize("name", cases(BROKEN))
+def test_a_broken_script_is_told(name):
+    found = audited(name)
+    assert found.verdict is Verdict.VIOLATION
+    assert BROKEN[name] in {item.code for item in found.violations}
+
+
+@pytest.mark.usefixtures("one_room")
+@pytest.mark.parametrize("name", cases(HEALTHY))
+def test_a_healthy_script_is_consistent(name):
+    found = audited(name)
+    assert found.verdict is Verdict.CONSISTENT, (found.violations, found.help)
+
+
+@pytest.mark.usefixtures("one_room")
+@pytest.mark.parametrize("name", cases(UNDECIDED))
+def test_what_cannot_be_judged_is_named(name):
+    found = audited(name)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert not [item for item in found.findings if item.weight is Weight.VIOLATION]
+    assert any(UNDECIDED[name] in line for line in found.help)
