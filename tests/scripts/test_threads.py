@@ -16,14 +16,31 @@ from tests.scripts.threads import engines, generators_and_graphs, loops
 BROKEN = {
     "accumulated_draws": "DPA051",
     "adaptive_server": "DPA034",
+    "attends_to_others": "DPA011",
+    "best_of_search": "DPA017",
+    "history_kept": "DPA034",
+    "losses_saved": "DPA034",
+    "packed_texts": "DPA032",
     "seeded_by_step": "DPA001",
     "shards_divide": "DPA003",
 }
-HEALTHY = {"diffusion_drawn_before", "fixed_server", "shards_root", "urandom_generator"}
+HEALTHY = {
+    "baskets",
+    "cached_features",
+    "clipped_after_noise",
+    "diffusion_drawn_before",
+    "few_alphas",
+    "fixed_server",
+    "rows_added",
+    "shards_root",
+    "urandom_generator",
+    "whole_graphs",
+}
 # What is said of scripts that cannot be judged: words of what is missing.
 UNDECIDED = {
     "diffusion": "draw those of records before the call",
     "dropout_by_vmap": "draw those of records before the call",
+    "information_loss": "updates",
 }
 QUICK = {"accumulated_draws", "dropout_by_vmap"}
 MODULES = (engines, generators_and_graphs, loops)

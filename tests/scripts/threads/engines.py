@@ -281,8 +281,8 @@ class _Packed(nn.Module):
 
 @audited(delta=parts.DELTA)
 def packed_texts() -> nn.Module:
-    """meta-pytorch/opacus#103. Healthy: texts of several lengths, packed, so that rows are sorted
-    by length inside of the layer."""
+    """meta-pytorch/opacus#103. Broken: of packed texts, Opacus' LSTM gives rows that are sorted by
+    length, so that a clipped gradient has its parts of two records."""
     tokens, labels = parts.words().tensors
     lengths = torch.randint(2, tokens.shape[1] + 1, (len(tokens), 1))
     tokens = tokens * (torch.arange(tokens.shape[1]) < lengths)
