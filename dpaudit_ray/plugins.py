@@ -293,7 +293,8 @@ def _problems(
             name: plain(v) if isinstance(v, int | float) else v for name, v in context.items()
         }
         problem = template.format(**limits)
-    if f"'{value}'" not in problem:
+    says_value = f"'{value}'" in problem or ", got " in problem
+    if not says_value:
         problem += got(value)
     if kind == "literal_error" and isinstance(value, str):
         expected = re.findall("'([^']*)'", context["expected"])

@@ -24,15 +24,15 @@ import torch
 from torch import nn
 from torch.hub import load_state_dict_from_url
 from own_parts import helped
+from dpaudit_ray.accounting import Training
 from dpaudit_ray.adversaries.loss import Loss
-from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.mechanisms.landscape import Landscape
 
 class Walk(Landscape):
     name: str = "own_names:Walk"
 
     def claimed(self, adversary, horizon):
-        return Claimed(3.0, horizon)
+        return Training(3.0, horizon)
 
 class Louder(Loss):
     name: str = "louder"

@@ -1,4 +1,4 @@
-"""Claims: upper bounds on the privacy loss of DP-SGD, by several accountants.
+"""Claims: upper bounds on the privacy loss, stated or computed by several accountants.
 
 `epsilon` is the number that is quoted; `epsilon_of` and `delta_of` also return the accountant that
 answered, and why. All raise ValueError for a value outside its bounds, or an accountant that cannot
@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 
 from .accountant import Accountant, UnansweredError, accountants, find
+from .claim import STATED, Claim
 from .claim_bounds import (
     clt_epsilon,
     clt_noise_multiplier,
@@ -27,8 +28,10 @@ for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
+    "STATED",
     "Accountant",
     "Adjacency",
+    "Claim",
     "Family",
     "Sampling",
     "Training",

@@ -12,6 +12,7 @@ from ..errors import plain
 from ..stats import Status, gdp
 from ..stats.error_rates import Floats, in_unit, nonnegative, root
 from .accountant import Accountant, UnansweredError, find
+from .claim import STATED, Claim
 from .training import UNAMPLIFIED, Adjacency, Sampling, Training, UpperBound
 
 _FIRST_NOISE = 20.0  # noise multiplier from which Opacus bisects downwards
@@ -42,15 +43,25 @@ def epsilon(
     return epsilon_of(training, delta, accountant).upper
 
 
-def epsilon_of(training: Training, delta: float, accountant: str = "gaussian") -> UpperBound:
-    """Returns ε of a training at δ, with the accountant that answered and why."""
+def epsilon_of(training: Claim, delta: float, accountant: str = "gaussian") -> UpperBound:
+    """Returns ε of a training at δ, with the accountant that answered and why.
+
+    Another claim answers for itself, whatever the accountant.
+    """
+    if not isinstance(training, Training):
+        return UpperBound(training.epsilon_at(delta), STATED)
     in_unit("delta", delta)
     return _answer(training, find(accountant), "epsilon", delta)
 
 
-def delta_of(training: Training, epsilon: float, accountant: str = "gaussian") -> UpperBound:
-    """Returns δ of a training at ε, with the accountant that answered and why; 1 without noise."""
+def delta_of(training: Claim, epsilon: float, accountant: str = "gaussian") -> UpperBound:
+    """Returns δ of a training at ε, with the accountant that answered and why; 1 without noise.
+
+    Another claim answers for itself, whatever the accountant.
+    """
     nonnegative("epsilon", epsilon)
+    if not isinstance(training, Training):
+        return UpperBound(training.delta_at(epsilon), STATED)
     return _answer(training, find(accountant), "delta", epsilon)
 
 
@@ -73,8 +84,10 @@ def curve(
     return np.array([_answer(t, named, "epsilon", delta).upper for t in trainings])
 
 
-def remark(training: Training, accountant: str) -> str:
+def remark(training: Claim, accountant: str) -> str:
     """Returns a note on what an accountant's answer will assume; mostly ""."""
+    if not isinstance(training, Training):
+        return ""
     if training.known == math.inf:
         return "without noise nothing is claimed"
     named = find(accountant)

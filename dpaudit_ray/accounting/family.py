@@ -7,12 +7,13 @@ refutes σ and all noise beyond it; what is left has an ε of at least that of t
 δ(0) is taken from above and ε from below: the accountants' errors count against what is shown.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scipy import special
 
 from ..stats import TradeOff, gdp
 from ..stats.error_rates import first_where
+from .claim import Claim
 from .pld import advantage, least_epsilon
 from .training import Training
 
@@ -22,15 +23,17 @@ _LEAST, _MOST = -4 * 128, 8 * 128  # sixteenth of the claimed noise to 256 times
 
 @dataclass(frozen=True)
 class Family:
-    """A training whose noise multiplier may be another one than `training` has."""
+    """A claim whose noise may be more or less than `claim` has."""
 
-    training: Training
+    claim: Claim
 
     @property
     def trade_off(self) -> TradeOff:
         """Gaussian where the claim is: then its size is all that noise changes."""
-        fixed = self.training.unamplified.sample_rate == 1
-        return TradeOff.GAUSSIAN if fixed else TradeOff.CLAIMED
+        is_gaussian = self.claim.gaussian
+        if isinstance(self.claim, Training):
+            is_gaussian = self.claim.unamplified.sample_rate == 1
+        return TradeOff.GAUSSIAN if is_gaussian else TradeOff.CLAIMED
 
     def epsilon(self, rate: float, delta: float) -> float:
         """Returns a lower bound on ε at `delta`.
@@ -40,23 +43,27 @@ class Family:
 
         Args:
             rate: a lower bound on the probability of a correct guess of the secret bit.
-            delta: δ, in (0, 1).
+            delta: δ, in (0, 1); also 0 for claims of a finite ε there.
         """
-        if rate <= 0.5 or self.training.steps == 0:
+        promises_all = isinstance(self.claim, Training) and self.claim.steps == 0
+        if rate <= 0.5 or promises_all:
             return 0.0
         if self.trade_off is TradeOff.GAUSSIAN:
             return float(gdp.epsilon(2 * special.ndtri(rate), delta))
         multipliers = _MOST - _LEAST + 1
 
         def is_refuted(step: int) -> bool:
-            largest_rate = (1 + advantage(self._at(step))) / 2
-            return largest_rate < rate
+            claim = self._at(step)
+            gain = advantage(claim) if isinstance(claim, Training) else claim.delta_at(0.0)
+            return (1 + gain) / 2 < rate
 
         first = first_where(is_refuted, multipliers)
         if first == multipliers:
             return 0.0
-        return least_epsilon(self._at(first), delta)
+        refuted = self._at(first)
+        if isinstance(refuted, Training):
+            return least_epsilon(refuted, delta)
+        return refuted.epsilon_at(delta)
 
-    def _at(self, step: int) -> Training:
-        noise = self.training.noise_multiplier * _RATIO ** (_LEAST + step)
-        return replace(self.training, noise_multiplier=noise)
+    def _at(self, step: int) -> Claim:
+        return self.claim.weakened(self.claim.noise * _RATIO ** (_LEAST + step))

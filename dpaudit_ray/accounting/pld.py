@@ -244,7 +244,7 @@ def step_losses(
     edges[[0, -1]] = ends if pessimistic else (-math.inf, math.inf)
     inside = _log_masses(edges, noise, rate, 1.0)
     outside = _log_masses(edges, noise, rate, -1.0) if replace else _log_between(edges / noise)
-    discretise = _split if pessimistic else _rounded_down
+    discretise = split_losses if pessimistic else _rounded_down
     removal = discretise(inside, outside, first, width)
     if replace:
         return (removal,)
@@ -306,11 +306,12 @@ def _log_between(z: Floats) -> Floats:
         return np.asarray(log_high + np.log(-np.expm1(log_ratio)))
 
 
-def _split(
+def split_losses(
     upper: Floats,
     lower: Floats,
     first: int,
     width: float,
+    never: float = 2 * float(ndtr(-_FAR)),
 ) -> Losses:
     """Discretises a loss from above: splits the mass of each cell between its ends.
 
@@ -319,6 +320,7 @@ def _split(
         lower: log masses under the second one, [n].
         first: index of the lower end of the first cell.
         width: of a cell.
+        never: mass beyond all cells, which may have any loss.
     """
     cells = np.exp(upper)
     starts = (first + np.arange(len(cells))) * width
@@ -328,9 +330,8 @@ def _split(
     to_upper_end = cells * share
     masses = np.append(cells - to_upper_end, 0.0)
     masses[1:] += to_upper_end
-    beyond = 2 * float(ndtr(-_FAR))
-    masses[0] += beyond
-    return Losses(masses, first, width, never=beyond)
+    masses[0] += never
+    return Losses(masses, first, width, never=never)
 
 
 def _rounded_down(
@@ -341,7 +342,7 @@ def _rounded_down(
 ) -> Losses:
     """Discretises a loss from below: each cell is one outcome, rounded down to the grid.
 
-    The grid is shifted so that rounding subtracts least. Arguments are those of `_split`.
+    The grid is shifted so that rounding subtracts least. Arguments are those of `split_losses`.
     """
     has_mass = np.isfinite(upper)
     log_cells = upper[has_mass]

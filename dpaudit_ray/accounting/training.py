@@ -6,7 +6,9 @@ from enum import StrEnum
 from numbers import Integral
 from typing import TypeVar
 
+from ..errors import plain
 from ..stats import Status
+from .claim import Claim
 
 E = TypeVar("E", bound=StrEnum)
 UNAMPLIFIED = "no amplification by this sampling is proven here: each epoch counts as a release"
@@ -43,14 +45,17 @@ class UpperBound:
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Claim):
     """DP-SGD: `steps` sums of gradients clipped to C, each with noise `noise_multiplier` * C.
 
     Each record takes part in a step with probability `sample_rate`; 1 also stands for
     mini-batches that the adversary knows. With `sampling` other than Poisson it is in one batch
-    of each epoch, whose draw does not depend on the data.
+    of each epoch, whose draw does not depend on the data. As the claim of a mechanism, it counts
+    the releases that may contain the canary.
     """
 
+    key = "noise_multiplier"
+    unit = "record"
     noise_multiplier: float
     steps: int
     sample_rate: float = 1.0
@@ -69,6 +74,31 @@ class Training:
         sampling = _choice(Sampling, "sampling", self.sampling)
         one_batch = self.sample_rate == 1  # of all, however it is drawn
         object.__setattr__(self, "sampling", Sampling.POISSON if one_batch else sampling)
+
+    @property
+    def gaussian(self) -> bool:
+        return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
+
+    def delta_at(self, epsilon: float) -> float:
+        from .claim_bounds import delta_of
+
+        return delta_of(self, epsilon, "pld").upper
+
+    def epsilon_at(self, delta: float) -> float:
+        from .claim_bounds import epsilon_of
+
+        return epsilon_of(self, delta, "pld").upper if delta else math.inf
+
+    @property
+    def noise(self) -> float:
+        return self.noise_multiplier
+
+    def weakened(self, noise: float) -> "Training":
+        return replace(self, noise_multiplier=noise)
+
+    @property
+    def words(self) -> str:
+        return f"noise multiplier {plain(self.noise_multiplier, '.3g')}"
 
     @property
     def unit_noise(self) -> float:

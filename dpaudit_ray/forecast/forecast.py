@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import plan as planning
 from .. import stats
+from ..accounting import Training
 from ..api import check_inputs, warn_of_few_trials
 from ..errors import DpauditError, first_line
 from ..orchestration.progress import OccasionalLines
@@ -21,6 +22,7 @@ from ..plan import finished_trials, outcomes, preparing
 from ..plan.model import Pack, Part, Plan, PlannedAudit
 from ..plan.preparing import PreparationState
 from ..stats import gdp, growth
+from ..stats.curve import Responses
 from ..stats.paired import Paired
 from ..storage.arrays import Arrays
 from ..storage.place import OPENING
@@ -168,7 +170,12 @@ def _with_bounds(
     levels = [(cell.audit.delta, 1 - share * alpha) for share in shares]
     level = levels[len(audit.looks) - 1]
     holding = [spec for spec in cell.audit.estimators if spec.method.status.holds]
-    if not audit.independent and holding and (audit.paired or holding[0].method.one_run):
+    claimed = cell.claimed()
+    states_curve = not isinstance(claimed, Training) and not claimed.gaussian
+    by_simulation = audit.paired or states_curve
+    if not audit.independent and holding and holding[0].method.one_run:
+        by_simulation = True
+    if holding and by_simulation:
         return _with_simulated_bounds(outlook, cell, holding[0], level)
     # Canaries of a training run may be correlated, so a training run counts as one trial.
     runs = audit.trials // max(audit.together, 1)
@@ -230,15 +237,20 @@ def _with_simulated_bounds(
         options = {**spec.options, "curve": "gaussian"}
         spec = spec.model_copy(update={"options": options})
 
-    def bounds(number: int, mu: float) -> list[float]:
-        return simulated(lambda: spec.make(number, canaries), mu, level)
+    def bounds(number: int, mechanism: float | Responses) -> list[float]:
+        return simulated(lambda: spec.make(number, canaries), mechanism, level)
 
     finite_claim = 0 < outlook.claim < math.inf
-    mu = float(gdp.mu(outlook.claim, level[0])) if finite_claim else 0.0
-    tight = bounds(trials, mu)
+    claimed = cell.claimed()
+    tight_mechanism: float | Responses = 0.0
+    if not isinstance(claimed, Training) and not claimed.gaussian:
+        tight_mechanism = Responses.from_curve(claimed.curve)
+    elif finite_claim:
+        tight_mechanism = float(gdp.mu(outlook.claim, level[0]))
+    tight = bounds(trials, tight_mechanism)
     powers = {}  # by number of trials
     for number in (trials, 2 * trials, 4 * trials):
-        epsilons = np.array(tight if number == trials else bounds(number, mu))
+        epsilons = np.array(tight if number == trials else bounds(number, tight_mechanism))
         powers[number] = float(np.mean(epsilons >= CLAIM_SHARE * outlook.claim))
     curve = cell.trade_off()
     independent = cell.mechanism.independent_canaries(cell.adversary)
@@ -254,14 +266,15 @@ def _with_simulated_bounds(
 
 def simulated(
     make: Callable[[], stats.Estimator],
-    mu: float,
+    mechanism: float | Responses,
     level: tuple[float, float],
 ) -> list[float]:
     """Returns the bounds on ε of simulated audits, in rising order.
 
     Args:
         make: makes the estimator, which plans the number of canaries.
-        mu: difference between scores with and without the canary, in standard deviations.
+        mechanism: difference between Gaussian scores with and without the canary, in standard
+            deviations; or the answers of the mechanism, whose log odds are the scores.
         level: δ and confidence of the bounds.
     """
     rng = np.random.default_rng(_SEED)
@@ -274,7 +287,10 @@ def simulated(
             for values, second in ((bits, np.logical_not), (noise, np.positive)):
                 halves = values.reshape(-1, 2, estimator.canaries // 2)
                 halves[:, 1] = second(halves[:, 0])
-        estimator.fold(mu * bits + noise, bits)
+        if isinstance(mechanism, Responses):
+            estimator.fold(mechanism.scores(bits, rng), bits)
+        else:
+            estimator.fold(mechanism * bits + noise, bits)
         epsilons.append(estimator.bound(*level).epsilon_lower)
     return sorted(epsilons)
 

@@ -6,7 +6,6 @@ secret bits, only `Session.run` gets any.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 
-from ..accounting import Adjacency, Sampling, Training
+from ..accounting.claim import Claim, StatedClaim
 from ..errors import SpecError
-from ..plugins import Plugin, Share, Unread, not_imported, registry
+from ..plugins import Plugin, Unread, not_imported, registry
 from ..stats import TradeOff
 
 if TYPE_CHECKING:
@@ -32,41 +31,6 @@ Members = NDArray[np.bool_]  # [n], True where the canary is in
 Scores = NDArray[np.float64]  # [n, horizons]
 Horizons = tuple[int, ...]  # steps whose scores are recorded, increasing
 StepCount = Annotated[int, Field(ge=1, le=10**7)]  # of a training
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """The claim of a mechanism: Gaussian releases of sensitivity one, for accountants to bound.
-
-    Attributes:
-        noise_multiplier: for adding or removing the canary, whatever the `adjacency`.
-        releases: number of releases that may contain the canary.
-        sample_rate: probability that each of them contains it.
-        sampling: how the releases that contain it are drawn.
-        adjacency: whether the canary is added to the data or replaces a record.
-    """
-
-    noise_multiplier: Annotated[float, Field(ge=0, lt=math.inf)]
-    releases: NonNegativeInt
-    sample_rate: Share = 1.0
-    sampling: Sampling = Sampling.POISSON
-    adjacency: Adjacency = Adjacency.ADD_REMOVE
-
-    @property
-    def training(self) -> Training:
-        """The claim as accountants take it."""
-        return Training(
-            self.noise_multiplier,
-            self.releases,
-            self.sample_rate,
-            self.adjacency,
-            self.sampling,
-        )
-
-    @property
-    def gaussian(self) -> bool:
-        """Whether the claimed trade-off function is Gaussian: then a larger μ refutes it."""
-        return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
 
 
 @dataclass(frozen=True)
@@ -233,6 +197,11 @@ class Mechanism(Plugin):
         """The accountant of the claim if the audit names none."""
         return "gaussian"
 
+    @property
+    def default_estimator(self) -> str:
+        """The estimator of an audit that names none: it fits the kind of claim."""
+        return "accuracy"
+
     def for_audit(self, delta: float, accountant: str) -> Self:
         """Returns a copy with the options of an audit: δ, and the first of its accountants."""
         return self
@@ -305,8 +274,11 @@ class Mechanism(Plugin):
         """Loads all data of the adversary. Raises DataError or SpecError if it is unusable."""
 
     @abstractmethod
-    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """Returns the releases that an accountant must count for a run that ends at `horizon`."""
+    def claimed(self, adversary: Adversary, horizon: int) -> Claim:
+        """Returns what is claimed of a run that ends at `horizon`.
+
+        Mostly a `Training`, whose steps are the releases that an accountant must count.
+        """
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Returns the kind of trade-off function that this adversary audits, to `horizon`.
@@ -392,7 +364,7 @@ class Recorded(Unread, Mechanism):
     options: dict[str, Any]
     steps: Horizons
     trials: int
-    releases: tuple[Claimed, ...] | None
+    releases: tuple[StatedClaim, ...] | None
 
     @property
     def sampled(self) -> bool:
@@ -402,7 +374,7 @@ class Recorded(Unread, Mechanism):
         """Returns the steps of the plan; no others can be recorded."""
         return self.steps
 
-    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+    def claimed(self, adversary: Adversary, horizon: int) -> Claim:
         """Raises SpecError if the plan has no claim."""
         if self.releases is None:
             raise not_imported(self.name)

@@ -3,8 +3,9 @@
     def train(member: bool, seed: int, **options) -> float
 
 It trains with the canary if `member` is true, else without it, seeds everything random from `seed`,
-and returns a score: higher = more confident that the canary was in. The claim of the training is
-stated in the sweep file, as Gaussian releases for an accountant.
+and returns a score: higher = more confident that the canary was in. What it claims is stated in the
+sweep file: as ε, (ε, δ), ρ, μ, points of a curve or losses, or as Gaussian releases for an
+accountant.
 
     def prepare(part: int, seed: int) -> dict[str, np.ndarray]
 
@@ -26,15 +27,17 @@ import numpy as np
 from pydantic import Field, PositiveFloat, ValidationInfo, field_validator, model_validator
 
 from .. import imports
+from ..accounting import STATED, Claim, Training
+from ..accounting.claim import StatedClaim
 from ..adversaries.base import Adversary
-from ..errors import ClusterError, SpecError
+from ..errors import REQUIRED, ClusterError, SpecError
 from ..isolation import Limits, Sandbox
 from ..plugins import Count, Share
 from ..stats import TradeOff
+from ..stats.base import curve_free_method
 from . import isolated_trial
 from .base import (
     Arrays,
-    Claimed,
     Horizons,
     Measured,
     Mechanism,
@@ -54,9 +57,12 @@ _TRACEBACK = 2**13  # last characters of a traceback that are recorded
 class Function(Mechanism):
     """Calls the function at `path`, `package.module:name`, with `options` in every call.
 
-    The claim is `noise_multiplier` over `steps` releases, each of which has the canary with
-    probability `sample_rate`. `curve: gaussian` states that the trade-off function of the training
-    is Gaussian, for some μ; each ε that is then called certified depends on that statement.
+    `claim` is what it promises: `{epsilon: 1}`, `{epsilon: 1, delta: 1e-6}`, `{rho: 0.1}`,
+    `{mu: 0.5}`, `{laplace: 1.0, releases: 4}`, `{points: [[1, 1e-5], [2, 1e-9]]}` or
+    `{losses: [...], chances: [...]}`. Without one it is `noise_multiplier` over `steps` Gaussian
+    releases, each of which has the canary with probability `sample_rate`. `curve: gaussian` states
+    that the trade-off function of the training is Gaussian, for some μ; each ε that is then called
+    certified depends on that statement.
 
     `prepare`, if any, is called for each of `parts` before anything is trained, in the trainer's
     process; the training gets a tuple of its results. Audits that state the same share them.
@@ -78,9 +84,10 @@ class Function(Mechanism):
     name: Literal["function"] = "function"
     path: str = Field(pattern=r"^[\w.]+:[\w.]+$")  # package.module:name of the function
     options: dict[str, Any] = Field(default_factory=dict)  # arguments of every call
-    steps: StepCount  # of the claim: Gaussian releases
-    noise_multiplier: PositiveFloat  # of the claim: σ of each release
-    sample_rate: Share = 1.0  # of the claim: chance of a step
+    claim: StatedClaim | None = None  # what it promises, if not Gaussian releases
+    steps: StepCount | None = None  # Gaussian releases; null: `claim` has what is promised
+    noise_multiplier: PositiveFloat | None = None  # σ of each release; null: `claim` has it
+    sample_rate: Share = 1.0  # chance that a release has the canary
     curve: Literal["gaussian", "unknown"] = "unknown"  # what you know of the trade-off curve
     prepare: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.]+$")  # to be called first
     parts: Count = 1  # so often, with 0, 1, ... parts - 1
@@ -106,6 +113,29 @@ class Function(Mechanism):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _one_claim(self) -> Self:
+        keys = ("steps", "noise_multiplier", "sample_rate")
+        releases = [key for key in keys if key in self.model_fields_set]
+        if self.claim is not None and releases:
+            problem = "is of Gaussian releases, but `claim` is given; leave one out"
+            raise SpecError(releases[0], problem)
+        if self.claim is None:
+            for key in ("steps", "noise_multiplier"):
+                if key not in releases:
+                    raise SpecError(key, f"{REQUIRED}, or `claim` in its place")
+        return self
+
+    @property
+    def default_accountant(self) -> str:
+        return "gaussian" if self.claim is None else STATED
+
+    @property
+    def default_estimator(self) -> str:
+        if self.claim is None or self.claim.gaussian:
+            return super().default_estimator
+        return curve_free_method()
+
     @property
     def auto_pack_size(self) -> int:
         """Returns a small number, so that little is lost if a worker dies."""
@@ -117,12 +147,13 @@ class Function(Mechanism):
 
     def horizons(self, record_every: int | None) -> Horizons:
         """Returns the last step only: the function returns one score."""
-        if record_every is not None and record_every < self.steps:
+        steps = self.steps or 1
+        if record_every is not None and record_every < steps:
             raise SpecError(
                 "audit.record_every",
                 f"is {record_every}, but a function is scored at its end only; leave it out",
             )
-        return (self.steps,)
+        return (steps,)
 
     def check_inputs(self) -> None:
         self._train()
@@ -135,9 +166,11 @@ class Function(Mechanism):
         modules = dict.fromkeys(path.partition(":")[0] for path in paths)
         return (*super().named_modules(), *modules)
 
-    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        """Counts all releases: the function scores the complete training."""
-        return Claimed(self.noise_multiplier, self.steps, self.sample_rate)
+    def claimed(self, adversary: Adversary, horizon: int) -> Claim:
+        """Returns the stated claim, or counts all releases: the complete training is scored."""
+        if self.claim is not None:
+            return self.claim
+        return Training(self.noise_multiplier or 0.0, self.steps or 1, self.sample_rate)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Returns the user's statement; code that is only called cannot be analysed."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt
 from scipy.special import expit
 
-from ..accounting import Adjacency
+from ..accounting import Adjacency, Training
 from ..adversaries.base import Adversary
 from ..adversaries.label import Label, crafted_records
 from ..errors import SpecError, plain
@@ -28,7 +28,6 @@ from ..stats import Estimate, Status, TradeOff, gdp
 from ..stats import label as bounds
 from .base import (
     Arrays,
-    Claimed,
     Horizons,
     Measured,
     Mechanism,
@@ -184,14 +183,14 @@ class LabelGradient(Mechanism):
     def check_records(self, adversary: Adversary) -> None:
         cast(Label, adversary).check_widths(self.shape.sizes, self.target.batch_size)
 
-    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+    def claimed(self, adversary: Adversary, horizon: int) -> Training:
         """Counts the steps that may have one record: with `shuffle`, one in each epoch."""
         releases = 1
         if not self.sampled:
             shuffled = type(self.target.sampling) is Shuffle
             epochs = math.ceil(horizon / self.target.sizes.per_epoch)
             releases = epochs if shuffled else horizon
-        return Claimed(self.target.noise, releases, adjacency=Adjacency.REPLACE)
+        return Training(self.target.noise, releases, adjacency=Adjacency.REPLACE)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Returns Gaussian for trials of one record in one batch, which is proved here.

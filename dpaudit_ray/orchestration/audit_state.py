@@ -87,7 +87,8 @@ class AuditState:
         self._test = None
         if self._rule is not None and self._rule.verdict:
             self._test = claims.test(audit, cell)
-        self._bounds = [live_bound(audit)]  # the first is shown, the last compared with the claim
+        # The first is shown, the last is compared with the claim. A Gaussian has no ε at δ = 0.
+        self._bounds = [live_bound(audit)] if cell.audit.delta else []
         if not claims.is_gaussian(cell, audit.accountant):
             self._bounds.append(live_bound(audit, curve="any"))
         self._missed: dict[str, MissedTrials] = {}  # one by one, by the name of the exception

@@ -152,7 +152,12 @@ class Estimates:
         uniform = any(spec.method.time_uniform() for spec in declared)
         if self._looked and not uniform and self._audit.canaries:
             added = methods_after_a_look(not self._audit.independent, self._audit.paired)
-            declared += [EstimatorSpec(name=name) for name in added]
+            if self._cell.audit.delta:
+                declared += [EstimatorSpec(name=name) for name in added]
+            elif self._audit.independent:
+                declared.append(EstimatorSpec(name=curve_free_method(time_uniform=True)))
+            else:
+                declared.append(EstimatorSpec(name=added[0], options={"curve": "any"}))
         return declared
 
     def _curve_free(self) -> State | None:
@@ -176,7 +181,7 @@ class Estimates:
         uniform = method.time_uniform()
         family = None
         if spec.through_claim:
-            family = Family(self._cell.claimed(step).training)
+            family = Family(self._cell.claimed(step))
         planned = audit.declared[0] if uniform else audit.trials
         state = spec.make(planned, audit.together, family)
         grows = len(audit.foreseen) > 1 and not audit.extended

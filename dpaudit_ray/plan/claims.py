@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import accounting, imports
-from ..accounting import Training
+from ..accounting import Claim, Training
 from ..errors import SpecError, plain
-from ..mechanisms.base import Claimed
 from ..stats import curve, gdp
 from ..stats.claim_verdict import ClaimTest, RunTest
 from ..stats.curve import Curve
@@ -36,8 +35,8 @@ def claimed_epsilons(cell: Cell) -> dict[str, tuple[float, ...]]:
     return {name: by(claimed, cell.audit.delta, name) for name in cell.audit.accountants}
 
 
-def asked(cell: Cell) -> tuple[Claimed, ...]:
-    """Returns the input of accountants at each recorded step."""
+def asked(cell: Cell) -> tuple[Claim, ...]:
+    """Returns the claim at each recorded step."""
     return tuple(map(cell.claimed, cell.horizons))
 
 
@@ -69,19 +68,21 @@ def difference(claims: Claims, cell: Cell) -> str | None:
 
 
 def _range(
-    claimed: tuple[Claimed, ...],
+    claimed: tuple[Claim, ...],
     delta: float,
     name: str,
 ) -> tuple[Floats, Floats]:
     """Returns the smallest and largest possible claims, float64 [steps] each."""
     last = claimed[-1]
     steps = len(claimed)
-    if not last.gaussian or ":" in name:  # a user's accountant may claim less than is true
+    trainings = [claim for claim in claimed if isinstance(claim, Training)]
+    # A user's accountant may claim less than is true.
+    if not trainings or not last.gaussian or ":" in name:
         top = _last(last, delta, name)
         low = np.zeros(steps)
         low[-1] = top * (1 - _AGAIN)
         return low, np.full(steps, top * (1 + _AGAIN))
-    mus = [_mu(training.training) for training in claimed]
+    mus = list(map(_mu, trainings))
     exact = np.asarray(gdp.epsilon(mus, delta))
     if name == "gaussian":
         high = exact * (1 + _CLOSE) + _CLOSE
@@ -102,29 +103,33 @@ def _mu(training: Training) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _last(claimed: Claimed, delta: float, name: str) -> float:
+def _last(claimed: Claim, delta: float, name: str) -> float:
     return by((claimed,), delta, name)[0]
 
 
 def by(
-    claimed: tuple[Claimed, ...],
+    claimed: tuple[Claim, ...],
     delta: float,
     accountant: str,
 ) -> tuple[float, ...]:
     """Returns ε by one accountant at every recorded step.
 
     Args:
-        claimed: the accountant's input at each of these steps.
-        delta: δ of the claim.
-        accountant: its name.
+        claimed: the claim at each of these steps.
+        delta: its δ.
+        accountant: name of the accountant of a training; `stated` for other claims.
 
     Raises:
         SpecError: it has no answer.
     """
     last = claimed[-1]
-    releases = [training.releases for training in claimed]
+    if not isinstance(last, Training):
+        return _stated(claimed, delta, accountant)
+    if delta == 0:
+        raise SpecError("audit.delta", "is 0, where Gaussian noise claims no ε; use a larger one")
+    steps = [claim.steps for claim in claimed if isinstance(claim, Training)]
     try:
-        epsilons = accounting.curve(last.training, releases, delta, accountant)
+        epsilons = accounting.curve(last, steps, delta, accountant)
     except (ValueError, ArithmeticError) as error:
         raise SpecError(
             "audit.accountants",
@@ -132,6 +137,27 @@ def by(
             f"and a sample rate of {plain(last.sample_rate)} ({error}); choose another accountant",
         ) from error
     return tuple(epsilons.tolist())
+
+
+def _stated(
+    claimed: tuple[Claim, ...],
+    delta: float,
+    accountant: str,
+) -> tuple[float, ...]:
+    """Returns ε of stated claims. Raises SpecError for a δ at which they have no ε."""
+    if accountant != accounting.STATED:
+        raise SpecError(
+            "audit.accountants",
+            f"is {accountant}, but the mechanism states its claim, {claimed[-1].words}; leave it "
+            "out",
+        )
+    epsilons = tuple(claim.epsilon_at(delta) for claim in claimed)
+    if math.inf in epsilons:
+        raise SpecError(
+            "audit.delta",
+            f"is {plain(delta)}, where {claimed[-1].words} claims no ε; use a larger delta",
+        )
+    return epsilons
 
 
 def is_gaussian(cell: Cell, accountant: str) -> bool:
@@ -152,10 +178,14 @@ def test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
         audit: the audit as planned, whose trials the test fits.
         cell: the audit as the sweep has it.
     """
-    curve = family(cell)(cell.claimed().noise_multiplier)
+    claimed = cell.claimed()
+    curves = family(cell)
+    curve = curves(claimed.noise)
+    is_assumed_gaussian = isinstance(claimed, Training) or claimed.gaussian
     first, *later = audit.foreseen
     if audit.independent:
-        return ClaimTest(curve, first, later=tuple(later))
+        alternatives = None if is_assumed_gaussian else curves
+        return ClaimTest(curve, first, alternatives, tuple(later))
     planned = audit.looks[-1] if later else first
     return RunTest(curve, planned, audit.together, audit.paired)
 
@@ -167,21 +197,23 @@ def family(cell: Cell) -> Callable[[float], Curve]:
 
 @lru_cache(maxsize=256)  # families; audits of the same claim share one
 def curves(
-    claimed: Claimed,
+    claimed: Claim,
     accountant: str,
     delta: float,
 ) -> Callable[[float], Curve]:
     """Returns a function from a noise multiplier to the curve that an accountant claims for it.
 
     Args:
-        claimed: the accountant's input, of which the noise multiplier is replaced.
+        claimed: the claim, whose noise multiplier is replaced.
         accountant: its name.
         delta: δ at which the curve has to be accurate.
     """
 
     @lru_cache(maxsize=64)  # a search for the effective noise tries ten at most
     def at_noise(noise: float) -> Curve:
-        training = replace(claimed.training, noise_multiplier=noise)
+        if not isinstance(claimed, Training):
+            return claimed.weakened(noise).curve
+        training = replace(claimed, noise_multiplier=noise)
         if claimed.gaussian and (accountant == "gaussian" or not noise):
             return curve.gaussian(_mu(training))
         # The points that matter are those of the Gaussian claim with the same ε at δ.
@@ -192,15 +224,15 @@ def curves(
     return at_noise
 
 
-def at_points(training: Training, epsilons: Floats, accountant: str) -> Curve:
+def at_points(claimed: Claim, epsilons: Floats, accountant: str) -> Curve:
     """Returns the points of a claimed curve.
 
     Args:
-        training: the accountant's input.
+        claimed: the claim.
         epsilons: ε of each point, float64 [n].
-        accountant: its name.
+        accountant: name of the accountant, if it is a training.
     """
     deltas = [
-        accounting.delta_of(training, epsilon, accountant).upper for epsilon in epsilons.tolist()
+        accounting.delta_of(claimed, epsilon, accountant).upper for epsilon in epsilons.tolist()
     ]
     return Curve(epsilons, np.minimum(deltas, 1.0))

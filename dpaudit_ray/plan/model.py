@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from .. import seeds
+from ..accounting.claim import StatedClaim
 from ..errors import printable
-from ..mechanisms.base import Claimed
 from ..stats import growth
 from .provenance import Code, InputFile
 
@@ -83,7 +83,7 @@ class PlannedAudit:
         claims: ε at each recorded step, by accountant.
         packs: first and last trial of each pack.
         declared: the numbers of trials that were declared in turn; the last one is `trials`.
-        claimed: the input of accountants at each recorded step, if computing it takes a user's code
+        claimed: the claim at each recorded step, if computing it takes a user's code
             or data.
         canaries: so many consecutive trials belong to one training run, or to one pair of runs if
             `paired`, and a pack holds complete ones; 0 stands for all trials, in all packs.
@@ -100,7 +100,7 @@ class PlannedAudit:
     claims: Mapping[str, tuple[float, ...]]
     packs: tuple[tuple[int, int], ...]
     declared: Annotated[tuple[Count, ...], Field(min_length=1)]
-    claimed: tuple[Claimed, ...] | None = None
+    claimed: tuple[StatedClaim, ...] | None = None
     canaries: Count = 1
     preparation: PlannedPreparation | None = None
     up_to: Count | None = None

@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from ..errors import DpauditError, percent
 from ..plan import claims
 from ..stats import TradeOff, base, clopper_pearson_lower, gdp, growth
 from ..stats.claim_verdict import ClaimTest, RunTest, largest_accuracy
-from ..stats.curve import Curve
+from ..stats.curve import Curve, Responses
+from ..stats.error_rates import root
 from ..stats.one_run import balanced, hits_of
 from ..stats.one_run_fdp import SHARE, gaussian_mu
 from ..stats.order_statistics import OrderStatistics
@@ -50,6 +51,7 @@ _EFFECT = (
     f"{percent(REQUIRED_POWER)} or more"
 )
 _IF_ALL = "if the adversary shows all that the claim allows"
+_MOST_LEAK = 16.0  # times the claimed losses, at most, that a hit rate is explained by
 _LUCK = 0.2  # probability of fewer correct guesses than a forecast assumes
 Test = ClaimTest | RunTest
 # Adversaries that may see all that a claim allows; the one that sees less comes first.
@@ -66,8 +68,8 @@ _STRONGEST: Mapping[Adversary, str] = {
 def chance_to_refute(test: Test, alpha: float) -> float:
     """Returns the probability that this adversary refutes the claim if there is less noise.
 
-    Simulated at a fixed seed with Gaussian scores, as far apart as the adversary's hit rate
-    implies for ALTERNATIVE times the noise; 0 if the claim allows these.
+    Simulated at a fixed seed with ALTERNATIVE times the noise that the adversary's hit rate
+    implies; 0 if the claim allows that. Scores are Gaussian, or those of the claim's own curve.
 
     Args:
         test: the test of the claim, after the trials of the audit.
@@ -78,38 +80,61 @@ def chance_to_refute(test: Test, alpha: float) -> float:
     hits = test.hits
     if hits.guesses == 0:
         return 0.0
-    mu = _mu_with_less_noise(test.curve, hits.hits / hits.guesses, hits.guesses)
-    if mu is None:
+    alternative = _with_less_noise(test, hits.hits / hits.guesses, hits.guesses)
+    if alternative is None:
         return 0.0
     looks = (test.planned, *test.later)
-    if len(looks) == 1:
-        smaller = math.floor(mu / _GRAIN) * _GRAIN
+    if len(looks) == 1 and not isinstance(alternative, Curve):
+        smaller = math.floor(alternative / _GRAIN) * _GRAIN
         for trials in _SHORTER:
             shorter = test.curve, (trials,), smaller, trials, alpha
             if trials < test.planned and _share_found(*shorter, required=1.0) == 1:
                 return 1.0  # fewer trials and a smaller effect are enough
-    return _share_found(test.curve, looks, mu, test.horizon, alpha)
+    return _share_found(test.curve, looks, alternative, test.horizon, alpha)
 
 
-def _mu_with_less_noise(claim: Curve, rate: float, guesses: int) -> float | None:
-    """Returns μ of the scores with ALTERNATIVE times the noise; None if that meets the claim.
+def _with_less_noise(test: ClaimTest, rate: float, guesses: int) -> float | Curve | None:
+    """Returns the mechanism with ALTERNATIVE times the noise; None if that meets the claim.
 
     Args:
-        claim: the claimed curve.
+        test: the test of the claim.
         rate: share of correct guesses with the noise as it is.
         guesses: number of guesses; a rate of 1 counts as half a mistake.
+
+    Returns:
+        μ of Gaussian scores, or the curve of its privacy loss if the test has `alternatives`.
     """
     share = min(max(rate, 0.5), 1 - 0.5 / guesses)
+    claim = test.curve
+    if test.alternatives is not None:
+        return _less_of_claimed_noise(test.alternatives, share)
     mu = 2 * float(ndtri(share)) / ALTERNATIVE
     within = np.asarray(gdp.delta(claim.epsilons, mu)) <= claim.deltas
     return None if within.all() else mu
+
+
+def _less_of_claimed_noise(curves: Callable[[float], Curve], rate: float) -> Curve | None:
+    """Returns the curve with ALTERNATIVE times the noise that a rate of correct guesses implies.
+
+    None if that is as much noise as is claimed, or more.
+    """
+
+    def excess(log_noise: float) -> float:
+        return largest_accuracy(curves(math.exp(log_noise))) - rate
+
+    largest = -math.log(ALTERNATIVE)  # the noise from which nothing is left to find
+    if excess(largest) >= 0:
+        return None
+    least = -math.log(_MOST_LEAK)
+    log_noise = root(excess, least, largest, xtol=1e-6) if excess(least) > 0 else least
+    return curves(ALTERNATIVE * math.exp(log_noise))
 
 
 @functools.lru_cache(maxsize=4096)  # audits with the same claim, trials and μ share a simulation
 def _share_found(
     curve: Curve,
     looks: tuple[int, ...],
-    mu: float,
+    alternative: float | Curve,
     trials: int,
     alpha: float,
     required: float = 0.0,
@@ -119,7 +144,8 @@ def _share_found(
     Args:
         curve: the claim.
         looks: declared numbers of trials, at each of which the claim is tested.
-        mu: distance of the scores of both worlds, in standard deviations.
+        alternative: distance of Gaussian scores of both worlds, in standard deviations; or the
+            curve of which scores are the likelihood ratios.
         trials: trials of a simulated audit.
         alpha: error probability at which the claim counts as refuted.
         required: the simulation ends early once the share cannot reach this.
@@ -128,7 +154,10 @@ def _share_found(
     refuted = 0
     for simulated in range(1, SIMULATIONS + 1):
         members = rng.random(trials) < 0.5
-        scores = rng.normal(size=trials) + mu * members
+        if isinstance(alternative, Curve):
+            scores = Responses.from_curve(alternative).scores(members, rng)
+        else:
+            scores = rng.normal(size=trials) + alternative * members
         audit = ClaimTest(curve, looks[0], later=looks[1:])
         # Not `audit.fold`: it would also count correct guesses, which nothing here reads.
         audit.process.fold(scores, members)
@@ -174,7 +203,7 @@ def for_weak(
     def first_size(rate: float | None) -> int | None:
         """Returns the first of `sizes` with the required power, as of `_finds`; None for none."""
         for size in sizes:
-            if _finds(test.curve, looks, rate, size, alpha):
+            if _finds(test, looks, rate, size, alpha):
                 return size
         return None
 
@@ -334,24 +363,22 @@ def _stronger(
         return None
     cells = fresh[0].cells
     alpha = (1 - min(cell.audit.confidence for cell in cells)) / len(cells)
-    curves = set()
-    for cell in cells:
-        noise = cell.claimed().noise_multiplier
-        curves.add(claims.family(cell)(noise))
+    curves = {claims.family(cell)(cell.claimed().noise) for cell in cells}
+    tests = [ClaimTest(curve, audit.trials) for curve in curves]
     for factor in (1, *_MORE):
         trials = factor * audit.trials
         looks = growth.looks(trials, cells[0].audit.up_to)
         if factor > 1:
             looks = (trials,)
             fresh = options_of_its_own(run, adversary.name, {**changes, "audit.trials": trials})
-        decided = all(_finds(curve, looks, None, trials, alpha) for curve in curves)
+        decided = all(_finds(test, looks, None, trials, alpha) for test in tests)
         if fresh is not None and decided:
             return trials, fresh[1]
     return None
 
 
 def _finds(
-    curve: Curve,
+    test: ClaimTest,
     looks: tuple[int, ...],
     rate: float | None,
     trials: int,
@@ -360,7 +387,7 @@ def _finds(
     """Returns whether so many trials have the required power.
 
     Args:
-        curve: the claim.
+        test: the test of the claim.
         looks: declared numbers of trials; a new run declares other `trials` alone.
         rate: share of correct guesses; None for all that the claim allows.
         trials: trials of the audit.
@@ -369,13 +396,14 @@ def _finds(
     if trials > _MOST:
         return False
     if rate is None:
-        rate = bdtrik(_LUCK, trials, largest_accuracy(curve)) / trials
-    mu = _mu_with_less_noise(curve, rate, _MOST)
-    if mu is None:
+        rate = bdtrik(_LUCK, trials, largest_accuracy(test.curve)) / trials
+    alternative = _with_less_noise(test, rate, _MOST)
+    if alternative is None:
         return False
     if trials not in looks:
         looks = (trials,)
-    return _share_found(curve, looks, mu, trials, alpha, REQUIRED_POWER) >= REQUIRED_POWER
+    share = _share_found(test.curve, looks, alternative, trials, alpha, REQUIRED_POWER)
+    return share >= REQUIRED_POWER
 
 
 def _sees_all(cell: Cell) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from .. import imports
-from ..accounting import Training
+from ..accounting import Claim
 from ..plan import claims, score_stream
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import Trials
@@ -172,15 +172,14 @@ def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
         return gaussian(math.inf)
     if imports.is_data(audit.accountant):  # its one recorded point
         return Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
-    training = cell.claimed().training
-    return _curve(training, 2 * audit.claim, points, audit.accountant)
+    return _curve(cell.claimed(), 2 * audit.claim, points, audit.accountant)
 
 
 @functools.lru_cache  # audits share claims, and some accountants take seconds
 def _curve(
-    training: Training,
+    claimed: Claim,
     top: float,
     points: int,
     accountant: str,
 ) -> Curve:
-    return claims.at_points(training, np.linspace(0.0, top, points), accountant)
+    return claims.at_points(claimed, np.linspace(0.0, top, points), accountant)

@@ -22,6 +22,8 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from .. import __version__, accounting
+from ..accounting import Training
+from ..accounting.stated_claims import EpsilonDelta
 from ..errors import DpauditError, RunDirectoryError, StorageError, percent, plain, printable
 from ..plan import claims, outcomes, score_stream
 from ..stats.budget import average_evidence
@@ -266,7 +268,7 @@ def _judge_audit(
     """
     audit, cell = run.pairs[index]
     claimed = cell.claimed()
-    noise = claimed.noise_multiplier
+    noise = claimed.noise
     accountant = audit.accountant
     test = claims.test(audit, cell)
     watched = test if isinstance(test, RunTest) else test.process
@@ -308,7 +310,7 @@ def _judge_audit(
         diverged=test.diverged,
         lopsided=test.lopsided,
         above=above,
-        remark=accounting.remark(claimed.training, accountant),
+        remark=accounting.remark(claimed, accountant),
     )
 
 
@@ -498,16 +500,22 @@ def _reason(
     """
     planned = run.plan.audits[index]
     if audit.verdict is Verdict.VIOLATION:
-        refuted = "the claim"
-        if not run.sweep.cells[index].mechanism.adds_gaussian_noise and not audit.quote.above:
-            refuted = f"the claimed curve, though not its ε at δ = {plain(audit.quote.delta)},"
-        reason = f"{refuted} is refuted after {audit.refuted_after:,} of {audit.planned:,} trials"
-        if audit.effective_noise is None or audit.effective_noise > audit.noise_multiplier:
+        claimed = run.sweep.cells[index].claimed()
+        refuted = "the claim is refuted"
+        if _only_as_gaussian(run, index, audit.quote):
+            of_epsilon = EpsilonDelta(audit.claim, audit.quote.delta).words
+            refuted = (
+                f"as Gaussian releases the claim is refuted (no more than {of_epsilon} is shown)"
+            )
+        reason = f"{refuted} after {audit.refuted_after:,} of {audit.planned:,} trials"
+        effective = audit.effective_noise
+        if effective is None or effective > audit.noise_multiplier:
             return reason
-        return (
-            f"{reason}: no more private than with noise multiplier {audit.effective_noise:.3g} "
-            f"where {audit.noise_multiplier:.3g} is claimed"
-        )
+        weaker = claimed.weakened(effective)
+        if isinstance(claimed, Training):
+            less = f"noise multiplier {effective:.3g} where {audit.noise_multiplier:.3g}"
+            return f"{reason}: no more private than with {less} is claimed"
+        return f"{reason}: no more private than {weaker.words} where {claimed.words} is claimed"
     if audit.verdict is Verdict.CONSISTENT:
         return f"{audit.trials:,} trials do not refute the claim, and {LESS_NOISE} would have shown"
     if index in run.decided:
@@ -541,6 +549,16 @@ def _reason(
         )
     chance = percent(round(audit.power, 2))
     return f"the audit is weak: it would have noticed {LESS_NOISE} with a chance of {chance}"
+
+
+def _only_as_gaussian(run: Run, index: int, quote: Quote) -> bool:
+    """Returns whether a refuted claim was stated as Gaussian releases, and its ε is not exceeded.
+
+    The mechanism may add another kind of noise, of which only that ε is promised.
+    """
+    cell = run.sweep.cells[index]
+    is_stated = isinstance(cell.claimed(), Training) and not cell.mechanism.adds_gaussian_noise
+    return is_stated and not quote.above and math.isfinite(quote.claim)
 
 
 def _sentence(
@@ -612,6 +630,15 @@ def _help(run: Run, verdict: RunVerdict) -> Iterator[str]:
             yield f"a separate run with another seed: {reason}: {fresh[1]}"
 
     if verdict.verdict is Verdict.VIOLATION:
+        sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.sampled]
+        for index, audit in zip(sampled, verdict.audits, strict=True):
+            is_refuted = audit.verdict is Verdict.VIOLATION
+            if is_refuted and _only_as_gaussian(run, index, audit.quote):
+                fields = (
+                    f"{{epsilon: {plain(audit.claim, '.6g')}, delta: {plain(audit.quote.delta)}}}"
+                )
+                yield f"if only its ε is promised, state it: `mechanism.claim: {fields}`"
+                break
         yield from again("chance does not repeat itself, a leak does")
     elif outcomes.only_failed(run.directory, run.plan, run.decided):
         yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"

@@ -123,11 +123,11 @@ def conditions(
         for spec in cell.audit.estimators:
             if OWN in assumed and not spec.unimported and spec.method.assumes:
                 assumptions.add(f"{spec.name} assumes: {spec.method.assumes}")
-        training = cell.claimed().training
+        claimed = cell.claimed()
         for name in cell.audit.accountants:
             if imports.is_data(name):
                 continue  # of a module that is not trusted
-            remark = accounting.remark(training, name)
+            remark = accounting.remark(claimed, name)
             if remark:
                 remarks.add(f"claim by {name}: {remark}")
     return [*sorted(assumptions), *sorted(remarks)]

@@ -201,7 +201,7 @@ def estimate(
             training runs: a third outcome, guessed by earlier ones.
         members: bool [R], the secret bits; must be fair and independent coin flips. A share or
             an order that coins do not give is refused by the methods that it would mislead.
-        delta: δ of the bound, in (0, 1).
+        delta: δ of the bound, in [0, 1); 0 for methods that assume no curve.
         confidence: its level, in (0, 1).
         method: one of `estimators()`, or a class of your own.
         runs: [R], which training run each score came from; `several-canaries` takes run after run,
@@ -223,6 +223,8 @@ def estimate(
         canaries = check_runs(runs, trials, _method_class(method))
     independent = runs is not None and canaries == 1 < trials
     state = make(method, trials, independent=independent, canaries=canaries, **options)
+    if delta == 0:
+        check_pure(state)
     note = ""
     if independent and state.needs_independence:
         check_apart(values, bits, f"{state.name} uses all trials at once; {_BY_EARLIER}")
@@ -368,9 +370,19 @@ def check_runs(
 
 
 def check_level(delta: float, confidence: float) -> None:
-    """Raises ValueError unless 0 < delta < 1 and 0 < confidence < 1."""
-    in_unit("delta", delta)
+    """Raises ValueError unless 0 <= delta < 1 and 0 < confidence < 1."""
+    if delta != 0:
+        in_unit("delta", delta)
     in_unit("confidence", confidence)
+
+
+def check_pure(state: Estimator) -> None:
+    """Raises ValueError if an estimator has no bound on ε at δ = 0, as those through a Gaussian."""
+    if state.status is not Status.CERTIFIED and getattr(state, "curve", "") != "any":
+        raise ValueError(
+            f"{state.name} converts its bound through a curve whose ε at δ = 0 is infinite; "
+            f"use {', '.join(_CURVE_FREE)}, or a delta above 0"
+        )
 
 
 def curve_free_method(time_uniform: bool = False) -> str:
@@ -416,7 +428,7 @@ def assumption_free(
     Args:
         scores: float [R], as of `estimate`.
         members: bool [R], the secret bits.
-        delta: δ of the bound, in (0, 1).
+        delta: δ of the bound, in [0, 1).
         confidence: its level, in (0, 1).
         planned: declared number of trials; R if None.
         missed: bool [R], trials without an output; none if None.

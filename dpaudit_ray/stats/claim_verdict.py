@@ -272,6 +272,8 @@ class ClaimTest(_Test):
     them later, many at once.
     """
 
+    # The curves with other noise, where scores are simulated by these and not as Gaussian.
+    alternatives: Callable[[float], Curve] | None = None
     later: tuple[int, ...] = ()  # declared with `planned`: each has a `DeclaredTest`
     _reached: list[tuple[int, float]] = field(default_factory=list, init=False)
 

@@ -10,7 +10,7 @@ mechanism under the claim can be computed from that answer.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, ndtr
 
 from . import gdp
@@ -121,6 +121,19 @@ class Responses:
             shares=np.append(d[-1:], shares[::-1]),
             mistakes=np.append(0.0, expit(-log_odds)),
         )
+
+    def scores(self, members: NDArray[np.bool_], rng: np.random.Generator) -> Floats:
+        """Draws answers as signed log odds, float64 [n]: positive where the answer is "in".
+
+        Args:
+            members: the secret bits, bool [n].
+            rng: of the draws.
+        """
+        level = rng.choice(len(self.shares), size=len(members), p=self.shares / self.shares.sum())
+        is_wrong = rng.random(len(members)) < self.mistakes[level]
+        sureness = self.log_odds.copy()
+        sureness[0] += 1  # what reveals the bit is surer than all else
+        return np.asarray(np.where(members ^ is_wrong, 1, -1) * sureness[level])
 
     @property
     def one_sided(self) -> "Responses":

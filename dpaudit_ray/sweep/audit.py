@@ -99,7 +99,7 @@ class AuditSpec(Strict):
     """Number of trials (that may grow `up_to`), level, and what is computed from the scores."""
 
     trials: int = Field(ge=1, le=100_000_000)  # trainings, or canaries of all trainings
-    delta: OpenShare  # δ of claims and bounds; below 1 / N
+    delta: float = Field(ge=0, lt=1)  # δ of claims and bounds; below 1 / N, 0 for pure ε
     confidence: OpenShare = 0.95  # of each lower bound
     record_every: Count | None = None  # judge as if training ended after each
     # of lower bounds
@@ -131,7 +131,9 @@ class AuditSpec(Strict):
             with mistakes.noted():
                 try:
                     if not estimator.unimported:
-                        estimator.make(planned=self.trials)
+                        made = estimator.make(planned=self.trials)
+                        if self.delta == 0 and "estimators" in self.model_fields_set:
+                            stats.base.check_pure(made)
                 except ValueError as error:
                     key = f"estimators.{index}"
                     raise SpecError(key, f"{estimator.name}: {error}") from error
@@ -210,7 +212,7 @@ def _parsed(
 def _checked_accountant(name: str, key: str) -> str:
     """Returns the name of an accountant. Raises SpecError under `key` for an unknown name."""
     accountants = accounting.accountants()
-    if ":" not in name and name not in accountants:
+    if ":" not in name and name not in (accounting.STATED, *accountants):
         raise SpecError(key, unknown_name("accountant", name, accountants))
     if ":" in name and not imports.is_data(name):
         try:

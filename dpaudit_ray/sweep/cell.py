@@ -10,9 +10,10 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from .. import stats
+from ..accounting import Claim
 from ..adversaries.base import Adversary
 from ..errors import REQUIRED, Mistakes, SpecError
-from ..mechanisms.base import Claimed, Mechanism
+from ..mechanisms.base import Mechanism
 from ..plugins import Plugin, Strict, Unread, is_users, parse, parts, validated
 from ..stats.budget import Budget
 from .audit import AuditSpec, EstimatorSpec
@@ -140,8 +141,8 @@ class Cell(Strict):
             identity.append({"canary": self.audit.canary})
         return digest(identity)
 
-    def claimed(self, step: int | None = None) -> Claimed:
-        """Returns the input of accountants after a step; None stands for the last one."""
+    def claimed(self, step: int | None = None) -> Claim:
+        """Returns what is claimed after a step; None stands for the last one."""
         return self.mechanism.claimed(self.adversary, step or self.horizons[-1])
 
     def trade_off(self, step: int | None = None) -> stats.TradeOff:
@@ -210,6 +211,9 @@ def parse_cell(
     default = mechanism.default_accountant
     if default != "gaussian" and "accountants" not in audit.model_fields_set and not older:
         audit = audit.model_copy(update={"accountants": [default]})
+    if mechanism.default_estimator != "accuracy" and "estimators" not in audit.model_fields_set:
+        estimators = [EstimatorSpec(name=mechanism.default_estimator)]
+        audit = audit.model_copy(update={"estimators": estimators})
     mechanism = mechanism.for_audit(audit.delta, audit.accountants[0])
     mechanism = mechanism.against(adversary)
     cell = Cell(

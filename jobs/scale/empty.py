@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from dpaudit_ray.accounting import Training
 from dpaudit_ray.adversaries.base import Adversary
-from dpaudit_ray.mechanisms.base import Claimed, Mechanism, Session
+from dpaudit_ray.mechanisms.base import Mechanism, Session
 from dpaudit_ray.plan import finished_trials
 
 
@@ -45,9 +46,9 @@ class Empty(Mechanism):
     def check_inputs(self) -> None:
         """Nothing is read."""
 
-    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+    def claimed(self, adversary: Adversary, horizon: int) -> Training:
         """Returns the claim of one release: the bit plus unit noise."""
-        return Claimed(1.0, 1)
+        return Training(1.0, 1)
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Nothing to prepare."""

@@ -17,8 +17,9 @@ from pydantic import Field
 from scipy import optimize, special
 
 from dpaudit_ray import stats
+from dpaudit_ray.accounting import Training
 from dpaudit_ray.adversaries.base import Adversary
-from dpaudit_ray.mechanisms.base import Claimed, Mechanism, Session
+from dpaudit_ray.mechanisms.base import Mechanism, Session
 from dpaudit_ray.stats import gdp
 
 Worlds = Literal[
@@ -74,9 +75,9 @@ class Coverage(Mechanism):
     def check_inputs(self) -> None:
         """Nothing is read."""
 
-    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+    def claimed(self, adversary: Adversary, horizon: int) -> Training:
         """The Gaussian release with the same ε."""
-        return Claimed(1 / max(float(gdp.mu(self.epsilon, self.delta)), 1e-9), 1)
+        return Training(1 / max(float(gdp.mu(self.epsilon, self.delta)), 1e-9), 1)
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         """Nothing to prepare."""

@@ -9,7 +9,6 @@ from scipy import special
 from dpaudit_ray import accounting
 from dpaudit_ray.accounting import Adjacency, Sampling, Training
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.claim_verdict import ClaimTest
@@ -119,7 +118,8 @@ def test_a_sweep_that_was_recorded_before_keeps_its_accountant(tiny):
 
 def test_a_training_between_both_claims_is_found():
     """ε = 3 in truth, where 1.47 is claimed by allocation, and 4.98 without amplification."""
-    rng, claimed = np.random.default_rng(2), Claimed(2.0, 50, 0.1, Sampling.BALLS_AND_BINS)
+    rng = np.random.default_rng(2)
+    claimed = Training(2.0, 50, 0.1, sampling=Sampling.BALLS_AND_BINS)
     members = rng.random(2000) < 0.5
     scores = rng.normal(size=2000) + float(gdp.mu(3.0, 1e-5)) * members
     for accountant, refuted in (("allocation", True), ("gaussian", False)):

@@ -31,14 +31,13 @@ pytestmark = [
 
 # One mechanism that leaks more than it claims, and one whose training raises.
 PLUGINS = """
-from dpaudit_ray.mechanisms.base import Claimed
 from own_pace import Paced
 
 class Quiet(Paced):
     '''Its noise is a third of what it claims.'''
     name: str = "plugins:Quiet"
     def claimed(self, adversary, horizon):
-        return Claimed(self.noise_multiplier * 3, 1)
+        return Training(self.noise_multiplier * 3, 1)
 
 class Broken(Paced):
     name: str = "plugins:Broken"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpaudit_ray.accounting import Training
 from dpaudit_ray.adversaries.landscape import LandscapeAdversary
 from dpaudit_ray.forecast import forecast
-from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.mechanisms.landscape import Landscape
 from dpaudit_ray.report import detection, verdict
 from dpaudit_ray.report.tables import Run
@@ -119,7 +119,7 @@ class Boastful(Landscape):
     name: str = f"{__name__}:Boastful"
 
     def claimed(self, adversary, horizon):
-        return Claimed(self.noise_multiplier * (1 + 1e-5), 1)
+        return Training(self.noise_multiplier * (1 + 1e-5), 1)
 
 
 def exact(**mechanism: Any) -> dict[str, Any]:

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from dpaudit_ray import plugins
-from dpaudit_ray.accounting import Sampling
+from dpaudit_ray.accounting import Sampling, Training
 from dpaudit_ray.adversaries.base import SampleCanary
-from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.mechanisms.dp_sgd.sampling import Poisson, Sampler, Sizes
 from dpaudit_ray.mechanisms.dp_sgd.steps import Insertion
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
@@ -106,10 +105,12 @@ def test_who_is_not_sampled_takes_the_same_steps_bit_for_bit(options):
 def test_what_is_claimed(name, rate, sampling, tiny):
     """569 records in batches of 64: eight batches an epoch, one of which has the canary."""
     mechanism, adversary = cell(tiny, "biased-dimension", sampling=name)
-    assert mechanism.claimed(adversary, 6) == Claimed(2.0, 6, pytest.approx(rate), sampling)
+    claimed = mechanism.claimed(adversary, 6)
+    assert claimed == Training(2.0, 6, claimed.sample_rate, sampling=sampling)
+    assert claimed.sample_rate == pytest.approx(rate)
     if name in ("fixed", "poisson"):
         _, left = cell(tiny, {"name": "biased-dimension", "period": 3}, sampling=name)
-        assert mechanism.claimed(left, 6).releases == 2, "a period leaves steps out"
+        assert mechanism.claimed(left, 6).steps == 2, "a period leaves steps out"
 
 
 def test_each_canary_of_a_model_has_coins_of_its_own():

@@ -20,9 +20,10 @@ from scipy import special
 import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds, stats
+from dpaudit_ray.accounting import Training
 from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.errors import SpecError, StorageError
-from dpaudit_ray.mechanisms.base import Claimed, Session
+from dpaudit_ray.mechanisms.base import Session
 from dpaudit_ray.orchestration import aggregation as aggregations
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.orchestration.driver import Driver, FailureBudget
@@ -417,8 +418,8 @@ class Alike(Empty):
     mu: float = 1.0
     leak: float = 1.0
 
-    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
-        return Claimed(1 / self.mu, 1)
+    def claimed(self, adversary: Adversary, horizon: int) -> Training:
+        return Training(1 / self.mu, 1)
 
     def open(self, adversary: Adversary, seed: int, craft_seed: int, gpu: bool) -> Session:
         return Opened(self.mu * self.leak, adversary.canaries)

@@ -5,7 +5,8 @@ import pytest
 
 import dpaudit_ray as da
 from dpaudit_ray import stats
-from dpaudit_ray.mechanisms.base import Claimed, Measured, Missed
+from dpaudit_ray.accounting import Training
+from dpaudit_ray.mechanisms.base import Measured, Missed
 from dpaudit_ray.plan import record
 from dpaudit_ray.sweep import spec
 from jobs.scale.empty import Empty
@@ -84,7 +85,7 @@ class Half(Empty):
     name: str = "tests.plan.test_pairs:Half"
 
     def claimed(self, adversary, horizon):
-        return Claimed(2.0, 1)
+        return Training(2.0, 1)
 
 
 def test_a_broken_promise_ends_the_audit_early(tmp_path):

@@ -284,7 +284,10 @@ NAN = {"noise_multiplier": float("nan"), "releases": 7}  # that accountants were
         (lambda p: p["audits"][0].update(claims={"gaussian": [1.0, 2.0]}), "after step 6 by gauss"),
         (lambda p: p["audits"][0]["packs"].append([85, 99]), "do not make up its 90 trials"),
         (lambda p: p["audits"][0].update(claims={}), "do not fit its 2 steps"),
-        (lambda p: p["audits"][0].update(claimed=[NAN, NAN]), "noise_multiplier: Input should be"),
+        (
+            lambda p: p["audits"][0].update(claimed=[NAN, NAN]),
+            "noise_multiplier must be at least 0",
+        ),
         (lambda p: p["audits"][0].update(horizons=[2, 6]), "is the plan of another sweep"),
         (lambda p: p["audits"][0].update(declared=[100, 90]), "which do not rise to its trials"),
         (lambda p: p["audits"].pop(), "is the plan of another sweep"),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpaudit_ray import accounting
+from dpaudit_ray.accounting import Training
 from dpaudit_ray.cli import tables
-from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
 from dpaudit_ray.report import detection, page, verdict, words
 from dpaudit_ray.report.many_audits import Varied, audit_map, data
@@ -121,7 +121,7 @@ def test_audits_with_the_same_poisson_claim_share_its_curve(monkeypatch):
 
     monkeypatch.setattr(accounting, "epsilon_of", counted)
     claims.curves.cache_clear()
-    claimed = [Claimed(2.0, 10, sample_rate=0.1) for _ in range(4)]
+    claimed = [Training(2.0, 10, sample_rate=0.1) for _ in range(4)]
     curves = {claims.curves(each, "rdp", 1e-5)(2.0) for each in claimed}
     assert len(curves) == len(calls) == 1
 

@@ -15,9 +15,10 @@ import pytest
 
 from dpaudit_ray import plan as planning
 from dpaudit_ray import seeds
+from dpaudit_ray.accounting import Training
 from dpaudit_ray.adversaries.own import Own
 from dpaudit_ray.errors import RunDirectoryError
-from dpaudit_ray.mechanisms.base import Claimed, Mechanism
+from dpaudit_ray.mechanisms.base import Mechanism
 from dpaudit_ray.orchestration.aggregation import Aggregation
 from dpaudit_ray.plan import provenance
 from dpaudit_ray.report.tables import Run, best, overview
@@ -49,8 +50,8 @@ class Walk(Mechanism):
     def check_inputs(self) -> None:
         pass
 
-    def claimed(self, adversary: Any, horizon: int) -> Claimed:
-        return Claimed(2.0, horizon)
+    def claimed(self, adversary: Any, horizon: int) -> Training:
+        return Training(2.0, horizon)
 
     def trade_off(self, adversary: Any, horizon: int) -> TradeOff:
         return TradeOff(self.curve)

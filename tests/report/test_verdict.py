@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpaudit_ray as da
-from dpaudit_ray.mechanisms.base import Claimed
+from dpaudit_ray.accounting import Training
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd
 from dpaudit_ray.plan import claims
 from dpaudit_ray.report import detection, verdict
@@ -29,7 +29,7 @@ class Quiet(DpSgd):
     name: str = f"{__name__}:Quiet"
 
     def claimed(self, adversary, horizon):
-        return Claimed(self.noise_multiplier / 0.7, horizon // adversary.period)
+        return Training(self.noise_multiplier / 0.7, horizon // adversary.period)
 
 
 STRONG = {  # real DP-SGD under an adversary that is nearly tight
@@ -176,7 +176,7 @@ def test_evidence_of_all_audits_costs_no_error_beyond_their_own(runs):
 @pytest.mark.parametrize("accountant", ["gaussian", "pld", "rdp", "prv"])
 def test_curves_of_all_accountants_bound_the_exact_one(accountant):
     """A looser accountant claims more δ at every ε, so it is harder to refute."""
-    curve = claims.curves(Claimed(4.0, 20), accountant, 1e-5)(4.0)
+    curve = claims.curves(Training(4.0, 20), accountant, 1e-5)(4.0)
     exact = claim.gdp.delta(curve.epsilons, np.sqrt(20) / 4.0)
     assert (curve.deltas >= np.asarray(exact) - 1e-9).all()
     rng = np.random.default_rng(0)

@@ -12,8 +12,8 @@ from scipy import special
 
 import dpaudit_ray as da
 from dpaudit_ray import accounting, imports, stats
+from dpaudit_ray.accounting import Training
 from dpaudit_ray.errors import SpecError
-from dpaudit_ray.mechanisms.base import Claimed
 from dpaudit_ray.plan import claims
 from dpaudit_ray.report import verdict, words
 from dpaudit_ray.report.tables import Run, overview
@@ -182,9 +182,9 @@ def test_an_estimator_of_a_subclass_is_found():
 @pytest.mark.parametrize(
     ("asked", "mu"),
     [
-        (Claimed(2.0, 50, 0.1, accounting.Sampling.SHUFFLE), math.sqrt(5) / 2),
-        (Claimed(2.0, 51, 0.1, accounting.Sampling.SHUFFLE), math.sqrt(6) / 2),
-        (Claimed(4.0, 9, adjacency=accounting.Adjacency.REPLACE), 1.5),
+        (Training(2.0, 50, 0.1, sampling=accounting.Sampling.SHUFFLE), math.sqrt(5) / 2),
+        (Training(2.0, 51, 0.1, sampling=accounting.Sampling.SHUFFLE), math.sqrt(6) / 2),
+        (Training(4.0, 9, adjacency=accounting.Adjacency.REPLACE), 1.5),
     ],
 )
 def test_the_curve_of_a_claim_honours_sampling_and_neighbours(asked, mu):
@@ -200,7 +200,7 @@ def test_a_verdict_says_what_its_claim_takes_for_granted(monkeypatch, tmp_path):
     raw["mechanism"] |= {"sample_rate": 1.0, "options": {"rate": 0.999}}
     run = Run.open(da.run(raw, storage_path=str(tmp_path), executor="inline").location)
     assert verdict.judge(run).audits[0].remark == ""
-    shuffled = Claimed(1.0, 10, 0.2, accounting.Sampling.SHUFFLE)
+    shuffled = Training(1.0, 10, 0.2, sampling=accounting.Sampling.SHUFFLE)
     monkeypatch.setattr(type(run.sweep.cells[0].mechanism), "claimed", lambda *_: shuffled)
     assert verdict.judge(run).audits[0].remark.startswith("no amplification by this sampling")
     said = words.conditions({"Gaussian steps"}, run.sweep.cells)

@@ -4,14 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self
 
-from ...accounting import Adjacency, Sampling
+from ...accounting import Adjacency, Sampling, Training
 from ...adversaries.base import Adversary
 from ...data.base import Data, Dataset
 from ...plugins import Plugin, is_users
 from ...stats import TradeOff
 from ..base import (
     Arrays,
-    Claimed,
     Horizons,
     Mechanism,
     PartSeeds,
@@ -146,13 +145,14 @@ class DpSgd(Recipe, Mechanism):
         if adversary.private_records:
             self.check_private_records(adversary)
 
-    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+    def claimed(self, adversary: Adversary, horizon: int) -> Training:
         """Counts the steps that may have the canary; the others are post-processing."""
         adjacency = Adjacency.REPLACE if adversary.replaces else Adjacency.ADD_REMOVE
         releases = horizon // adversary.period
         if adversary.private_records:  # one release in each epoch, the last one may be incomplete
             releases = math.ceil(horizon / adversary.period)
-        return Claimed(self.noise, releases, *self.sampled_at, adjacency)
+        rate, sampling = self.sampled_at
+        return Training(self.noise, releases, rate, adjacency, sampling)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Returns Gaussian for a gradient canary of one direction in all steps: proved here.

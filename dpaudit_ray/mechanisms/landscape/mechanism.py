@@ -7,12 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat
 
+from ...accounting import Training
 from ...adversaries.base import Adversary
 from ...adversaries.landscape import LandscapeAdversary
 from ...errors import SpecError, plain
 from ...plugins import Count
 from ...stats import Estimate, Status, TradeOff
-from ..base import Claimed, Horizons, Mechanism, Prepared, Session, StepCount, recorded_steps
+from ..base import Horizons, Mechanism, Prepared, Session, StepCount, recorded_steps
 from .process import FirstStep, Gradient, Process
 
 SMALLEST_NOISE = 0.25  # noise multiplier from which on the grid holds all densities that matter
@@ -95,9 +96,9 @@ class Landscape(Mechanism):
     def check_inputs(self) -> None:
         """Reads nothing."""
 
-    def claimed(self, adversary: Adversary, horizon: int) -> Claimed:
+    def claimed(self, adversary: Adversary, horizon: int) -> Training:
         """Returns one Gaussian release, the first step; all others are post-processing."""
-        return Claimed(self.noise_multiplier, 1)
+        return Training(self.noise_multiplier, 1)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Returns Gaussian after one step, or with a constant gradient; the release is θ_t.

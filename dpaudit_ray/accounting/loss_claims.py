@@ -1,0 +1,195 @@
+"""Claims by distributions of the privacy loss: Laplace noise, and losses that people list.
+
+Releases are composed on a grid, from above (`pld`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from ..errors import plain
+from ..stats.curve import Curve
+from ..stats.error_rates import Floats
+from .claim import Claim, check_number, check_unit
+from .pld import LossSum, split_losses
+
+_CELLS = 2000  # of the grid of one release
+_POINTS = 60  # of a curve
+
+
+@dataclass(frozen=True)
+class LaplaceReleases(Claim):
+    """Releases with Laplace noise.
+
+    `laplace` is the scale of the noise over the sensitivity: ε of one release is its inverse.
+    """
+
+    key = "laplace"
+    laplace: float
+    releases: int = 1
+    unit: str = "record"
+
+    def __post_init__(self) -> None:
+        check_number("laplace", self.laplace)
+        _check_releases(self.releases)
+        check_unit(self.unit)
+
+    @property
+    def pure(self) -> float:
+        """ε at δ = 0."""
+        return self.releases / self.laplace
+
+    def delta_at(self, epsilon: float) -> float:
+        if epsilon >= self.pure:
+            return 0.0
+        if self.releases == 1:
+            return -math.expm1((epsilon - self.pure) / 2)
+        return _laplace_sum(self.laplace, self.releases).delta(epsilon)
+
+    def epsilon_at(self, delta: float) -> float:
+        if delta == 0:
+            return self.pure
+        if self.releases == 1:
+            return max(self.pure + 2 * math.log1p(-delta), 0.0)
+        return super().epsilon_at(delta)
+
+    def weakened(self, noise: float) -> Claim:
+        return replace(self, laplace=self.laplace * noise)
+
+    @property
+    def words(self) -> str:
+        several = f" in each of {self.releases} releases" if self.releases > 1 else ""
+        return f"Laplace noise of {plain(self.laplace, '.4g')} sensitivities{several}"
+
+
+@dataclass(frozen=True)
+class LossDistribution(Claim):
+    """Releases whose privacy loss is one of `losses`, with these `chances` under the first input.
+
+    What the chances lack of 1 has an infinite loss. The claim is symmetric: the losses are those of
+    both orders of the inputs.
+    """
+
+    key = "losses"
+    losses: Sequence[float]
+    chances: Sequence[float]
+    releases: int = 1
+    unit: str = "record"
+
+    def __post_init__(self) -> None:
+        for name in ("losses", "chances"):
+            values = getattr(self, name)
+            if not isinstance(values, list | tuple) or not values:
+                raise ValueError(f"{name} must be a list of numbers, got {values!r}")
+            for value in values:
+                least = -math.inf if name == "losses" else 0.0
+                check_number(name, value, least=least, open_end=False)
+            object.__setattr__(self, name, tuple(values))
+        if len(self.chances) != len(self.losses):
+            raise ValueError(f"chances must be {len(self.losses)} numbers, one for each loss")
+        if math.fsum(self.chances) > 1 + 1e-9:
+            raise ValueError(f"chances must sum to at most 1, got {math.fsum(self.chances)}")
+        _check_releases(self.releases)
+        check_unit(self.unit)
+
+    def delta_at(self, epsilon: float) -> float:
+        losses = np.array(self.losses)
+        chances = np.array(self.chances)
+        if self.releases == 1:
+            excess = np.clip(-np.expm1(epsilon - losses), 0.0, None)
+            never = max(1 - math.fsum(self.chances), 0.0)
+            return float(excess @ chances) + never
+        return min(self._sum.delta(epsilon), 1.0)
+
+    def epsilon_at(self, delta: float) -> float:
+        if delta == 0 and math.fsum(self.chances) >= 1 - 1e-12:
+            return self.releases * max(*self.losses, 0.0)
+        return super().epsilon_at(delta)
+
+    @property
+    def _sum(self) -> LossSum:
+        return _listed_sum(tuple(self.losses), tuple(self.chances), self.releases)
+
+    @property
+    def curve(self) -> Curve:
+        largest = self.releases * max(*self.losses, 0.0)
+        return self.at(np.linspace(0.0, largest, _POINTS))
+
+    def weakened(self, noise: float) -> Claim:
+        losses = [loss / noise for loss in self.losses]
+        return replace(self, losses=losses)
+
+    @property
+    def words(self) -> str:
+        several = f", {self.releases} times" if self.releases > 1 else ""
+        return f"losses up to {plain(max(self.losses), '.4g')}{several}"
+
+
+def _check_releases(releases: int) -> None:
+    if not isinstance(releases, int) or isinstance(releases, bool) or releases < 1:
+        raise ValueError(f"releases must be a whole number of at least 1, got {releases!r}")
+
+
+@lru_cache
+def _laplace_sum(scale: float, releases: int) -> LossSum:
+    """Composes Laplace releases; both orders of the inputs have the same losses."""
+    largest = 1 / scale
+    width = 2 * largest / _CELLS
+    losses = np.linspace(-largest, largest, _CELLS + 1)
+    inside = np.exp((losses - largest) / 2) / 2  # P[L ≤ l] with the record
+    outside = 1 - np.exp(-(losses + largest) / 2) / 2
+    cells = np.diff(inside)
+    cells_outside = np.diff(outside)
+    # A half of each distribution has the largest loss, or the smallest.
+    cells[0] += inside[0]
+    cells_outside[0] += outside[0]
+    cells[-1] += 0.5
+    cells_outside[-1] += 1 - outside[-1]
+    return _composed(cells, cells_outside, -_CELLS // 2, width, releases)
+
+
+@lru_cache
+def _listed_sum(
+    losses: tuple[float, ...],
+    chances: tuple[float, ...],
+    releases: int,
+) -> LossSum:
+    """Composes listed losses."""
+    values = np.array(losses)
+    largest = max(float(np.abs(values).max()), 1e-3)
+    width = 2 * largest / _CELLS
+    steps = np.floor(values / width).astype(int)
+    cell = np.minimum(steps + _CELLS // 2, _CELLS - 1)
+    masses = np.array(chances)
+    inside = np.zeros(_CELLS)
+    np.add.at(inside, cell, masses)
+    outside = np.zeros(_CELLS)
+    np.add.at(outside, cell, masses * np.exp(-values))
+    return _composed(inside, outside, -_CELLS // 2, width, releases, 1 - math.fsum(chances))
+
+
+def _composed(
+    inside: Floats,
+    outside: Floats,
+    first: int,
+    width: float,
+    releases: int,
+    never: float = 0.0,
+) -> LossSum:
+    """Composes releases whose losses have these masses in cells of a grid.
+
+    Args:
+        inside: probability of each cell with the record, float64 [n].
+        outside: without it, [n].
+        first: index of the lower end of the first cell.
+        width: of a cell.
+        releases: number of releases.
+        never: probability of an infinite loss.
+    """
+    with np.errstate(divide="ignore"):
+        losses = split_losses(np.log(inside), np.log(outside), first, width, never=0.0)
+    losses = replace(losses, never=max(never, 0.0))
+    return LossSum(((losses, releases),), pessimistic=True)
