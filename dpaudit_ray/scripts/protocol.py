@@ -101,6 +101,9 @@ class Made(Entry):
     target_delta: float | None = None
 
 
+EMPTY = "a record without a gradient"  # a change, after which nothing should move
+
+
 @dataclass(frozen=True)
 class Shift:
     """Squared distance, by tensor, that a change of one example moves a release."""
@@ -141,7 +144,6 @@ class StepInspection(Entry):
         draws: of the noise.
         squares: squared distance of these draws from their mean.
         shifts: how far changes of one example moved the release.
-        empty: how far a record without a gradient moved it.
         without_noise: indices of tensors with numbers that a record moves and no draw does.
         counts: the last number of the release is a count that sets the clipping bound.
     """
@@ -158,7 +160,6 @@ class StepInspection(Entry):
     draws: int = 0
     squares: tuple[float, ...] = ()
     shifts: tuple[Shift, ...] = ()
-    empty: tuple[float, ...] = ()
     without_noise: tuple[int, ...] = ()
     correlations: tuple[Correlation, ...] = ()
     law: LawDistance | None = None

@@ -6,6 +6,7 @@ from below. Each layer has its share of the error.
 """
 
 import contextlib
+import functools
 import importlib
 import math
 import os
@@ -105,7 +106,8 @@ class Audit:
         """Inspects one run, and compares it with others as far as its findings leave it open."""
         self._progress("inspecting one run")
         # It takes seconds, and is needed to judge the run, which goes on meanwhile.
-        threading.Thread(target=_load_accounting, daemon=True).start()
+        load = functools.partial(importlib.import_module, "opacus.accountants.analysis.rdp")
+        threading.Thread(target=load, daemon=True).start()
         (first,) = self._run(iter([self._request("look", share=_INSPECTING, inspects=True)]))
         target = self._target
         result = script_runs.require_usable(target, first, self._options.budget)
@@ -378,11 +380,6 @@ class Audit:
             unchecked=unchecked_in(self._target.script, self._result),
             waited=self._waited,
         )
-
-
-def _load_accounting() -> None:
-    with contextlib.suppress(ImportError):
-        importlib.import_module("opacus.accountants.analysis.rdp")
 
 
 def _slowdown() -> float:

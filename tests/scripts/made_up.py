@@ -8,6 +8,7 @@ import numpy as np
 from dpaudit_ray.scripts import checks
 from dpaudit_ray.scripts.checks import Inspection
 from dpaudit_ray.scripts.protocol import (
+    EMPTY,
     Claim,
     Entry,
     ForwardInspection,
@@ -38,7 +39,13 @@ def left(**names: tuple[str, ...]) -> dict[str, list[str]]:
     return {kind: list(values) for kind, values in names.items()}
 
 
-def step(noise: float = 1.0, size: int = 100_000, seed: int = 0, **fields: Any) -> StepInspection:
+def step(
+    noise: float = 1.0,
+    size: int = 100_000,
+    seed: int = 0,
+    empty: tuple[float, ...] = (),
+    **fields: Any,
+) -> StepInspection:
     """A step of one tensor whose noise has this standard deviation; 1 is accounted."""
     rng = np.random.default_rng(seed)
     draws = int(np.clip(-(-20_000 // size), 4, 64))
@@ -46,9 +53,11 @@ def step(noise: float = 1.0, size: int = 100_000, seed: int = 0, **fields: Any) 
     values: dict[str, Any] = {
         "step": 0, "optimizer": 0, "names": ("weight",), "sizes": (size, 1),
         "draws": draws, "squares": (square, 0.0), "norms": (float(size), 0.0),
-        "shifts": (Shift(NEAR, (0.998, 0.0)),), "empty": (0.0, 0.0),
+        "shifts": (Shift(NEAR, (0.998, 0.0)),),
     }  # fmt: skip
-    return StepInspection(**values | fields)
+    values |= fields
+    values["shifts"] += (Shift(EMPTY, empty or (0.0,) * len(values["squares"])),)
+    return StepInspection(**values)
 
 
 def shifted(*squares: float, change: str = "record 0 of the batch left out") -> tuple[Shift, ...]:

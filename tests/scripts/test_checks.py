@@ -225,8 +225,8 @@ def test_a_count_that_changes_the_clipping_bound():
     (one,) = findings(step(bound=1.0, shifts=shifted(6.0, 0.0)))
     assert "which changes the sum by 2.45 clipping bounds" in one.seen
     apart = {"names": ("a", "b"), "sizes": (100_000, 100_000, 1), "squares": (3e5, 3e5, 0.0)}
-    zeros = {"empty": (0.0,) * 3, "norms": (1.0,) * 3}
-    (one,) = findings(step(bound=1.5, shifts=shifted(1.0, 1.0, 0.0), **apart, **zeros))
+    norms = (1.0,) * 3
+    (one,) = findings(step(bound=1.5, shifts=shifted(1.0, 1.0, 0.0), norms=norms, **apart))
     assert "which changes 2 tensors each as far as all together" in one.seen
 
 
@@ -309,7 +309,6 @@ BARE = step(
     sizes=(100_000, 10, 1),
     squares=(3e5, 0.0, 0.0),
     norms=(1e5, 1.0, 0.0),
-    empty=(0.0, 0.0, 0.0),
     shifts=shifted(0.5, 0.5, 0.0),
 )
 TOO_LONG = (Shift("a gradient a thousand times too long", (1e6, 0.0)),)

@@ -16,11 +16,9 @@ class Accounting(Check):
     question = "Is every release accounted, and is ε as large as all accounted steps compose to?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        events = claims.events_of(inspection.result)
-        counted = sum(int(steps) for _, _, steps in events)
-        is_unsampled = bool(events) and all(rate >= 1 for _, rate, _ in events)
+        counted = inspection.counted
         steps_taken = inspection.taken
-        if steps_taken > counted and not (is_unsampled or inspection.cut):
+        if steps_taken > counted and not (inspection.is_unsampled or inspection.cut):
             judgement.find("not accounted", "the accountant", taken=steps_taken, counted=counted)
         for entry in entries_of(inspection.record, CarriedSum)[:1]:
             judgement.find("carried sum", at_step(entry.step, entry.line))

@@ -5,7 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..protocol import Cut, PinnedStep, Record, RunResult, UnevenStep, entries_of
+from ..claims import events_of
+from ..protocol import (
+    Cut,
+    PinnedStep,
+    Record,
+    RunResult,
+    StepInspection,
+    UnevenStep,
+    entries_of,
+)
 from ..script_findings import ALPHA, Judgement
 
 _TESTS = 5  # noise, correlation, law, rate of sampling, spread of sampling
@@ -90,6 +99,21 @@ class Inspection:
     def cut(self) -> str:
         """Why the run shows fewer steps than the script takes; "" if it ended normally."""
         return why_cut(self.record)
+
+    @property
+    def replayed(self) -> list[StepInspection]:
+        """Inspected steps whose replay gave the same release."""
+        return [step for step in entries_of(self.record, StepInspection) if step.replays]
+
+    @property
+    def counted(self) -> int:
+        """Number of steps in the histories of all accountants."""
+        return sum(int(steps) for _, _, steps in events_of(self.result))
+
+    @property
+    def is_unsampled(self) -> bool:
+        """Whether every step was accounted to have every record."""
+        return {min(rate, 1.0) for _, rate, _ in events_of(self.result)} == {1.0}
 
     @property
     def uses_opacus(self) -> bool:

@@ -4,7 +4,7 @@ import math
 
 from scipy import special
 
-from ..protocol import Correlation, StepInspection, entries_of
+from ..protocol import Correlation, StepInspection
 from ..script_findings import Judgement
 from .check import SHARE, Check, Inspection, at_step
 
@@ -19,10 +19,10 @@ class LawOfNoise(Check):
     inapplicable = "no step was replayed"
 
     def applies(self, inspection: Inspection) -> bool:
-        return bool(_replayed(inspection))
+        return bool(inspection.replayed)
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        steps = _replayed(inspection)
+        steps = inspection.replayed
         level = SHARE / len(steps)
         for step in steps:
             for pair in step.correlations:
@@ -42,10 +42,6 @@ class LawOfNoise(Check):
                 where = at_step(step.step, step.line)
                 judgement.find("law", where, distance=law.distance, numbers=law.numbers)
         return judgement
-
-
-def _replayed(inspection: Inspection) -> list[StepInspection]:
-    return [step for step in entries_of(inspection.record, StepInspection) if step.replays]
 
 
 def _probability(pair: Correlation) -> float:

@@ -12,7 +12,7 @@ from scipy import special
 from ...errors import percent
 from ..canary_trials import ALTERNATIVE
 from ..claims import events_of
-from ..protocol import ArraysGiven, GhostInspection, Made, Shift, StepInspection, entries_of
+from ..protocol import EMPTY, ArraysGiven, GhostInspection, Made, Shift, StepInspection, entries_of
 from ..script_findings import Finding, Judgement, finding
 from .check import SHARE, Check, Inspection, at_step, find_uneven, listed
 
@@ -20,7 +20,6 @@ _MISSED = 0.05  # probability that a shortfall is not found which the sentence s
 _SLACK = 1.01  # shortfalls of noise below a hundredth are not reported
 _FULL_SHARE = 0.8  # of the squared distance that is promised, for one tensor alone
 _FAR = 20.0  # times the promised distance: there is no clipping at all
-_EMPTY = "a record without a gradient"
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,8 +44,7 @@ class Noise(Check):
     question = "Is the noise of each step as large as accounted, relative to one record's change?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        record = inspection.record
-        steps = [step for step in entries_of(record, StepInspection) if step.replays]
+        steps = inspection.replayed
         if not steps:
             return judgement.miss(_why_not_replayed(inspection))
         accounted = {
@@ -181,8 +179,8 @@ def _compare(
         return None, None
     if not squares[: len(step.names)].any():
         return None, finding("no noise", where) if any(step.norms) else None
-    shifts = [*step.shifts, Shift(_EMPTY, step.empty or (0.0,) * len(squares))]
-    shifted = np.array([shift.squares for shift in shifts])  # [changes, tensors]
+    changes = [shift.squares for shift in step.shifts]
+    shifted = np.array(changes or [(0.0,) * len(squares)])  # [changes, tensors]
     is_noisy = squares > 0
     names = [*step.names, "the clipping bound"]
     bare = listed(names[i] for i in np.flatnonzero(shifted.any(axis=0) & ~is_noisy))
@@ -206,7 +204,8 @@ def _compare(
     distance = _Distance(estimate, detectable=longest / _SLACK / max(1.0, estimate))
     if math.sqrt(by_tensor[worst].sum()) <= _SLACK:
         return distance, None
-    return distance, _shortfall(step, noise, shifts[worst], by_tensor[worst], by_tensor[-1])
+    empty = by_tensor[[shift.change == EMPTY for shift in step.shifts]].sum(axis=0)
+    return distance, _shortfall(step, noise, step.shifts[worst], by_tensor[worst], empty)
 
 
 def _shortfall(

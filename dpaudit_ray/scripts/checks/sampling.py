@@ -25,19 +25,18 @@ class Sampling(Check):
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         result = inspection.result
-        events = claims.events_of(result)
         for made in entries_of(inspection.record, Made):
             if made.replaced_sampler:
                 where = made.line or "make_private"
                 judgement.find("sampler", where, sampler=made.replaced_sampler)
         if not result.draws:
-            if events and all(rate >= 1 for _, rate, _ in events):
+            if inspection.is_unsampled:
                 return judgement.observe("every record in every step, as accounted")
             why = "no loader was observed: records are sampled by the script's own code"
             if not inspection.uses_opacus:
                 why += "; give of=, how many there are"
             return judgement.miss(why)
-        if not events:
+        if not claims.events_of(result):
             return judgement.miss("nothing was accounted", applies=False)
         summary = ""
         for draws in result.draws:
@@ -61,14 +60,12 @@ class Sampling(Check):
 def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> str:
     """Judges the draws of one data set at one rate, and returns them in words."""
     result = inspection.result
-    events = claims.events_of(result)
-    rate = draws.rate or max(rate for _, rate, _ in events)
+    rate = draws.rate or max(rate for _, rate, _ in claims.events_of(result))
     if rate >= 1:
         # Without amplification a record may be in as many steps as were accounted.
-        counted = sum(int(steps) for _, _, steps in events)
         most = draws.most or 0
-        if most > counted:
-            judgement.find("too often", _WHERE, counted=counted, most=most)
+        if most > inspection.counted:
+            judgement.find("too often", _WHERE, counted=inspection.counted, most=most)
         return f"each record in up to all {len(draws.sizes)} steps, as accounted"
     failed = _failed_test(draws, rate, SHARE / len(result.draws), inspection)
     if failed is not None:

@@ -1,6 +1,7 @@
 """Records what accountants count, what they state, and which ε the script got from them."""
 
 import collections
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any
 from ..protocol import AccountedStep, History, Report
 from .loaders import ReleaseKey
 
+Counts = collections.Counter[tuple[int, float, float]]  # of steps, by accountant, σ and q
 _SECONDS = 5.0  # that an accountant may take for further δ
 
 
@@ -33,9 +35,7 @@ class Accountants:
     reports: list[tuple[Any, Report]] = field(default_factory=list)
     answers: dict[str, float] = field(default_factory=dict)
     loaded: dict[int, History] = field(default_factory=dict)
-    _counts: collections.Counter[tuple[int, float, float]] = field(
-        default_factory=collections.Counter
-    )
+    _counts: Counts = field(default_factory=Counts)
     _release: ReleaseKey | None = None
 
     def claiming(self) -> list[Any]:
@@ -56,7 +56,7 @@ class Accountants:
 
         A script may account after a step: `release`, about to be made, is settled by the next call.
         """
-        counts: collections.Counter[tuple[int, float, float]] = collections.Counter()
+        counts = Counts()
         for index, accountant in enumerate(self.all):
             for noise, rate, steps in history_of(accountant):
                 counts[index, noise, rate] += steps
@@ -86,21 +86,16 @@ def stated_epsilons(
     deltas: Sequence[float],
     first: float,
 ) -> tuple[float | None, ...]:
-    """Returns what an accountant states: ε at each δ.
+    """Returns what an accountant states: ε at each δ; None where it fails.
 
     One that is slow, as with noise that changes at every step, computes ε at δ `first` only.
     """
-    began = time.monotonic()
-    epsilons: dict[float, float | None] = {}
+    end = time.monotonic() + _SECONDS
+    epsilons: dict[float, float | None] = dict.fromkeys(deltas)
     for delta in sorted(deltas, key=lambda delta: delta != first):
-        is_slow = epsilons and time.monotonic() - began > _SECONDS
-        epsilons[delta] = None if is_slow else _epsilon(accountant, delta)
-    return tuple(epsilons[delta] for delta in deltas)
-
-
-def _epsilon(accountant: Any, delta: float) -> float | None:
-    """Returns ε of the steps so far; None if the accountant fails."""
-    try:
-        return float(accountant.get_epsilon(delta=delta)) if accountant.history else 0.0
-    except Exception:  # noqa: BLE001 (the accountant may be the user's)
-        return None
+        if not accountant.history:
+            epsilons[delta] = 0.0
+        elif time.monotonic() < end:
+            with contextlib.suppress(Exception):  # the accountant may be the user's
+                epsilons[delta] = float(accountant.get_epsilon(delta=delta))
+    return tuple(epsilons.values())

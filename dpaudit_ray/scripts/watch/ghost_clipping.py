@@ -33,15 +33,16 @@ def install(run: WatchedRun) -> None:
         **kwargs: Any,
     ) -> Any:
         for watched in run.optimizers if run.inspects else ():
-            at = (watched.number, watched.steps)
-            is_due = watched.steps in INSPECTED and at not in inspected
+            is_due = watched.steps in INSPECTED and watched.at not in inspected
             if watched.optimizer is self.optimizer and is_due:
-                inspected.add(at)
+                inspected.add(watched.at)
                 with run.replay():
                     longest, change = _longest_gradient(self, original)
-                bound = float(self.optimizer.max_grad_norm)
                 entry = GhostInspection(
-                    step=watched.steps, longest=longest, change=change, bound=bound
+                    step=watched.steps,
+                    longest=longest,
+                    change=change,
+                    bound=float(self.optimizer.max_grad_norm),
                 )
                 run.put(entry)
         return original(self, *args, **kwargs)

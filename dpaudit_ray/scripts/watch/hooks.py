@@ -54,12 +54,15 @@ def import_if_there(name: str) -> Any:
         return None
 
 
+_is_users = functools.cache(imports.is_users)
+
+
 def users_frames() -> list[FrameType]:
     """Returns the frames of the user's code that are being run, the innermost first."""
     frames = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
+        if _is_users(frame.f_code.co_filename):
             frames.append(frame)
         frame = frame.f_back
     return frames
@@ -71,9 +74,3 @@ def calling_line() -> str:
     if not frames:
         return ""
     return f"{Path(frames[0].f_code.co_filename).name}:{frames[0].f_lineno}"
-
-
-@functools.cache
-def is_users(file: str) -> bool:
-    """Returns whether code of this file is the user's."""
-    return imports.is_users(file)

@@ -49,6 +49,7 @@ from .tensors import (
 _GHOST = "DPOptimizerFastGradientClipping"
 
 Change = Callable[[Any], None] | None  # alters the copies that a step is about to work on
+Call = functools.partial[Any]  # of an optimizer's method, with its arguments
 Passes = list[list[torch.Tensor]]  # gradients of examples, by parameter and backward pass
 
 
@@ -154,23 +155,13 @@ class OptimizerWatch(StepWatch):
             if run.request.reseeds:
                 generator.manual_seed(run.request.derived("generator", number, 0, first))
 
-    def _enter_step(
-        self,
-        call: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        closure = args[0] if args else kwargs.get("closure")
-        return self._take_step(lambda: call(*args, **kwargs), closure is not None)
+    def _enter_step(self, call: Call) -> Any:
+        closures = (*call.args[1:], call.keywords.get("closure"))
+        return self._take_step(call, has_closure=any(c is not None for c in closures))
 
-    def _enter_pre_step(
-        self,
-        call: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def _enter_pre_step(self, call: Call) -> Any:
         def release() -> Any:
-            steps = self._apply_armed(call, *args, **kwargs)
+            steps = self._apply_armed(call)
             if steps and not self.run.replaying:
                 self._pin()
             return steps
@@ -181,18 +172,13 @@ class OptimizerWatch(StepWatch):
         self.handed_on = bool(steps)
         return steps
 
-    def _apply_armed(
-        self,
-        call: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def _apply_armed(self, call: Call) -> Any:
         """Makes the change that is armed, once, before gradients are clipped."""
         change = self._armed
         self._armed = None
         if change is not None:
             change(self.optimizer)
-        return call(*args, **kwargs)
+        return call()
 
     @contextlib.contextmanager
     def _arm(self, change: Change) -> Iterator[None]:
@@ -510,10 +496,10 @@ def clipping_bound(optimizer: Any) -> float:
     return float(np.sqrt(sum(float(part) ** 2 for part in parts)))
 
 
-def _enter_by(name: str, enter: Callable[..., Any]) -> Callable[..., Any]:
+def _enter_by(name: str, enter: Callable[[Call], Any]) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Of the class: a subclass overrides it, and is to be inspected.
-        return enter(types.MethodType(getattr(type(self), name), self), *args, **kwargs)
+        return enter(functools.partial(getattr(type(self), name), self, *args, **kwargs))
 
     method.__name__ = name
     return method

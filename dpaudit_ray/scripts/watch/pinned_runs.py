@@ -183,7 +183,8 @@ def choose_record(run: WatchedRun, draw: Indices) -> None:
     """Chooses the record that later runs exchange from a draw, if no batch was collated."""
     if len(draw) < FEWEST:
         return
-    run.pinned.last_record = int(draw[len(draw) // 2])
-    if run.request.record is None and run.pinned.chosen is None:
-        run.pinned.chosen = run.pinned.last_record
-        run.pinned.chosen_as = "a record in the middle of a batch"
+    pinned = run.pinned
+    pinned.last_record = int(draw[len(draw) // 2])
+    if run.request.record is None and pinned.chosen is None:
+        pinned.chosen = pinned.last_record
+        pinned.chosen_as = "a record in the middle of a batch"

@@ -77,13 +77,11 @@ def choose(
     generators = list(generators_in(collate))
     for position, name in conspicuous_records(items):
         record = int(indices[position])
-        if pinned.chosen is None:
-            pinned.chosen = record
-            pinned.chosen_as = name
         change = change_by_removal(collate, items, position, generators)
-        if change:
+        if change or pinned.chosen is None:
             pinned.chosen = record
             pinned.chosen_as = name
+        if change:
             pinned.batches = 0
             run.put(CollateInspection(record=record, chosen_as=name, changes=change))
             return
@@ -167,8 +165,8 @@ def _row_change(
         return "another number of dimensions"
     for dim, size in enumerate(batch.shape):
         if size == count and smaller.shape[dim] == count - 1:
-            rows = [row for row in range(count) if row != index]
-            batch = batch.index_select(dim, torch.tensor(rows, device=batch.device))
+            before, _, after = torch.split(batch, [index, 1, count - index - 1], dim)
+            batch = torch.cat([before, after], dim)
             break
     for size, other_size in zip(batch.shape, smaller.shape, strict=True):
         if size != other_size:

@@ -89,7 +89,11 @@ def _imported(script: Path) -> types.ModuleType:
     root = script.parent
     while (root / "__init__.py").exists():  # it may import what lies beside it as its package
         parts, root = [root.name, *parts], root.parent
-    sys.path[:0] = [str(script.parent), str(root), str(Path.cwd())]
+    sys.path[:0] = [
+        str(script.parent),
+        str(root),
+        str(Path.cwd()),
+    ]
     if script.suffix == ".ipynb":
         return _execute(script, script.name)
     try:

@@ -120,7 +120,13 @@ class PrivateRecords:
         values: list[torch.Tensor] = []
         for table in _wide_tables(self._tables):
             nonzero = (table != 0).double().sum(0)
-            values += [table.mean(0), table.std(0), table.sum(0), nonzero, nonzero / len(table)]
+            values += [
+                table.mean(0),
+                table.std(0),
+                table.sum(0),
+                nonzero,
+                nonzero / len(table),
+            ]
             order = table.sort(0).values
             for quantile in _QUANTILES:
                 index = quantile * (len(table) - 1)

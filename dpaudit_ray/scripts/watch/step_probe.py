@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..protocol import ArraysGiven, Shift, StepInspection, Trial
+from ..protocol import EMPTY, ArraysGiven, Shift, StepInspection, Trial
 from .generators import Generator, preserve_generators, seed_generators, state_of_all
 from .loaders import ReleaseKey
 from .noise_draws import (
@@ -170,6 +170,7 @@ class StepWatch:
             yield what, self.appended(row)
         near = self.appended([NEAR * self.bound * w for w in v])
         yield "a gradient just within the clipping bound", near
+        yield EMPTY, self.appended([torch.zeros(shape) for shape in self.shapes])
 
     def inspect(self) -> None:
         """Inspects the next step: by all draws and changes, or by a few while there is time."""
@@ -218,16 +219,11 @@ class StepWatch:
             for index, part in enumerate(shift):
                 if (draws.constant[index] & (part != 0)).any():
                     without_noise.add(index)
-        empty: list[float] = []
-        if in_full and self.shapes is not None and not self.ghost:
-            zeros = self.appended([torch.zeros(shape) for shape in self.shapes])
-            empty = squared_lengths(difference(self.released(zeros), actual))
         return replace(
             entry,
             draws=draws.count,
             squares=tuple(draws.squares),
             shifts=tuple(shifts),
-            empty=tuple(empty),
             without_noise=tuple(sorted(without_noise)),
         )
 

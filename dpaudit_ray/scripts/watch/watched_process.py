@@ -34,7 +34,12 @@ from .loaders import Indices, ReleaseKey, draw_counts
 from .run_state import EnoughSeen, WatchedRun
 from .tensors import digest
 
-_SAVING = (("torch", "save"), ("numpy", "save"), ("numpy", "savez"), ("pickle", "dump"))
+_SAVING = (
+    ("torch", "save"),
+    ("numpy", "save"),
+    ("numpy", "savez"),
+    ("pickle", "dump"),
+)
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is computed, beside its own
 
 
