@@ -496,6 +496,15 @@ def test_generators_of_the_script_are_found_seeded_and_put_back():
     assert [f() for f in draw] == first
 
 
+def test_states_of_generators_are_the_same_until_one_draws():
+    found = [torch.Generator(), np.random.default_rng(1), np.random.RandomState(2)]
+    state = generators.state_of_all(found)
+    other_addresses = [found[0].get_state() for _ in range(3)]
+    assert generators.state_of_all(found) == state, other_addresses
+    torch.rand(3, generator=found[0])
+    assert generators.state_of_all(found) != state
+
+
 def test_a_run_that_waits_for_a_processor_has_more_time(monkeypatch):
     """At most three times as much."""
     now = {"time": 0.0, "waited": 0.0}

@@ -44,8 +44,12 @@ def preserve_attributes(objects: Iterable[Any]) -> Iterator[None]:
 
 def state_of_all(generators: Iterable[Generator]) -> bytes:
     """Returns the state of Python's generator, numpy's, torch's, and the passed ones."""
-    states = [random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()]
-    return pickle.dumps([*states, *map(_state, generators)])
+    states = []
+    for generator in _with_global(generators):
+        state = _state(generator)
+        # Without its address, which a pickled tensor has in it.
+        states.append(state.numpy() if isinstance(state, torch.Tensor) else state)
+    return pickle.dumps(states)
 
 
 def _state(generator: Generator) -> Any:
