@@ -51,7 +51,7 @@ class Training(Claim):
     Each record takes part in a step with probability `sample_rate`; 1 also stands for
     mini-batches that the adversary knows. With `sampling` other than Poisson it is in one batch
     of each epoch, whose draw does not depend on the data. As the claim of a mechanism, it counts
-    the releases that may contain the canary.
+    the releases that may contain the canary. Accountants bound its ε and δ (`epsilon_of`).
     """
 
     key = "noise_multiplier"
@@ -78,16 +78,6 @@ class Training(Claim):
     @property
     def gaussian(self) -> bool:
         return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
-
-    def delta_at(self, epsilon: float) -> float:
-        from .claim_bounds import delta_of
-
-        return delta_of(self, epsilon, "pld").upper
-
-    def epsilon_at(self, delta: float) -> float:
-        from .claim_bounds import epsilon_of
-
-        return epsilon_of(self, delta, "pld").upper if delta else math.inf
 
     @property
     def noise(self) -> float:

@@ -128,7 +128,8 @@ class Function(Mechanism):
 
     @property
     def default_accountant(self) -> str:
-        return "gaussian" if self.claim is None else STATED
+        by_accountant = self.claim is None or isinstance(self.claim, Training)
+        return "gaussian" if by_accountant else STATED
 
     @property
     def default_estimator(self) -> str:

@@ -115,3 +115,10 @@ def test_a_stated_claim_stops_a_run_by_its_verdict(tmp_path):
     done = inline(write_sweep(tmp_path, raw), tmp_path / "runs")
     assert "VIOLATION" in done.out
     assert "of 4,000 trials" in done.out
+
+
+def test_gaussian_releases_may_be_stated_as_a_claim(tmp_path):
+    """ε of one release with noise 1 at δ = 1e-5 is 4.377 (Balle, Wang 2018)."""
+    raw = sweep({"noise_multiplier": 1.0, "steps": 1}, 1e-5)
+    planned = dpaudit("plan", write_sweep(tmp_path, raw))
+    assert " 4.377 " in planned.out, planned
