@@ -12,7 +12,7 @@ False.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["assert_private"]
 
 
-def assert_private(  # noqa: PLR0913 (options of an audit)
+def assert_private(
     main: Callable[[], Any] | str,
     *,
     epsilon: float | None = None,
@@ -33,7 +33,6 @@ def assert_private(  # noqa: PLR0913 (options of an audit)
     layers: tuple[int, ...] = (0, 1, 2),
     seed: int = 0,
     conclusive: bool = True,
-    ignore: Sequence[str] = (),
 ) -> "ScriptVerdict":
     """Audits a function that trains, in child processes, as `dpaudit audit` does.
 
@@ -45,7 +44,6 @@ def assert_private(  # noqa: PLR0913 (options of an audit)
         layers: checks to run: 0 inspects one run, 1 tests steps, 2 tests runs.
         seed: of the audit's random choices.
         conclusive: whether an undecided claim fails the test, too.
-        ignore: codes of findings that do not count, with reasons: "DPA044=a test run".
 
     Returns:
         The verdict, with all its findings.
@@ -56,7 +54,6 @@ def assert_private(  # noqa: PLR0913 (options of an audit)
         SpecError: `main` is not such a function, or no δ is stated.
     """
     from .report.verdict import Verdict
-    from .scripts.finding_kinds import parse_reasons
     from .scripts.script_audit import Audit, Options, parse_duration
     from .scripts.script_runs import LocalRunner, Target
 
@@ -65,7 +62,7 @@ def assert_private(  # noqa: PLR0913 (options of an audit)
     if not target:
         raise SpecError("main", f"is {main!r}; name it as path/to/script.py:function")
     seconds = parse_duration(budget) if isinstance(budget, str) else float(budget)
-    options = Options(seconds, layers, seed=seed, silenced=parse_reasons(ignore))
+    options = Options(seconds, layers, seed=seed)
     audit = Audit(target, LocalRunner(target), options, lambda _: None).verdict()
     is_violation = audit.verdict is Verdict.VIOLATION
     if is_violation or (conclusive and audit.verdict is not Verdict.CONSISTENT):

@@ -121,8 +121,8 @@ def audit(  # noqa: PLR0913 (options of a command line)
     if not names <= {"0", "1", "2"}:
         raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")
     chosen = tuple(sorted(map(int, names)))
-    silenced = parse_reasons(ignore or [])
-    options = Options(parse_duration(budget), chosen, memory, seed, secret_size, silenced)
+    seconds = parse_duration(budget)
+    options = Options(seconds, chosen, memory, seed, secret_size, parse_reasons(ignore or []))
     verdict = _audit(target, options, address)
     name = f"{target.script.stem}-{target.function}-audit.html"
     page = html or Path(name.replace("--", "-"))

@@ -237,10 +237,11 @@ class CarriedSum(Entry):
 class ArraysGiven(Entry):
     """A custom loop gave arrays at a step: of its clipped "sum", or of its "noise".
 
-    Or its function "draws" random numbers for each record, not only for its noise.
+    Or its function "draws" random numbers for each record, not only for its noise; or a step has
+    the generators of an earlier one "again".
     """
 
-    kind: Literal["sum", "noise", "draws"]
+    kind: Literal["sum", "noise", "draws", "again"]
 
 
 @dataclass(frozen=True, kw_only=True)

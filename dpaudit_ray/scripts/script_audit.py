@@ -234,8 +234,8 @@ class Audit:
     @property
     def _violations(self) -> list[Finding]:
         """Findings that decide the verdict, without silenced ones."""
-        silenced = self._options.silenced
-        return [item for item in self._judgement.violations if item.code not in silenced]
+        violations = self._judgement.violations
+        return [item for item in violations if item.code not in self._options.silenced]
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
         grace = max(_FEWEST, _GRACE * self._options.budget) + (_slowdown() - 1) * self._left
@@ -356,10 +356,10 @@ class Audit:
             bound = trials.measured(self._claim, self._delta) if trials.count else None
             if bound is not None:
                 measured.append(bound)
-        findings = self._judgement.findings
-        for number, item in enumerate(findings):
-            reason = self._options.silenced.get(item.code, "")
-            findings[number] = replace(item, silenced=reason)
+        reasons = self._options.silenced
+        findings = (
+            replace(item, silenced=reasons.get(item.code, "")) for item in self._judgement.findings
+        )
         return ScriptVerdict(
             script=str(self._target),
             verdict=verdict,

@@ -37,11 +37,6 @@ class Finding:
     silenced: str = ""
 
     @property
-    def is_violation(self) -> bool:
-        """Whether it decides the verdict."""
-        return self.weight is Weight.VIOLATION and not self.silenced
-
-    @property
     def label(self) -> str:
         """Returns its weight in a word, or that it is silenced."""
         return "Silenced" if self.silenced else self.weight.capitalize()
@@ -122,7 +117,7 @@ class Judgement:
 
     @property
     def violations(self) -> list[Finding]:
-        return [item for item in self.findings if item.is_violation]
+        return [item for item in self.findings if item.weight is Weight.VIOLATION]
 
 
 @dataclass(frozen=True)
@@ -219,7 +214,7 @@ class ScriptVerdict:
 
     @property
     def violations(self) -> tuple[Finding, ...]:
-        return tuple(item for item in self.findings if item.is_violation)
+        return tuple(item for item in self.findings if item.label == "Violation")
 
 
 def finding(kind: str, where: str, layer: int = 0, **values: Any) -> Finding:

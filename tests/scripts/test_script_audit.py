@@ -14,7 +14,8 @@ from dpaudit_ray.cli import script_verb
 from dpaudit_ray.errors import ScriptError, SpecError
 from dpaudit_ray.isolation import Sandbox
 from dpaudit_ray.report.verdict import Verdict
-from dpaudit_ray.scripts.script_audit import parse_duration
+from dpaudit_ray.scripts.script_audit import Audit, Options, parse_duration
+from dpaudit_ray.scripts.script_runs import LocalRunner, Target
 from dpaudit_ray.testing import assert_private
 from tests.command import dpaudit
 
@@ -211,10 +212,9 @@ def test_assert_private(script):
     script.write_text(HEAD + GOOD)
     with pytest.raises(AssertionError, match="noise multiplier of 4"):
         assert_private(f"{script}:half", budget="30min", layers=(0,))
-    ignore = ["DPA003=half is enough here"]
-    found = assert_private(
-        f"{script}:half", budget=1800, layers=(0,), conclusive=False, ignore=ignore
-    )
+    options = Options(1800.0, (0,), silenced={"DPA003": "half is enough here"})
+    target = Target(script, "half")
+    found = Audit(target, LocalRunner(target), options, lambda _: None).verdict()
     assert found.verdict is not Verdict.VIOLATION
     assert ("DPA003", "half is enough here") in {
         (item.code, item.silenced) for item in found.findings

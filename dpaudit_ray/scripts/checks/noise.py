@@ -67,6 +67,8 @@ class Noise(Check):
             judgement.find("not finite", where, count=len(diverged), steps=len(steps))
         self._summarise(inspection, judgement, steps, distances)
         arrays = _arrays(inspection)
+        if arrays["again"]:  # and these steps replay: their noise follows from the generators
+            judgement.find("no noise", f"{arrays['again']} steps with earlier random numbers")
         if arrays["sum"]:
             why = (
                 "sums were given as arrays; pass audited_step what clips and sums, and per_example"

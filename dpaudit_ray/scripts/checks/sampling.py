@@ -75,12 +75,15 @@ def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> 
 
 
 def _unexplained(inspection: Inspection) -> list[UnevenStep]:
-    """Returns uneven steps, without those of a loop that uses a constant part of each batch."""
+    """Returns uneven steps, but for a constant part of each batch, or constantly more rows."""
     uneven = inspection.result.uneven
     steps = [step for step in uneven if step.passes == 1 and step.records_each == 1]
     parts = {step.drawn / step.rows if step.rows else 0.0 for step in steps}
     is_constant_part = len(parts) == 1 and min(parts) > 1 and min(parts).is_integer()
-    if is_constant_part and len(steps) >= inspection.taken:
+    # Made-up rows beside the records' own are as many in batches of all sizes.
+    differences = {step.rows - step.drawn for step in steps}
+    is_constant_sum = len(differences) == 1 < len(parts) and min(differences) > 0
+    if (is_constant_part or is_constant_sum) and len(steps) >= inspection.taken:
         return []
     return steps
 

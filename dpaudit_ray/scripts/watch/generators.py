@@ -42,14 +42,14 @@ def preserve_attributes(objects: Iterable[Any]) -> Iterator[None]:
             vars(thing).update(values)
 
 
-def state_of_all(generators: Iterable[Generator]) -> bytes:
-    """Returns the state of Python's generator, numpy's, torch's, and the passed ones."""
+def state_of_all(generators: Iterable[Generator]) -> int:
+    """Returns a hash of the states of Python's generator, numpy's, torch's, and the passed ones."""
     states = []
     for generator in _with_global(generators):
         state = _state(generator)
         # Without its address, which a pickled tensor has in it.
         states.append(state.numpy() if isinstance(state, torch.Tensor) else state)
-    return pickle.dumps(states)
+    return hash(pickle.dumps(states))
 
 
 def _state(generator: Generator) -> Any:

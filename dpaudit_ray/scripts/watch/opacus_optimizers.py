@@ -26,12 +26,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..protocol import CarriedSum, PinnedStep, UnevenStep
+from ..protocol import ArraysGiven, CarriedSum, PinnedStep, UnevenStep
 from . import ghost_clipping, other_updates, pinned_runs
 from .generators import (
     generators_in,
     preserve_attributes,
     script_generators,
+    state_of_all,
 )
 from .ghost_clipping import copy_tensors, parameters_copied
 from .hooks import after, calling_line, import_if_there
@@ -126,6 +127,7 @@ class OptimizerWatch(StepWatch):
         super().__init__(run, number)
         self.ghost = any(cls.__name__ == _GHOST for cls in type(optimizer).__mro__)
         self.optimizer = optimizer
+        self._states: set[int] = set()  # of generators, at the start of each step
         self.inside = False
         self.handed_on = False
         self.last: Release | None = None
@@ -219,6 +221,10 @@ class OptimizerWatch(StepWatch):
             self.bound = clipping_bound(optimizer)
             self.unit = self._unit_gradient()
             self.length = self.bound * self.unit
+            state = state_of_all(self.generators)
+            if state in self._states:
+                run.put(ArraysGiven(kind="again"))
+            self._states.add(state)
             self.inspect()
             # The rate at which the last step was accounted to sample a record.
             history = accountants.history()

@@ -64,7 +64,6 @@ class StepWatch:
         glance_changes: number of changes in steps that are not inspected in full.
         ghost: gradients come clipped, so that no change passes through the clipping.
         counts: the last number of a release is the clipping bound, which a count may set.
-        draws_for_records: a change of the records has changed how many random numbers are drawn.
         steps: taken so far.
         noise: multiplier of the step, if its call states it.
         bound: of clipping, as the code has it.
@@ -78,7 +77,6 @@ class StepWatch:
     glance_changes = 1
     ghost = False
     counts = False
-    draws_for_records = False
 
     def __init__(self, run: WatchedRun, number: int) -> None:
         self.run = run
@@ -92,7 +90,7 @@ class StepWatch:
         self.shapes: list[tuple[int, ...]] | None = None
         self.generators: list[Generator] = []
         self._correlations = NoiseCorrelations()
-        self._state_after = b""  # of all generators, after a step without change
+        self._states_after: set[int] = set()  # of generators, after the step and its changes
         self._trial: _CanaryTrial | None = None
 
     @property
@@ -114,10 +112,7 @@ class StepWatch:
                 seed_generators(seed, self.generators)
             release = self.release(change, seed)
             if seed is None:
-                state = state_of_all(self.generators)
-                if change is None:
-                    self._state_after = state
-                self.draws_for_records |= state != self._state_after
+                self._states_after.add(state_of_all(self.generators))
             return release
 
     @contextlib.contextmanager
@@ -178,6 +173,7 @@ class StepWatch:
         if not self.run.request.inspects or not (in_full or self.run.clock.has_time):
             return
         with self.run.replay():
+            self._states_after.clear()
             actual = self.released()
             again = self.released()
             entry = StepInspection(
@@ -194,7 +190,8 @@ class StepWatch:
             )
             if entry.replays:
                 entry = self._try_changes(entry, actual, in_full)
-        if self.draws_for_records:  # so releases differ by their noise, whatever a record does
+        # If other numbers are drawn without a record, releases differ by their noise.
+        if len(self._states_after) > 1:
             self.run.put(ArraysGiven(kind="draws"))
             return
         self.run.put(entry)
