@@ -13,6 +13,7 @@ from dpaudit_ray.accounting import Family, Training, pld
 from dpaudit_ray.accounting.pld import advantage, least_epsilon
 from dpaudit_ray.stats import Status, TradeOff, claim_verdict, gdp
 from tests.accounting.ask import bound, least_delta
+from tests.long import long
 from tests.plan.failing import of_function
 
 DELTA, LEVEL = 1e-5, {"delta": 1e-5, "confidence": 0.95}
@@ -134,6 +135,7 @@ def test_coverage_through_the_claim():
         assert family.epsilon(found[-31], DELTA) > 0.3 * truth, "a bound of nothing is never wrong"
 
 
+@long("19 s; shorter ones beside it bound the same family")
 def test_rate_that_no_noise_explains_shows_no_less_than_others():
     """A record is in some batch of .634 of training runs, so .817 is the most."""
     family = Family(Training(0.5, 100, 0.01))

@@ -97,7 +97,7 @@ LAYERS_AGAIN = long("other tests have layers with strides, with overlaps, and in
 @pytest.mark.parametrize(
     ("make", "way"),
     [
-        (papers, "network"),
+        pytest.param(papers, "network", marks=long("28 s; padded goes the same way")),
         (padded, "network"),
         pytest.param(papers, "layers", marks=LAYERS_AGAIN),
     ],

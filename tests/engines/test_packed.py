@@ -19,7 +19,7 @@ from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.network import generator, seeded
 from tests.engines.networks import CASES, Made, slow_clipped_sum
-from tests.long import paired
+from tests.long import long, paired
 
 
 def random_case(seed: int) -> tuple[nn.Module, Tensor, Tensor, Tensor, float]:
@@ -141,6 +141,7 @@ def heaps_and_returned_bytes(way: str) -> tuple[int, int]:
     return heaps, returned
 
 
+@long("14 s of steps for a guard of memory")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc's malloc_info")
 def test_steps_on_two_threads_share_one_heap_that_keeps_its_memory():
     """By glibc's own count: how many pages a step touches anew depends on other processes."""

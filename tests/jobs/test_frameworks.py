@@ -34,8 +34,8 @@ HEALTHY = [
     ("plain_torch", "main", "torch", ()),
     ("tensorflow_loop", "main", "tensorflow", ()),
 ]
-# As each takes ten seconds; `make long` has all.
-QUICK = ("hugging_face", "bert")
+# As each takes ten seconds and more; `make long` has all.
+QUICK = ("command_line", "main")
 pytestmark = pytest.mark.slow
 
 
@@ -67,6 +67,7 @@ def test_batches_that_lightning_shuffles_are_not_poisson():
     assert [finding.look for finding in verdict.violations] == ["sampling"]
 
 
+@long("a jax training of 25 s; what it shows does not depend on the framework")
 def test_noise_that_goes_on_from_step_to_step_is_not_judged():
     pytest.importorskip("jax")
     verdict = audited("jax_correlated_noise", "main")

@@ -191,6 +191,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@long("half a minute of training for a guard of memory")
 def test_a_pack_of_256_convnets_stays_under_8_gib():
     """A whole step at batch 128, in a process of its own, by the kernel's count."""
     done = subprocess.run(
