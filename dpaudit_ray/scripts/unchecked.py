@@ -8,6 +8,7 @@ from .protocol import RunResult
 _ALWAYS = (
     "data before training: filtering, duplicates, and constants computed from the records",
     "random generators and floating-point arithmetic",
+    "whether δ is small enough: well below 1 / (number of records)",
     "what depends on the size of a batch, or on records that a network looks up by index",
 )
 # Words in a script's code, and what they hint at.

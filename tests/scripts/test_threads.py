@@ -57,7 +57,7 @@ UNSEEN = {
     "oversampled": "duplicates",
     "sum_for_mean": "the size of a batch",
     "training_by_sampling": "draws its records",
-    "wrong_delta": "",
+    "wrong_delta": "whether δ is small enough",
 }
 QUICK = {
     *("accumulated_draws", "reseeded_each_epoch"),
