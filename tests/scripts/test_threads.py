@@ -56,7 +56,7 @@ UNSEEN = {
     "neighbours_looked_up": "records that a network looks up by index",
     "oversampled": "duplicates",
     "sum_for_mean": "the size of a batch",
-    "training_by_sampling": "draws its records",
+    "training_by_sampling": "which records it draws",
     "wrong_delta": "whether δ is small enough",
 }
 QUICK = {
