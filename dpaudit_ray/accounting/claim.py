@@ -143,7 +143,9 @@ def _kind(fields: Mapping[str, Any]) -> type[Claim]:
     kind = by_key[chosen[0]]
     by_name = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     required = {name for name, f in by_name.items() if f.default is dataclasses.MISSING}
-    wrong = [*(fields.keys() - by_name.keys()), *(required - fields.keys())]
+    unknown = fields.keys() - by_name.keys()
+    missing = required - fields.keys()
+    wrong = [*unknown, *missing]
     if wrong:
         verb = "does not take" if wrong[0] in fields else "needs"
         takes = ", ".join(by_name)

@@ -70,9 +70,9 @@ class Points(Claim):
     unit: str = "record"
 
     def __post_init__(self) -> None:
-        pairs = tuple(map(_pair, self.points)) if isinstance(self.points, list | tuple) else ()
-        if not pairs:
+        if not isinstance(self.points, list | tuple) or not self.points:
             raise ValueError(f"points must be a list of [ε, δ], got {self.points!r}")
+        pairs = tuple(map(_pair, self.points))
         object.__setattr__(self, "points", pairs)
         check_unit(self.unit)
 
@@ -90,7 +90,8 @@ class Points(Claim):
 
     @property
     def curve(self) -> Curve:
-        return self.at(np.unique([0.0, *(epsilon for epsilon, _ in self.points)]))
+        epsilons = [epsilon for epsilon, _ in self.points]
+        return self.at(np.unique([0.0, *epsilons]))
 
     def weakened(self, noise: float) -> Claim:
         points = [(epsilon / noise, delta) for epsilon, delta in self.points]
@@ -136,8 +137,10 @@ class ZeroConcentrated(Claim):
 
         ends = (-_LARGEST_LOG_ORDER, _LARGEST_LOG_ORDER)
         best = minimize_scalar(log_delta, bounds=ends, method="bounded", options={"xatol": 1e-9})
-        largest = min(math.sqrt(self.rho / 2), math.sqrt(-math.expm1(-self.rho)))
-        return min(math.exp(min(float(best.fun), 0.0)), largest)
+        by_pinsker = math.sqrt(self.rho / 2)
+        by_bretagnolle = math.sqrt(-math.expm1(-self.rho))
+        by_order = math.exp(min(float(best.fun), 0.0))
+        return min(by_order, by_pinsker, by_bretagnolle)
 
     def weakened(self, noise: float) -> Claim:
         return replace(self, rho=self.rho / noise**2)

@@ -14,7 +14,7 @@ from .. import __version__
 from ..errors import DpauditError, Exit, SpecError, first_line, out_of_memory
 from ..orchestration import interruption
 from ..plugins import spec_error
-from . import judge_verbs, read_verbs, run_verbs, script_verb, start_verbs, terminal
+from . import judge_verbs, read_verbs, risk_verb, run_verbs, script_verb, start_verbs, terminal
 from .arguments import flag
 
 # Click's class, wherever Typer keeps its copy of it.
@@ -33,7 +33,7 @@ app = typer.Typer(
         "resumable, 5 inconclusive."
     ),
 )
-for _family in (script_verb, run_verbs, read_verbs, judge_verbs, start_verbs):
+for _family in (script_verb, run_verbs, read_verbs, judge_verbs, risk_verb, start_verbs):
     app.add_typer(_family.app)
 
 
