@@ -43,11 +43,14 @@ def install(run: WatchedRun) -> None:
 
     exchanges = run.request.pinned == "exchanged"
     record = run.request.record or 0
+    # By identity of a data set, as it was before the exchange: after it, another would be chosen.
+    others: dict[int, int] = {}
 
     def make_private(_: Any, *, data_loader: Any, **__: Any) -> None:
         if not run.networks.modules:
             _watch_decisions(run)
         if exchanges:
+            others[id(data_loader.dataset)] = other_record(data_loader.dataset, record)
             exchange(data_loader.dataset, record)
 
     if opacus := import_if_there("opacus"):
@@ -64,7 +67,7 @@ def install(run: WatchedRun) -> None:
     def fetch(original: Any, self: Any, indices: Any) -> Any:
         is_private = any(self.dataset is data for data in run.networks.data)
         if is_private and exchanges:
-            substitute = {record: other_record(self.dataset, record)}
+            substitute = {record: others.get(id(self.dataset), record)}
             indices = tree_map(lambda index: substitute.get(index, index), indices)
         return original(self, indices)
 
