@@ -100,7 +100,7 @@ for number, (x, y) in enumerate(loader):
 """
     result = run(warm, tmp_path, body, inspects=True).result
     assert result.steps == (5,)
-    assert len(result.draws[0].sizes) == 10
+    assert len(result.draws[0].sizes) == 5, "two draws make one of a higher rate"
     assert (result.unused, result.uneven) == ((), ())
 
 

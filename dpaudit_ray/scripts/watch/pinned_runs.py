@@ -44,13 +44,13 @@ def install(run: WatchedRun) -> None:
     exchanges = run.request.pinned == "exchanged"
     record = run.request.record or 0
     # By identity of a data set, as it was before the exchange: after it, another would be chosen.
-    others: dict[int, int] = {}
+    substitutes: dict[int, int] = {}
 
     def make_private(_: Any, *, data_loader: Any, **__: Any) -> None:
         if not run.networks.modules:
             _watch_decisions(run)
         if exchanges:
-            others[id(data_loader.dataset)] = other_record(data_loader.dataset, record)
+            substitutes[id(data_loader.dataset)] = other_record(data_loader.dataset, record)
             exchange(data_loader.dataset, record)
 
     if opacus := import_if_there("opacus"):
@@ -148,11 +148,11 @@ def other_record(data: Any, record: int) -> int:
     if record >= size:
         return record
     arrays = arrays_of(data)
-    candidates = [(record + size // 2 + k) % size for k in range(min(size, _CANDIDATES))]
-    for index in candidates:
+    substitutes = [(record + size // 2 + k) % size for k in range(min(size, _CANDIDATES))]
+    for index in substitutes:
         if all((array[index] != array[record]).any() for array in arrays):
             return index
-    return candidates[0]
+    return substitutes[0]
 
 
 def exchange(data: Any, record: int) -> None:
