@@ -67,7 +67,7 @@ def install(run: WatchedRun) -> None:
     def fetch(original: Any, self: Any, indices: Any) -> Any:
         is_private = any(self.dataset is data for data in run.networks.data)
         if is_private and exchanges:
-            substitute = {record: others.get(id(self.dataset), record)}
+            substitute = {record: substitutes.get(id(self.dataset), record)}
             indices = tree_map(lambda index: substitute.get(index, index), indices)
         return original(self, indices)
 
@@ -148,11 +148,11 @@ def other_record(data: Any, record: int) -> int:
     if record >= size:
         return record
     arrays = arrays_of(data)
-    substitutes = [(record + size // 2 + k) % size for k in range(min(size, _CANDIDATES))]
-    for index in substitutes:
+    candidates = [(record + size // 2 + k) % size for k in range(min(size, _CANDIDATES))]
+    for index in candidates:
         if all((array[index] != array[record]).any() for array in arrays):
             return index
-    return substitutes[0]
+    return candidates[0]
 
 
 def exchange(data: Any, record: int) -> None:
