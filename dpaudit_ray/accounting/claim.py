@@ -56,6 +56,11 @@ class Claim:
         """Whether the claimed trade-off function is Gaussian: then a larger μ refutes it."""
         return False
 
+    @property
+    def worst_is_gaussian(self) -> bool:
+        """Whether a Gaussian mechanism leaks all that is claimed; its curve may be smaller."""
+        return self.gaussian
+
     def delta_at(self, epsilon: float) -> float:
         """Returns the claimed δ at an ε of at least 0."""
         raise NotImplementedError

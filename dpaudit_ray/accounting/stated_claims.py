@@ -121,6 +121,10 @@ class ZeroConcentrated(Claim):
         check_number("rho", self.rho)
         check_unit(self.unit)
 
+    @property
+    def worst_is_gaussian(self) -> bool:
+        return True
+
     def delta_at(self, epsilon: float) -> float:
         """Returns δ; at most what the divergence of order 1 allows at ε = 0.
 

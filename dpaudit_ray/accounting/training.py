@@ -80,6 +80,10 @@ class Training(Claim):
         return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
 
     @property
+    def worst_is_gaussian(self) -> bool:
+        return True
+
+    @property
     def noise(self) -> float:
         return self.noise_multiplier
 

@@ -181,10 +181,9 @@ def test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
     claimed = cell.claimed()
     curves = family(cell)
     curve = curves(claimed.noise)
-    is_assumed_gaussian = isinstance(claimed, Training) or claimed.gaussian
     first, *later = audit.foreseen
     if audit.independent:
-        alternatives = None if is_assumed_gaussian else curves
+        alternatives = None if claimed.worst_is_gaussian else curves
         return ClaimTest(curve, first, alternatives, tuple(later))
     planned = audit.looks[-1] if later else first
     return RunTest(curve, planned, audit.together, audit.paired)

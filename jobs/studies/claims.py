@@ -134,7 +134,7 @@ POWER: list[tuple[Claim, Callable[[float], Draw]]] = [
 def test_of(claim: Claim, draw: Draw, trials: int, rng: np.random.Generator) -> ClaimTest:
     """Runs an audit of a claim and returns its test."""
     members = rng.random(trials) < 0.5
-    curves = None if claim.gaussian else lambda noise: claim.weakened(noise).curve
+    curves = None if claim.worst_is_gaussian else lambda noise: claim.weakened(noise).curve
     test = ClaimTest(claim.curve, trials, curves)
     test.fold(draw(members, rng), members)
     test.look(now=True)
