@@ -44,7 +44,7 @@ def risk(
     if as_json:
         terminal.show_json({name: asdict(most) for name, most in by_name.items()})
         return
-    _show(by_name)
+    _show_risks(by_name)
     if figure is not None:
         terminal.say(str(figure))
 
@@ -72,7 +72,7 @@ def _claim(
         raise SpecError("", f"--{error}") from error
 
 
-def _show(risks: dict[str, Risk]) -> None:
+def _show_risks(risks: dict[str, Risk]) -> None:
     from ..errors import percent, plain
 
     first = risks["any mechanism"]

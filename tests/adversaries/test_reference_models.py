@@ -74,7 +74,7 @@ def test_each_model_is_trained_on_its_own_records(engine, clip_norm, many):
 
 def test_a_record_counts_once_an_epoch_and_what_cannot_be_is_one_line(many):
     mechanism, adversary = cell(many, ATTACK, noise_multiplier=1.0)
-    assert [mechanism.claimed(adversary, step).releases for step in (8, 9, 16)] == [1, 2, 2]
+    assert [mechanism.claimed(adversary, step).steps for step in (8, 9, 16)] == [1, 2, 2]
     for changes, options, problem in (
         ({"period": 4}, {}, "adversary.period: is 4; .* takes 8"),
         ({"records": 600}, {}, "adversary.records: is 600; .* takes 569"),

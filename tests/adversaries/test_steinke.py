@@ -146,7 +146,7 @@ def test_replacing_claims_more_than_adding(tiny):
         raw = tiny | {"grid": {}, "adversary": attack("dirac") | {"adjacency": adjacency}}
         (cell,) = spec.from_raw(raw).cells
         claimed = cell.mechanism.claimed(cell.adversary, 6)
-        claims.append(accounting.epsilon_of(claimed.training, 1e-5, "gaussian").upper)
+        claims.append(accounting.epsilon_of(claimed, 1e-5, "gaussian").upper)
     assert claims[0] == pytest.approx(accounting.epsilon(2.0, 6, 1e-5))
     assert claims[1] == pytest.approx(accounting.epsilon(1.0, 6, 1e-5))
 

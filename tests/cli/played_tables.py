@@ -44,6 +44,7 @@ def play(sampled: str, exact: str) -> None:
         dpaudit("list", kind, "--all")
     dpaudit("list", "mechanisms", "dp-sgd")
     dpaudit("bench")
+    dpaudit("risk", "--epsilon", "8", "--delta", "1e-5")
     for run in (sampled, exact):
         dpaudit("status", run)
         dpaudit("verify", run)

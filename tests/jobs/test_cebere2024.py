@@ -82,7 +82,7 @@ def test_every_period_has_the_same_claim(table):
     for name in ("housing_periods", "convnet_periods", "resnet_periods", "convnet_simulated"):
         cells = spec.load(FOLDER / f"{name}.yaml").cells
         claims = [cell.mechanism.claimed(cell.adversary, cell.horizons[-1]) for cell in cells]
-        assert {claim.releases for claim in claims} == {250}, name
+        assert {claim.steps for claim in claims} == {250}, name
 
 
 def test_the_report_averages_repetitions(table, images, tmp_path):

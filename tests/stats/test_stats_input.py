@@ -87,8 +87,25 @@ def test_malformed_arrays_are_refused(scores, members, message):
         stats.estimate(scores, members, **LEVEL)
 
 
-@pytest.mark.parametrize("name", ["delta", "confidence"])
-@pytest.mark.parametrize("value", [0.0, 1.0, -0.1, 1.5, math.nan])
+def test_no_epsilon_is_converted_from_a_gaussian_at_delta_0():
+    with pytest.raises(ValueError, match="ε at δ = 0 is infinite; use one-run, eps-delta"):
+        stats.estimate([1.0], [1], 0.0, 0.95)
+
+
+@pytest.mark.parametrize("method", ["one-run", "eps-delta", "eps-delta-anytime"])
+def test_pure_epsilon_is_bounded_without_a_curve(method):
+    rng = np.random.default_rng(0)
+    members = rng.random(4000) < 0.5
+    scores = members + rng.laplace(size=4000)  # ε = 1
+    bound = stats.estimate(scores, members, 0.0, 0.95, method, runs=np.arange(4000))
+    assert 0.4 < bound.epsilon_lower < 1
+    assert bound.curve_free
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("confidence", 0.0), *itertools.product(("delta", "confidence"), (1.0, -0.1, 1.5, math.nan))],
+)
 def test_levels_outside_their_bounds_are_refused(name, value):
     with pytest.raises(ValueError, match=rf"{name} must lie in \(0, 1\), got"):
         stats.estimate([1.0], [1], **LEVEL | {name: value})

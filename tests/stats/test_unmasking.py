@@ -280,8 +280,9 @@ def test_the_bound_beside_every_other():
     assert few.epsilon_lower == 0
     with pytest.raises(ValueError, match="one flag per score, got shape"):
         stats.assumption_free(scores, members, **LEVEL, missed=[True])
-    with pytest.raises(ValueError, match=r"delta must lie in \(0, 1\), got 0"):
-        stats.assumption_free(scores, members, 0.0, 0.95)
+    assert stats.assumption_free(scores, members, 0.0, 0.95).epsilon_lower >= found.epsilon_lower
+    with pytest.raises(ValueError, match=r"delta must lie in \(0, 1\), got 1"):
+        stats.assumption_free(scores, members, 1.0, 0.95)
 
 
 def test_what_the_trials_are_is_no_option_of_a_users():
