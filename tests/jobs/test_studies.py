@@ -10,6 +10,7 @@ from scipy import integrate, special, stats
 
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.sweep import spec
+from jobs.studies import claims
 from jobs.studies.coverage import RATE, draw, subsampled_noise
 from jobs.studies.extending import Extending, errors
 from jobs.studies.table import tabulate, tabulate_verdicts, true_epsilon, true_mu
@@ -122,3 +123,15 @@ def test_extending_until_it_pleases_does_not_void_what_is_certified():
     assert before >= 15
     assert now <= allowed
     assert now < before
+
+
+def test_the_study_of_stated_claims_runs_and_tells_broken_twins(monkeypatch, capsys):
+    """One audit of 400 trials each: healthy rows are refuted once in 60 at most, twins always."""
+    options = ["--audits", "1", "--trials", "400", "--said", "0", "--seed", "1"]
+    monkeypatch.setattr("sys.argv", ["claims", *options])
+    claims.main()
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
+    violations = {row[0].strip(): row[1].strip() for row in rows if len(row) == 5}
+    assert len(violations) == 1 + len(claims.HEALTHY) + len(claims.BROKEN)
+    assert all(violations[entry.name] == "0" for entry in claims.HEALTHY)
+    assert violations["one seed"] == violations["sensitivity of half"] == "1"
