@@ -285,7 +285,14 @@ KINDS: dict[str, FindingKind] = {
 
 def parse_reasons(texts: list[str]) -> dict[str, str]:
     """Returns reasons by code of `DPA044=reason` texts. Raises SpecError for anything else."""
+    codes = {kind.code for kind in KINDS.values()}
     for text in texts:
         if not re.fullmatch(r"DPA\d{3}=.*\S.*", text):
             raise SpecError("--ignore", f"is {text!r}; write code and reason: DPA044='a test run'")
+        if text[:6] not in codes:
+            raise SpecError(
+                "--ignore",
+                f"is {text!r}, but no finding has that code; "
+                "the verdict prints it beside the finding",
+            )
     return {text[:6]: text[7:] for text in texts}

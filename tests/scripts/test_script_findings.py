@@ -117,6 +117,11 @@ def test_a_finding_is_silenced_by_its_code_with_a_reason_only(text):
         parse_reasons([text])
 
 
+def test_a_code_that_no_finding_has_is_not_silenced():
+    with pytest.raises(SpecError, match="is 'DPA999=why', but no finding has that code"):
+        parse_reasons(["DPA999=why"])
+
+
 def test_a_script_without_a_claim():
     unseen = verdict(claim=float("nan"), verdict=Verdict.INCONCLUSIVE, help=("release: cut",))
     assert unseen.headline == "train.py:main could not be checked completely: release: cut"
