@@ -31,6 +31,7 @@ pytestmark = [
 
 # One mechanism that leaks more than it claims, and one whose training raises.
 PLUGINS = """
+from dpaudit_ray.accounting import Training
 from own_pace import Paced
 
 class Quiet(Paced):
