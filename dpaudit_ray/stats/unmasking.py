@@ -10,7 +10,9 @@ to rise along a ramp in the rank of the score (as a normal score) and to be flat
 ends. Six ramps, with ends at either knot or nowhere, and two of them once more as even on both
 sides, are fitted with normal priors and averaged by their evidence: a steady rise suits Gaussian
 noise, a rise between two plateaus Laplace noise and randomised response, a rise at one end a leak
-in some runs only. Nothing that is certified rests on the fit.
+in some runs only. Where revealed bits at either end of the ranks contradict the ramps, as those of
+a rare event that only one world has, their own rate replaces these. Nothing that is certified rests
+on the fit.
 """
 
 import itertools
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv, expit, ndtri
+from scipy.special import betaincinv, betaln, expit, ndtri, xlog1py, xlogy
 
 from .base import Members, Scores
 from .error_rates import Counts, Floats
@@ -28,6 +30,10 @@ FIRST_SHARE, FIRST_TRIALS = 0.05, 10  # of the planned trials: revealed from the
 _PART = 15  # a fifteenth of the masked trials at most is revealed between two choices
 _EXPONENTS = np.linspace(0, 1, 64)  # of the numbers of guesses that are compared
 GROUPS = 256  # groups of neighbouring scores: enough to place a threshold, few enough to be fast
+_SMALLEST_GROUP = 64  # scores of the groups at either end, which are halved down to these
+_END_SHARE = 0.1  # of the scores, at either end of which another rate may replace that of ramps
+_CONTRADICTION = 5.0  # nats by which a rate of its own must fit revealed bits better
+_END_RATES = 4  # rates of its own at most, one inside the other, at either end
 _KNOTS = (-9.0, -0.7, 0.7, 9.0)  # normal scores at which ramps end; beyond ±9 is nowhere
 _REACH = 2.5  # normal scores beyond this are too few to count in a ramp's height
 _RAMPS = (
@@ -203,7 +209,7 @@ class Groups:
         group_of_value = np.arange(min(len(first), GROUPS), dtype=np.int16)  # sorted by digits
         if len(first) > GROUPS:
             middle = first + count - count // 2 - 1
-            coarse = np.multiply(middle, GROUPS, dtype=np.int64) // len(rising)
+            coarse = np.searchsorted(_first_ranks(len(rising)), middle, side="right")
             group_of_value = np.cumsum(_is_new(coarse), dtype=np.int16) - 1
             del middle, coarse  # arrays as long as the scores
         total = int(group_of_value[-1]) + 1 if len(group_of_value) else 0
@@ -234,6 +240,12 @@ class Groups:
             The probabilities, and the fitted parameters.
         """
         curve, theta = _average(self.ramps, inside[:-1], revealed[:-1], start)
+        middle = (self.start + self.size / 2)[:-1]
+        finite = float(self.size[:-1].sum())
+        upper = np.flatnonzero(middle > (1 - _END_SHARE) * finite)[::-1]
+        lower = np.flatnonzero(middle < _END_SHARE * finite)
+        for end in (upper, lower):
+            curve[end] = _end_rates(curve[end], inside[end], revealed[end])
         diverged = (inside[-1] + 0.5) / (revealed[-1] + 1)
         return np.append(curve, diverged), theta
 
@@ -293,6 +305,46 @@ def _average(
     shrinkage = np.sqrt(1 + np.pi / 8 * variance)
     chances = expit(log_odds / shrinkage)
     return (shares * chances).sum(0) / shares.sum(), theta
+
+
+def _first_ranks(scores: int) -> Counts:
+    """Returns the first rank of each group but the lowest, rising, int64 [groups - 1].
+
+    Groups have equal sizes, but those at both ends are divided by halves towards the end: so an
+    event that is rarer than a group has a group of its own in large audits.
+    """
+    equal = -(-np.arange(1, GROUPS, dtype=np.int64) * scores // GROUPS)
+    halvings = max(int(math.log2(scores / GROUPS / _SMALLEST_GROUP)), 0)
+    from_end = equal[0] >> np.arange(halvings, 0, -1)
+    return np.concatenate([from_end, equal, scores - from_end[::-1]])
+
+
+def _end_rates(
+    chance: Floats,
+    inside: Counts,
+    revealed: Counts,
+) -> Floats:
+    """Replaces P(in) at an end of the ranks where revealed bits contradict it.
+
+    Args:
+        chance: P(in) by the ramps, of groups from the outermost on, float64 [n].
+        inside: how many of their revealed trials are in, [n].
+        revealed: number of their revealed trials, [n].
+    """
+    chance = chance.copy()
+    in_to_here = np.cumsum(inside)
+    to_here = np.cumsum(revealed)
+    # The predictive probability of the bits if their rate has Jeffreys' prior.
+    own = betaln(in_to_here + 0.5, to_here - in_to_here + 0.5) - betaln(0.5, 0.5)
+    last = len(chance)
+    for _ in range(_END_RATES):
+        by_ramps = xlogy(inside, chance) + xlog1py(revealed - inside, -chance)
+        gain = (own - np.cumsum(by_ramps))[:last]
+        if len(gain) == 0 or gain.max() < _CONTRADICTION:
+            break
+        last = int(np.argmax(gain))
+        chance[: last + 1] = (in_to_here[last] + 0.5) / (to_here[last] + 1)
+    return chance
 
 
 def _sum(values: Floats) -> Floats:
