@@ -195,16 +195,17 @@ def function(
 
 
 def network(path: str, key: str) -> Callable[..., Any]:
-    """Imports a class or function that returns a network, which is known before it is called.
+    """Imports a class or function that builds a network, without calling it.
 
-    A class must be an `nn.Module`. A function must have this annotation, unless it is of a file of
-    the user's, which was run when it was imported. Raises SpecError under `key` for anything else.
+    A class must be a subclass of `nn.Module`. A function must be annotated to return one, unless
+    one of the user's files defines it, whose code has already run on import. Raises SpecError under
+    `key` for anything else.
     """
     from torch import nn
 
     factory = _callable(path, key)
     if isinstance(factory, nn.Module):
-        raise SpecError(key, f"{path} is a module that is made already; name its class")
+        raise SpecError(key, f"{path} is already a module instance; name its class")
     returned: Any = factory
     if not isinstance(factory, type):
         try:

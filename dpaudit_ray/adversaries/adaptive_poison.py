@@ -43,9 +43,10 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
         return AdaptiveCanary(public, query, ranges(public), self)
 
     def observer(self, canary: ChangingCanary, public: PublicKnowledge, models: int) -> LossPath:
+        """Follows the loss of the query, and not of the inserted examples, in each model."""
         assert isinstance(canary, AdaptiveCanary)
-        zeros = public.initial.new_zeros(models)
-        return LossPath(public, canary.query, self.statistic, zeros)
+        no_loss_yet = public.initial.new_zeros(models)
+        return LossPath(public, canary.query, self.statistic, no_loss_yet)
 
 
 @dataclass(frozen=True)

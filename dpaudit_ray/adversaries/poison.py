@@ -104,8 +104,9 @@ class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
         return self.poison(public, rng)
 
     def observer(self, canary: SampleCanary, public: PublicKnowledge, models: int) -> LossPath:
-        zeros = public.initial.new_zeros(models)
-        return LossPath(public, canary, self.statistic, zeros)
+        """Follows the loss of the query in each model."""
+        no_loss_yet = public.initial.new_zeros(models)
+        return LossPath(public, canary, self.statistic, no_loss_yet)
 
 
 @dataclass

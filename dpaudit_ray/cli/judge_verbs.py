@@ -51,7 +51,7 @@ def verify(
     if as_json:
         terminal.show_json(asdict(of_run))
     else:
-        tables.show_verdict(of_run, verdict.worded(opened, of_run), details)
+        tables.show_verdict(of_run, verdict.in_words(opened, of_run), details)
     raise typer.Exit(exit_code(of_run.verdict))
 
 

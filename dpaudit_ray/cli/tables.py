@@ -105,9 +105,10 @@ def quote_columns(quotes: Sequence[Quote], name: str = "eps >=") -> Columns:
 
 
 def show_summary(run: Run, answer: Answer | None) -> None:
-    """Prints how many audits have which verdict, and the lines of a few.
+    """Prints the number of audits by verdict, and a table of the most important ones.
 
-    These are violations, and then the bounds that are nearest to their claims.
+    These are violations first, and then the bounds that are nearest to their claims. With at most
+    `_MANY` audits, it prints the whole overview instead.
     """
     from ..report import verdict, words
 
@@ -119,9 +120,9 @@ def show_summary(run: Run, answer: Answer | None) -> None:
 
     def rank(index: int) -> tuple[bool, float, int]:
         quote = quotes[index]
-        share = (quote.epsilon or 0.0) / quote.claim if quote.claim else 0.0
+        shown_of_claim = (quote.epsilon or 0.0) / quote.claim if quote.claim else 0.0
         is_violation = bool(verdicts) and verdicts[index] == verdict.Verdict.VIOLATION
-        return not is_violation, -share, index
+        return not is_violation, -shown_of_claim, index
 
     indices = sorted(range(len(quotes)), key=rank)[:_SUMMARISED]
     chosen = [quotes[index] for index in indices]

@@ -88,7 +88,7 @@ class Aggregator:
 
 @ray.remote
 class Trainer(PackTrainer):
-    """A trainer in its own process, which gets its work by the first call, `ready`.
+    """A trainer in its own process, which gets its work by the first call, `set_up`.
 
     Ray warns of each constructor with references, since it may find them gone at a restart.
     """
@@ -100,7 +100,7 @@ class Trainer(PackTrainer):
         if ray.get_runtime_context().was_current_actor_reconstructed:
             ray.actor.exit_actor()  # the driver starts another one
 
-    def ready(
+    def set_up(
         self,
         modules: tuple[str, ...],
         raw_sweep: dict[str, Any],
@@ -108,7 +108,7 @@ class Trainer(PackTrainer):
         aggregator: Any,
         datasets: dict[str, Any],
     ) -> tuple[str, str, provenance.Code]:
-        """Takes its work; returns the node's id, its address, and its machine.
+        """Constructs the trainer from its work, which is too much for the constructor's call.
 
         Args:
             modules: the user's modules whose versions the driver compares.
@@ -116,6 +116,9 @@ class Trainer(PackTrainer):
             brief: the plan without packs.
             aggregator: the actor that stores scores.
             datasets: references to data sets by key.
+
+        Returns:
+            The node's id, its address, and the code and device of this process.
         """
         provide(dict(zip(datasets, ray.get(list(datasets.values())), strict=True)))
 

@@ -104,7 +104,7 @@ class Dispatcher:
         self._client.refresh()
 
     def wait(self, timeout: float) -> list[Outcome]:
-        """Returns outcomes since the last call.
+        """Waits for trainers, and returns the outcomes of packs since the last call.
 
         Args:
             timeout: seconds to wait for the first outcome.
@@ -126,8 +126,9 @@ class Dispatcher:
         outcomes += self._hanging()
         for outcome in outcomes:
             if isinstance(outcome, Lost) and outcome.pack:
+                # Its second trainer was lost, which shows neither the pack nor the first at fault.
                 self._attribution.drop(outcome.pack)
-        self._hand_due()  # before trainers are given new ones
+        self._hand_due()  # retries come before new packs, which `submit` hands to idle trainers
         return outcomes
 
     def progress(self, activity: Activity) -> Progress:
@@ -158,7 +159,7 @@ class Dispatcher:
         trainers = collections.Counter(worker.node for worker in self._pool.ready)
         avoid = self._capacity.avoided | self._capacity.crowded(trainers)
         handle = self._executor.start("Trainer", name, avoid)
-        greeting = self._executor.call(handle, "ready", self._compatibility.modules)
+        greeting = self._executor.call(handle, "set_up", self._compatibility.modules)
         worker = Worker(name, handle, greeting)
         self._owners[greeting] = worker
         return worker

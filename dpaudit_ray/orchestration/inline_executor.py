@@ -94,10 +94,11 @@ class InlineTrainer(PackTrainer):
         )
         self._gpu = work.sweep.resources.num_gpus > 0
 
-    def ready(
+    def set_up(
         self,
         modules: tuple[str, ...] = (),
     ) -> tuple[str, str, provenance.Code]:
+        """Returns what `Trainer.set_up` does; this trainer has its work from its constructor."""
         return _NODE.id, _NODE.host, provenance.machine(modules, gpu=self._gpu)
 
 

@@ -172,7 +172,7 @@ class HeadLiveness:
         """
         self._daemon = daemon
         if store:
-            threading.Thread(target=self._guard, args=(store,), daemon=True).start()
+            threading.Thread(target=self._end_with_store, args=(store,), daemon=True).start()
 
     @property
     def answers(self) -> bool:
@@ -207,10 +207,10 @@ class HeadLiveness:
                 self._end(self._reason)
         self._checks.close()
 
-    def _guard(self, store: str) -> None:
-        """Ends this process with the object store, before Ray searches it for objects.
+    def _end_with_store(self, store: str) -> None:
+        """Ends this process as soon as the object store ends, before Ray waits for its objects.
 
-        The store's end shows as the end of a connection on which nothing is sent.
+        Nothing is ever sent on a connection to the store, so it only ends when the store does.
         """
         try:
             with socket.socket(socket.AF_UNIX) as connection:

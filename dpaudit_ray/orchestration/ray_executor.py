@@ -96,7 +96,7 @@ class RayExecutor:
         is_trainer = worker is not self._aggregator
         role = "Trainer" if is_trainer else "Aggregator"
         name = actors.task_name(role, method, self._brief, arguments)
-        if method == "ready":
+        if method == "set_up":
             sweep = self._work.sweep.raw
             arguments = (*arguments, sweep, self._brief, self._aggregator, self._datasets)
         task = getattr(worker, method, None)

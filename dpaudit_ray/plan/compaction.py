@@ -59,10 +59,13 @@ class Compactor:
         audit = trials.audit
         joined = finished_trials.trials_of(audit, group)
         if joined not in files:
-            most_packs = finished_trials.UNDERWAY
-            packs = finished_trials.in_order(self._run, trials.read, group, most_packs)
+            packs = finished_trials.in_order(
+                self._run, trials.read, group, most_packs=finished_trials.MOST_READS
+            )
+            # Every pack of a group is stored; those that failed have no file, and are in no group.
             scores = PackScores.joined([pack for pack in packs if isinstance(pack, PackScores)])
             self._run.write_scores(audit.id, scores)
+        # Raises an error, before anything is deleted, if the new file is not as planned.
         trials.read(PackRange(joined, group[0].start, group[-1].stop))
         if joined not in self._run.score_files(audit.id):
             return  # lists lag behind, and a reader that does not find this file needs the others

@@ -30,7 +30,7 @@ from .score_stream import ConsumedPack, MissedPack, up_to_looks
 FEWEST = 64  # packs in a file of several, unless a group has fewer
 READERS = 32  # an object store takes tens of milliseconds to answer each request
 _LOCAL_READERS = 3  # more would slow down the thread that reads the next pack
-UNDERWAY = 2 * READERS
+MOST_READS = 2 * READERS  # that are under way, or wait to be yielded
 _SCORES_AHEAD = 2**21  # scores that are read ahead; reading a file takes ten times their bytes
 _UNLISTED = 8  # requests for packs that are not stored, each of about 10 ms
 
@@ -348,7 +348,7 @@ def in_order(
             coming.set_result(in_memory)
         waiting.append((size, coming))
         packs_ahead += size
-        while waiting and (len(waiting) >= UNDERWAY or packs_ahead > most_packs):
+        while waiting and (len(waiting) >= MOST_READS or packs_ahead > most_packs):
             size, coming = waiting.popleft()
             packs_ahead -= size
             yield coming.result()

@@ -428,7 +428,7 @@ def _digest(content: Any) -> str:
 
 def derived(run: Run, progress: Progress | None = None) -> Answer:
     """Computes the answer from the finished trials, which takes seconds."""
-    return worded(run, judge(run, thorough=False, progress=progress))
+    return in_words(run, judge(run, thorough=False, progress=progress))
 
 
 def quotes(run: Run, answer: Answer | None) -> list[Quote]:
@@ -438,7 +438,7 @@ def quotes(run: Run, answer: Answer | None) -> list[Quote]:
     return [quote(run, index) for index in range(len(run.plan.audits))]
 
 
-def worded(run: Run, verdict: RunVerdict) -> Answer:
+def in_words(run: Run, verdict: RunVerdict) -> Answer:
     """Returns a verdict as an answer: a sentence, reasons, and next steps."""
     sampled, exact = iter(verdict.audits), iter(verdict.exact)
     audits = []
@@ -453,24 +453,31 @@ def worded(run: Run, verdict: RunVerdict) -> Answer:
             audit = next(exact)
             reason = _exact_reason(audit)
         audits.append(AuditAnswer(audit.label, audit.verdict, reason, audit.quote))
-    # The largest quote of the mechanisms that decide; of those that hold together, if any do.
+    headline = _headline(run, verdict.verdict, audits)
+    return Answer(
+        verdict=verdict.verdict,
+        sentence=f"{verdict.verdict}: {_sentence(run, verdict, audits, headline)}",
+        help=tuple(_help(run, verdict)),
+        audits=tuple(audits),
+        quote=headline,
+        judged=sum(audit.trials for audit in verdict.audits),
+    )
+
+
+def _headline(run: Run, verdict: Verdict, audits: Sequence[AuditAnswer]) -> Quote:
+    """Returns the ε to quote for the run: the largest of audits whose mechanism has its verdict.
+
+    Bounds that hold simultaneously for all audits come before those that hold one by one.
+    """
     verdicts = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})
 
     def rank(index: int) -> tuple[bool, bool, bool, float]:
         mechanism = run.sweep.cells[index].mechanism.model_dump_json()
-        decides = verdicts.get(mechanism) is verdict.verdict
+        decides = verdicts.get(mechanism) is verdict
         quote = audits[index].quote
         return decides, quote.together, quote.epsilon is not None, quote.epsilon or 0
 
-    largest = audits[max(range(len(audits)), key=rank)].quote
-    return Answer(
-        verdict=verdict.verdict,
-        sentence=f"{verdict.verdict}: {_sentence(run, verdict, audits, largest)}",
-        help=tuple(_help(run, verdict)),
-        audits=tuple(audits),
-        quote=largest,
-        judged=sum(audit.trials for audit in verdict.audits),
-    )
+    return audits[max(range(len(audits)), key=rank)].quote
 
 
 def _exact_reason(audit: ExactVerdict) -> str:

@@ -335,11 +335,11 @@ def _end_rates(
     in_to_here = np.cumsum(inside)
     to_here = np.cumsum(revealed)
     # The predictive probability of the bits if their rate has Jeffreys' prior.
-    own = betaln(in_to_here + 0.5, to_here - in_to_here + 0.5) - betaln(0.5, 0.5)
+    predictive = betaln(in_to_here + 0.5, to_here - in_to_here + 0.5) - betaln(0.5, 0.5)
     last = len(chance)
     for _ in range(_END_RATES):
         by_ramps = xlogy(inside, chance) + xlog1py(revealed - inside, -chance)
-        gain = (own - np.cumsum(by_ramps))[:last]
+        gain = (predictive - np.cumsum(by_ramps))[:last]
         if len(gain) == 0 or gain.max() < _CONTRADICTION:
             break
         last = int(np.argmax(gain))

@@ -53,7 +53,7 @@ class PlayedExecutor:
     def call(self, worker: Handle, method: str, *arguments: Any) -> Future[Any]:
         """A call of a trainer or of the aggregator."""
         answers: dict[str, Callable[..., Any]] = {
-            "ready": lambda modules: ("node", "127.0.0.1", provenance.machine(modules, gpu=False)),
+            "set_up": lambda modules: ("node", "127.0.0.1", provenance.machine(modules, gpu=False)),
             "run_pack": lambda pack, before: Done(pack, 1.0),
             "progress": lambda activity: Progress((), activity),
         }

@@ -44,5 +44,5 @@ def test_they_come_back_after_an_error():
 
 def test_noise_is_drawn_beside_what_is_spread():
     with threads.ours():
-        drawn = threads.beside(torch.get_num_threads, worth=True)
+        drawn = threads.start_in_background(torch.get_num_threads, worthwhile=True)
         assert drawn() == 1, "on a thread of the pool"

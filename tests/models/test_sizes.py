@@ -271,7 +271,7 @@ def test_path_and_options_are_its_identity():
             "path: must be package.module:name, without folders and .py, got 'own_network'",
         ),
         ("own_network.py:Net", {}, "path: 'own_network.py:Net' names a file; name the module"),
-        ("own_network:made", {}, "path: own_network:made is a module that is made already; name"),
+        ("own_network:made", {}, "path: own_network:made is already a module instance; name"),
         ("own_network:Nat", {}, "path: cannot import 'own_network:Nat' (module 'own_network' has"),
         ("own_network:number", {}, "path: 'own_network:number' cannot be called, got 3"),
         ("own_network:nothing", {}, "path: own_network:nothing gives a NoneType, no torch.nn.Mod"),

@@ -32,7 +32,7 @@ from dpaudit_ray.orchestration.interruption import Stop
 from dpaudit_ray.orchestration.trainer import Brief
 from dpaudit_ray.plan import outcomes
 from dpaudit_ray.plan.finished_trials import (
-    UNDERWAY,
+    MOST_READS,
     PackRange,
     RecentPacks,
     in_order,
@@ -214,19 +214,19 @@ def results(plan: Plan) -> list[tuple[Pack, PackScores]]:
 def test_a_late_pack_costs_the_aggregator_what_an_early_one_does(tmp_path, monkeypatch):
     """Work that grows with the packs before would cost the last quarter 7 times as many calls."""
     monkeypatch.setattr(RunDirectory, "write_scores", lambda *_: None)
-    aggregation = Aggregation(*planned(tmp_path, packs=8000, size=5))
+    aggregation = Aggregation(*planned(tmp_path, packs=4000, size=5))
     packs = results(planning.require(RunDirectory(str(tmp_path / "scale"))))
     quarters = []
-    for start in range(0, 8000, 2000):
+    for start in range(0, 4000, 1000):
 
         def fold(start=start):
-            for pack, scores in packs[start : start + 2000]:
+            for pack, scores in packs[start : start + 1000]:
                 aggregation.fold(pack, scores)
 
         quarters.append(calls_of(fold))
     assert quarters[3] < 1.5 * quarters[0]
-    assert sum(quarters) / 8000 < 2000
-    assert aggregation.progress().done == 40_000
+    assert sum(quarters) / 4000 < 2000
+    assert aggregation.progress().done == 20_000
 
 
 def test_estimates_are_those_of_one_thread_when_sixteen_store_at_once(tmp_path, monkeypatch):
@@ -301,7 +301,7 @@ def test_packs_come_in_order_from_memory_or_else_from_storage(tmp_path):
     assert recent.take("a", 90) is None, "each is handed out once"
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, UNDERWAY), (2**17, 16)])
+@pytest.mark.parametrize(("size", "most"), [(1, MOST_READS), (2**17, 16)])
 def test_no_more_is_read_than_is_asked_for_soon(tmp_path, size, most):
     """Neither many packs nor large ones: those of 1 MiB hold 16 MiB."""
     read: list[int] = []
@@ -383,14 +383,14 @@ def test_what_a_trainer_is_given_does_not_grow_with_the_packs(tmp_path):
 
 
 def test_a_pack_costs_the_driver_the_same_with_many_trainers(tmp_path):
-    """A loop over all trainers for each pack would make it 15 times as many calls."""
+    """A loop over all trainers for each pack would make it 7 times as many calls."""
     run = RunDirectory(str(tmp_path / "none"))
 
     def calls(trainers: int, packs: int) -> int:
         return calls_of(lambda: played.rate(trainers, packs, run))
 
-    few = calls(20, 220) - calls(20, 20)
-    many = calls(300, 500) - calls(300, 300)
+    few = calls(20, 120) - calls(20, 20)
+    many = calls(150, 250) - calls(150, 150)
     assert many < 2 * few
 
 

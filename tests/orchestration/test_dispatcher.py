@@ -105,12 +105,12 @@ class PlayedCluster:
     def _answers(self, trainer: str) -> bool:
         answer, began, method, arguments = self.calls[trainer]
         node = self.nodes_of[trainer]
-        fault = "" if method == "ready" else self.fault(trainer, node)
+        fault = "" if method == "set_up" else self.fault(trainer, node)
         if fault == "eats":  # Ray does not give the reason to the caller
             self.memory_kills[node] += 1
         if node not in self.cpus or fault in ("dies", "eats"):
             answer.set_exception(WorkerDiedError("killed"))
-        elif method == "ready":
+        elif method == "set_up":
             answer.set_result((node, f"address-of-{node}", self.machine(node)))
         elif fault == "fails":
             answer.set_result(Failure(arguments[0], "RuntimeError", "RuntimeError: CUDA", ""))

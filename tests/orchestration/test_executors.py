@@ -33,7 +33,7 @@ from tests.orchestration.test_faults import assert_same
 Start = Callable[[Work], Executor]
 
 
-@pytest.fixture(params=["inline", "ray"])
+@pytest.fixture(params=["inline", pytest.param("ray", marks=pytest.mark.cluster)])
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     """Starts an executor of each kind; another one is added here."""
     if request.param == "inline":
@@ -78,7 +78,7 @@ class Running:
 
 def test_packs_and_errors_go_through_trainer_and_aggregator(start, light, tmp_path):
     with Running(start, light, tmp_path) as opened:
-        node, _, machine = opened.answer("ready", ())
+        node, _, machine = opened.answer("set_up", ())
         assert node in {known.id for known in opened.executor.nodes().nodes}
         assert machine.versions["dpaudit"] == da.__version__
         pack = opened.packs[0]
@@ -221,6 +221,7 @@ def test_an_address_of_another_kind_is_refused(address):
         pass
 
 
+@pytest.mark.cluster
 @pytest.mark.usefixtures("shared_head")
 def test_what_ray_does_not_take_is_one_line(light, tmp_path):
     """Kinds of accelerators have rules of their own, which Ray knows."""

@@ -254,7 +254,7 @@ class ConvPoolRule(Rule):
         gradient = _with_room(saved.images.shape, g)
         images = gradient.numpy()
         weight = self.padded_rows(theta).numpy()
-        winners = _winners(g, saved.marks)
+        winners = _for_loops(g, saved.marks)
         scratch = loops.scratch(images, winners[1], images.dtype, self.steps)
         room = (scratch, *loops.image_room(images, weight))
         loops.input_gradients(winners, weight, images, room, self.steps, self.static(g.dtype))
@@ -289,7 +289,7 @@ class ConvPoolRule(Rule):
         for g in parts:
             models = slice(start, start + len(g))
             start = models.stop
-            winners = _winners(g, saved.marks[models])
+            winners = _for_loops(g, saved.marks[models])
             out = (formed[models].numpy(), biases[models].numpy(), squares[models].numpy())
             room = loops.scratch(images, winners[1], images.dtype, self.steps)
             loops.sample_gradients(images, winners, out, self.row, room, self.steps, static)
@@ -609,7 +609,12 @@ def _with_room(shape: Sequence[int], like: Tensor) -> Tensor:
     return like.new_empty(size + _BEHIND)[:size].view(*shape)
 
 
-def _winners(g: Tensor, marks: Tensor) -> loops.Winners:
-    """Returns gradients [..., o, h, w] and marks [n, B, h, w, o] for the loops, channels last."""
-    channels_last = g.movedim(-3, -1).reshape(marks.shape)
+def _for_loops(pooled_gradient: Tensor, marks: Tensor) -> loops.Winners:
+    """Returns arrays for the loops, with channels last.
+
+    Args:
+        pooled_gradient: gradient of the pooled outputs [..., o, h, w].
+        marks: which position of each window won [n, B, h, w, o].
+    """
+    channels_last = pooled_gradient.movedim(-3, -1).reshape(marks.shape)
     return channels_last.contiguous().numpy(), marks.numpy()

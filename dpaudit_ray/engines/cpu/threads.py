@@ -62,12 +62,16 @@ def spread(
         future.result()
 
 
-def beside(
+def start_in_background(
     task: Callable[[], object],
-    worth: bool,
+    worthwhile: bool,
 ) -> Callable[[], object]:
-    """Starts `task` on another thread if it is `worth` it, else runs it; returns how to wait."""
-    if not worth or count() < 2:
+    """Starts `task` on another thread if that is `worthwhile`, else runs it at once.
+
+    Returns:
+        A function that waits until the task has finished.
+    """
+    if not worthwhile or count() < 2:
         task()
         return lambda: None
     return _pool(1).submit(task).result

@@ -70,7 +70,17 @@ _unpacked: Any = cgutils.unpack_tuple
 
 
 class _Emitter:
-    """Emits an intrinsic's instructions; `sizes` are the static ones except the first, `lanes`."""
+    """Emits an intrinsic's instructions; takes the arguments of numba's code generators.
+
+    Attributes:
+        lanes: length of a vector, the first static size.
+        sizes: the other static sizes.
+        pointers: to the first entry of each array.
+        numbers: values of the numbers.
+        vector: type of a vector of the arrays' entries.
+        byte_vector: type of a vector of as many bytes.
+        zero: a vector of zeros.
+    """
 
     def __init__(
         self,
@@ -79,19 +89,19 @@ class _Emitter:
         signature: Any,
         args: Any,
     ) -> None:
-        arrays, numbers, static = signature.args
+        array_types, number_types, static_types = signature.args
         self.builder = builder
-        self.lanes, *self.sizes = (kind.count for kind in static.types)
+        self.lanes, *self.sizes = (kind.count for kind in static_types.types)
         self.pointers = []
         structs = _unpacked(builder, args[0])
-        for kind, struct in zip(arrays.types, structs, strict=True):
+        for kind, struct in zip(array_types.types, structs, strict=True):
             array = context.make_array(kind)(context, builder, struct)
             self.pointers.append(array.data)
-        self.numbers = _unpacked(builder, args[1], numbers.count)
-        element = context.get_value_type(arrays.types[0].dtype)
-        self.type = ir.VectorType(element, self.lanes)
-        self.bytes = ir.VectorType(_I8, self.lanes)
-        self.zero = self.full(self.type, 0.0)
+        self.numbers = _unpacked(builder, args[1], number_types.count)
+        element = context.get_value_type(array_types.types[0].dtype)
+        self.vector = ir.VectorType(element, self.lanes)
+        self.byte_vector = ir.VectorType(_I8, self.lanes)
+        self.zero = self.full(self.vector, 0.0)
 
     def full(self, kind: Any, value: float) -> Any:
         return ir.Constant(kind, [value] * self.lanes)
@@ -113,7 +123,7 @@ class _Emitter:
 
     def load(self, pointer: Any) -> Any:
         """Returns a vector from any address, aligned or not."""
-        return self.builder.load(self._cast(pointer, self.type), align=1)
+        return self.builder.load(self._cast(pointer, self.vector), align=1)
 
     def store(self, value: Any, pointer: Any) -> None:
         self.builder.store(value, self._cast(pointer, value.type), align=1)
@@ -139,7 +149,7 @@ class _Emitter:
         """Returns slots with vectors of zeros, to be kept in registers, by index."""
         slots = {}
         for index in np.ndindex(*counts):
-            slots[index] = _allocated(self.builder, self.type)
+            slots[index] = _allocated(self.builder, self.vector)
             self.builder.store(self.zero, slots[index])
         return slots
 
@@ -224,17 +234,17 @@ def pool(emit: _Emitter) -> None:
         entry = emit.at(0, x_at, (below, i), (beside, j))
         entries.append(emit.load(entry))
     best = entries[0]
-    mark = emit.full(emit.bytes, 0)
+    mark = emit.full(emit.byte_vector, 0)
     for k, value in enumerate(entries[1:], start=1):
         # The first of equals, and NaN, win as in torch.
         above = builder.fcmp_ordered(">", value, best)
         wins = builder.or_(above, builder.fcmp_unordered("!=", value, value))
         best = builder.select(wins, value, best)
-        mark = builder.select(wins, emit.full(emit.bytes, k), mark)
+        mark = builder.select(wins, emit.full(emit.byte_vector, k), mark)
     floor = emit.splat(builder.load(emit.at(1)))
     dead = builder.fcmp_ordered("<=", best, floor)
     best = builder.select(dead, floor, best)
-    mark = builder.select(dead, emit.full(emit.bytes, DEAD), mark)
+    mark = builder.select(dead, emit.full(emit.byte_vector, DEAD), mark)
     emit.store(best, emit.at(2, out_at))
     emit.store(mark, emit.at(3, out_at))
 
@@ -250,12 +260,12 @@ def unpool(emit: _Emitter) -> None:
     builder = emit.builder
     g_at, grid_at, below, beside, channels = emit.numbers
     g = emit.load(emit.at(0, g_at))
-    marks = builder.bitcast(emit.at(1, g_at), emit.bytes.as_pointer())
+    marks = builder.bitcast(emit.at(1, g_at), emit.byte_vector.as_pointer())
     mark = builder.load(marks, align=1)
     inside = emit.below(0, channels)
     for k, (i, j) in enumerate(np.ndindex(*emit.sizes)):
         target = emit.at(2, grid_at, (below, i), (beside, j))
-        wins = builder.icmp_unsigned("==", mark, emit.full(emit.bytes, k))
+        wins = builder.icmp_unsigned("==", mark, emit.full(emit.byte_vector, k))
         gradient = builder.select(builder.and_(wins, inside), g, emit.zero)
         emit.store(builder.fadd(emit.load(target), gradient), target)
 

@@ -114,7 +114,7 @@ def one_model_too_large() -> MemoryError:
 
 @functools.cache  # once in a process for each size
 def warn_of_short_memory(models: int) -> None:
-    """Warns that a retry on another machine may give other bits."""
+    """Warns that only `models` are computed at once from here on, which may round scores anew."""
     _LOG.warning(
         "memory is short: from here on %d model%s computed at once, which may change last bits of "
         "scores; lower resources.pack_size, run fewer trainers on a node, or give each a larger "

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCanary
-from ...engines.cpu.threads import beside, ours
+from ...engines.cpu.threads import ours, start_in_background
 from ...engines.noise import noise_source
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import trained
@@ -118,7 +118,7 @@ class Insertion:
                 return None
             canary = self._crafted(canary, step, theta, coins)
         elif coins.all():
-            return self._everywhere
+            return self._into_all_models
         return Inserted(canary, self.inside * torch.from_numpy(coins))
 
     def _crafted(
@@ -140,8 +140,11 @@ class Insertion:
         return crafted
 
     @cached_property
-    def _everywhere(self) -> Inserted:
-        """The insertion if all models sample it: rows are looked up once for all such steps."""
+    def _into_all_models(self) -> Inserted:
+        """The insertion at steps at which every model samples the canary.
+
+        It is one object for all these steps, so `Inserted` finds the models with a canary once.
+        """
         assert not isinstance(self.canary, ChangingCanary)
         return Inserted(self.canary, self.inside)
 
@@ -271,7 +274,7 @@ class PackedSteps:
         update = self._update
         # Drawn for the whole pack, so that how it is split for the gradients changes nothing.
         is_worth_a_thread = update.device.type == "cpu" and update.numel() >= _LARGE
-        wait_for_noise = beside(partial(self._draw, update), is_worth_a_thread)
+        wait_for_noise = start_in_background(partial(self._draw, update), is_worth_a_thread)
         weights = None if inserted is None else inserted.weights
         compute = self._model.viewed_sums if recipe.augmentations > 1 else self._model.clipped_sums
         for part in parts(len(y), recipe):
