@@ -33,7 +33,7 @@ def test_without_a_gpu_it_says_what_was_not_checked():
 
 def test_on_a_cpu_it_does_the_same_in_small_without_ray_and_opacus():
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, "--device", "cpu", "--networks", "mlp3"],
+        [sys.executable, "-c", WITHOUT, "--device", "cpu", "--networks", "fcnn"],
         cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import yaml
 from scipy import stats
 
 import dpaudit_ray as da
+from dpaudit_ray.adversaries.base import SampleCanary
+from dpaudit_ray.adversaries.poison import Poisoner
 from dpaudit_ray.sweep import spec
 from jobs.nasr2021 import order, table
 from tests.jobs.small import JOBS, names, noise_images, run_small
@@ -25,6 +28,18 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {model: noise_images(folders[model], shape, 4) for model, shape in SHAPES.items()}
 
 
+@pytest.fixture
+def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Poisons are moved three times in place of fifty."""
+    poison = Poisoner.poison
+
+    def moved(adversary: Poisoner, *known: Any) -> SampleCanary:
+        return poison(adversary.model_copy(update={"ascent": 3}), *known)
+
+    monkeypatch.setattr(Poisoner, "poison", moved)
+
+
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.parametrize("name", names("nasr2021"))
 def test_every_sweep_file_runs(name, images, tmp_path):
     raw = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())

@@ -17,6 +17,7 @@ from dpaudit_ray.stats import growth
 from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
 from dpaudit_ray.sweep.yamlfile import parse_changes
+from tests.long import long
 from tests.plan.failing import of_function
 from tests.report.handed import DP_SGD, LANDSCAPE
 
@@ -72,7 +73,13 @@ def certified(run: Run) -> float:
     return 0.0 if row is None else row["epsilon_lower_together"]
 
 
-@pytest.mark.parametrize("name", SWEEPS)
+AGAIN = long("sampled as for the last model; other tests have it that none is stronger")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=AGAIN if name == "poisson, every update" else ()) for name in SWEEPS],
+)
 def test_a_hint_that_is_followed_lowers_nothing_and_keeps_its_promise(name, tmp_path):
     """Seeds are fixed: of other seeds a promise of 80 % is missed by some, as it says."""
     raw = SWEEPS[name]

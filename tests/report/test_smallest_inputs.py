@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpaudit_ray.forecast import forecast
 from dpaudit_ray.sweep.yamlfile import parse_yaml
 from tests.command import dpaudit, write_sweep
 from tests.conftest import ROOT
@@ -109,6 +110,12 @@ def read_with_every_verb(location: str) -> None:
     page = (Path(location) / "report.html").read_text()
     text = re.sub(r"<script.*?</script>|<style.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)
     assert not re.search(PYTHON_VALUE, text)
+
+
+@pytest.fixture(autouse=True)
+def two_simulated_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans simulate two audits in place of ten: their powers are not what is tested."""
+    monkeypatch.setattr(forecast, "_DRAWS", 2)
 
 
 def run_and_read(sweep: Path, folder: Path, *options: str) -> None:

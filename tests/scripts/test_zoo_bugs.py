@@ -68,7 +68,7 @@ UNSEEN = {
 QUICK = {
     *("clip_after_mean", "constant_seed", "half_noise", "memory_manager_break"),
     *("nonprivate_model_trained", "one_key_for_all", "raw_gradients_left:left_behind"),
-    *("warm_up", "secret_size", "true_batch_size", "wrong_rate", "wrong_steps", "hard_examples"),
+    *("secret_size", "true_batch_size", "wrong_rate", "wrong_steps", "hard_examples"),
 }
 ELSEWHERE = {"records elsewhere", "state"}  # test_held_runs has them
 pytestmark = pytest.mark.slow
@@ -143,7 +143,11 @@ def test_a_twin_raises_no_alarm(bug):
 @pytest.mark.usefixtures("one_room")
 @pytest.mark.parametrize(
     ("name", "twin"),
-    [("too_much_noise", False), ("nonprivate_model_trained", True), ("wrong_steps", True)],
+    [
+        pytest.param("too_much_noise", False, marks=long("as healthy scripts")),
+        ("nonprivate_model_trained", True),
+        ("wrong_steps", True),
+    ],
 )
 def test_what_is_no_bug_leaves_no_doubt_of_what_is_returned(name, twin):
     """Opacus' `ModuleValidator.fix` saves a copy; the last has its optimizer without its engine."""
