@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 import dpaudit_ray as da
 from dpaudit_ray.mechanisms.base import Mechanism
@@ -160,3 +162,17 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take minutes come first: at the end, all other processes wait for them."""
     items.sort(key=lambda item: ((*_LONGEST, item.path.name)).index(item.path.name))
+
+
+class _Scheduling(LoadFileScheduling):
+    """Runs tests of one file in one process, and all tests of scripts in one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        # Each process that audits scripts imports for ten seconds what they need.
+        folder = "tests/scripts/"
+        return folder if nodeid.startswith(folder) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """Returns the scheduler of the processes that xdist starts."""
+    return _Scheduling(config, log)
