@@ -175,7 +175,7 @@ def function(
     key: str,
     *arguments: str,
 ) -> Callable[..., Any]:
-    """Imports a function of the user's.
+    """Imports a function that the user wrote.
 
     Args:
         path: the function, as `package.module:name`.

@@ -271,7 +271,7 @@ class Place:
         return self._read_with(name, self._folder.exists, name)
 
     def files(self, depth: int) -> list[str]:
-        """Returns the paths of all files, relative to this directory, down to so many folders."""
+        """Returns the paths of all files, relative to this directory, down to `depth` folders."""
         return self._read_with("", self._folder.paths, depth)
 
     def delete(self, name: str) -> None:
