@@ -250,7 +250,7 @@ class Anytime(Guesses):
         self._best_look = (0, 0)  # hits and guesses then
 
     def _fold(self, scores: Scores, members: Members) -> None:
-        """Counts guesses and hits, and notes the look at which the hit rate is bounded highest."""
+        """Counts guesses and hits, and notes after which trial the hit rate is bounded highest."""
         if len(scores) == 0:
             return
         hits_before, guesses_before = self._counter.hits, self._counter.guesses

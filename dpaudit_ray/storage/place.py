@@ -54,7 +54,7 @@ class Patience:
 
     Attributes:
         seconds: time for all attempts; 0 for one attempt.
-        sleep: waits for so many seconds.
+        sleep: waits for this number of seconds.
         tell: called with a line while storage does not answer, after 2 s, 4 s, 8 s and so on.
     """
 
