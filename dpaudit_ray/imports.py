@@ -175,7 +175,7 @@ def function(
     key: str,
     *arguments: str,
 ) -> Callable[..., Any]:
-    """Imports a function that the user wrote.
+    """Imports a function of the user's.
 
     Args:
         path: the function, as `package.module:name`.

@@ -67,7 +67,6 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
     examples = list(per_example or [])
 
     def released(change: Any, seed: int | None) -> list[Any]:
-        """Returns the sums with one example changed, plus noise, drawn if it is a function."""
         if callable(total):
             sums = list(total(_change_examples(examples, change)))
         else:
@@ -122,7 +121,6 @@ def audited_release(
 
         @functools.wraps(function)
         def step(*args: Any, **kwargs: Any) -> Any:
-            """Calls the function; an audit also repeats the call with changed examples."""
             stream = _stream(function.__name__, noise_multiplier, max_grad_norm, sample_rate)
             if not stream:
                 return function(*args, **kwargs)
@@ -133,16 +131,16 @@ def audited_release(
             unflatten: Any = None
 
             def released(change: Any, seed: int | None) -> list[Any]:
-                """Calls the function with one record changed, and with a given seed."""
                 nonlocal unflatten
                 changed_records = unflatten_records(_change_examples(examples, change))
-                changed = arguments | changed_records
+                changed = bound.arguments
+                changed.update(arguments | changed_records)
                 tensorflow = sys.modules.get("tensorflow")
                 if seed is not None and key is not None:
                     changed[key] = reseed(seed) if reseed else _jax_key(seed, arguments[key])
                 elif seed is not None and tensorflow:
                     tensorflow.random.set_seed(seed % 2**31)
-                arrays, unflatten = _flatten(function(**changed))
+                arrays, unflatten = _flatten(function(*bound.args, **bound.kwargs))
                 return arrays
 
             # JAX has no generators that could be seeded: its noise depends on a key, or a state.

@@ -100,10 +100,6 @@ KINDS: dict[str, FindingKind] = {
         "DPA013", "buffers", _V, "buffers that no record changes",
         "values computed from the batch, without noise",
         "freeze them, or use GroupNorm: they are published with the model"),
-    "padded": FindingKind(
-        "DPA014", "records apart", _N, "rows that do not depend on other records of the batch",
-        "without {record} the script's collate function gives other rows: {changes}",
-        "pad to a constant, or mask what is padded"),
     "passes": FindingKind(
         "DPA015", "clipping", _V, "one clipped gradient for each record",
         "{passes} gradients a record, from {passes} backward passes, at {count} steps: one record "
@@ -174,14 +170,14 @@ KINDS: dict[str, FindingKind] = {
         "train in the main process"),
     "moves others": FindingKind(
         "DPA032", "records apart", _V, "a record to be in one gradient of its batch",
-        "another record in place of {record} changed {count} of {rows} gradients, of {drawn} "
-        "records",
-        "compute one row for each record; no weight, scale or length may depend on the batch"),
+        "{change} changed {count} of {rows} gradients, of {drawn} records",
+        "compute one row for each record; no weight, scale or length may depend on the batch, or "
+        "on its size, and a network may look up no other record"),
     "goes on": FindingKind(
         "DPA033", "state", _V, "steps that depend on earlier records by releases only",
         "{count} of {others} without the record released something else with another in its "
         "place, although releases were the same; step {first} had it first",
-        "keep nothing of a batch for later except its release"),
+        "keep nothing of a batch for later except its release, and look no record up by its index"),
     "let out": FindingKind(
         "DPA034", "release", _V, "only what was released", _PINNED,
         "leave it out, or add noise to it and account for that"),
@@ -204,7 +200,7 @@ KINDS: dict[str, FindingKind] = {
         "leave it out"),
     "statistics": FindingKind(
         "DPA040", "release", _V, "no statistic of the records without noise",
-        "{names}, which are means, deviations, extremes or quantiles of the records",
+        "{names}, which are means, deviations, extremes, quantiles, axes or centres of the records",
         "use constants, or add noise to it and account for that"),
     "earlier": FindingKind(
         "DPA041", "release", _W, "parameters of the last step", "{names}",
@@ -249,12 +245,14 @@ KINDS: dict[str, FindingKind] = {
         "account the rate that the loader samples at"),
     "twice": FindingKind(
         "DPA052", "sampling", _V, "a record once in a batch",
-        "{count} records that were drawn twice into one batch"),
+        "{count} records that were drawn twice into one batch",
+        "let the data have each record once, and draw without replacement"),
     "no empty": FindingKind(
         "DPA053", "sampling", _V, "about {expected:.0f} empty draws", "none in all",
         "keep empty batches: without them, a step shows that some record was sampled"),
     "dependent": FindingKind(
-        "DPA054", "sampling", _V, "independent draws of every record", "draws that are dependent"),
+        "DPA054", "sampling", _V, "each record drawn by itself at a rate of {rate:.4g}",
+        "records that are drawn together, or some more often than others"),
     "not Poisson": FindingKind(
         "DPA055", "sampling", _V, _POISSON,
         "draws that are {how}; neighbouring data whose other gradients all point away exceed "
@@ -279,6 +277,14 @@ KINDS: dict[str, FindingKind] = {
         "{used} gradients of up to {records} records each, for {drawn} records at {count} steps: "
         "one record changes the direction of all of its micro-batch",
         "clip the gradient of each record, or account for 2 clipping bounds"),
+    "copies": FindingKind(
+        "DPA062", "sampling", _W, "each record in the data once",
+        "{count} records of the first batches with the same numbers as another one",
+        "leave copies out: each is drawn by itself, and so its record more often than accounted"),
+    "large delta": FindingKind(
+        "DPA063", "accounting", _W, "less than 1 in {records}, the number of records",
+        "that much or more, which publishing one of them at random keeps, too",
+        "ask for ε at a smaller δ"),
 }
 # fmt: on
 

@@ -48,9 +48,11 @@ class RunRequest:
         seconds: the run ends at its first release after so many.
         one_more: the data set gets one record more.
         pinned: releases are replaced by random numbers of a seed. "alone" changes nothing else;
-            "exchanged" has another record in place of `record`; "noised" has other noise in the
-            steps with that record; "shaken" has other random numbers after them.
-        record: index of the record that a pinned run is about; None lets the run choose it.
+            "exchanged" has another record in place of `record`; "varied" exchanges a record of
+            each batch, or leaves one out; "noised" has other noise in the steps with `record`;
+            "shaken" has other random numbers after them.
+        record: index of the record that a pinned run is about; None if it is about each batch's,
+            or chooses one.
         answers: ε that engines gave an earlier run, by a digest of the question.
     """
 
@@ -62,9 +64,15 @@ class RunRequest:
     most_steps: int | None = None
     seconds: float | None = None
     one_more: bool = False
-    pinned: Literal["", "alone", "exchanged", "noised", "shaken"] = ""
+    pinned: Literal["", "alone", "exchanged", "varied", "noised", "shaken"] = ""
     record: int | None = None
     answers: dict[str, float] = field(default_factory=dict)
+
+    def is_about(self, draw: Any) -> bool:
+        """Returns whether a pinned run changes something of a draw's step."""
+        if self.record is None:
+            return self.pinned != "alone"
+        return self.record in draw
 
     def derived(self, *label: str | int) -> int:
         """Returns a seed of 63 bits, a function of the run's seed and of the label's texts."""
@@ -184,7 +192,6 @@ class ForwardInspection(Entry):
         mixes: whether outputs of other records changed, and `by` how much of their size.
         time_first: records lie along the second dimension, as many as were drawn.
         buffers: names of buffers that learn from records.
-        carried: names of attributes that one pass leaves to the next, which depends on them.
         unseen: why the repeats show nothing; "" if they do.
     """
 
@@ -192,21 +199,7 @@ class ForwardInspection(Entry):
     by: float = 0.0
     time_first: bool = False
     buffers: tuple[str, ...] = ()
-    carried: tuple[str, ...] = ()
     unseen: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollateInspection(Entry):
-    """A batch that was collated again without one record.
-
-    `record` is its index in the data set, `chosen_as` names the reason, as "the longest record",
-    and `changes` how the rows of others change, as "padded from 9 to 7 positions".
-    """
-
-    record: int
-    chosen_as: str
-    changes: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,11 +243,14 @@ class PinnedStep(Entry):
 
     Attributes:
         member: it has the record that is exchanged; False in a run that chooses it.
+        change: of the step's batch, in words; "" if it is the run's.
+        missing: position of the record that was left out.
         release: digests of what it would have released.
         update: digests of the gradients that reached the optimizer in place of the pinned ones;
             the same as pinned if nothing came in between.
         rows: length of each example's gradient.
-        generators: digest of the generator's state.
+        rounding: relative distance of neighbouring numbers of the parameters' type.
+        state: digests of the generator's state and of the parameters before the step.
         drawn: number of records.
     """
 
@@ -262,8 +258,11 @@ class PinnedStep(Entry):
     release: tuple[str, ...]
     update: tuple[str, ...] = ()
     rows: tuple[float, ...] = ()
-    generators: str = ""
+    rounding: float = 0.0
+    state: str = ""
     drawn: int = 0
+    change: str = ""
+    missing: int | None = None
 
 
 @dataclass(frozen=True)
@@ -315,6 +314,7 @@ class Draws:
         window: draws in which each record comes once on average, and how many `windows`.
         shared: pairs of draws of one window that share a record.
         most: draws that the most frequent record is in; None if indices were not recorded.
+        squares: sum of the squared numbers of draws that records are in; None likewise.
         twice: records drawn into a batch they were in already.
     """
 
@@ -325,6 +325,7 @@ class Draws:
     windows: int = 0
     shared: int = 0
     most: int | None = None
+    squares: int | None = None
     twice: int = 0
 
 
@@ -385,7 +386,7 @@ class RunResult:
         noise_seeds: first seeds of the optimizers' own generators.
         published: of a pinned run, names and digests of what is returned, saved or decided by.
         chosen: of a pinned run, the record that is exchanged.
-        last_record: of a pinned run, a record of its last draw.
+        copies: records of the first batches that equal another one.
         lines: the script's line for each place that a finding names.
         left: names of values that are returned or saved, by what they carry.
         final: digests of the private parameters.
@@ -414,7 +415,7 @@ class RunResult:
     published: tuple[tuple[str, str], ...] = ()
     chosen: int | None = None
     chosen_as: str = ""
-    last_record: int | None = None
+    copies: int = 0
     lines: dict[str, str] = field(default_factory=dict)
     left: dict[Leftover, list[str]] = field(default_factory=dict)
     final: str = ""

@@ -108,7 +108,7 @@ class Audit:
         # It takes seconds, and is needed to judge the run, which goes on meanwhile.
         load = functools.partial(importlib.import_module, "opacus.accountants.analysis.rdp")
         threading.Thread(target=load, daemon=True).start()
-        (first,) = self._run(iter([self._request("look", share=_INSPECTING, inspects=True)]))
+        first = self._run_once("look", share=_INSPECTING, inspects=True)
         target = self._target
         result = script_runs.require_usable(target, first, self._options.budget)
         self._result = result
@@ -155,7 +155,7 @@ class Audit:
         if not (inspection.result.noise_seeds or inspection.result.seeded):
             return inspection
         self._progress("comparing the seeds of a second run")
-        (second,) = self._run(iter([self._request("seeds", most_steps=1)]))
+        second = self._run_once("seeds", most_steps=1)
         return replace(inspection, reseeded=second.result)
 
     def _with_pinned_runs(self, inspection: Inspection) -> Inspection:
@@ -167,53 +167,49 @@ class Audit:
         runs: dict[str, PinnedRun] = {}
         missing = ""
         try:
-            self._compare_pinned(runs)
+            self._compare_pinned(runs, is_opacus=inspection.uses_opacus)
         except ScriptError as error:
             missing = str(error)
         return replace(inspection, pinned=PinnedRuns(**runs, missing=missing))
 
-    def _compare_pinned(self, runs: dict[str, PinnedRun]) -> None:
+    def _compare_pinned(
+        self,
+        runs: dict[str, PinnedRun],
+        is_opacus: bool,
+    ) -> None:
         """Adds runs until two differ, and then two that show whether noise explains it."""
         alone = runs["alone"] = self._pinned_run("alone")
         records = {"exchanged": alone.result.chosen}
-        # Pinned runs may settle a finding, or a check that is not done.
-        undone = {check.name for check in self._judgement.looks if check.applies and not check.done}
-        is_found = any(item.code in ACQUITTED for item in self._judgement.findings)
-        is_open = is_found or bool(undone & {"updates", "release", "sampling"})
-        if is_open and alone.result.last_record is not None:
-            records["last"] = alone.result.last_record
-        for name, record in records.items():
-            exchanged = self._pinned_run("exchanged", record)
-            if record == alone.result.chosen:  # which states why it was chosen
-                exchanged = replace(exchanged, record=alone.record)
-            runs[name] = exchanged
-            if checks.differences(alone, exchanged):
-                runs["exchanged"] = exchanged
-                for kind in ("noised", "shaken"):
-                    runs[kind] = self._pinned_run(kind, record)
+        if is_opacus:
+            records["varied"] = None  # one of each batch
+        for kind, record in records.items():
+            changed = self._pinned_run(kind, record)
+            runs[kind] = replace(changed, record=alone.record)  # which states why it was chosen
+            if checks.differences(alone, changed):
+                runs["exchanged"] = runs[kind]
+                runs["noised"] = self._pinned_run("noised", record)
+                runs["shaken"] = self._pinned_run("shaken", record)
                 return
 
     def _pinned_run(self, kind: Any, record: int | None = None) -> PinnedRun:
         """Returns one run with pinned releases. Raises ScriptError if it is missing."""
-        request = self._request("pinned", share=_PINNED, pinned=kind, record=record)
-        (run,) = self._run(iter([request]))
+        run = self._run_once("pinned", share=_PINNED, pinned=kind, record=record)
         if run.ended.how == "hung":
             why = "the run with pinned releases took too long; give a larger --budget"
             raise ScriptError(why)
         if run.result is None:
             raise ScriptError(f"the run with pinned releases failed: {run.ended.message}")
-        if run.result.chosen is None and record is None:
+        if run.result.chosen is None and kind == "alone":
             raise ScriptError("no draw of four records or more was observed")
-        return PinnedRun.from_record(run.result, run.record, record)
+        return PinnedRun.from_record(run.result, run.record)
 
     def _with_sizes(self, inspection: Inspection) -> Inspection:
         """Adds the number of records as the secret: the same run with one record more."""
         if not self._options.secret_size:
             return inspection
         self._progress("repeating the first step with one record more")
-        requests = (self._request("size", n, most_steps=1, one_more=bool(n)) for n in (0, 1))
-        records = tuple(run.record for run in self._run(requests))
-        return replace(inspection, sizes=records)
+        larger = self._run_once("size", most_steps=1, one_more=True)
+        return replace(inspection, larger=larger.record)
 
     @property
     def _left(self) -> float:
@@ -238,12 +234,17 @@ class Audit:
         return [item for item in violations if item.code not in self._options.silenced]
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
-        grace = max(_FEWEST, _GRACE * self._options.budget) + (_slowdown() - 1) * self._left
+        grace = max(_FEWEST, _GRACE * self._options.budget)
+        grace += (_slowdown() - 1) * self._left
         for run in self._runner.run(requests, Limits(grace, self._options.gib)):
             self._runs += 1
             self._output = run.ended.output or self._output
             self._waited += run.result.waited if run.result else 0.0
             yield run
+
+    def _run_once(self, *label: Any, **fields: Any) -> EndedRun:
+        (run,) = self._run(iter([self._request(*label, **fields)]))
+        return run
 
     def _request(self, *label: Any, share: float = 1.0, **fields: Any) -> RunRequest:
         seed = RunRequest(seed=self._options.seed).derived(*label)

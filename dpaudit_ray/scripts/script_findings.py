@@ -217,7 +217,12 @@ class ScriptVerdict:
         return tuple(item for item in self.findings if item.label == "Violation")
 
 
-def finding(kind: str, where: str, layer: int = 0, **values: Any) -> Finding:
+def finding(
+    kind: str,
+    where: str,
+    layer: int = 0,
+    **values: Any,
+) -> Finding:
     """Returns a finding in the words of its kind, with these values in them."""
     words = KINDS[kind]
     return Finding(

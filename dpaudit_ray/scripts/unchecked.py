@@ -8,8 +8,6 @@ from .protocol import RunResult
 _ALWAYS = (
     "data before training: filtering, duplicates, and constants computed from the records",
     "random generators and floating-point arithmetic",
-    "whether δ is small enough: well below 1 / (number of records)",
-    "what depends on the size of a batch, or on records that a network looks up by index",
 )
 # Words in a script's code, and what they hint at.
 _HINTS = {
@@ -35,7 +33,5 @@ def unchecked_in(script: Path, result: RunResult) -> tuple[str, ...]:
             if not is_listed and re.search(pattern, code):
                 unchecked.append(f"{hint} ({script.name}:{number})")
     if not result.made:
-        unchecked.append(
-            "how the custom loop forms per-example gradients, and which records it draws"
-        )
+        unchecked.append("how the custom loop forms per-example gradients")
     return tuple(unchecked)

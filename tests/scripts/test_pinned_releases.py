@@ -86,8 +86,34 @@ def test_the_exchanged_record_and_the_line_are_named():
     (one,) = findings(first, run("abc", (1.1, 2.1, 3.1), record="record 7, the longest,"))
     assert one.where == "step 1 (train.py:1)"
     assert "another record in place of record 7, the longest, changed 3 of 3" in one.seen
-    (check,) = judge(first, first, last=run("abc", record="record 9")).looks
-    assert check.said.endswith("with another record in place of record 7, and of record 9")
+    (check,) = judge(first, first, varied=first).looks
+    assert check.said.endswith("record 7, and with one of each batch exchanged or left out")
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    [((1.0, 3.0), 0), ((1.1, 3.0), 1), ((1.1, 3.3), 2), ((1.0,), 0), (ROWS, 0)],
+)
+def test_a_record_that_is_left_out_changes_no_other_gradient(rows, count):
+    """Of three gradients the second is the record's own; other numbers of rows are not compared."""
+    first = run("abc")
+    steps = [
+        dataclasses.replace(step, missing=1, change="leaving out record 7")
+        for step in run("xbc", rows).steps
+    ]
+    other = dataclasses.replace(first, steps=tuple(steps))
+    found = findings(first, other, first)
+    assert len(found) == (count > 0)
+    for item in found:
+        assert f"leaving out record 7 changed {count} of 2 gradients" in item.seen
+
+
+def test_gradients_are_compared_at_equal_parameters_only():
+    """A noisy count of records may set the clipping bound, and so all later parameters."""
+    first = run("abc")
+    (step, *later) = run("abc", (1.1, 2.1, 3.1)).steps
+    other = dataclasses.replace(first, steps=(dataclasses.replace(step, state="x"), *later))
+    assert not findings(first, other, first)
 
 
 @pytest.mark.parametrize("given", ["1", "2"])
@@ -128,6 +154,14 @@ def pinned_check(runner: Runner) -> Judgement:
     return checks.pinned_releases.PinnedReleases().judge(inspection)
 
 
+def test_steps_that_a_pinned_run_is_about():
+    requests = {kind: RunRequest(seed=0, pinned=kind) for kind in ("alone", "varied", "noised")}
+    assert [requests[kind].is_about([1, 2]) for kind in requests] == [False, True, True]
+    about = dataclasses.replace(requests["noised"], record=3)
+    assert about.is_about([1, 3])
+    assert not about.is_about([1, 2])
+
+
 @pytest.mark.parametrize("how", ["hung", "raised"])
 def test_a_pinned_run_that_fails_or_takes_too_long_is_not_complete(how):
     judgement = pinned_check(Runner(Ended(how, None, "ValueError: no", "", "", 1.0)))
@@ -144,32 +178,31 @@ def test_a_run_without_a_draw_of_four_records_is_not_complete():
 
 
 def test_pinned_runs_that_differ_in_nothing():
-    """A record of the last batch is exchanged, too, as it may have gone into the tensor."""
-    chosen = RunResult(chosen=3, chosen_as="the longest", last_record=5)
+    """A record of each batch is exchanged, too, as it may have gone into the tensor."""
+    chosen = RunResult(chosen=3, chosen_as="the longest")
     runner = Runner(Ended("returned"), chosen)
     judgement = pinned_check(runner)
     assert judgement.complete
-    assert "record 3, the longest, and of record 5" in judgement.looks[0].said
+    assert "record 3, the longest, and with one of each batch" in judgement.looks[0].said
     kinds = [(request.pinned, request.record) for request in runner.requests]
-    assert kinds == [("alone", None), ("exchanged", 3), ("exchanged", 5)]
+    assert kinds == [("alone", None), ("exchanged", 3), ("varied", None)]
 
 
 def test_pinned_runs_that_differ_are_explained_by_two_more():
     class Differs(Runner):
-        """Publishes another value if record 5 is exchanged."""
+        """Publishes another value if a record of each batch is exchanged."""
 
         def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
             for run in super().run(requests, limits):
-                is_other = (run.request.pinned, run.request.record) == ("exchanged", 5)
-                value = (("mean", "2" if is_other else "1"),)
+                value = (("mean", "2" if run.request.pinned == "varied" else "1"),)
                 changed = dataclasses.replace(self.returned, published=value)
                 yield dataclasses.replace(run, result=changed)
 
-    runner = Differs(Ended("returned"), RunResult(chosen=3, last_record=5))
+    runner = Differs(Ended("returned"), RunResult(chosen=3))
     (one,) = pinned_check(runner).findings
     assert one.code == "DPA034"
     kinds = [(request.pinned, request.record) for request in runner.requests[2:]]
-    assert kinds == [("exchanged", 5), ("noised", 5), ("shaken", 5)]
+    assert kinds == [("varied", None), ("noised", None), ("shaken", None)]
 
 
 UNEXPLAINED = {
@@ -181,7 +214,7 @@ UNEXPLAINED = {
 
 @pytest.mark.parametrize("kind", UNEXPLAINED)
 def test_pinned_runs_that_end_alike_acquit(kind):
-    """In both, all that is published is the same, whether a first or a last record is exchanged."""
+    """In both, all that is published is the same, though a record of each batch is another one."""
     fields, check = UNEXPLAINED[kind]
     same = run("abc", published=(("mean", "1"),))
 
@@ -192,12 +225,12 @@ def test_pinned_runs_that_end_alike_acquit(kind):
         (done,) = [item.done for item in judgement.looks if item.name == check]
         return done, [item.code for item in judgement.findings if item.look == check]
 
-    assert outcome(last=same) == (True, [])
+    assert outcome(varied=same) == (True, [])
     open_checks = {
-        "without a last record": {},
-        "another value": {"last": run("abc", published=(("mean", "2"),))},
-        "cut": {"last": dataclasses.replace(same, cut="the budget ended the run")},
-        "fewer steps": {"last": run("ab", published=(("mean", "1"),))},
+        "without such a run": {},
+        "another value": {"varied": run("abc", published=(("mean", "2"),))},
+        "cut": {"varied": dataclasses.replace(same, cut="the budget ended the run")},
+        "fewer steps": {"varied": run("ab", published=(("mean", "1"),))},
     }
     for runs in open_checks.values():
         done, codes = outcome(**runs)
@@ -208,7 +241,7 @@ def test_pinned_runs_that_end_alike_acquit(kind):
 def test_an_earlier_step_may_be_chosen_by_records_that_change_nothing():
     """One record seldom changes which epoch is best."""
     same = run("abc")
-    pinned = PinnedRuns(alone=same, exchanged=same, last=same)
+    pinned = PinnedRuns(alone=same, exchanged=same, varied=same)
     chosen = result(left=left(earlier=("w of step 3 of 9",)))
     inspection = Inspection(record=[], result=chosen, delta=DELTA, pinned=pinned)
     assert "DPA041" in {item.code for item in checks.judge(inspection).findings}
@@ -218,11 +251,10 @@ def test_a_run_is_read_from_its_record():
     step = PinnedStep(member=True, release=("a",))
     entries = [step, Cut(steps=4)]
     longest = RunResult(chosen=7, chosen_as="the longest record")
-    read = PinnedRun.from_record(longest, entries, None)
+    read = PinnedRun.from_record(longest, entries)
     assert read.steps == (step,)
     assert "after step 4" in read.cut
-    names = [PinnedRun.from_record(longest, entries, index).record for index in (None, 7, 9)]
-    assert names == ["record 7, the longest record,"] * 2 + ["record 9"]
+    assert read.record == "record 7, the longest record,"
 
 
 @pytest.mark.parametrize("waited", [0.0, 30.0, 1e6])

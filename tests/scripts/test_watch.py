@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from dpaudit_ray.opacus import Marks, audited, marks_of
-from dpaudit_ray.scripts.protocol import CollateInspection, Report, RunRequest, read_record
+from dpaudit_ray.scripts.protocol import PinnedStep, Report, RunRequest
 from dpaudit_ray.scripts.watch import (
     forward_passes,
     generators,
@@ -105,30 +105,17 @@ class Texts(torch.utils.data.Dataset):
         return torch.ones(self.lengths[index]).long(), 0
 
 
-def padded(rows: list) -> tuple[torch.Tensor, torch.Tensor]:
-    texts = [text for text, _ in rows]
-    labels = torch.tensor([label for _, label in rows])
-    return nn.utils.rnn.pad_sequence(texts, batch_first=True), labels
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_record_whose_removal_changes_a_batch_is_chosen(tmp_path, monkeypatch, workers):
-    """The longest text: without it, the others are padded to fewer positions."""
+def test_the_longest_record_of_the_first_batch_is_chosen(tmp_path, monkeypatch, workers):
     run = watched(tmp_path, inspects=True)
     data = Texts()
     run.networks.data.append(data)
     run.phase = "main"
-    from torch.utils.data._utils.fetch import _MapDatasetFetcher
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    monkeypatch.setattr(_MapDatasetFetcher, "fetch", _MapDatasetFetcher.fetch)
     monkeypatch.setattr(_BaseDataLoaderIter, "_next_index", _BaseDataLoaderIter._next_index)
     record_choice.install(run)
-    next(iter(DataLoader(data, 6, collate_fn=padded, num_workers=workers)))
-    (entry,) = read_record(run.record)
-    assert isinstance(entry, CollateInspection)
-    assert (entry.record, entry.chosen_as) == (2, "the longest record")
-    assert entry.changes == "padded from 4 to 7 positions"
+    next(iter(DataLoader(data, 6, collate_fn=len, num_workers=workers)))
     assert (run.pinned.chosen, run.pinned.chosen_as) == (2, "the longest record")
 
 
@@ -136,45 +123,46 @@ def test_what_is_conspicuous_in_a_batch():
     x, labels = random_numbers(6, 2), [0, 1, 0, 0, 0, 0]
     x[4] *= 50
     items = list(zip(x, labels, strict=True))
-    found = {name: position for position, name in record_choice.conspicuous_records(items)}
-    expected = {"the largest record": 4, "a record of a rare class": 1}
-    assert found == expected | {"a record in the middle of a batch": 3}
+    assert record_choice.conspicuous_record(items) == (4, "the largest record")
     x[5, 0] = torch.nan
-    assert next(record_choice.conspicuous_records(items)) == (5, "a record that is not finite")
+    assert record_choice.conspicuous_record(items) == (5, "a record that is not finite")
+    alike = [(torch.ones(2), 0)] * 6
+    assert record_choice.conspicuous_record(alike) == (3, "a record in the middle of a batch")
 
 
-def pooled(rows: list) -> torch.Tensor:
-    return torch.stack(rows) - torch.stack(rows).mean(0)
-
-
-def test_choosing_a_record_draws_nothing_from_a_generator_of_the_collate_function(tmp_path):
-    rng = np.random.default_rng(0)
-
-    def masked(rows: list) -> torch.Tensor:
-        return torch.stack(rows) * torch.from_numpy(rng.random((len(rows), 3)))
-
-    def wrapped(rows: list) -> torch.Tensor:
-        return masked(rows)
-
+def test_equal_records_are_counted_unless_they_may_be_equal_by_chance(tmp_path):
     run = watched(tmp_path, inspects=True)
-    record_choice.choose(run, list(random_numbers(5, 3)), range(5), wrapped)
-    assert rng.random() == np.random.default_rng(0).random()
-    assert run.pinned.chosen_as == "the largest record"
+    x = random_numbers(6, 9)
+    x[4] = x[1]
+    record_choice.choose(run, list(zip(x, range(6), strict=True)), range(6))
+    assert len(set(run.pinned.keys.values())) == 6  # labels differ
+    record_choice.choose(run, list(zip(x, [0] * 6, strict=True)), range(6))
+    assert len(set(run.pinned.keys.values())) == 5
+    run.pinned.keys.clear()
+    record_choice.choose(run, list(x[:, :7]), range(6))
+    record_choice.choose(run, list((10 * x).long()), range(6))
+    assert not run.pinned.keys
 
 
-@pytest.mark.parametrize(
-    ("collate", "words"),
-    [
-        (torch.stack, ""),
-        (lambda rows: torch.stack(rows, dim=1), ""),
-        (pooled, "other values in the rows of other records"),
-        (lambda rows: torch.stack(rows).max(0).values, "other values in the rows of other records"),
-    ],
-)
-def test_what_removal_changes(collate, words):
-    rows = list(random_numbers(5, 3))
-    rows[2] = rows[2] * 10
-    assert record_choice.change_by_removal(collate, rows, 2) == words
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_record_of_each_batch_is_exchanged_or_left_out(tmp_path, fixed):
+    """Batches of a fixed size keep it. Which one is left out is found again by the draw."""
+    run = watched(tmp_path, pinned="varied", record=0)
+    run.pinned.leaves_out = not fixed
+    items = [torch.full((2,), float(n == 1)) for n in range(4)]
+    first = pinned_runs._vary(run, [3, 5, 7, 9], items)
+    second = pinned_runs._vary(run, [4, 6, 8, 2], items)
+    assert first == (1, [3] if fixed else [])
+    assert second == (1, [4])
+    step = PinnedStep(member=False, release=(), rows=(1.0,))
+    draws = [np.array([3, 5, 7, 9]), np.array([4, 6, 8, 2])]
+    one = pinned_runs.varied(run, step, draws[:1])
+    verb = "another record in place of" if fixed else "leaving out"
+    assert one.change == f"{verb} record 5, the largest record,"
+    assert one.missing == (None if fixed else 1)
+    # Of a step that adds up two draws, two records are others.
+    both = pinned_runs.varied(run, step, draws)
+    assert both.rows == ()
 
 
 def test_data_sets_with_common_records_are_of_one_group():
@@ -346,12 +334,12 @@ def test_networks_that_private_records_trained(tmp_path):
 class Remembers(nn.Module):
     """Adds what the last batch left; `counts` only counts."""
 
-    def __init__(self, adds: bool, written: bool = False) -> None:
+    def __init__(self, written: bool) -> None:
         super().__init__()
-        self.h, self.counts, self.adds, self.written = torch.zeros(40, 3), 0, adds, written
+        self.h, self.counts, self.written = torch.zeros(40, 3), 0, written
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x.tanh() + (self.h if self.adds else 0)
+        y = x.tanh() + self.h
         self.counts += 1
         self.h = self.h.copy_(y.detach()) if self.written else y.detach()
         return y
@@ -359,15 +347,13 @@ class Remembers(nn.Module):
 
 @pytest.mark.parametrize("written", [False, True])
 def test_state_that_goes_from_one_batch_to_the_next(written):
-    """It is reported, with its name, and the network is as it was before."""
-    network = nn.Sequential(Remembers(True, written))
+    """It is no mixing of records, and the network is as it was before."""
+    network = nn.Sequential(Remembers(written))
     x = random_numbers(40, 3)
     entry = repeat_forward(network, ((x,), {}), 0)
-    assert set(entry.carried) == {"0.counts", "0.h"}
     assert not entry.mixes
     assert network[0].counts == 0
     assert not network[0].h.any()
-    assert repeat_forward(Remembers(False, written), ((x,), {}), 0).carried == ()
 
 
 def test_passes_that_cannot_be_compared_say_why():

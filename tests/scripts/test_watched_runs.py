@@ -185,7 +185,7 @@ def findings(warm: Sandbox, script: str, function: str) -> list[str]:
         target = Target(ZOO / f"{script}.py", function)
         ended = script_runs.run_once(warm, target, request, Limits(1800.0), 1)
         assert ended.result is not None, ended.ended
-        runs[kind] = PinnedRun.from_record(ended.result, ended.record, record)
+        runs[kind] = PinnedRun.from_record(ended.result, ended.record)
         if kind == "exchanged" and not checks.differences(runs["alone"], runs[kind]):
             break
     result = runs["alone"].result

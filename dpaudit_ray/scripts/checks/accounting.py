@@ -30,6 +30,12 @@ class Accounting(Check):
             if not judgement.violations:  # clients of a federation repeat each other
                 self._judge_reports(inspection, group, judgement)
         self._judge_early_reports(inspection, judgement)
+        sizes = [draws.records for draws in inspection.result.draws]
+        records = min(sizes, default=0)
+        if records * inspection.delta >= 1:
+            delta = plain(inspection.delta)
+            judgement.find("large delta", f"δ = {delta}", records=records)
+            return judgement.miss(f"{summary}; δ = {delta} promises little: give a smaller one")
         return judgement.observe(summary)
 
     def _judge_reports(

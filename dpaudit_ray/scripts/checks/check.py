@@ -37,10 +37,10 @@ class PinnedRun:
     cut: str = ""
 
     @classmethod
-    def from_record(cls, result: RunResult, record: Record, index: int | None) -> "PinnedRun":
-        """Returns a run by its result, its record, and the record of the data that it is about."""
-        name = f"record {result.chosen if index is None else index}"
-        if result.chosen_as and index in (None, result.chosen):
+    def from_record(cls, result: RunResult, record: Record) -> "PinnedRun":
+        """Returns a run by its result and record; the result names the record that was chosen."""
+        name = f"record {result.chosen}"
+        if result.chosen_as:
             name += f", {result.chosen_as},"
         steps = tuple(entries_of(record, PinnedStep))
         return cls(result=result, steps=steps, record=name, cut=why_cut(record))
@@ -52,10 +52,10 @@ class PinnedRuns:
 
     Attributes:
         alone: with nothing else changed.
-        exchanged: with another record in place of one, the first that changed anything.
+        exchanged: with another record in place of one; or that where a change first shows.
         noised: with other noise in the steps that have the record; None if it was not needed.
         shaken: with other random numbers outside of steps; None if it was not needed.
-        last: with another record exchanged, one of the last batch; None if it was not needed.
+        varied: with a record of each batch exchanged or left out; None for loops without Opacus.
         missing: why a run is missing that was needed; "" if none is.
     """
 
@@ -63,7 +63,7 @@ class PinnedRuns:
     exchanged: PinnedRun | None = None
     noised: PinnedRun | None = None
     shaken: PinnedRun | None = None
-    last: PinnedRun | None = None
+    varied: PinnedRun | None = None
     missing: str = ""
 
 
@@ -78,8 +78,7 @@ class Inspection:
         promised: ε that `@audited` or the caller states; None if none does.
         pinned: runs with pinned releases; None before they ran, or if they cannot.
         reseeded: result of a second run; None if there was none.
-        sizes: records of two runs, the second with one record more; empty if the number of records
-            is no secret.
+        larger: entries of a run with one record more; None if the number of records is no secret.
     """
 
     record: Record
@@ -88,7 +87,7 @@ class Inspection:
     promised: float | None = None
     pinned: PinnedRuns | None = None
     reseeded: RunResult | None = None
-    sizes: tuple[Record, ...] = ()
+    larger: Record | None = None
 
     @property
     def taken(self) -> int:
@@ -108,12 +107,14 @@ class Inspection:
     @property
     def counted(self) -> int:
         """Number of steps in the histories of all accountants."""
-        return sum(int(steps) for _, _, steps in events_of(self.result))
+        counts = [int(steps) for _, _, steps in events_of(self.result)]
+        return sum(counts)
 
     @property
     def is_unsampled(self) -> bool:
         """Whether every step was accounted to have every record."""
-        return {min(rate, 1.0) for _, rate, _ in events_of(self.result)} == {1.0}
+        rates = {min(rate, 1.0) for _, rate, _ in events_of(self.result)}
+        return rates == {1.0}
 
     @property
     def uses_opacus(self) -> bool:
@@ -164,7 +165,11 @@ def at_step(step: int, line: str = "") -> str:
     return with_line(f"step {step + 1}", line)
 
 
-def find_uneven(judgement: Judgement, kind: str, steps: Sequence[UnevenStep]) -> None:
+def find_uneven(
+    judgement: Judgement,
+    kind: str,
+    steps: Sequence[UnevenStep],
+) -> None:
     """Adds a finding at the first of these steps, if there is one."""
     for step in steps[:1]:
         judgement.find(

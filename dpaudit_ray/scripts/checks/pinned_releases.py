@@ -11,6 +11,7 @@ from ..script_findings import Judgement
 from .check import Check, Inspection, PinnedRun, PinnedRuns, at_step, listed
 
 _CHANGED = 1e-3  # relative: arithmetic in another order changes a gradient's length by less
+_ROUNDINGS = 4  # by which an equal gradient may differ, if the batch has another size
 _FINDINGS = {"row": "moves others", "release": "goes on", "update": "comes between"}
 _SMALLEST = 1e-6  # of the longest: shorter gradients are compared with this length
 
@@ -54,33 +55,32 @@ def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
 
 def _changed_rows(a: PinnedStep, b: PinnedStep) -> Iterator[int]:
     """Yields gradients of a step with the record that it changed, if it changed more than one."""
-    is_alike = a.generators == b.generators and len(a.rows) == len(b.rows)
-    if not (b.member and a.rows and is_alike):
-        return
     x = np.array(a.rows)
     y = np.array(b.rows)
+    permitted = 1  # gradients that may change
+    if b.missing is not None and len(y) == len(x) - 1 == b.drawn - 1:
+        x = np.delete(x, b.missing)
+        permitted = 0
+    is_comparable = b.member and a.state == b.state
+    if len(x) == 0 or len(x) != len(y) or not is_comparable:
+        return
     least = _SMALLEST * x.max()
-    changed = np.flatnonzero(np.abs(x - y) > _CHANGED * np.maximum(x, y).clip(least))
-    if len(changed) > 1:
+    relative = max(_CHANGED, _ROUNDINGS * a.rounding)
+    longer = np.maximum(x, y).clip(least)
+    changed = np.flatnonzero(np.abs(x - y) > relative * longer)
+    if len(changed) > permitted:
         yield from map(int, changed)
 
 
 def acquits(inspection: Inspection) -> bool:
     """Returns whether pinned runs show that all that is published depends on releases alone.
 
-    A record was exchanged in the first batch, and in another run one of the last batch, so that a
-    value of either would differ.
+    A record of each batch was another one, or was left out, so that a value of any would differ.
     """
     pinned = inspection.pinned
-    if pinned is None or pinned.alone is None or pinned.last is None:
+    if pinned is None or pinned.alone is None or pinned.varied is None:
         return False
-    for other in (pinned.exchanged, pinned.last):
-        if other is None or not _is_same_result(pinned.alone, other):
-            return False
-    return True
-
-
-def _is_same_result(alone: PinnedRun, other: PinnedRun) -> bool:
+    alone, other = pinned.alone, pinned.varied
     is_whole = not (alone.cut or other.cut) and len(alone.steps) == len(other.steps)
     return is_whole and alone.result.published == other.result.published
 
@@ -126,12 +126,16 @@ class PinnedReleases(Check):
             return judgement.miss(why)
         summary = f"{len(alone.steps)} steps, repeated with another record in place of "
         summary += exchanged.record.removesuffix(",")
-        if pinned.last is not None:
-            summary += f", and of {pinned.last.record.removesuffix(',')}"
+        if pinned.varied is not None:
+            summary += ", and with one of each batch exchanged or left out"
         return judgement.observe(summary)
 
 
-def _report_steps(run: PinnedRun, certain: list[Difference], judgement: Judgement) -> None:
+def _report_steps(
+    run: PinnedRun,
+    certain: list[Difference],
+    judgement: Judgement,
+) -> None:
     """Adds a finding for each kind of difference in steps, at its first step."""
     steps = run.steps
     members = [number for number, step in enumerate(steps) if step.member] or [0]
@@ -145,7 +149,7 @@ def _report_steps(run: PinnedRun, certain: list[Difference], judgement: Judgemen
         judgement.find(
             finding,
             at_step(number, steps[number].line),
-            record=run.record,
+            change=steps[number].change or f"another record in place of {run.record}",
             count=len(items),
             rows=len(steps[number].rows),
             drawn=steps[number].drawn,

@@ -1,6 +1,6 @@
 """Per-example independence: forward passes and batches, repeated with another record."""
 
-from ..protocol import CollateInspection, ForwardInspection, entries_of
+from ..protocol import ForwardInspection, entries_of
 from ..script_findings import Judgement
 from .check import Check, Inspection, listed, with_line
 
@@ -26,23 +26,10 @@ class RecordsApart(Check):
                 where = with_line("the network's forward pass", worst.line)
                 judgement.find(kind, where, by=worst.by)
         buffers: set[str] = set()
-        carried: set[str] = set()
         for entry in passes:
             buffers.update(entry.buffers)
-            carried.update(entry.carried)
         if buffers:
             judgement.find("buffers", listed(sorted(buffers)))
-        for item in entries_of(inspection.record, CollateInspection)[:1]:
-            record = f"record {item.record}, {item.chosen_as},"
-            where = with_line("the first batch", item.line)
-            judgement.find("padded", where, record=record, changes=item.changes)
-        if carried:
-            why = (
-                f"the network keeps {listed(sorted(carried))} from one forward pass to the next, "
-                "and its outputs depend on it: whether that takes records to the next batch was "
-                "not observed"
-            )
-            return judgement.miss(why)
         if not passes:
             reasons = [entry.unseen for entry in forwards]
             reasons.append("no forward pass of the network in training was observed")

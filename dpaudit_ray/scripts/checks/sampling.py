@@ -51,6 +51,9 @@ class Sampling(Check):
         fewer = [step for step in uneven if step.rows < step.drawn]
         find_uneven(judgement, "records passed over", fewer)
         find_uneven(judgement, "more rows", [step for step in uneven if step.rows > step.drawn])
+        if result.copies:
+            judgement.find("copies", _WHERE, count=result.copies)
+            return judgement.miss(f"{summary}; whose copies the data have was not observed")
         if uneven:
             why = f"{summary}; how batches were made of the sampled records was not observed"
             return judgement.miss(why)
@@ -88,7 +91,12 @@ def _unexplained(inspection: Inspection) -> list[UnevenStep]:
     return steps
 
 
-def _failed_test(draws: Draws, rate: float, level: float, inspection: Inspection) -> Finding | None:
+def _failed_test(
+    draws: Draws,
+    rate: float,
+    level: float,
+    inspection: Inspection,
+) -> Finding | None:
     """Returns a finding for the first test that independent draws would pass, and these fail.
 
     Args:
@@ -98,21 +106,23 @@ def _failed_test(draws: Draws, rate: float, level: float, inspection: Inspection
         inspection: for the claim.
     """
     n = draws.records
-    mean = n * rate
     count = len(draws.sizes)
     total = sum(draws.sizes)
+    drawn_rate = min(rate, total / max(n * count, 1))  # a lower one is no violation
+    mean = n * drawn_rate
     # Pearson's statistic of the sizes: chi-squared if records are sampled independently.
-    spread = sum((size - mean) ** 2 for size in draws.sizes) / max(mean * (1 - rate), 1e-9)
+    variance = max(mean * (1 - drawn_rate), 1e-9)
+    spread = sum((size - mean) ** 2 for size in draws.sizes) / variance
     is_near_normal = mean >= _FEW_DRAWN
     is_narrow = count >= _FEW and special.gammainc(count / 2, spread / 2) < level / 6
     is_wide = special.gammaincc(count / 2, spread / 2) < level / 6
-    if total > 0 and special.bdtrc(total - 1, n * count, rate) < level / 2:
+    if total > 0 and special.bdtrc(total - 1, n * count, rate) < level / 3:
         share = total / (n * count)
         values = {"total": total, "draws": count, "records": n}
         return finding("rate", _WHERE, rate=rate, share=share, **values)
     if draws.twice:
         return finding("twice", _WHERE, count=draws.twice)
-    deviation = _shared_records(draws, rate)
+    deviation = _shared_records(draws, drawn_rate)
     if deviation < -_LIMIT:
         how = "shuffled: each record once in a pass"
         return _judge_other_sampling(how, rate, round(1 / rate), inspection)
@@ -122,9 +132,31 @@ def _failed_test(draws: Draws, rate: float, level: float, inspection: Inspection
     log_without_empty = count * math.log1p(-min(empty, 1 - 1e-12))
     if 0 not in draws.sizes and log_without_empty < math.log(level / 6):
         return finding("no empty", _WHERE, expected=count * empty)
-    if deviation > _LIMIT or (is_near_normal and is_wide):
-        return finding("dependent", _WHERE)
+    is_dependent = deviation > _LIMIT or (is_near_normal and is_wide)
+    if is_dependent or _is_uneven(draws, rate, level / 6):
+        return finding("dependent", _WHERE, rate=rate)
     return None
+
+
+def _is_uneven(draws: Draws, rate: float, level: float) -> bool:
+    """Returns whether some records are drawn more often than at `rate`, and others less.
+
+    The squared deviations of the records' counts are added up. Their sum is compared with a gamma
+    law of the mean and variance that it has for binomial counts. If all records together are drawn
+    at a lower rate, no count shows that one is drawn at a higher.
+    """
+    n = draws.records
+    count = len(draws.sizes)
+    total = sum(draws.sizes)
+    mean = count * rate
+    variance = mean * (1 - rate)
+    is_lower = special.bdtr(total, n * count, rate) < level
+    if draws.squares is None or mean < 1 or is_lower:
+        return False
+    square = draws.squares - 2 * mean * total + n * mean**2
+    kurtosis = (1 - 6 * rate * (1 - rate)) / variance
+    shape = n / (2 + kurtosis)
+    return bool(special.gammaincc(shape, square / (n * variance) * shape) < level)
 
 
 def _shared_records(draws: Draws, rate: float) -> float:
@@ -140,7 +172,12 @@ def _shared_records(draws: Draws, rate: float) -> float:
     return float((draws.shared - n * mean) / math.sqrt(max(n * variance, 1e-300)))
 
 
-def _judge_other_sampling(how: str, rate: float, group: int, inspection: Inspection) -> Finding:
+def _judge_other_sampling(
+    how: str,
+    rate: float,
+    group: int,
+    inspection: Inspection,
+) -> Finding:
     """Decides by worst-case neighbours whether the claim is violated, or only not proven."""
     result = inspection.result
     noise = min(noise for noise, _, _ in claims.events_of(result))

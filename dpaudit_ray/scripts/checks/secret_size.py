@@ -15,11 +15,11 @@ class SecretSize(Check):
     inapplicable = "the number of records is no secret without --secret-size"
 
     def applies(self, inspection: Inspection) -> bool:
-        return bool(inspection.sizes)
+        return inspection.larger is not None
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         made: list[Made] = []
-        for record in inspection.sizes:
+        for record in (inspection.record, inspection.larger or ()):
             made += entries_of(record, Made)[:1]
         if len(made) < 2 or made[0].records is None:
             why = "make_private was not called, or its data have no length"

@@ -1,7 +1,7 @@
 """Repeats forward passes with another record in one place: outputs of the others must stay."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -41,14 +41,9 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
 
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.no_grad():
-        with _attributes_preserved(module) as changed_names:
-            first, after = _forward(module, inputs, buffers)
-            carried = changed_names()
-            following = _forward(module, inputs, buffers)[0] if carried else first
-        with _attributes_preserved(module):
-            again, _ = _forward(module, inputs, buffers)
-        with _attributes_preserved(module):
-            changed, after_change = _forward(module, tree_map(exchange, inputs), buffers)
+        first, after = _forward(module, inputs, buffers)
+        again, _ = _forward(module, inputs, buffers)
+        changed, after_change = _forward(module, tree_map(exchange, inputs), buffers)
     triples = zip(first, again, changed, strict=True)
     outputs = [t for t in triples if _has_dim(t[0], dim) and t[0].shape[dim] == batch]
     if not outputs:
@@ -57,8 +52,6 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
     if any(not torch.equal(a, b) for a, b, _ in outputs):
         why = "a forward pass repeated with the same generators gave another result"
         return ForwardInspection(unseen=why)
-    if all(torch.equal(a, b) for a, b in zip(first, following, strict=True)):
-        carried = []
     by = 0.0
     for output, _, other in outputs:
         unchanged = output.narrow(dim, 1, batch - 1)
@@ -69,9 +62,7 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
         for name, buffer in after.items()
         if buffer.is_floating_point() and not torch.equal(buffer, after_change[name])
     ]
-    return ForwardInspection(
-        mixes=by > _CLOSE, by=by, buffers=tuple(learning), carried=tuple(carried)
-    )
+    return ForwardInspection(mixes=by > _CLOSE, by=by, buffers=tuple(learning))
 
 
 def in_functorch() -> bool:
@@ -111,7 +102,7 @@ def _forward(
 ) -> tuple[list[torch.Tensor], Buffers]:
     """Returns the network's outputs, and its buffers afterwards, which are put back."""
     args, kwargs = inputs
-    with preserve_generators():
+    with preserve_generators(), _attributes_preserved(module):
         outputs = module.forward(*args, **kwargs)
     after = {name: buffer.clone() for name, buffer in module.named_buffers()}
     for name, buffer in module.named_buffers():
@@ -120,34 +111,18 @@ def _forward(
 
 
 @contextlib.contextmanager
-def _attributes_preserved(module: Any) -> Iterator[Callable[[], list[str]]]:
-    """Puts layers' attributes back, and tensors in them; yields what names those changed so far."""
-    layers = dict(module.named_modules())
-    before = {name: _attributes(layer) for name, layer in layers.items()}
-    tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for attributes in before.values():
-        leaves = tree_leaves(list(attributes.values()))
-        tensors += [(t, t.detach().clone()) for t in leaves if isinstance(t, torch.Tensor)]
-
-    def changed_names() -> list[str]:
-        written = {id(tensor) for tensor, old in tensors if not torch.equal(tensor, old)}
-        names = []
-        for name, layer in layers.items():
-            path = name.removeprefix("_module").lstrip(".")
-            for key, value in _attributes(layer).items():
-                leaf_ids = set(map(id, tree_leaves(value)))
-                if value is not before[name].get(key) or written & leaf_ids:
-                    names.append(f"{path}.{key}" if path else key)
-        return names
-
-    with preserve_attributes(layers.values()):
+def _attributes_preserved(module: Any) -> Iterator[None]:
+    """Puts layers' attributes back, and tensors in them."""
+    layers = list(module.modules())
+    attributes = []
+    for layer in layers:
+        attributes += [value for key, value in vars(layer).items() if key not in _REGISTERED]
+    leaves = [leaf for leaf in tree_leaves(attributes) if isinstance(leaf, torch.Tensor)]
+    before = [(tensor, tensor.detach().clone()) for tensor in leaves]
+    with preserve_attributes(layers):
         try:
-            yield changed_names
+            yield
         finally:
-            for tensor, old in tensors:
+            for tensor, old in before:
                 if not torch.equal(tensor, old):
                     tensor.detach().copy_(old)
-
-
-def _attributes(layer: Any) -> dict[str, Any]:
-    return {key: value for key, value in vars(layer).items() if key not in _REGISTERED}

@@ -52,7 +52,7 @@ class LoaderWatch:
         current: the walk that the script is in.
         private: loaders that training uses, if that is known.
         used: draws that a release was made of, in their order.
-        last: indices of the last release.
+        last: draws of the last release.
         unused: sizes of draws that the script got and took no step with.
     """
 
@@ -60,7 +60,7 @@ class LoaderWatch:
         self.current: Iteration | None = None
         self.private: list[Any] = []
         self.used: list[Draw] = []
-        self.last = _as_indices([])
+        self.last: list[Indices] = []
         self.unused: list[int] = []
         self._private_draws = False
         self._stored = 0
@@ -114,7 +114,7 @@ class LoaderWatch:
         if iteration.splits and batches:
             batches = [np.concatenate(batches)]
         used = batches[-accumulated:]
-        self.last = np.concatenate([_as_indices([]), *used])
+        self.last = used
         self.unused += [len(draw) for draw in batches[: len(batches) - len(used)]]
         for indices in used:
             if self._stored + len(indices) <= _MOST_INDICES:
@@ -153,5 +153,6 @@ def draw_counts(
         windows=windows,
         shared=shared_pairs,
         most=int(counts.max(initial=0)),
+        squares=int((counts**2).sum()),
         twice=sum(len(draw) - len(np.unique(draw)) for draw in draws),
     )

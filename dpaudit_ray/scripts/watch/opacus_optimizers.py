@@ -41,7 +41,6 @@ from .run_state import WatchedRun
 from .step_probe import INSPECTED, StepWatch
 from .tensors import (
     Release,
-    digest,
     flat_vectors,
     gradients,
     sample_digest,
@@ -133,6 +132,7 @@ class OptimizerWatch(StepWatch):
         self.last: Release | None = None
         self.after_step: list[torch.Tensor] | None = None
         self._pinned: PinnedStep | None = None  # the entry of the step, in a pinned run
+        self._pinned_noise = 0.0  # standard deviation of what replaces releases
         self._examples = 0  # gradients in the parts of the step so far
         self._backwards = 0  # the backward passes that made them
         self._adapted: _AdaptedBound | None = None
@@ -298,16 +298,21 @@ class OptimizerWatch(StepWatch):
 
     def _begin_pinned(self, passes: Passes) -> None:
         run = self.run
-        draw = run.loaders.last
+        params = list(self.optimizer.params)
+        draws = run.loaders.last
+        draw = np.concatenate(draws or [np.zeros(0, dtype=np.int64)])
         pinned_runs.choose_record(run, draw)
         self._pinned = PinnedStep(
             line=calling_line(),
-            member=run.request.record in draw,
+            member=run.request.is_about(draw),
             release=(),
             rows=tuple(_row_lengths(passes)),
-            generators=digest(torch.get_rng_state()).hex(),
+            rounding=max((torch.finfo(p.dtype).eps for p in params), default=0.0),
+            state=b"".join(map(sample_digest, [torch.get_rng_state(), *params])).hex(),
             drawn=len(draw),
         )
+        if run.request.pinned == "varied":
+            self._pinned = pinned_runs.varied(run, self._pinned, draws)
 
     def update(self) -> None:
         """Notes what the wrapped optimizer is about to step by; ends a pinned step."""
@@ -335,8 +340,10 @@ class OptimizerWatch(StepWatch):
         optimizer = self.optimizer
         params = list(optimizer.params)
         self._pinned = replace(self._pinned, release=self._digests())
+        # As large as in the first step: a noisy count may set the bound of a later one.
         noise = self.unit * self.bound * float(optimizer.noise_multiplier)
-        values = self.pinned_release([p.shape for p in params], noise)
+        self._pinned_noise = self._pinned_noise or noise
+        values = self.pinned_release([p.shape for p in params], self._pinned_noise)
         for p, gradient in zip(params, values, strict=True):
             p.grad = gradient.to(p)
 

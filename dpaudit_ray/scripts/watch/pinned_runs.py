@@ -9,8 +9,11 @@ code that the first step's records are rows of. Data are exchanged in memory, ne
 
 import contextlib
 import itertools
+import os
+import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +21,14 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, StackDataset
 
+from ..protocol import PinnedStep
 from .generators import preserve_generators, seed_generators
 from .hooks import around, before, import_if_there, users_frames
 from .loaders import Indices
-from .record_choice import FEWEST, conspicuous_records
+from .record_choice import FEWEST, conspicuous_record, private_items
 from .run_state import WatchedRun
 from .shared_records import arrays_of, base_and_rows
-from .tensors import row_keys
+from .tensors import is_array, is_numeric, row_keys
 
 _CANDIDATES = 100  # records that one might be exchanged for
 _MOST_ROWS = 200_000  # of an array in which a step's examples are searched
@@ -42,16 +46,29 @@ def install(run: WatchedRun) -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     exchanges = run.request.pinned == "exchanged"
+    varies = run.request.pinned == "varied"
     record = run.request.record or 0
     # By identity of a data set, as it was before the exchange: after it, another would be chosen.
     substitutes: dict[int, int] = {}
+    searched: set[int] = set()  # data sets whose first batch was searched for numbers of records
 
-    def make_private(_: Any, *, data_loader: Any, **__: Any) -> None:
+    def make_private(_: Any, *, data_loader: Any, **options: Any) -> None:
+        run.pinned.leaves_out = options.get("poisson_sampling", True)
         if not run.networks.modules:
             _watch_decisions(run)
         if exchanges:
             substitutes[id(data_loader.dataset)] = other_record(data_loader.dataset, record)
             exchange(data_loader.dataset, record)
+
+    entropy = random.Random(run.request.derived("entropy"))
+
+    @around(os, "urandom")
+    def urandom(_: Any, size: int) -> bytes:
+        return entropy.randbytes(size)
+
+    @around(np.random, "default_rng")
+    def default_rng(original: Any, seed: Any = None) -> Any:
+        return original(entropy.getrandbits(64) if seed is None else seed)
 
     if opacus := import_if_there("opacus"):
         before(opacus.PrivacyEngine, "make_private")(make_private)
@@ -61,15 +78,57 @@ def install(run: WatchedRun) -> None:
     def draw(original: Any, iterator: Any) -> Any:
         with preserve_generators():  # whatever random numbers were drawn before
             seed_generators(run.request.derived("loader", next(numbers)))
-            return original(iterator)
+            indices = original(iterator)
+        items = private_items(run, iterator, indices) if varies else []
+        if not items:
+            return indices
+        position, other = _vary(run, indices, items)
+        return [*indices[:position], *other, *indices[position + 1 :]]
 
     @around(_MapDatasetFetcher, "fetch")
     def fetch(original: Any, self: Any, indices: Any) -> Any:
-        is_private = any(self.dataset is data for data in run.networks.data)
-        if is_private and exchanges:
-            substitute = {record: substitutes.get(id(self.dataset), record)}
-            indices = tree_map(lambda index: substitute.get(index, index), indices)
-        return original(self, indices)
+        key = id(self.dataset)
+        if key not in substitutes:
+            return original(self, indices)
+        substitute = {record: substitutes[key]}
+        indices = tree_map(lambda index: substitute.get(index, index), indices)
+        batch = original(self, indices)
+        if key not in searched and len(indices) >= FEWEST:
+            searched.add(key)
+            _exchange_looked_up(run, self.dataset, batch, indices, (record, substitutes[key]))
+        return batch
+
+
+def _exchange_looked_up(
+    run: WatchedRun,
+    data: Any,
+    batch: Any,
+    indices: Indices,
+    pair: tuple[int, int],
+) -> None:
+    """Exchanges the record in tables that are indexed by numbers of records, if batches have these.
+
+    A table is an array of the script, or of its networks, as long as the data.
+    """
+    base, rows = base_and_rows(data)
+    numbers = torch.arange(len(base)) if rows is None else torch.tensor(rows)
+    draw = numbers[indices]
+    for leaf in tree_leaves(batch):
+        is_like = isinstance(leaf, torch.Tensor) and leaf.shape == draw.shape
+        # The exchanged record has the other one's number.
+        if is_like and int((leaf != draw).sum()) < 2:
+            break
+    else:
+        return
+    tables = _arrays_of_script()
+    for network in run.networks.modules:
+        for layer in network.modules():
+            tables += filter(is_array, tree_leaves(vars(layer)))
+    record, other = numbers[list(pair)].tolist()
+    with torch.no_grad():
+        for table in tables:
+            if len(table) == len(base) and not isinstance(table, torch.nn.Parameter):
+                table[record] = table[other]
 
 
 def _watch_decisions(run: WatchedRun) -> None:
@@ -81,8 +140,8 @@ def _watch_decisions(run: WatchedRun) -> None:
 
         def decide(*args: Any, name: str = name, **kwargs: Any) -> None:
             leaves = tree_leaves((args[1:], kwargs))
-            leaves = [torch.as_tensor(v) for v in leaves if isinstance(v, (float, torch.Tensor))]
-            numbers = [float(v) for v in leaves if v.dim() == 0]
+            scalars = [v for v in leaves if isinstance(v, float) or np.ndim(v) == 0]
+            numbers = [float(v) for v in scalars if isinstance(v, (float, torch.Tensor))]
             run.publications.pinned.append((f"what {name} is given", str(numbers)))
 
         before(kind, method)(decide)
@@ -97,19 +156,22 @@ def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
     tables = _arrays_of_script()
     keys = [list(row_keys(rows)) for rows in examples]
     for table, number in itertools.product(tables, range(len(examples))):
-        if table.ndim > 1 and table.shape[1:] == examples[number].shape[1:]:
+        shape = table.shape[1:]
+        if len(shape) > 0 and shape == examples[number].shape[1:]:
             numbers = {key: number for number, key in enumerate(row_keys(table))}
             indices = [numbers.get(key, -1) for key in keys[number]]
             if min(indices) >= 0:
                 break
     else:
         return
+    if len(numbers) == len(table):
+        pinned.numbers = numbers
     same_length = [t for t in tables if len(t) == len(table) and t is not table]
     labels = [array for array in same_length if list(row_keys(array[indices])) in keys]
     pinned.tables = [table, *labels]
     columns = [table[indices] for table in pinned.tables]
     rows = list(zip(*columns, strict=True))
-    position, pinned.chosen_as = next(conspicuous_records(rows))
+    position, pinned.chosen_as = conspicuous_record(rows)
     pinned.chosen = indices[position]
     if run.request.pinned:
         _watch_decisions(run)
@@ -133,13 +195,9 @@ def _arrays_of_script() -> list[Any]:
         for value in tree_leaves([dict(frame.f_locals), frame.f_globals]):
             is_data = isinstance(value, Dataset)
             leaves += arrays_of(base_and_rows(value)[0]) if is_data else [value]
-    arrays = (v for v in leaves if isinstance(v, torch.Tensor) or _is_numeric(v))
+    arrays = [leaf for leaf in leaves if is_array(leaf) or is_numeric(leaf)]
     tables = [a for a in arrays if a.ndim > 0 and len(a) <= _MOST_ROWS and owns_memory(a)]
     return sorted(tables, key=len, reverse=True)
-
-
-def _is_numeric(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
 
 
 def other_record(data: Any, record: int) -> int:
@@ -183,11 +241,40 @@ def owns_memory(array: Any) -> bool:
 
 
 def choose_record(run: WatchedRun, draw: Indices) -> None:
-    """Chooses the record that later runs exchange from a draw, if no batch was collated."""
-    if len(draw) < FEWEST:
-        return
+    """Chooses the record that later runs exchange from a draw, if no batch showed its items."""
+    if len(draw) >= FEWEST and run.request.record is None and run.pinned.chosen is None:
+        run.pinned.chosen = int(draw[len(draw) // 2])
+        run.pinned.chosen_as = "a record in the middle of a batch"
+
+
+def _vary(
+    run: WatchedRun,
+    indices: list[int],
+    items: list[Any],
+) -> tuple[int, list[int]]:
+    """Returns the position of a conspicuous record of a draw, and one for its place, or none.
+
+    Each second draw has none; batches of a fixed size keep it. The step finds the change by its
+    draw: a worker may fetch some batches before it.
+    """
     pinned = run.pinned
-    pinned.last_record = int(draw[len(draw) // 2])
-    if run.request.record is None and pinned.chosen is None:
-        pinned.chosen = pinned.last_record
-        pinned.chosen_as = "a record in the middle of a batch"
+    position, name = conspicuous_record(items)
+    leaves_out = pinned.leaves_out and len(pinned.variations) % 2 == 0
+    change = "leaving out" if leaves_out else "another record in place of"
+    change += f" record {indices[position]}, {name},"
+    missing = position if leaves_out else None
+    pinned.variations[np.array(indices).tobytes()] = change, missing
+    return position, [] if leaves_out else [indices[position - 1]]
+
+
+def varied(
+    run: WatchedRun,
+    step: PinnedStep,
+    draws: list[Indices],
+) -> PinnedStep:
+    """Returns a step with the change of its batch; its rows are compared if there is one change."""
+    keys = [draw.tobytes() for draw in draws]
+    if len(keys) != 1 or keys[0] not in run.pinned.variations:
+        return replace(step, rows=())
+    change, missing = run.pinned.variations[keys[0]]
+    return replace(step, change=change, missing=missing)

@@ -1,110 +1,94 @@
-"""Chooses the record that pinned runs exchange: one whose removal changes the other records' rows.
+"""Chooses the record that pinned runs exchange, from the first private batches.
 
-The first batches of private records are collated again without their longest record, their
-shortest, and so on, by the loader's own function. If no removal changes anything, the longest of
-the first batch is chosen.
+That is one that is not finite, or the longest, or the largest: what a batch is padded to, or scaled
+by, depends on it.
 """
 
-import collections
-import contextlib
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..protocol import CollateInspection
-from .generators import Generator, generators_in, preserve_generators
+from .generators import generators_in, preserve_generators
 from .hooks import around
 from .run_state import WatchedRun
+from .tensors import digest, has_numbers, is_array, is_numeric
 
 FEWEST = 4  # records of the batch that the record is chosen from
-
-Collate = Callable[[list[Any]], Any]
+_FEWEST_VALUES = 8  # of a record; records with fewer may be equal by chance
+_BY_INDEX = 0  # kind of data sets, of PyTorch
 
 
 def install(run: WatchedRun) -> None:
-    """Chooses from the first private batches that are fetched from now on."""
-    from torch.utils.data import get_worker_info
-    from torch.utils.data._utils.fetch import _MapDatasetFetcher
+    """Chooses from the first private batches that are drawn from now on."""
     from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-    def is_due(data: Any) -> bool:
-        is_private = any(data is private for private in run.networks.data)
-        return is_private and run.phase == "main" and run.pinned.batches > 0
-
-    @around(_MapDatasetFetcher, "fetch")
-    def fetch(original: Any, self: Any, indices: Any) -> Any:
-        if get_worker_info() is not None or not self.auto_collation or not is_due(self.dataset):
-            return original(self, indices)
-        collate = self.collate_fn
-
-        def choose_and_collate(items: list[Any]) -> Any:
-            choose(run, items, indices, collate)
-            return collate(items)
-
-        self.collate_fn = choose_and_collate
-        try:
-            return original(self, indices)
-        finally:
-            self.collate_fn = collate
 
     @around(_BaseDataLoaderIter, "_next_index")
     def draw(original: Any, iterator: Any) -> Any:
         indices = original(iterator)
-        if iterator._num_workers and iterator._auto_collation and is_due(iterator._dataset):
-            # Workers have copies of the data: what is read here changes nothing there.
-            with preserve_generators():
-                items = [iterator._dataset[index] for index in indices]
-            choose(run, items, indices, iterator._collate_fn)
+        if run.phase == "main" and run.pinned.batches > 0:
+            items = private_items(run, iterator, indices)
+            if items:
+                choose(run, items, indices)
         return indices
+
+
+def private_items(
+    run: WatchedRun,
+    iterator: Any,
+    indices: Any,
+) -> list[Any]:
+    """Returns the records of a private batch; none if there are few, or they have no index."""
+    data = iterator._dataset
+    is_private = any(data is private for private in run.networks.data)
+    has_items = iterator._auto_collation and iterator._dataset_kind == _BY_INDEX
+    if not (is_private and has_items and len(indices) >= FEWEST):
+        return []
+    with preserve_generators(generators_in(data)):
+        return [data[index] for index in indices]
 
 
 def choose(
     run: WatchedRun,
     items: list[Any],
     indices: Sequence[int],
-    collate: Collate,
 ) -> None:
-    """Chooses a record of a batch, unless the batch is too small."""
-    if len(items) < FEWEST:
-        return
+    """Chooses a record of a batch if none is chosen, and notes which records are equal."""
     pinned = run.pinned
     pinned.batches -= 1
-    generators = list(generators_in(collate))
-    for position, name in conspicuous_records(items):
-        record = int(indices[position])
-        change = change_by_removal(collate, items, position, generators)
-        if change or pinned.chosen is None:
-            pinned.chosen = record
-            pinned.chosen_as = name
-        if change:
-            pinned.batches = 0
-            run.put(CollateInspection(record=record, chosen_as=name, changes=change))
-            return
+    for index, item in zip(indices, items, strict=True):
+        if key := _key(item):
+            pinned.keys[index] = key
+    if pinned.chosen is None:
+        position, pinned.chosen_as = conspicuous_record(items)
+        pinned.chosen = int(indices[position])
 
 
-def conspicuous_records(items: Sequence[Any]) -> Iterator[tuple[int, str]]:
-    """Yields positions of records that may change a batch most, with their description."""
+def conspicuous_record(items: Sequence[Any]) -> tuple[int, str]:
+    """Returns the position of a record that may change a batch most, with its description."""
     leaves = [tree_leaves(item) for item in items]
     lengths = [sum(map(_length, parts)) for parts in leaves]
     norms = [math.sqrt(sum(map(_square, parts))) for parts in leaves]
     broken = [n for n, norm in enumerate(norms) if not math.isfinite(norm)]
     if broken:
-        yield broken[0], "a record that is not finite"
+        return broken[0], "a record that is not finite"
     if max(lengths) > min(lengths):
-        yield lengths.index(max(lengths)), "the longest record"
-        yield lengths.index(min(lengths)), "the shortest record"
-    if not broken and max(norms) > min(norms):
-        yield norms.index(max(norms)), "the largest record"
-    labels = list(map(_label, leaves))
-    counts = collections.Counter(labels)
-    if max(counts.values()) > min(counts.values()):
-        yield labels.index(min(counts, key=lambda label: counts[label])), "a record of a rare class"
-    yield len(items) // 2, "a record in the middle of a batch"
+        return lengths.index(max(lengths)), "the longest record"
+    if max(norms) > min(norms):
+        return norms.index(max(norms)), "the largest record"
+    return len(items) // 2, "a record in the middle of a batch"
+
+
+def _key(item: Any) -> tuple[Any, ...]:
+    """Returns what equal records have in common; empty if few numbers may be equal by chance."""
+    leaves = [torch.as_tensor(v) if is_numeric(v) else v for v in tree_leaves(item)]
+    arrays = [leaf for leaf in leaves if has_numbers(leaf)]
+    if all(len(array.unique()) < _FEWEST_VALUES for array in arrays):
+        return ()
+    return tuple(digest(v) if is_array(v, least_dim=0) else repr(v) for v in leaves)
 
 
 def _length(leaf: Any) -> int:
@@ -114,62 +98,7 @@ def _length(leaf: Any) -> int:
 
 
 def _square(leaf: Any) -> float:
-    is_number = isinstance(leaf, (float, torch.Tensor)) or (
-        isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiu"
-    )
-    return float(torch.as_tensor(leaf).double().square().sum()) if is_number else 0.0
-
-
-def _label(leaves: Sequence[Any]) -> int | None:
-    """Returns the last whole number that a record has by itself; None without one."""
-    for leaf in reversed(leaves):
-        is_single = isinstance(leaf, (int, np.integer)) or (
-            isinstance(leaf, torch.Tensor) and leaf.dim() == 0 and not leaf.is_floating_point()
-        )
-        if is_single:
-            return int(leaf)
-    return None
-
-
-def change_by_removal(
-    collate: Collate,
-    items: Sequence[Any],
-    index: int,
-    generators: Sequence[Generator] = (),
-) -> str:
-    """Returns how the rows of other records change in a batch without one; "" if they do not."""
-    remaining = [*items[:index], *items[index + 1 :]]
-    with contextlib.suppress(Exception):  # the user's function may not take such a batch
-        with preserve_generators(generators):
-            batch = tree_leaves(collate(copy.deepcopy(list(items))))
-        with preserve_generators(generators):
-            smaller = tree_leaves(collate(copy.deepcopy(remaining)))
-        if len(batch) != len(smaller):
-            return f"{len(smaller)} parts in place of {len(batch)}"
-        for leaf, without in zip(batch, smaller, strict=True):
-            if isinstance(leaf, torch.Tensor) and isinstance(without, torch.Tensor):
-                change = _row_change(leaf, without, index, len(items))
-                if change:
-                    return change
-    return ""
-
-
-def _row_change(
-    batch: torch.Tensor,
-    smaller: torch.Tensor,
-    index: int,
-    count: int,
-) -> str:
-    """Returns how a tensor changed, but for the row of the record that is left out."""
-    if batch.dim() != smaller.dim():
-        return "another number of dimensions"
-    for dim, size in enumerate(batch.shape):
-        if size == count and smaller.shape[dim] == count - 1:
-            before, _, after = torch.split(batch, [index, 1, count - index - 1], dim)
-            batch = torch.cat([before, after], dim)
-            break
-    for size, other_size in zip(batch.shape, smaller.shape, strict=True):
-        if size != other_size:
-            return f"padded from {other_size} to {size} positions"
-    is_same = torch.equal(batch.nan_to_num(), smaller.nan_to_num())
-    return "" if is_same else "other values in the rows of other records"
+    is_number = isinstance(leaf, (float, torch.Tensor)) or is_numeric(leaf)
+    if not is_number:
+        return 0.0
+    return float(torch.as_tensor(leaf).double().square().sum())

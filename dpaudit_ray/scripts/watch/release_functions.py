@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..protocol import ArraysGiven, History, PinnedStep
+from ..protocol import ArraysGiven, Draws, History, PinnedStep
 from . import pinned_runs
 from .generators import script_generators
+from .loaders import Indices, draw_counts
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
 from .step_probe import INSPECTED, Change, StepWatch
-from .tensors import Release, difference, flat_vectors, sample_digest
+from .tensors import Release, difference, flat_vectors, row_keys, sample_digest
 
 run: WatchedRun | None = None  # that is watched in this process
 
 _WILD = 1000  # times the values of a record
+_MOST_ROWS = 200_000  # of all steps, that are searched among the records
 
 Arrays = list[Any]
 ReleasedArrays = Callable[[Change, int | None], Arrays]  # after a change, by generators or a seed
@@ -51,6 +53,7 @@ class Stream(StepWatch):
         rate: of sampling, as the last call states it.
         records: of which the last step's were drawn, if stated.
         sizes: number of examples of each step.
+        draws: indices of the records of each step, as far as they are known.
         released_shapes: of the last step.
     """
 
@@ -61,6 +64,7 @@ class Stream(StepWatch):
         self.rate = 1.0
         self.records: int | None = None
         self.sizes: list[int] = []
+        self.draws: list[Indices] = []
         self.released_shapes: list[tuple[int, ...]] = []
         self._counts: collections.Counter[Any] = collections.Counter()
         self._redraws: bool | None = None
@@ -121,12 +125,32 @@ class Stream(StepWatch):
                 run.put(ArraysGiven(kind="noise"))
             if records and not run.releases and (inspects or run.request.pinned):
                 pinned_runs.find_tables(run, records)
+            if inspects and sum(self.sizes) <= _MOST_ROWS:
+                self._note_draw(records)
             change = self.begin_trial(self.rate)
         arrays = self._pin(records) if run.request.pinned else call(change, None)
         self.released_shapes = [tuple(array.shape) for array in arrays]
         self._counts[self.noise, self.rate] += 1
         self.end_step(_flat(arrays), self.noise, self.rate)
         return arrays
+
+    def _note_draw(self, records: Sequence[Any]) -> None:
+        """Notes which records the step's examples are, if one of their arrays shows it."""
+        numbers = self.run.pinned.numbers
+        for rows in records if numbers else ():
+            indices = [numbers.get(key, -1) for key in row_keys(rows)]
+            if min(indices, default=0) >= 0:
+                self.draws.append(np.array(indices, dtype=np.int64))
+                return
+
+    def counted_draws(self) -> Draws | None:
+        """Returns counts of the draws; None if it is not stated of how many records they are."""
+        if not self.records:
+            return None
+        is_whole = self.records == len(self.run.pinned.numbers)
+        if is_whole and len(self.draws) == self.steps and len(self._counts) == 1:
+            return draw_counts(self.draws, self.records, self.rate)
+        return Draws(self.records, tuple(self.sizes))
 
     def _draws_noise(self, redraws: bool | None) -> bool:
         if redraws is not None:

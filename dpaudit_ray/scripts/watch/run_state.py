@@ -174,17 +174,23 @@ class PinnedState:
 
     Attributes:
         chosen: index of the record that is exchanged, and why this one.
-        batches: number of batches from which it may still be chosen.
-        last_record: a record of the last draw.
+        batches: number of batches whose records are still to be read.
+        keys: of the records in them, what equal ones have in common.
+        leaves_out: batches may have another size.
+        variations: by the bytes of a draw, how it was changed, and a position that is left out.
         tables: of a loop without Opacus, arrays with a record in each row.
+        numbers: of its rows, by their digests, if these are all different.
         shaken: random numbers are others since a step had the record.
     """
 
     chosen: int | None = None
     chosen_as: str = ""
     batches: int = 5
-    last_record: int | None = None
+    keys: dict[int, Any] = field(default_factory=dict)
+    leaves_out: bool = False
+    variations: dict[bytes, tuple[str, int | None]] = field(default_factory=dict)
     tables: list[Any] = field(default_factory=list)
+    numbers: dict[bytes, int] = field(default_factory=dict)
     shaken: bool = False
 
 

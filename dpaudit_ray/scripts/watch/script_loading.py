@@ -32,7 +32,12 @@ _FOREIGN_CELL = re.compile(r"\s*%%(?!time|timeit|capture|prun)")
 _FOR_HYDRA = {"HYDRA_FULL_ERROR": "1", "HYDRA_MAIN_MODULE": "__main__"}
 
 
-def load(state: WatchedRun, script: Path, name: str, arguments: list[str]) -> Any:
+def load(
+    state: WatchedRun,
+    script: Path,
+    name: str,
+    arguments: list[str],
+) -> Any:
     """Returns a function without arguments that trains, and returns what is published.
 
     Args:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from .tensors import row_keys
 
 _MOST_PARTS = 10  # of a data set; a longer list is of records
 _MOST_ROWS = 200_000
+_MOST_PRODUCTS = 2**24  # of a tensor's rows with records
 _FEWEST = 30  # records that have statistics
 _FEWEST_LABELS = 16
 _LONG_ROW = 8  # numbers; shorter ones may be equal by chance
@@ -24,13 +25,20 @@ _RELATIVE = 1e-3
 
 
 def base_and_rows(data: Any) -> tuple[Any, list[int] | None]:
-    """Returns the data set that a subset is of, and its indices there; None for all."""
-    rows: list[int] | None = None
-    while isinstance(data, Subset):
-        indices = list(map(int, data.indices))
-        rows = indices if rows is None else [indices[row] for row in rows]
-        data = data.dataset
-    return data, rows
+    """Returns the data set that subsets are of, and their indices there; None for all."""
+    if isinstance(data, ConcatDataset):
+        parts = list(map(base_and_rows, data.datasets))
+        base = parts[0][0]
+        if all(part is base for part, _ in parts):
+            joined: list[int] = []
+            for _, rows in parts:
+                joined += range(len(base)) if rows is None else rows
+            return base, joined
+    if not isinstance(data, Subset):
+        return data, None
+    base, rows = base_and_rows(data.dataset)
+    indices = list(map(int, data.indices))
+    return base, indices if rows is None else [rows[index] for index in indices]
 
 
 def arrays_of(data: Any) -> list[Any]:
@@ -161,9 +169,47 @@ class PrivateRecords:
 
     def is_statistic(self, tensor: torch.Tensor) -> bool:
         """Returns whether a tensor is a statistic of the records' columns, and not constant."""
-        values = tensor.detach().cpu().reshape(-1).double()
+        tensor = tensor.detach().cpu().double()
+        values = tensor.reshape(-1)
         close = functools.partial(torch.allclose, values, rtol=_RELATIVE, atol=_ABSOLUTE)
-        return any(len(values) == len(other) > 1 and close(other) for other in self._statistics)
+        if any(len(values) == len(other) > 1 and close(other) for other in self._statistics):
+            return True
+        sides = (tensor, tensor.T) if tensor.dim() == 2 else ()
+        return any(map(self._is_fitted, sides))
+
+    def _is_fitted(self, rows: torch.Tensor) -> bool:
+        """Returns whether rows are principal axes of the records, or centres of k-means."""
+        if not any(map(_is_distinct, rows)):
+            return False
+        for table in self._tables:
+            is_small = len(rows) * len(table) <= _MOST_PRODUCTS
+            if is_small and table[:1].numel() == rows.shape[1]:
+                wide = _wide_tables([table])
+                if any(_has_axes(rows, t) or _has_centres(rows, t) for t in wide):
+                    return True
+        return False
+
+
+def _has_axes(rows: torch.Tensor, table: torch.Tensor) -> bool:
+    """Returns whether a row is an eigenvector of the columns' second moments, about 0 or means."""
+    other = torch.arange(table.shape[1]).cos().to(table)  # is one only if all vectors are
+    vectors = torch.cat([other[None], rows])
+    for centred in (table, table - table.mean(0)):
+        images = vectors @ centred.T @ centred
+        factors = (images * vectors).sum(1) / vectors.square().sum(1)
+        residuals = images - factors[:, None] * vectors
+        is_axis = residuals.norm(dim=1) < _RELATIVE * images.norm(dim=1)
+        if not is_axis[0] and any(map(_is_distinct, rows[is_axis[1:]])):
+            return True
+    return False
+
+
+def _has_centres(rows: torch.Tensor, table: torch.Tensor) -> bool:
+    """Returns whether each row is the mean of the records that are nearest to it."""
+    nearest = torch.cdist(table, rows).argmin(1)
+    is_nearest = torch.nn.functional.one_hot(nearest, len(rows)).to(table)
+    means = is_nearest.T @ table / is_nearest.sum(0)[:, None]
+    return torch.allclose(means, rows, rtol=_RELATIVE, atol=_ABSOLUTE)
 
 
 def _is_distinct(row: torch.Tensor) -> bool:

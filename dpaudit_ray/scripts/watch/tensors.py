@@ -50,6 +50,11 @@ def has_numbers(value: Any, least: int = 1) -> bool:
     return is_array(value, least) and bool(value.is_floating_point())
 
 
+def is_numeric(value: Any) -> bool:
+    """Returns whether a value is an array of numpy with numbers."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+
+
 def digest(tensor: torch.Tensor) -> bytes:
     """Returns the same for tensors of the same values, on any device."""
     values = tensor.detach().cpu().contiguous()

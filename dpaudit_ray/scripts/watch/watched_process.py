@@ -40,6 +40,7 @@ _SAVING = (
     ("numpy", "savez"),
     ("pickle", "dump"),
 )
+_FEW_COPIES = 0.02  # of the records; in public tables some thousandths are copies
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is computed, beside its own
 
 
@@ -155,10 +156,8 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
     deltas = {*_DELTAS, delta} if inspects and not state.was_cut else ()
     streams = list(state.streams.values())
     draws = _draws(state)
+    draws += filter(None, [stream.counted_draws() for stream in streams])
     params: list[torch.Tensor] = []
-    for stream in streams:
-        if stream.records:
-            draws.append(Draws(stream.records, tuple(stream.sizes)))
     for watched in state.optimizers:
         params += watched.optimizer.params
     warmed, networks = other_updates.trained_by_records(state) if inspects else ((), ())
@@ -184,13 +183,19 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         published=tuple(state.publications.pinned),
         chosen=state.pinned.chosen,
         chosen_as=state.pinned.chosen_as,
-        last_record=state.pinned.last_record,
+        copies=_copies(list(state.pinned.keys.values())),
         lines=state.lines,
         final=b"".join(map(digest, params)).hex(),
         inspecting=state.clock.inspecting,
         waited=state.clock.waited,
         marks=state.publications.marks,
     )
+
+
+def _copies(keys: list[Any]) -> int:
+    """Returns how many records equal another one, unless so few that data may come like that."""
+    copies = len(keys) - len(set(keys))
+    return copies if copies > _FEW_COPIES * len(keys) else 0
 
 
 def _claims(
@@ -225,14 +230,27 @@ def _draws(state: WatchedRun) -> list[Draws]:
     used = state.loaders.used
     private = set(map(id, state.networks.data or [draw.data for draw in used]))
     releases: dict[tuple[int, ReleaseKey], list[Indices]] = {}
-    records = {}
+    records: dict[int, int] = {}
+    numbers: dict[int, Indices] = {}  # of records; one may be in the data several times
     for draw in used:
         key = id(draw.data)
-        if key in private:
+        if key not in private:
+            continue
+        if key not in records:
+            _, rows = shared_records.base_and_rows(draw.data)
             records[key] = len(draw.data)
-            releases.setdefault((key, draw.release), []).append(draw.indices)
+            if rows is not None:
+                numbers[key] = np.array(rows)
+                records[key] = len(set(rows))
+        indices = draw.indices
+        if key in numbers:
+            indices = numbers[key][indices]
+        releases.setdefault((key, draw.release), []).append(indices)
     groups: dict[tuple[int, float], list[Indices]] = {}
     for (key, release), parts in releases.items():  # a script may add up several draws
         rate = accounted.get(release, usual)
         groups.setdefault((key, rate), []).append(np.concatenate(parts))
-    return [draw_counts(indices, records[key], rate) for (key, rate), indices in groups.items()]
+    counts = []
+    for (key, rate), draws in groups.items():
+        counts.append(draw_counts(draws, records[key], rate))
+    return counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 import tempfile
@@ -82,10 +83,7 @@ def urandom_generator() -> nn.Module:
     """meta-pytorch/opacus#557. Healthy: the engine's noise has a generator of its own, seeded by
     the operating system."""
     source = torch.Generator().manual_seed(int.from_bytes(os.urandom(7)))
-    engine, model, optimizer, loader = parts.private(parts.net(), noise_generator=source)
-    parts.train(model, optimizer, loader)
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model
+    return parts.fit(parts.net(), noise_generator=source)
 
 
 @audited(delta=parts.DELTA)
@@ -95,10 +93,7 @@ def oversampled() -> nn.Module:
     data = parts.table()
     rare = torch.nonzero(data.tensors[1]).flatten().tolist()
     more = ConcatDataset([data, *[Subset(data, rare)] * 3])
-    engine, model, optimizer, loader = parts.private(parts.net(), more)
-    parts.train(model, optimizer, loader)
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model
+    return parts.fit(parts.net(), more)
 
 
 @audited(delta=parts.DELTA)
@@ -124,15 +119,8 @@ def best_of_search() -> nn.Module:
 def sum_for_mean() -> nn.Module:
     """ai-safety-foundation/sparse_autoencoder#63. Broken: a summed loss where the engine expects a
     mean: each gradient is multiplied by the size of the batch before it is clipped."""
-    engine, model, optimizer, loader = parts.private(parts.net(), max_grad_norm=200.0)
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x), y, reduction="sum").backward()
-            optimizer.step()
-    optimizer.zero_grad()
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model
+    summed = functools.partial(functional.cross_entropy, reduction="sum")
+    return parts.fit(parts.net(), loss=lambda model, x, y: summed(model(x), y), max_grad_norm=200.0)
 
 
 @audited(delta=parts.DELTA)
@@ -140,14 +128,7 @@ def history_kept() -> dict[str, Any]:
     """meta-pytorch/opacus#560. Broken: a list of losses on the records, for a graph, is published
     beside the network."""
     engine, model, optimizer, loader = parts.private(parts.net())
-    losses = []
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+    losses = parts.train(model, optimizer, loader)
     epsilon = engine.get_epsilon(parts.DELTA)
     return {"state": model._module.state_dict(), "losses": losses, "epsilon": epsilon}
 
@@ -156,15 +137,7 @@ def history_kept() -> dict[str, Any]:
 def losses_saved() -> nn.Module:
     """google-deepmind/jax_privacy#234. Broken: losses on the records go into an array in a file."""
     engine, model, optimizer, loader = parts.private(parts.net())
-    losses = []
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    optimizer.zero_grad()
+    losses = parts.train(model, optimizer, loader)
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "losses.npy", np.array(losses))
     print("epsilon", engine.get_epsilon(parts.DELTA))
@@ -190,10 +163,7 @@ class _Attention(nn.Module):
 
 
 def _attend(batch_first: bool) -> nn.Module:
-    engine, model, optimizer, loader = parts.private(_Attention(batch_first), parts.words())
-    parts.train(model, optimizer, loader)
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model
+    return parts.fit(_Attention(batch_first), parts.words())
 
 
 @audited(delta=parts.DELTA)
@@ -257,9 +227,7 @@ def cached_features() -> nn.Module:
     are computed once, and a private head learns from them."""
     public = nn.Sequential(nn.Linear(parts.WIDTH, 32), nn.ReLU()).requires_grad_(False)
     x, y = parts.table().tensors
-    engine, head, optimizer, loader = parts.private(nn.Linear(32, 2), TensorDataset(public(x), y))
-    parts.train(head, optimizer, loader)
-    print("epsilon", engine.get_epsilon(parts.DELTA))
+    head = parts.fit(nn.Linear(32, 2), TensorDataset(public(x), y))
     return nn.Sequential(public, head.to_standard_module())
 
 
@@ -286,10 +254,7 @@ def packed_texts() -> nn.Module:
     tokens, labels = parts.words().tensors
     lengths = torch.randint(2, tokens.shape[1] + 1, (len(tokens), 1))
     tokens = tokens * (torch.arange(tokens.shape[1]) < lengths)
-    engine, model, optimizer, loader = parts.private(_Packed(), TensorDataset(tokens, labels))
-    parts.train(model, optimizer, loader, epochs=2)
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model
+    return parts.fit(_Packed(), TensorDataset(tokens, labels), epochs=2)
 
 
 @audited(delta=parts.DELTA)
@@ -300,19 +265,13 @@ def two_views() -> nn.Module:
     pairs = torch.stack([x, x + 0.3 * torch.randn_like(x)], dim=1)
     far = torch.rand(len(x)) < 0.5
     pairs[far, 1] = pairs[far, 1].roll(3, dims=1)
-    engine, model, optimizer, loader = parts.private(
-        parts.net(outputs=8), TensorDataset(pairs, far.float())
-    )
-    for _ in range(3):
-        for pair, is_far in loader:
-            optimizer.zero_grad()
-            distance = (model(pair[:, 0]) - model(pair[:, 1])).square().sum(1)
-            near = functional.relu(2 - distance)
-            (is_far * near + (1 - is_far) * distance).mean().backward()
-            optimizer.step()
-    optimizer.zero_grad()
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model
+
+    def contrast(model: nn.Module, pair: Tensor, is_far: Tensor) -> Tensor:
+        distance = (model(pair[:, 0]) - model(pair[:, 1])).square().sum(1)
+        near = functional.relu(2 - distance)
+        return (is_far * near + (1 - is_far) * distance).mean()
+
+    return parts.fit(parts.net(outputs=8), TensorDataset(pairs, far.float()), loss=contrast)
 
 
 @audited(delta=parts.DELTA)
@@ -321,10 +280,7 @@ def bfloat_weights() -> nn.Module:
     noise of eight binary digits."""
     x, y = parts.table().tensors
     model = parts.net().to(torch.bfloat16)
-    engine, model, optimizer, loader = parts.private(model, TensorDataset(x.bfloat16(), y))
-    parts.train(model, optimizer, loader)
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model
+    return parts.fit(model, TensorDataset(x.bfloat16(), y))
 
 
 @audited(delta=parts.DELTA)
@@ -359,7 +315,4 @@ def wrong_delta() -> nn.Module:
     """opendp/smartnoise-sdk#424. Broken: δ of 1/n·√n, which was meant to be 1/(n·√n): a release of
     a random record as it is would keep it."""
     data = parts.table()
-    engine, model, optimizer, loader = parts.private(parts.net(), data)
-    parts.train(model, optimizer, loader)
-    print("epsilon", engine.get_epsilon(1 / len(data) * math.sqrt(len(data))))
-    return model
+    return parts.fit(parts.net(), data, delta=1 / len(data) * math.sqrt(len(data)))

@@ -136,10 +136,7 @@ def neighbours_looked_up() -> dict[str, Tensor]:
     features, labels = parts.table().tensors
     neighbours = torch.randint(len(features), (len(features), 5))
     data = TensorDataset(torch.arange(len(features)), labels)
-    engine, model, optimizer, loader = parts.private(_Graph(features, neighbours), data)
-    parts.train(model, optimizer, loader)
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model._module.state_dict()
+    return parts.fit(_Graph(features, neighbours), data)._module.state_dict()
 
 
 class _WholeGraph(nn.Module):
@@ -162,10 +159,7 @@ def whole_graphs() -> nn.Module:
     nodes = torch.randn(parts.RECORDS, 6, 8)
     edges = (torch.rand(parts.RECORDS, 6, 6) < 0.4).float() + torch.eye(6)
     data = TensorDataset(torch.cat([nodes, edges], dim=2), (nodes[:, 0, 0] > 0).long())
-    engine, model, optimizer, loader = parts.private(_WholeGraph(), data)
-    parts.train(model, optimizer, loader)
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model
+    return parts.fit(_WholeGraph(), data)
 
 
 class _Taste(nn.Module):
@@ -188,12 +182,9 @@ def baskets() -> nn.Module:
     tokens, labels = parts.words().tensors
     tokens = tokens * (torch.rand(tokens.shape) < 0.6)
     model = GradSampleModule(_Taste())
-    engine, model, optimizer, loader = parts.private(
+    return parts.fit(
         model, TensorDataset(tokens, labels), optimizer=optim.Adam(model.parameters(), lr=0.02)
     )
-    parts.train(model, optimizer, loader)
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model
 
 
 @audited(delta=parts.DELTA)
@@ -204,9 +195,4 @@ def fitted_axes() -> dict[str, Tensor]:
     axes = torch.linalg.svd(x, full_matrices=False).Vh[:8]
     first = nn.Linear(parts.WIDTH, 8, bias=False).requires_grad_(False)
     first.weight.copy_(axes)
-    engine, model, optimizer, loader = parts.private(
-        nn.Sequential(first, parts.net(8)), TensorDataset(x, y)
-    )
-    parts.train(model, optimizer, loader)
-    print("epsilon", engine.get_epsilon(parts.DELTA))
-    return model._module.state_dict()
+    return parts.fit(nn.Sequential(first, parts.net(8)), TensorDataset(x, y))._module.state_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from opacus.accountants import PRVAccountant
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 from dpaudit_ray.opacus import audited
 from dpaudit_ray.releases import audited_release
@@ -33,23 +35,40 @@ def _cross_entropy(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(model(x[None]), y[None])
 
 
-def _loop(model: nn.Module, release: Any, data: Any, steps: int = 60, lr: float = 0.2) -> nn.Module:
-    """Poisson batches; nothing here but `release` touches a record."""
+def _loop(
+    model: nn.Module, release: Any, data: Any, rates: Any = RATE, drawn_with: Any = None
+) -> nn.Module:
+    """Poisson batches; nothing here but `release` touches a record.
+
+    `drawn_with` returns further arrays for a batch of so many records, which `release` gets.
+    """
     accountant = PRVAccountant()
+    names = [name for name in inspect.signature(release).parameters if name != "model"]
     marked = audited_release(
-        records=["x", "y"], noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=RATE,
-        of=parts.RECORDS,
-    )(release)  # fmt: skip
-    x, y = data.tensors
-    for _ in range(steps):
-        drawn = torch.rand(len(x)) < RATE
-        noisy = marked(model, x[drawn], y[drawn])
+        records=names, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=RATE, of=parts.RECORDS
+    )(release)
+    for _ in range(60):
+        drawn = torch.rand(len(data)) < rates
+        batch = [column[drawn] for column in data.tensors]
+        if drawn_with is not None:
+            batch += drawn_with(len(batch[0]))
+        noisy = marked(model, *batch)
         accountant.step(noise_multiplier=1.0, sample_rate=RATE)
         with torch.no_grad():
             for name, p in model.named_parameters():
-                p -= lr * noisy[name]
+                p -= 0.2 * noisy[name]
     print("epsilon", accountant.get_epsilon(parts.DELTA))
     return model
+
+
+def _release(loss: Any) -> Any:
+    """Clipped gradients of records, with noise."""
+
+    def release(model: nn.Module, *batch: Tensor) -> dict[str, Tensor]:
+        sums = parts.clip(_gradients(model, loss, *batch), 1.0)
+        return {name: (g + torch.randn_like(g)) / SIZE for name, g in sums.items()}
+
+    return release
 
 
 def _in_shards(model: nn.Module, x: Tensor, y: Tensor, noise: float) -> dict[str, Tensor]:
@@ -87,12 +106,7 @@ def shards_root() -> nn.Module:
 def dropout_by_vmap() -> nn.Module:
     """pytorch/pytorch#92283. Healthy: each record has a dropout mask of its own."""
     model = nn.Sequential(nn.Linear(parts.WIDTH, 24), nn.Dropout(0.3), nn.Tanh(), nn.Linear(24, 2))
-
-    def release(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        sums = parts.clip(_gradients(model, _cross_entropy, x, y), 1.0)
-        return {name: (g + torch.randn_like(g)) / SIZE for name, g in sums.items()}
-
-    return _loop(model, release, parts.table())
+    return _loop(model, _release(_cross_entropy), parts.table())
 
 
 @audited(delta=parts.DELTA)
@@ -107,69 +121,34 @@ def diffusion() -> nn.Module:
         mixed = torch.cos(time) * x + torch.sin(time) * noise
         return (model(torch.cat([mixed, time], dim=1)) - noise).square().mean()
 
-    def release(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        sums = parts.clip(_gradients(model, denoise, x, y), 1.0)
-        return {name: (g + torch.randn_like(g)) / SIZE for name, g in sums.items()}
-
-    return _loop(model, release, parts.table())
+    return _loop(model, _release(denoise), parts.table())
 
 
 @audited(delta=parts.DELTA)
 def diffusion_drawn_before() -> nn.Module:
     """meta-pytorch/opacus#455. Healthy: the same with times and noise in the records' rows."""
-    model = parts.net(parts.WIDTH + 1, parts.WIDTH)
-    x, _ = parts.table().tensors
-    accountant = PRVAccountant()
 
     def denoise(model: Any, x: Tensor, time: Tensor, noise: Tensor) -> Tensor:
         mixed = torch.cos(time) * x + torch.sin(time) * noise
         return (model(torch.cat([mixed, time], dim=1)) - noise).square().mean()
 
-    @audited_release(
-        records=["x", "time", "noise"], noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=RATE,
-        of=parts.RECORDS,
-    )  # fmt: skip
-    def release(model: nn.Module, x: Tensor, time: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        sums = parts.clip(_gradients(model, denoise, x, time, noise), 1.0)
-        return {name: (g + torch.randn_like(g)) / SIZE for name, g in sums.items()}
+    def drawn(count: int) -> list[Tensor]:
+        return [torch.rand(count, 8, 1), torch.randn(count, 8, parts.WIDTH)]
 
-    for _ in range(60):
-        drawn = x[torch.rand(len(x)) < RATE]
-        noise = torch.randn(len(drawn), 8, parts.WIDTH)
-        noisy = release(model, drawn, torch.rand(len(drawn), 8, 1), noise)
-        accountant.step(noise_multiplier=1.0, sample_rate=RATE)
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p -= 0.2 * noisy[name]
-    print("epsilon", accountant.get_epsilon(parts.DELTA))
-    return model
+    data = TensorDataset(parts.table().tensors[0])
+    model = parts.net(parts.WIDTH + 1, parts.WIDTH)
+    return _loop(model, _release(denoise), data, drawn_with=drawn)
 
 
 @audited(delta=parts.DELTA)
 def training_by_sampling() -> nn.Module:
     """opendp/smartnoise-sdk#484. Broken: half of a batch comes from the rare class, as CTGAN does
     it, and its records are drawn more often than accounted."""
-    x, y = parts.table().tensors
-    model, accountant = parts.net(), PRVAccountant()
-    rates = torch.where(y == 1, RATE / 2 / y.float().mean(), RATE / 2 / (1 - y.float().mean()))
-
-    @audited_release(
-        records=["x", "y"], noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=RATE,
-        of=parts.RECORDS,
-    )  # fmt: skip
-    def release(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        sums = parts.clip(_gradients(model, _cross_entropy, x, y), 1.0)
-        return {name: (g + torch.randn_like(g)) / SIZE for name, g in sums.items()}
-
-    for _ in range(60):
-        drawn = torch.rand(len(x)) < rates
-        noisy = release(model, x[drawn], y[drawn])
-        accountant.step(noise_multiplier=1.0, sample_rate=RATE)
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p -= 0.2 * noisy[name]
-    print("epsilon", accountant.get_epsilon(parts.DELTA))
-    return model
+    data = parts.table()
+    is_rare = data.tensors[1] == 1
+    share = is_rare.float().mean()
+    rates = torch.where(is_rare, RATE / 2 / share, RATE / 2 / (1 - share))
+    return _loop(parts.net(), _release(_cross_entropy), data, rates)
 
 
 def _federate(adaptive: bool) -> Tensor:

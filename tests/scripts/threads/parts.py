@@ -51,13 +51,35 @@ def private(model: nn.Module, data: Dataset[Any] | None = None, **options: Any) 
     return engine, *made
 
 
-def train(model: nn.Module, optimizer: Any, loader: Any, epochs: int = 3) -> None:
+def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(model(x), y)
+
+
+def train(
+    model: nn.Module, optimizer: Any, loader: Any, epochs: int = 3, loss: Any = _cross_entropy
+) -> list[float]:
+    """Losses of the batches, of which most scripts make nothing."""
+    losses = []
     for _ in range(epochs):
         for x, y in loader:
             optimizer.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
+            value = loss(model, x, y)
+            value.backward()
             optimizer.step()
+            losses.append(value.item())
     optimizer.zero_grad()
+    return losses
+
+
+def fit(
+    model: nn.Module, data: Dataset[Any] | None = None, epochs: int = 3,
+    loss: Any = _cross_entropy, delta: float = DELTA, **options: Any,
+) -> nn.Module:  # fmt: skip
+    """The network after private training, which prints its epsilon."""
+    engine, private_model, optimizer, loader = private(model, data, **options)
+    train(private_model, optimizer, loader, epochs, loss)
+    print("epsilon", engine.get_epsilon(delta))
+    return private_model
 
 
 def rows(parameters: dict[str, Tensor]) -> Tensor:
