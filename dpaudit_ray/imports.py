@@ -174,6 +174,7 @@ def function(
     path: str,
     key: str,
     *arguments: str,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Imports a function of the user's.
 
@@ -181,16 +182,19 @@ def function(
         path: the function, as `package.module:name`.
         key: in the sweep file, for errors.
         arguments: names of its positional arguments.
+        options: arguments that are passed by name.
 
     Raises:
         SpecError: it cannot be imported, is installed code, or does not take these arguments.
     """
     value = _callable(path, key)
     _require_users(value, path, key)
+    by_name = options or {}
     try:
-        inspect.signature(value).bind(*arguments)
+        inspect.signature(value).bind(*arguments, **by_name)
     except TypeError as error:
-        raise SpecError(key, f"{path} does not take ({', '.join(arguments)}) ({error})") from error
+        names = ", ".join([*arguments, *by_name])
+        raise SpecError(key, f"{path} does not take ({names}) ({error})") from error
     return value
 
 

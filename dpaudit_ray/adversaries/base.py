@@ -229,6 +229,7 @@ class Adversary(Plugin):
     # True: the learning rate is zero, so that no model changes: a `FrozenAdversary`.
     frozen: ClassVar[bool] = False
 
+    log_odds: ClassVar[bool] = False  # True: its scores are log odds of the bit
     # True: the canary is crafted once, before any training, and stored: one of these classes.
     crafted_once: ClassVar[bool] = False
     stored_canaries: ClassVar[tuple[type[GradientCanary | SampleCanary], ...]] = (

@@ -183,11 +183,13 @@ class Estimates:
         if spec.through_claim:
             family = Family(self._cell.claimed(step))
         planned = audit.declared[0] if uniform else audit.trials
-        state = spec.make(planned, audit.together, family)
+        log_odds = self._cell.adversary.log_odds
+        state = spec.make(planned, audit.together, family, log_odds)
         grows = len(audit.foreseen) > 1 and not audit.extended
         if uniform or method.status in _CLAIM_NO_LEVEL or not grows:
             return state
-        states = [spec.make(trials, audit.canaries or trials, family) for trials in audit.looks]
+        canaries = audit.canaries or audit.trials
+        states = [spec.make(trials, canaries, family, log_odds) for trials in audit.looks]
         shares = growth.shares(len(audit.foreseen))
         return growth.Growing(states, shares[: len(states)])
 

@@ -184,7 +184,8 @@ def test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
     first, *later = audit.foreseen
     if audit.independent:
         alternatives = None if claimed.worst_is_gaussian else curves
-        return ClaimTest(curve, first, alternatives, tuple(later))
+        log_odds = cell.adversary.log_odds
+        return ClaimTest(curve, first, alternatives, tuple(later), log_odds)
     planned = audit.looks[-1] if later else first
     return RunTest(curve, planned, audit.together, audit.paired)
 

@@ -127,6 +127,7 @@ def make(
     *,
     independent: bool = False,
     canaries: int = 1,
+    log_odds: bool = False,
     **options: Any,
 ) -> Estimator:
     """Builds the streaming state of a method.
@@ -136,6 +137,7 @@ def make(
         planned: declared number of trials.
         independent: whether each score is of another training run.
         canaries: successive scores of one training run, if not `independent`.
+        log_odds: whether scores are log odds of the bit, by which some methods place thresholds.
         options: of the method; a `family` too if it takes one.
     """
     cls = _method_class(method)
@@ -152,8 +154,11 @@ def make(
     if missing:
         listed = ", ".join(sorted(missing))
         raise ValueError(f"{cls.name} has no default for {listed}; give a value")
+    fields = {field.name for field in dataclasses.fields(cls)}
     if cls.one_run:
         options["independent"] = independent
+    if log_odds and "log_odds" in fields:
+        options["log_odds"] = True
     if cls.by_run:
         options["canaries"] = max(canaries, 2) if cls.by_pair else canaries
     return cls(planned=planned, **options)
@@ -173,7 +178,7 @@ def _method_class(method: str | type[Estimator]) -> type[Estimator]:
 
 def option_names(method: type[Estimator]) -> list[str]:
     """Returns the fields that a user may set; the caller sets those that describe the trials."""
-    by_caller = ("planned", "independent", "canaries", "family")
+    by_caller = ("planned", "independent", "canaries", "family", "log_odds")
     fields = (field.name for field in dataclasses.fields(method) if field.init)
     return [name for name in fields if name not in by_caller]
 

@@ -58,15 +58,17 @@ class DeclaredTest:
 
     Args:
         planned: declared number of trials, at least 1.
+        log_odds: whether scores are log odds of the bit, so that 0 is between the worlds.
     """
 
-    def __init__(self, planned: int) -> None:
+    def __init__(self, planned: int, log_odds: bool = False) -> None:
         if planned < 1:
             raise ValueError(f"planned must be at least 1, got {planned}")
         looks = max(min(LOOKS, planned // _FEWEST), 1)
         ends = (math.ceil(planned * look / looks) for look in range(1, looks + 1))
         self._ends = tuple(ends)  # numbers of trials after which it looks
         self._log = TrialLog()
+        self._log_odds = log_odds
         self._groups: list[Members] = []  # mistakes between two looks, the surest guess first
         self._diverged = Diverged()
 
@@ -113,9 +115,10 @@ class DeclaredTest:
             if end > len(scores):
                 break
             group, bits = scores[first:end], members[first:end]
-            earlier = cut.learnt(scores[:first], members[:first])
+            earlier = None if self._log_odds else cut.learnt(scores[:first], members[:first])
             if earlier is None:
-                position, middle = group, two_means(scores[:end])
+                middle = 0.0 if self._log_odds else two_means(scores[:end])
+                position = group
             else:
                 position = np.where(np.isfinite(group), earlier.position(group), group)
                 middle = 0.0
@@ -275,12 +278,14 @@ class ClaimTest(_Test):
     # The curves with other noise, where scores are simulated by these and not as Gaussian.
     alternatives: Callable[[float], Curve] | None = None
     later: tuple[int, ...] = ()  # declared with `planned`: each has a `DeclaredTest`
+    log_odds: bool = False  # whether scores are log odds of the bit
     _reached: list[tuple[int, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.process = Claim(planned=self.planned)
         self.hits = GuessCounter()
-        self.declared = [DeclaredTest(number) for number in (self.planned, *self.later)]
+        numbers = (self.planned, *self.later)
+        self.declared = [DeclaredTest(number, self.log_odds) for number in numbers]
         self.between_looks: tuple[GuessCounter | DeclaredTest, ...] = (self.hits, *self.declared)
 
     @property

@@ -67,6 +67,7 @@ class Canaries(Logged):
     planned: int
     guesses: int | tuple[int, int] = 0  # their number, or [k+, k-]; 0: by the trials
     independent: bool = False
+    log_odds: bool = False  # whether scores are log odds of "in"
     needs_independence = True
 
     def __post_init__(self) -> None:
@@ -114,7 +115,7 @@ class Canaries(Logged):
         ran = ~failed
         first = first_trials(self.planned)
         first_ran = int(ran[:first].sum())
-        masks = Masks(scores[ran], members[ran], first_ran)
+        masks = Masks(scores[ran], members[ran], first_ran, self.log_odds)
         later_failed = int(failed[first:].sum())
         return masks, later_failed, max(len(scores) - first, 0)
 

@@ -11,8 +11,8 @@ ends. Six ramps, with ends at either knot or nowhere, and two of them once more 
 sides, are fitted with normal priors and averaged by their evidence: a steady rise suits Gaussian
 noise, a rise between two plateaus Laplace noise and randomised response, a rise at one end a leak
 in some runs only. Where revealed bits at either end of the ranks contradict the ramps, as those of
-a rare event that only one world has, their own rate replaces these. Nothing that is certified rests
-on the fit.
+a rare event that only one world has, their own rate replaces these. Where scores are log odds, a
+line in the scores themselves is fitted, too. Nothing that is certified rests on the fit.
 """
 
 import itertools
@@ -45,10 +45,11 @@ _LOW, _HIGH = np.array(_RAMPS).T[:, :, None]  # ends of the ramps, [8, 1] each
 _BOTTOM = np.maximum(_LOW, -_REACH)
 _TOP = np.minimum(_HIGH, _REACH)
 # Prior weights of the ramps: a steady rise, as of Gaussian noise, is the likeliest.
-_FAVOUR = np.log([1.0, 1.0, 1.0, 4.0, 1.0, 1.0, 0.3, 0.6])[:, None]
+_FAVOUR = np.log([1.0, 1.0, 1.0, 4.0, 1.0, 1.0, 0.3, 0.6, 4.0])[:, None]
 # Of the log odds halfway up a ramp: free, or for the last two about even, as where both worlds
 # look alike mirrored. Otherwise the luck of early trials makes one of two equal sides look surer.
-_LEVEL_SD = np.repeat([2.0, 0.05], [6, 2])[:, None]
+_LEVEL_SD = np.repeat([2.0, 0.05, 0.5], [6, 2, 1])[:, None]  # the last is of log odds
+_LARGEST_ODDS = 20.0  # log odds beyond which scores count as these
 _RISE_SD = 8.0  # of the height of a ramp
 _NEWTON_STEPS, _NEWTON_REACH, _CLOSE = 12, 4.0, 5e-2  # in log odds: the fit need not be finer
 
@@ -96,11 +97,18 @@ class Masks:
         scores: float64 [R].
         members: bool [R], the bits.
         first: number of trials that are revealed from the start.
+        log_odds: whether scores are log odds of "in".
     """
 
-    def __init__(self, scores: Scores, members: Members, first: int) -> None:
+    def __init__(
+        self,
+        scores: Scores,
+        members: Members,
+        first: int,
+        log_odds: bool = False,
+    ) -> None:
         self._scores = scores
-        self._groups = groups = Groups.from_scores(scores)
+        self._groups = groups = Groups.from_scores(scores, log_odds)
         # Trials that are in, among the first k of the order.
         self._in_before = _running_count(members[groups.order])
         # Within a group trials are in order, so the revealed ones are always its first.
@@ -190,7 +198,7 @@ class Groups:
         order: trials, int32 [R], group by group and in trial order within each.
         start: index of each group's first trial in `order`, int64 [groups].
         size: number of trials of each group, int64 [groups].
-        ramps: values of the fitted shapes, float64 [8, groups - 1].
+        ramps: values of the fitted shapes, float64 [8, groups - 1]; of log odds [9, groups - 1].
     """
 
     order: NDArray[np.int32]
@@ -199,8 +207,11 @@ class Groups:
     ramps: Floats
 
     @classmethod
-    def from_scores(cls, scores: Scores) -> "Groups":
-        """Groups float64 [R] scores, equal ones always together, all that are not finite too."""
+    def from_scores(cls, scores: Scores, log_odds: bool = False) -> "Groups":
+        """Groups float64 [R] scores, equal ones always together, all that are not finite too.
+
+        If they are `log_odds`, the middle score of each group is a shape that is fitted, too.
+        """
         rising = np.flatnonzero(np.isfinite(scores)).astype(np.int32)
         rising = rising[np.argsort(scores[rising])]
         is_first = _is_new(scores[rising])
@@ -224,6 +235,10 @@ class Groups:
         order = np.argsort(group, kind="stable").astype(np.int32)
         normal = np.clip(ndtri(quantile), _LOW, _HIGH)
         ramps = (normal - (_BOTTOM + _TOP) / 2) / (_TOP - _BOTTOM)
+        if log_odds:
+            middle_trial = order[middle_rank[:-1].astype(np.int64)]
+            odds = np.clip(scores[middle_trial], -_LARGEST_ODDS, _LARGEST_ODDS)
+            ramps = np.concatenate([ramps, odds[None]])
         return cls(order, start, size, ramps)
 
     def chance_in(
@@ -268,20 +283,21 @@ def _average(
 ) -> tuple[Floats, Floats]:
     """Computes the posterior mean of P(in), averaged over ramps by their evidence.
 
-    Newton's method finds the mode of each ramp's level and rise (`theta`, [2, 8, 1]); a Laplace
+    Newton's method finds the mode of each ramp's level and rise (`theta`, [2, ramps, 1]); a Laplace
     approximation around it gives the evidence, and a probit approximation the mean.
     """
     theta = np.zeros((2, len(ramps), 1)) if start is None else start
+    level_sd = _LEVEL_SD[: len(ramps)]
     for _ in range(_NEWTON_STEPS):
         level, rise = theta
         log_odds = level + rise * ramps
         chance = expit(log_odds)
         residual = inside - revealed * chance
         weight = revealed * chance * (1 - chance)
-        level_slope = _sum(residual) - level / _LEVEL_SD**2
+        level_slope = _sum(residual) - level / level_sd**2
         rise_slope = _sum(residual * ramps) - rise / _RISE_SD**2
         # The Hessian is [[a, b], [b, c]].
-        a = _sum(weight) + _LEVEL_SD**-2
+        a = _sum(weight) + level_sd**-2
         b = _sum(weight * ramps)
         c = _sum(weight * ramps**2) + _RISE_SD**-2
         determinant = a * c - b * b
@@ -294,13 +310,13 @@ def _average(
         theta = theta + step * min(1.0, _NEWTON_REACH / furthest)
     variance = (c - 2 * b * ramps + a * ramps**2) / determinant
     level, rise = theta
-    prior = (level / _LEVEL_SD) ** 2 + (rise / _RISE_SD) ** 2
+    prior = (level / level_sd) ** 2 + (rise / _RISE_SD) ** 2
     # log(1 + e^x), in a fifth of the time of logaddexp
     smaller_term = np.exp(-np.abs(log_odds))
     log_sum = np.maximum(log_odds, 0) + np.log(1 + smaller_term)
     likelihood = _sum(inside * log_odds - revealed * log_sum)
-    log_volume = np.log(_LEVEL_SD * np.sqrt(determinant))
-    evidence = _FAVOUR + likelihood - prior / 2 - log_volume
+    log_volume = np.log(level_sd * np.sqrt(determinant))
+    evidence = _FAVOUR[: len(ramps)] + likelihood - prior / 2 - log_volume
     shares = np.exp(evidence - evidence.max())
     shrinkage = np.sqrt(1 + np.pi / 8 * variance)
     chances = expit(log_odds / shrinkage)
@@ -348,5 +364,5 @@ def _end_rates(
 
 
 def _sum(values: Floats) -> Floats:
-    """Sums over groups, [8, groups] to [8, 1]."""
+    """Sums over groups, [ramps, groups] to [ramps, 1]."""
     return np.asarray(values.sum(1, keepdims=True))

@@ -48,6 +48,7 @@ class EstimatorSpec(Strict):
         planned: int,
         canaries: int = 1,
         family: stats.Family | None = None,
+        log_odds: bool = False,
     ) -> stats.Estimator:
         """Makes the estimator, without any trials.
 
@@ -55,6 +56,7 @@ class EstimatorSpec(Strict):
             planned: number of trials.
             canaries: so many consecutive trials depend on each other.
             family: the curves that the claim has by noise multiplier.
+            log_odds: whether scores are log odds of the bit.
 
         Raises:
             ValueError: an option is wrong.
@@ -64,7 +66,12 @@ class EstimatorSpec(Strict):
         if family is not None:
             options["family"] = family
         return stats.make(
-            method, planned=planned, independent=canaries == 1, canaries=canaries, **options
+            method,
+            planned,
+            independent=canaries == 1,
+            canaries=canaries,
+            log_odds=log_odds,
+            **options,
         )
 
     @property

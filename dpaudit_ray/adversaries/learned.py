@@ -1,0 +1,241 @@
+"""A classifier of the outputs of two inputs, fitted to runs that are no trials."""
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+from threadpoolctl import threadpool_limits
+
+from .. import stats
+from ..errors import unknown_name
+from ..stats.error_rates import Floats
+from .outputs import Encoder, Outputs
+from .release import Draw, OutputAdversary, Scorer, rounded
+
+_log = logging.getLogger(__name__)
+CELLS = "cells"
+_AUTO = (CELLS, "LogisticRegression", "HistGradientBoostingClassifier")
+_SETTINGS: dict[str, dict[str, Any]] = {
+    # Trees that are small, shrunk and stopped early: where ε is small, larger ones learn noise, and
+    # where the worlds part clearly, log odds grow without end.
+    "HistGradientBoostingClassifier": {
+        "max_iter": 300,
+        "max_leaf_nodes": 6,
+        "min_samples_leaf": 50,
+        "l2_regularization": 10.0,
+        "early_stopping": True,
+    },
+    "LogisticRegression": {"max_iter": 300},
+}
+_HELD_OUT = 3  # one of so many own runs compares the models
+_FEW_RUNS = 8  # runs of a cell, on average, from which counts are estimates
+_REACH = 10.0  # robust deviations beyond which a column is clipped
+_LEAST = 1e-12  # probabilities nearer to 0 or 1 have the log odds of this
+
+Learn = Callable[[Floats, NDArray[np.bool_]], "Predict"]
+Predict = Callable[[Floats], Floats]  # columns [n, k] to log odds of "in", [n]
+
+
+class _Classifier(Protocol):
+    def fit(
+        self,
+        x: Floats,
+        y: NDArray[np.bool_],
+    ) -> Any: ...
+
+    def predict_proba(
+        self,
+        x: Floats,
+    ) -> Floats: ...
+
+
+class Learned(OutputAdversary):
+    """Learns from `fit` runs that are no trials, and scores by the log odds of the second input.
+
+    `model` is a classifier of scikit-learn by its class's name, `cells` for counts of equal
+    outputs, or `auto`: the one of cells, logistic regression and boosted trees that shows the
+    largest ε on held-out runs. `bits` adds the last bits of each number, which may leak where noise
+    is drawn in floating point.
+    """
+
+    searches = True
+
+    name: Literal["learned"] = "learned"
+    fit: int = Field(default=200_000, ge=100, le=10**8)  # runs that it learns from
+    search: int = Field(default=20_000, ge=100, le=10**8)  # runs for each pair, to choose one
+    model: str = "auto"  # or cells, or a classifier of scikit-learn
+    bits: bool = False  # learn from the last bits of each number, too
+
+    @field_validator("model")
+    @classmethod
+    def _is_known(
+        cls,
+        model: str,
+    ) -> str:
+        if model not in ("auto", CELLS, *_AUTO):
+            names = classifiers()
+            if model not in names:
+                raise ValueError(unknown_name("model", model, ["auto", CELLS, *names]))
+        return model
+
+    def scorer(
+        self,
+        draw: Draw,
+        pair: tuple[Any, Any],
+        rng: Generator,
+    ) -> Scorer:
+        encoder, x, y = self._own_runs(draw, self.fit, rng)
+        learn, _ = self._best(x, y, rng)
+        predict = learn(x, y)
+
+        def score(outputs: Outputs) -> Floats:
+            return rounded(predict(encoder.columns(outputs)))
+
+        return score
+
+    def promise(
+        self,
+        draw: Draw,
+        rng: Generator,
+    ) -> float:
+        _, x, y = self._own_runs(draw, self.search, rng)
+        return self._best(x, y, rng)[1]
+
+    def _own_runs(
+        self, draw: Draw, runs: int, rng: Generator
+    ) -> tuple[Encoder, Floats, NDArray[np.bool_]]:
+        """Returns an encoder and columns of runs of each world, shuffled, with their worlds."""
+        half = runs // 2
+        outside = draw(False, half, rng)
+        inside = draw(True, half, rng)
+        encoder = Encoder(_joined(outside, inside), self.bits)
+        by_world = [encoder.columns(outputs) for outputs in (outside, inside)]
+        x = np.concatenate(by_world)
+        y = np.arange(2 * half) >= half
+        order = rng.permutation(2 * half)
+        return encoder, x[order], y[order]
+
+    def _best(
+        self,
+        x: Floats,
+        y: NDArray[np.bool_],
+        rng: Generator,
+    ) -> tuple[Learn, float]:
+        """Returns the way of learning that promises the largest ε on held-out runs, and that ε.
+
+        Where none is shown, the entropy that is explained decides, which is less than 1 bit.
+        """
+        held_out = len(y) // _HELD_OUT
+        x_held_out = x[:held_out]
+        y_held_out = y[:held_out]
+        seed = int(rng.integers(2**31))
+        cells = len(np.unique(x, axis=0))
+        ways = dict(self._ways(cells, len(y), seed))
+        promises = {}
+        for name, learn in ways.items():
+            predict = learn(x[held_out:], y[held_out:])
+            log_odds = predict(x_held_out)
+            judge = stats.make("one-run", held_out, independent=True, log_odds=True)
+            judge.fold(log_odds, y_held_out)
+            bound = judge.bound(delta=0.0, confidence=0.95).epsilon_lower
+            odds_of_other = np.where(y_held_out, -log_odds, log_odds)
+            entropy = float(np.logaddexp(0.0, odds_of_other).mean())
+            promises[name] = bound + math.log(2) - entropy
+            _log.info("%s promises ε = %.3g", name, bound)
+        best = max(promises, key=promises.__getitem__)
+        return ways[best], promises[best]
+
+    def _ways(
+        self,
+        cells: int,
+        runs: int,
+        seed: int,
+    ) -> Iterator[tuple[str, Learn]]:
+        names = _AUTO if self.model == "auto" else (self.model,)
+        for name in names:
+            if name != CELLS:
+                yield name, functools.partial(_learn, name, seed)
+            elif cells * _FEW_RUNS <= runs or self.model == CELLS:
+                yield name, _count
+
+
+def _joined(
+    outside: Outputs,
+    inside: Outputs,
+) -> Outputs:
+    """Joins outputs of both worlds: arrays to an array, if they have the same shape."""
+    are_arrays = isinstance(outside, np.ndarray) and isinstance(inside, np.ndarray)
+    if are_arrays and np.shape(outside)[1:] == np.shape(inside)[1:]:
+        return np.concatenate([outside, inside])
+    return [*outside, *inside]
+
+
+def classifiers() -> list[str]:
+    """Returns names of scikit-learn's classifiers that give probabilities."""
+    from sklearn.utils import all_estimators
+
+    return [name for name, cls in all_estimators("classifier") if hasattr(cls, "predict_proba")]
+
+
+def _learn(
+    name: str,
+    seed: int,
+    x: Floats,
+    y: NDArray[np.bool_],
+) -> Predict:
+    """Fits a classifier of scikit-learn to columns that are robustly scaled and clipped."""
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer, RobustScaler
+    from sklearn.utils import all_estimators
+
+    cls = dict(all_estimators("classifier"))[name]
+    classifier: _Classifier = cls(**_SETTINGS.get(name, {}))
+    if "random_state" in cls().get_params():
+        classifier = cls(**_SETTINGS.get(name, {}), random_state=seed)
+    fill = SimpleImputer(strategy="constant", fill_value=0.0, add_indicator=True)
+    clip = FunctionTransformer(np.clip, kw_args={"a_min": -_REACH, "a_max": _REACH})
+    model = make_pipeline(fill, RobustScaler(), clip, classifier)
+    # One thread: trainers share the cores, and threads that wait for a busy one spin.
+    with threadpool_limits(1):
+        model.fit(x, y)
+
+    def predict(columns: Floats) -> Floats:
+        with threadpool_limits(1):
+            inside = model.predict_proba(columns)[:, 1]
+        clipped = np.clip(inside, _LEAST, 1 - _LEAST)
+        return np.asarray(np.log(clipped) - np.log1p(-clipped))
+
+    return predict
+
+
+def _count(
+    x: Floats,
+    y: NDArray[np.bool_],
+) -> Predict:
+    """Counts equal outputs in both worlds; all others are even."""
+    rows, cell = _distinct(x)
+    in_cell = np.bincount(cell, minlength=len(rows))
+    inside = np.bincount(cell[y], minlength=len(rows))
+    outside = in_cell - inside
+    log_odds = np.log(inside + 0.5) - np.log(outside + 0.5)
+    odds_of_row = dict(zip(rows, log_odds.tolist(), strict=True))
+
+    def predict(columns: Floats) -> Floats:
+        rows, cell = _distinct(columns)
+        odds = np.array([odds_of_row.get(row, 0.0) for row in rows])
+        return np.asarray(odds[cell])
+
+    return predict
+
+
+def _distinct(columns: Floats) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Returns the distinct rows, and the number of that of each row, int64 [n]."""
+    rows, cell = np.unique(columns, axis=0, return_inverse=True, equal_nan=True)
+    return [row.tobytes() for row in rows], cell.ravel()

@@ -1,0 +1,45 @@
+"""Scores by a function of the user's, as where the likelihood ratio is known."""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.random import Generator
+from pydantic import Field, field_validator
+
+from .. import imports
+from ..stats.error_rates import as_floats
+from .outputs import Outputs
+from .release import Draw, OutputAdversary, Scorer, rounded
+
+
+class LogRatio(OutputAdversary):
+    """Calls `module:name` with n outputs and the pair of inputs; it returns n scores.
+
+    The best score is the logarithm of how much likelier the output is of the second input. NaN is a
+    score, too: of outputs that are guessed by what earlier ones of the kind were.
+    """
+
+    name: Literal["log-ratio"] = "log-ratio"
+    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")  # function of outputs and the pair of inputs
+
+    @field_validator("path")
+    @classmethod
+    def _may_be_imported(cls, path: str) -> str:
+        return imports.check(path, "path")
+
+    def named_modules(self) -> tuple[str, ...]:
+        """The module that `path` names."""
+        return (*super().named_modules(), self.path.partition(":")[0])
+
+    def scorer(self, draw: Draw, pair: tuple[Any, Any], rng: Generator) -> Scorer:
+        log_ratio = imports.function(self.path, "adversary.path", "outputs", "pair")
+
+        def score(outputs: Outputs) -> Any:
+            scores = as_floats(log_ratio(outputs, pair))
+            if scores.shape != (len(outputs),):
+                raise ValueError(
+                    f"{self.path} must return {len(outputs)} scores, got {scores.shape}"
+                )
+            return rounded(np.clip(scores, -1e300, 1e300))
+
+        return score
