@@ -129,7 +129,7 @@ def test_posterior_by_quadrature():
     ramps = unmasking.Groups.from_scores(np.arange(30.0)).ramps
     inside = rng.binomial(seen, special.expit(2 * ramps[2]))
     total, evidence = np.zeros(30), 0.0
-    favour = np.exp(unmasking._FAVOUR[:, 0])
+    favour = np.exp(unmasking._FAVOUR[: len(ramps), 0])
     level, rise = np.meshgrid(np.linspace(-8, 8, 161), np.linspace(-30, 30, 401), indexing="ij")
     for ramp, share in zip(ramps, favour, strict=True):
         odds = level[..., None] + rise[..., None] * ramp
