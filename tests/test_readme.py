@@ -53,7 +53,7 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "jobs", workplace / "jobs")
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [line.split("#")[0].split() for line in lines if line.startswith("dpaudit")]
-    # `submit` needs a cluster: test_submission.py runs it. Scripts are audited below.
+    # `submit` needs a cluster: test_submission.py runs it. Scripts are audited by `tests/scripts`.
     commands = [command for command in commands if command[1] not in ("submit", "audit")]
     commands = [list(command) for command in dict.fromkeys(map(tuple, commands))]  # once each
     verbs = " ".join(command[1] for command in commands)
@@ -149,18 +149,6 @@ def test_own_training_example_runs(workplace):
     sweep = block("yaml", "my_training:train")
     estimates = ran(workplace, sweep, "my_training.py", trials=300).estimates
     assert estimates["epsilon_lower"].between(1, 4).any()  # of a claim of 4.377
-
-
-def test_script_example_is_audited(workplace):
-    """Its first layer; `jobs/zoo` has all of them run."""
-    short, example = (block for block in blocks("python") if "# train.py" in block)
-    assert example.startswith(short)  # that of the README
-    (workplace / "train.py").write_text(example)
-    assert GUIDE.count("\ndpaudit audit train.py:main --budget 10min\n") == 2
-    done = completed(dpaudit("audit", "train.py:main", "--budget", "2min", "--layers", "0"))
-    assert "CONSISTENT  train.py:main: no violation found" in done.out
-    assert "Strength   noise 5 % too small in all steps, or " in done.out
-    assert (workplace / "train-main-audit.html").exists()
 
 
 def test_recipe_examples_run(workplace):

@@ -17,7 +17,7 @@ from tests.long import LONG
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 RANDOM = settings(
-    max_examples=2400 if LONG else 50,
+    max_examples=2400 if LONG else 30,
     derandomize=not LONG,
     database=None,
     deadline=None,

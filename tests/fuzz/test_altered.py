@@ -186,7 +186,7 @@ def test_a_run_that_is_read(runs, place, data, violating, name, verb):
         assert claims[0] == claims[1]
 
 
-@settings(RANDOM, max_examples=1200 if LONG else 25)
+@settings(RANDOM, max_examples=1200 if LONG else 15)
 @given(st.data(), st.sampled_from(FILES))
 def test_a_run_that_is_resumed(runs, place, data, name):
     run = fresh(place, runs[False])
@@ -200,7 +200,7 @@ def test_a_run_that_is_resumed(runs, place, data, name):
     sound(outcome, {0, 2, 3, 4})
 
 
-@settings(RANDOM, max_examples=1200 if LONG else 60)
+@settings(RANDOM, max_examples=1200 if LONG else 40)
 @given(st.data())
 def test_a_sweep_file(place, data):
     fresh(place)
