@@ -176,7 +176,7 @@ def function(
     *arguments: str,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Imports a function of the user's.
+    """Imports a function that the user wrote.
 
     Args:
         path: the function, as `package.module:name`.

@@ -67,6 +67,7 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
     examples = list(per_example or [])
 
     def released(change: Any, seed: int | None) -> list[Any]:
+        """Returns the sums with one example changed, plus noise, drawn if it is a function."""
         if callable(total):
             sums = list(total(_change_examples(examples, change)))
         else:
@@ -121,6 +122,7 @@ def audited_release(
 
         @functools.wraps(function)
         def step(*args: Any, **kwargs: Any) -> Any:
+            """Calls the function; an audit also repeats the call with changed examples."""
             stream = _stream(function.__name__, noise_multiplier, max_grad_norm, sample_rate)
             if not stream:
                 return function(*args, **kwargs)
@@ -131,6 +133,7 @@ def audited_release(
             unflatten: Any = None
 
             def released(change: Any, seed: int | None) -> list[Any]:
+                """Calls the function with one record changed, and with a given seed."""
                 nonlocal unflatten
                 changed_records = unflatten_records(_change_examples(examples, change))
                 changed = bound.arguments

@@ -51,7 +51,7 @@ class RecordCanary(SampleCanary):
 
 
 class ChangingCanary(ABC):
-    """A canary that is crafted anew at every insertion, from the models as they are then.
+    """A canary that is crafted at every insertion, from the models at that step.
 
     A `memoryless` canary depends on the step and the model alone. So a training run with it can
     continue in another process, and it is crafted only for models that the step samples, in or not.
@@ -264,7 +264,7 @@ class Adversary(Plugin):
         return False
 
     def check_size(self, parameters: int) -> None:
-        """Raises SpecError if it cannot attack a model of so many parameters."""
+        """Raises SpecError if it cannot attack a model with this number of parameters."""
 
     @property
     def replaces(self) -> bool:
@@ -272,7 +272,7 @@ class Adversary(Plugin):
         return False
 
     def check_reserve(self, records: int) -> None:
-        """Raises SpecError if so many reserved records are too few."""
+        """Raises SpecError if these are too few reserved records."""
 
     @property
     def canaries(self) -> int:

@@ -85,7 +85,7 @@ class Label(Adversary):
             )
 
     def layer_index(self, layers: int) -> int:
-        """Returns the number of the attacked layer, from 0, in a network of so many."""
+        """Returns the number of the attacked layer, from 0, in a network with `layers`."""
         return {"last": layers - 1, "second-last": layers - 2, "input": 0}[self.layer]
 
     def labels(self, coefficients: Floats) -> Labels:

@@ -98,6 +98,7 @@ class Projected(Sums):
         return cls(zeros, public, reading, indices, weights)
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
+        """Adds the evidence in the update of one step, if the canary may join that step."""
         if step % self.reading.period:
             return
         public = self.public

@@ -172,6 +172,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
         return 2 * self.count if self.replaces else self.count
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
+        """Draws reserved records; if `mislabelled`, each with a label of another class."""
         import torch
 
         assert public.outside is not None  # by `reserves`

@@ -120,6 +120,7 @@ class LossPath:
     steps: int = 0
 
     def see(self, step: int, before: Tensor, after: Tensor) -> None:
+        """Adds the query's loss in the models after a step, or keeps the larger one."""
         losses = self.public.losses(after, self.query.x, self.query.y)[:, 0]
         if self.statistic == "mean":
             self.total = self.total + losses

@@ -29,6 +29,7 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
         return self.records
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> RecordCanary:
+        """Draws the records of the data whose membership is a coin in every training run."""
         import torch
 
         chosen = rng.permutation(public.examples)[: self.records]
@@ -39,6 +40,7 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
         return RecordCanary(x, y, indices.to(y.device))
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> "Tensor":
+        """Returns the logit of each record's label, float64 [n, records]; log p of a regression."""
         import torch
 
         columns = []

@@ -76,6 +76,7 @@ def check(
 
 
 def _show_check(checked: Checked) -> None:
+    """Prints what differs, what was not checked, and then how much was recomputed."""
     if not checked.in_order:
         count = plural(checked.different, "place")
         terminal.say(f"differs in {count}: {checked.location}")

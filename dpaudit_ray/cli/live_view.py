@@ -307,7 +307,7 @@ class Display:
             self._live.console.print(Text(f"dpaudit: {printable(text)}"), soft_wrap=True)
 
     def _show(self, now: float) -> None:
-        """Prints a line of the log, or draws the picture anew, at `now` of the monotonic clock."""
+        """Prints a line of the log, or draws the picture again, at `now` of the monotonic clock."""
         self._last_shown = now
         progress = self._progress
         if progress is None and not self._phase:

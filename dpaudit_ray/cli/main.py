@@ -74,6 +74,7 @@ def _respelled(arguments: list[str]) -> list[str]:
 
 
 def _run_app(debug: bool) -> int | None:
+    """Runs the command line, and returns its exit code; errors are printed, each as one line."""
     try:
         code: int | None = app(_respelled(sys.argv[1:]), prog_name="dpaudit", standalone_mode=False)
         return code

@@ -73,6 +73,7 @@ def _claim(
 
 
 def _show_risks(risks: dict[str, Risk]) -> None:
+    """Prints a column for each kind of mechanism, and a row for each thing an attacker may do."""
     from ..errors import percent, plain
 
     first = risks["any mechanism"]

@@ -129,7 +129,7 @@ def init(
 
 
 def _names(context: typer.Context, incomplete: str) -> list[str]:
-    """Returns the names of a kind that a shell may complete."""
+    """Returns the names of one kind, for completion in a shell."""
     from ..sweep import schema
 
     kind = context.params.get("kind")

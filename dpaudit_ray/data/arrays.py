@@ -37,6 +37,7 @@ class Npz(Data):
         return checked(self._features(x, source), y, source)
 
     def _features(self, x: np.ndarray, source: str) -> np.ndarray:
+        """Returns features as floats; checks that they are finite, and the axes of images."""
         if x.dtype.kind not in "fiub" or x.ndim < 2:
             kind = "text" if x.dtype.kind in "SU" else x.dtype
             problem = f"x must be real numbers [N, ...], got {kind} {x.shape}"

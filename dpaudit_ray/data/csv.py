@@ -57,6 +57,7 @@ class Csv(Data):
     encoding: Literal["utf-8", "utf-16", "latin-1", "cp1252"] = "utf-8"  # of its text
 
     def read(self) -> Dataset:
+        """Reads the table; all problems of its cells are reported at once."""
         source, label, table = self._table()
         table = table.drop(columns=self.drop)
         for name in self.dates:

@@ -142,6 +142,7 @@ class CervicalCancer(Data):
     path: str  # the published CSV file
 
     def read(self) -> Dataset:
+        """Reads UCI's file; empty cells get the median of their column."""
         remedy = "give mechanism.data.path UCI's risk_factors_cervical_cancer.csv"
         file = existing_file(self.path, self.name, remedy)
         types = dict.fromkeys([*_CERVICAL_FEATURES, "Biopsy"], float)

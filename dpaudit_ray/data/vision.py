@@ -116,6 +116,7 @@ class Mnist(_Images):
     name: Literal["mnist"] = "mnist"
 
     def read(self) -> Dataset:
+        """Reads the files; refuses a folder with tensors of an older torchvision."""
         processed = self._root / "MNIST" / "processed"
         if processed.exists():  # torchvision prefers it, and may form tensors of any size
             raise DataError(

@@ -66,6 +66,7 @@ class GpuNoise:
         self._next_block = 0
 
     def fill(self, out: Tensor) -> None:
+        """Fills a contiguous tensor in memory order, with the same bits on every device."""
         for part in torch.split(out.view(-1), 2 * _BLOCKS_AT_ONCE):
             blocks = (len(part) + 1) // 2
             end = self._next_block + blocks

@@ -115,6 +115,7 @@ class Function(Mechanism):
 
     @model_validator(mode="after")
     def _one_claim(self) -> Self:
+        """Checks that the claim is stated once: by `claim`, or by Gaussian releases."""
         keys = ("steps", "noise_multiplier", "sample_rate")
         releases = [key for key in keys if key in self.model_fields_set]
         if self.claim is not None and releases:
@@ -201,6 +202,7 @@ class Function(Mechanism):
         gpu: bool,
         prepared: Prepared = (),
     ) -> Session:
+        """Opens trials in processes of their own, or in this one if they are not isolated."""
         train = self._train()
         parts = None if self.prepare is None else prepared
         if self.isolated:
@@ -234,6 +236,7 @@ class TrialByTrial:
         seed: int,
         horizons: Horizons,
     ) -> Scores | Measured:
+        """Runs the trials one by one, each with its own seed; a failed one is NaN and `missed`."""
         scores = np.full((len(members), 1), np.nan)
         missed = {}
         trial_seeds = np.random.SeedSequence(seed).spawn(len(members))

@@ -139,6 +139,7 @@ class LabelGradient(Mechanism):
         return recorded_steps(self.steps, record_every or 1)
 
     def check(self, adversary: Adversary) -> None:
+        """Checks that the target's training is one whose released gradients the attack can read."""
         super().check(adversary)
         target = self.target
         required = {
@@ -166,6 +167,7 @@ class LabelGradient(Mechanism):
         return self.training.datasets()
 
     def check_inputs(self) -> None:
+        """Checks the target's data and network: two classes, and layers of known shapes."""
         try:
             self.training.check_inputs()
         except SpecError as error:

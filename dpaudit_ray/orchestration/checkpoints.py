@@ -104,7 +104,7 @@ class PackCheckpoints:
 
     @property
     def due(self) -> bool:
-        """Whether so many minutes have passed since the last checkpoint."""
+        """Whether the interval since the last checkpoint has passed."""
         return time.monotonic() - self._since >= self._seconds
 
     def save(self, step: int, arrays: Arrays) -> None:

@@ -48,6 +48,7 @@ class InlineExecutor:
         method: str,
         *arguments: Any,
     ) -> Future[Any]:
+        """Calls the method at once; answers of trainers are handed out by `wait`."""
         answer: Future[Any] = Future()
         try:
             answer.set_result(getattr(worker, method)(*arguments))

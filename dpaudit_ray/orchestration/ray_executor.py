@@ -91,6 +91,7 @@ class RayExecutor:
         method: str,
         *arguments: Any,
     ) -> Future[Any]:
+        """Calls a method of an actor; `set_up` also gets the sweep, and references to data."""
         from . import actors
 
         is_trainer = worker is not self._aggregator
@@ -170,7 +171,7 @@ class RayExecutor:
         is_trainers: bool,
         future: Future[Any],
     ) -> None:
-        """Passes on a result of Ray's, in one of its threads."""
+        """Passes on a result; Ray calls this in one of its threads."""
         error = future.exception()
         if not error:
             answer.set_result(future.result())

@@ -47,6 +47,7 @@ def memory_kills(ray: Any) -> dict[str, int]:
     """
 
     def read() -> dict[str, int]:
+        """Counts the processes that Ray killed on each node because its memory ran short."""
         generated = f"{ray.__name__}.core.generated"
         gcs_pb2 = importlib.import_module(f"{generated}.gcs_pb2")
         common_pb2 = importlib.import_module(f"{generated}.common_pb2")

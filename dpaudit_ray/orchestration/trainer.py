@@ -263,7 +263,7 @@ class PackTrainer:
 
     @functools.cached_property
     def _sweep(self) -> Sweep:
-        """Parsed on first use: a missing import of the user's fails a pack, and no worker."""
+        """Parsed on first use: code that cannot be imported fails a pack, and no worker."""
         sweep = spec.from_raw(self._raw_sweep)
         if any(cell.mechanism.uses_torch for cell in sweep.cells):
             import torch

@@ -72,7 +72,7 @@ class Quote:
 
 
 def epsilon_text(epsilon: float, digits: int = 3) -> str:
-    """Returns ε with so many decimals, or with two significant digits if it is below 0.01."""
+    """Returns ε with this number of decimals; below 0.01, with two significant digits."""
     if epsilon == 0:
         return "0"
     if abs(epsilon) < _SMALLEST_PLAIN:

@@ -248,7 +248,7 @@ def assumption_free(
     """Returns a row with the assumption-free bound that belongs to `row`; None without one.
 
     That is the row of its estimator. If the audit has no row of that estimator, it is `row` with
-    the bound in place of its own, which then holds for this audit alone, not for all at once.
+    the assumption-free bound, which then holds for this audit alone, not for all at once.
 
     Args:
         rows: the audit's rows, `Run.last_rows`.

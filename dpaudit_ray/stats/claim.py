@@ -121,7 +121,7 @@ class Wagers:
         return sum(self.epochs, start=np.zeros(OUTCOMES, dtype=np.int64))
 
     def _parts(self, trials: int) -> Iterator[slice]:
-        """Splits trials where an epoch ends, and places thresholds anew once the part is in."""
+        """Splits trials where an epoch ends, and places thresholds again once the part is in."""
         start = 0
         while start < trials:
             stop = min(trials, start + self._end - self.trials)

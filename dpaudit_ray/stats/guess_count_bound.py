@@ -72,7 +72,7 @@ class GuessCounter:
         return guessed, right
 
     def _learn(self) -> None:
-        """Fits the cut anew if that is due, and makes it due again GROWTH times as late."""
+        """Fits the cut again if that is due; the next time is after GROWTH times as many trials."""
         if self._due <= self.trials and self._due <= cut.LAST:
             self._cut = cut.learnt(*self._log.arrays())
         while self._due <= self.trials:
@@ -250,6 +250,7 @@ class Anytime(Guesses):
         self._best_look = (0, 0)  # hits and guesses then
 
     def _fold(self, scores: Scores, members: Members) -> None:
+        """Counts guesses and hits, and notes after which trial the hit rate is bounded highest."""
         if len(scores) == 0:
             return
         hits_before, guesses_before = self._counter.hits, self._counter.guesses

@@ -83,7 +83,7 @@ class Membership:
 
     @property
     def least_fpr(self) -> float:
-        """The least FPR that so many scores resolve: 10 / R."""
+        """The least FPR that R scores resolve: 10 / R."""
         return _FEWEST_ACCUSED / self.scores.size
 
     @cached_property

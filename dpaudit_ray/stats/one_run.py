@@ -133,6 +133,7 @@ class OneRun(Canaries, Estimator):
     one_run = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Bounds ε by the surest guesses, of independent training runs or of canaries."""
         trials, level = len(self._log), (delta, confidence)
         if self.independent:
             made, used = self._judged(delta, 1 - confidence)

@@ -57,6 +57,7 @@ class OneRunAdaptive(Logged, Estimator):
     learns = True  # each canary is guessed by the bits of those before it
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Bounds ε by bets on all canaries, at odds that earlier bits have taught."""
         scores, members = self._log.arrays()
         ran = ~np.isnan(scores)
         failed = len(scores) - int(ran.sum())

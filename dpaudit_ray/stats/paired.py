@@ -47,6 +47,7 @@ class PairOutcomes(RunAccuracies):
         self._next_fit = -(-WARMUP // canaries) * canaries  # trials after which a ramp is fitted
 
     def _add(self, scores: Scores, members: Members, ran: bool) -> None:
+        """Splits the pairs wherever a new ramp is due, which is fitted twice as late each time."""
         halves = members.reshape(-1, 2, self.canaries // 2)
         if (halves[:, 0] == halves[:, 1]).any():
             raise ValueError(
@@ -62,6 +63,7 @@ class PairOutcomes(RunAccuracies):
                 self._next_fit *= 2
 
     def _add_part(self, scores: Scores, members: Members, ran: bool) -> None:
+        """Adds each pair's share of right guesses: 0 if it did not run; skips the first."""
         shares = np.zeros(len(scores) // self.canaries)
         if self._ramp is None:
             self.skipped += len(shares)

@@ -428,6 +428,7 @@ class Rank(Logged, Estimator):
         self._computed = (0, 0.0, 0.0)  # trials, confidence, and the bound on μ from these
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Bounds μ by the order of mistakes, from the surest guess to the least sure."""
         trials = self._trials_used()
         scores, members = self._log.arrays()
         scores, members = scores[:trials], members[:trials]

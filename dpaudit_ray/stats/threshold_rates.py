@@ -125,6 +125,7 @@ class EpsDelta(Logged, Estimator):
         super().__post_init__()
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Bounds ε by both error rates at a threshold that other trials have fixed."""
         alpha = 1 - confidence
         gain = functools.partial(epsilon_of_rates, delta=delta)
         scores, members = self._log.arrays()

@@ -256,7 +256,7 @@ class Bucket:
         return sorted(stamps)
 
     def paths(self, depth: int) -> list[str]:
-        """Returns sorted paths of objects down to so many folders, and of folders below these."""
+        """Returns sorted paths of objects down to `depth` folders, and of folders below these."""
         pages: list[Any] = _request(list, obstore.list(self._store))
         objects = [str(entry["path"]) for entry in chain.from_iterable(pages)]
         if _LAST not in objects:

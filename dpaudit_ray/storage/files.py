@@ -120,7 +120,7 @@ class Folder:
         return sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
     def paths(self, depth: int) -> list[str]:
-        """Returns sorted paths of the files down to so many folders, and of folders below these.
+        """Returns sorted paths of the files down to `depth` folders, and of folders below these.
 
         A link that leads out of the run directory is listed itself, and not followed.
         """

@@ -155,7 +155,7 @@ def held(
 
 
 def _watched(run: RunDirectory, entry: Entry, seconds: float) -> Entry | None:
-    """Reads the lease until it is not `entry` any more, for so many seconds; returns the last."""
+    """Reads the lease for `seconds`, or until it is not `entry` any more; returns the last one."""
     pause = min(LOOK_SECONDS, seconds / 4)
     for _ in range(math.ceil(seconds / pause)):
         time.sleep(pause)

@@ -54,7 +54,7 @@ class Patience:
 
     Attributes:
         seconds: time for all attempts; 0 for one attempt.
-        sleep: waits for so many seconds.
+        sleep: waits for this number of seconds.
         tell: called with a line while storage does not answer, after 2 s, 4 s, 8 s and so on.
     """
 
@@ -271,7 +271,7 @@ class Place:
         return self._read_with(name, self._folder.exists, name)
 
     def files(self, depth: int) -> list[str]:
-        """Returns the paths of all files, relative to this directory, down to so many folders."""
+        """Returns the paths of all files, relative to this directory, down to `depth` folders."""
         return self._read_with("", self._folder.paths, depth)
 
     def delete(self, name: str) -> None:

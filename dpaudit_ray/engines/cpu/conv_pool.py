@@ -251,6 +251,7 @@ class ConvPoolRule(Rule):
         return weight.flatten(3)
 
     def input_gradient(self, theta: Tensor, saved: Pooled, g: Tensor) -> Tensor:
+        """Scatters the gradients of winning positions over images, and cuts their padding off."""
         gradient = _with_room(saved.images.shape, g)
         images = gradient.numpy()
         weight = self.padded_rows(theta).numpy()
@@ -276,6 +277,7 @@ class ConvPoolRule(Rule):
         parts: Sequence[Tensor],
         cache: dict[object, Tensor],
     ) -> SampleGradients:
+        """Forms each example's gradient of weights and biases, and its squared norm, by loops."""
         like = parts[0]
         n, batch = saved.marks.shape[:2]
         outputs, _, height, _ = self.weight.shape

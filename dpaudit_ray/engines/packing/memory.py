@@ -42,7 +42,7 @@ class Groups:
 
     @classmethod
     def for_cpu(cls, module: nn.Module, in_loops: int) -> Groups:
-        """Returns groups that are fast on a CPU if loops pool so many convolutions, `in_loops`."""
+        """Returns groups that are fast on a CPU; loops pool `in_loops` of the convolutions."""
         convolutions = sum(isinstance(layer, nn.Conv2d) for layer in module.modules())
         if convolutions > in_loops:
             return cls(_FIRST_LAYER, 1)
@@ -63,7 +63,7 @@ class Groups:
         return groups
 
     def at_most(self, models: int) -> Groups:
-        """Returns groups of at most so many models, and at least one."""
+        """Returns groups of at most this number of models, and at least one."""
         models = max(1, models)
         return Groups(min(self.outer, models), min(self.inner, models))
 
@@ -114,7 +114,7 @@ def one_model_too_large() -> MemoryError:
 
 @functools.cache  # once in a process for each size
 def warn_of_short_memory(models: int) -> None:
-    """Warns that only `models` are computed at once from here on, which may round scores anew."""
+    """Warns that only `models` are computed at once from now on, which may round differently."""
     _LOG.warning(
         "memory is short: from here on %d model%s computed at once, which may change last bits of "
         "scores; lower resources.pack_size, run fewer trainers on a node, or give each a larger "

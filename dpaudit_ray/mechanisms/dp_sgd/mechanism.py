@@ -134,6 +134,7 @@ class DpSgd(Recipe, Mechanism):
         self.check_model(data)
 
     def check_records(self, adversary: Adversary) -> None:
+        """Checks the adversary against the sizes of model and data, and its shadows' records."""
         data = self.data.load()
         if type(adversary).check_size is not Adversary.check_size:
             adversary.check_size(self.check_model(data))

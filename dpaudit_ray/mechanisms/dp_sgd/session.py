@@ -91,7 +91,7 @@ class PublicView:
         return x.clone(), y.clone()
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
-        """Returns the parameters after so many steps without noise on the reserved examples.
+        """Returns the parameters after `steps` without noise on the reserved examples.
 
         Raises:
             SpecError: the mechanism reserves no examples.
@@ -112,6 +112,7 @@ class PublicView:
         y: Tensor,
         weights: Tensor | None = None,
     ) -> Tensor:
+        """Implements `PublicKnowledge.input_gradient`, one model at a time, by autograd."""
         _check_floating(x)
         module = self._training.module
         total = torch.zeros_like(x)
@@ -344,6 +345,11 @@ class DpSgdSession(ResumableSession):
         horizons: Horizons,
         checkpoints: Checkpoints | None = None,
     ) -> Scores | Measured:
+        """Trains all models of a pack: one for each trial, or for all trials of one training.
+
+        Scores are recorded at the horizons, and with them the measures of utility, if any. After an
+        interruption it continues from the latest checkpoint.
+        """
         training, adversary = self.training, self.adversary
         canaries = adversary.canaries
         bits = torch.from_numpy(members).to(training.initial)
@@ -459,6 +465,7 @@ class FrozenSession:
         seed: int,
         horizons: Horizons,
     ) -> Scores:
+        """Draws noise along the canary only: no model changes, so none is trained."""
         recipe, adversary = self.training.recipe, self.adversary
         public = PublicView(self.training)
         noise = np.random.default_rng(derive("frozen", seed))

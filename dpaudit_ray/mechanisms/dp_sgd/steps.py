@@ -385,6 +385,7 @@ class OpacusSteps:
         y: Tensor,
         inserted: Inserted | None,
     ) -> Tensor:
+        """Takes the step of one model after the other, by Opacus."""
         self._steps_done += 1
         for group in self._optimizer.param_groups:
             group["lr"] = self._recipe.rate(self._steps_done)
@@ -442,6 +443,7 @@ class OpacusSteps:
             parameter.grad += piece.view(parameter.shape) / self._recipe.batch_size
 
     def state(self) -> dict[str, Array]:
+        """Returns the generator's state, and moments by model, parameter and name."""
         arrays = {"generator": self._optimizer.generator.get_state().numpy()}
         for model, moments in self._states.items():
             for index, parameter in enumerate(self._parameters):

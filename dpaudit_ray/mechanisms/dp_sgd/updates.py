@@ -111,6 +111,7 @@ class Adam(Optimizer):
     eps: PositiveFloat = 1e-8  # keeps the quotient finite
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
+        """Takes Adam's step, with both moments corrected for their start at zero."""
         if not state:
             state["m"] = theta.new_zeros(theta.shape)
             state["v"] = theta.new_zeros(theta.shape)

@@ -263,6 +263,7 @@ def hockey_stick(
     log_ratio = np.log(p_density) - np.log(q_density)
 
     def divergence(epsilon: float) -> float:
+        """Integrates p - e^ε q over the intervals in which it is positive."""
         excess = log_ratio - epsilon
         is_inside = excess > 0
         if not is_inside.any():

@@ -72,6 +72,7 @@ class Landscape(Mechanism):
         return recorded_steps(self.steps, record_every or self.steps)
 
     def check(self, adversary: Adversary) -> None:
+        """Refuses options that would have no effect with this gradient, adversary or backend."""
         super().check(adversary)
         threshold = cast(LandscapeAdversary, adversary).threshold
         is_searched = threshold == "searched"
