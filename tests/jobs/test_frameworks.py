@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "jobs/frameworks"
 # Script, function, packages that it needs, and what the audit warns of.
 HEALTHY = [
     ("command_line", "main", "click", ()),
-    ("generator", "main", "opacus", ("updates", "release")),
+    ("generator", "main", "opacus", ("release",)),
     ("hugging_face", "bert", "transformers peft", ()),
     ("hugging_face", "gpt2", "transformers peft", ()),
     ("hugging_face_trainer", "main", "transformers accelerate", ("seeds",)),
