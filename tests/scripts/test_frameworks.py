@@ -34,7 +34,7 @@ HEALTHY = [
     ("plain_torch", "main", "torch", ()),
     ("tensorflow_loop", "main", "tensorflow", ()),
 ]
-# As each takes ten seconds and more; `make long` has all.
+# As each takes ten seconds and more; `make long` has all of them.
 QUICK = ("command_line", "main")
 pytestmark = pytest.mark.slow
 
@@ -46,12 +46,14 @@ def audited(script, function):
 
 
 @pytest.mark.parametrize(("script", "function", "needs", "warned"), HEALTHY)
-def test_a_healthy_script_is_consistent(script, function, needs, warned):
+def test_a_healthy_script_is_consistent(script, function, needs, warned, request):
     for package in needs.split():
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     if not LONG and (script, function) != QUICK:
         pytest.skip("a second healthy script; set DPAUDIT_LONG=1")
+    if (script, function) == QUICK:
+        request.getfixturevalue("one_room")  # the others import what it has not
     verdict = audited(script, function)
     assert verdict.verdict is Verdict.CONSISTENT
     warnings = [finding.look for finding in verdict.findings if finding.weight is not Weight.NOTE]
