@@ -151,9 +151,6 @@ KINDS: dict[str, FindingKind] = {
     "decided": FindingKind(
         "DPA026", "updates", _V, "choices by releases, or by public records", _PINNED,
         "plan rates and epochs ahead, or choose by public records"),
-    "moved": FindingKind(
-        "DPA027", "updates", _W, "parameters that only private steps change",
-        "changes by other code", _PUBLIC),
     "outside": FindingKind(
         "DPA028", "updates", _W, "private updates only", "updates {what}", _PUBLIC),
     "beside": FindingKind(

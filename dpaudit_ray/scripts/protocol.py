@@ -26,7 +26,6 @@ Leftover = Literal[
     "examples",  # gradients of single records
     "saved",  # gradients of single records in a file
     "records",  # its rows are records of the data
-    "outside",  # it is a parameter that another optimizer updated once there was a private one
     "earlier",  # it is a parameter as an earlier step left it
     "statistics",  # it is a mean, deviation or extreme of the records
     "tensors",  # it is neither a private parameter nor what some network had before
@@ -378,7 +377,6 @@ class RunResult:
         steps: releases of each optimizer or call site.
         claims: of the accountants whose claim is the script's.
         unused: sizes of draws that led to no step.
-        moved: steps between which other code changed private parameters.
         warmed: private parameters that the records trained before, without noise.
         beside: classes of other networks that the records trained without noise.
         standardised: columns that were scaled by themselves.
@@ -401,7 +399,6 @@ class RunResult:
     accounted: tuple[AccountedStep, ...] = ()
     reported: tuple[Report, ...] = ()
     answers: dict[str, float] = field(default_factory=dict)
-    moved: int = 0
     draws: tuple[Draws, ...] = ()
     unused: tuple[int, ...] = ()
     uneven: tuple[UnevenStep, ...] = ()

@@ -24,7 +24,7 @@ from ..isolation import Limits
 from ..report.verdict import Verdict
 from . import canary_trials, checks, claims, processor, script_runs
 from .canary_trials import CanaryTrials
-from .checks import ACQUITTED, Inspection, PinnedRun, PinnedRuns
+from .checks import Inspection, PinnedRun, PinnedRuns
 from .protocol import Made, RunRequest, Trial, entries_of
 from .script_findings import LAYERS, Finding, Judgement, ScriptVerdict
 from .script_runs import EndedRun, Runner, Target
@@ -126,7 +126,7 @@ class Audit:
         )
         self._judgement = checks.judge(inspection)
         for more in (self._with_second_run, self._with_pinned_runs, self._with_sizes):
-            if all(item.code in ACQUITTED for item in self._violations):
+            if not self._violations:
                 inspection = more(inspection)
                 self._judgement = checks.judge(inspection)
         for check in self._judgement.looks:

@@ -206,8 +206,6 @@ def test_pinned_runs_that_differ_are_explained_by_two_more():
 
 
 UNEXPLAINED = {
-    "moved": ({"moved": 3}, "updates"),
-    "outside": ({"left": left(outside=("w",))}, "updates"),
     "tensors": ({"left": left(tensors=("mean",))}, "release"),
 }
 

@@ -33,8 +33,8 @@ BY_LOOK = {
         "noise_clip_squared noise_reused noise_without_clip raw_gradients_left"
     ),
     "records apart": (
-        "batches:augmented batches:mixed batches:outliers batches:standardised batches:weighted "
-        "batchnorm hard_examples "
+        "batches:augmented batches:mixed batches:outliers batches:replayed batches:standardised "
+        "batches:weighted batchnorm hard_examples "
         "same_records:class_weights same_records:distilled trainers:trainer_weights"
     ),
     "records elsewhere": "same_records:scaled",
@@ -44,7 +44,7 @@ BY_LOOK = {
         "returned:raw_average returned:saved returned:standardised returned:thresholds "
         "returned_beside returned_beside:prototypes same_records:best_epoch trainers:jax_means"
     ),
-    "sampling": "batches:replayed fixed_size shuffled skips_empty wrong_rate",
+    "sampling": "fixed_size shuffled skips_empty wrong_rate",
     "scale": "true_batch_size",
     "secret size": "secret_size",
     "seeds": "constant_seed constant_seed:global_seed",
@@ -57,7 +57,6 @@ BY_LOOK = {
 FOUND_BY = {name: look for look, names in BY_LOOK.items() for name in names.split()}
 # What may be private, but was not seen: the look that says so, and its words.
 UNSEEN = {
-    "batches:replayed": ("sampling", "how batches were made"),
     "returned:loop": ("release", "records went into prototypes"),
     "same_records:best_epoch": ("release", "whether records chose"),
     "same_records:scaled": ("records elsewhere", "records without noise went into training"),

@@ -21,7 +21,6 @@ from .seeds import Seeds
 from .updates import Updates
 
 __all__ = [
-    "ACQUITTED",
     "CHECKS",
     "Check",
     "Inspection",
@@ -46,9 +45,6 @@ CHECKS: tuple[Check, ...] = (
     PinnedReleases(),
     SecretSize(),
 )
-
-# Codes of findings that runs with pinned releases may explain as post-processing.
-ACQUITTED = {"DPA027", "DPA028"}
 
 
 def judge(inspection: Inspection) -> Judgement:

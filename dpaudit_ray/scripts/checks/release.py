@@ -17,7 +17,7 @@ class Release(Check):
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         if inspection.cut:
             return judgement.miss("the run was ended before it returned a model")
-        explained: set[Leftover] = {"outside"}  # which `Updates` judges
+        explained: set[Leftover] = set()
         if not inspection.uses_opacus:
             explained.add("others")  # a custom loop may keep its releases in .grad
         if acquits(inspection):

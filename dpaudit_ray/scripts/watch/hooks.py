@@ -21,29 +21,23 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return replace
 
 
-def before(owner: Any, name: str) -> Callable[[Callable[..., None]], None]:
-    """Calls the decorated function before each call of another one, with the same arguments."""
-
+def _observed(owner: Any, name: str, is_after: bool) -> Callable[[Callable[..., None]], None]:
     def observe(observer: Callable[..., None]) -> None:
         @around(owner, name)
         def call(original: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if is_after:
+                returned = original(*args, **kwargs)
+                observer(*args, **kwargs)
+                return returned
             observer(*args, **kwargs)
             return original(*args, **kwargs)
 
     return observe
 
 
-def after(owner: Any, name: str) -> Callable[[Callable[..., None]], None]:
-    """Calls the decorated function after each call of another one, with the same arguments."""
-
-    def observe(observer: Callable[..., None]) -> None:
-        @around(owner, name)
-        def call(original: Any, /, *args: Any, **kwargs: Any) -> Any:
-            returned = original(*args, **kwargs)
-            observer(*args, **kwargs)
-            return returned
-
-    return observe
+# Call the decorated function before or after each call of another one, with the same arguments.
+before = functools.partial(_observed, is_after=False)
+after = functools.partial(_observed, is_after=True)
 
 
 def import_if_there(name: str) -> Any:

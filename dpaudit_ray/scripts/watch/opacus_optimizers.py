@@ -73,7 +73,6 @@ def install(run: WatchedRun) -> None:
     def after_step(optimizer: Any, *_: Any) -> None:
         for watched in wrappers(optimizer):
             if run.request.inspects and not run.replaying:
-                watched.after_step = [p.data.clone() for p in watched.optimizer.params]
                 for p in watched.optimizer.params:
                     version = (watched, watched.steps + 1)
                     run.publications.versions[sample_digest(p)] = version
@@ -117,7 +116,6 @@ class OptimizerWatch(StepWatch):
         inside: a step is being taken.
         handed_on: the script calls `pre_step` itself, so that the wrapped optimizer may step.
         last: gradients that the last step released.
-        after_step: parameters as the last step left them.
     """
 
     counts = True
@@ -130,7 +128,6 @@ class OptimizerWatch(StepWatch):
         self.inside = False
         self.handed_on = False
         self.last: Release | None = None
-        self.after_step: list[torch.Tensor] | None = None
         self._pinned: PinnedStep | None = None  # the entry of the step, in a pinned run
         self._pinned_noise = 0.0  # standard deviation of what replaces releases
         self._examples = 0  # gradients in the parts of the step so far
@@ -290,10 +287,6 @@ class OptimizerWatch(StepWatch):
             step = UnevenStep(self.steps, examples, records, self._backwards, records_each)
             run.uneven.append(step)
         self._examples = self._backwards = 0
-        if self.after_step is not None:
-            params = (p.data for p in self.optimizer.params)
-            run.updates.between_steps += not all(map(torch.equal, params, self.after_step))
-            self.after_step = None
         return passes
 
     def _begin_pinned(self, passes: Passes) -> None:

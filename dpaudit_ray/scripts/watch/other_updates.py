@@ -47,9 +47,7 @@ def count_step(run: WatchedRun, optimizer: Any) -> None:
     updates.steps[key] = updates.steps.get(key, 0) + 1
     run.note_line(kind)
     updates.params.update({id(p): p for p in params})
-    if when == "after":
-        updates.since_private |= set(map(id, params))
-    elif run.loaders.current is not None:
+    if when != "after" and run.loaders.current is not None:
         updates.warmed.update({id(p): run.loaders.current.data for p in params})
 
 

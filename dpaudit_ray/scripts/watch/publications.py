@@ -200,9 +200,7 @@ class _KnownTensors:
         """Adds a tensor that is neither a private parameter nor known from before."""
         run = self._run
         watched, step = run.publications.versions.get(sample_digest(tensor), (None, 0))
-        if id(tensor) in run.updates.since_private:
-            self.remarks.append(("outside", name))
-        elif watched is not None and step < watched.steps:
+        if watched is not None and step < watched.steps:
             self.remarks.append(("earlier", f"{name} of step {step} of {watched.steps}"))
         elif not self.check_records(name, tensor) and digest(tensor) not in self._explained:
             shape = tuple(tensor.shape)

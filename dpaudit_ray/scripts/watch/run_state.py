@@ -122,21 +122,17 @@ class OtherUpdates:
     Attributes:
         steps: counts of steps, by their description without the count.
         params: parameters, by identity, that another optimizer stepped.
-        since_private: identities of those that it stepped after training became private.
         warmed: parameters, by identity, stepped before, and the data set that was read then.
         copies: private parameters that are copies of such ones, by identities.
         fed: by identity of a parameter, the parameter, the class of its network, and digests of
             the first rows of its inputs.
-        between_steps: times that parameters had changed between private steps.
     """
 
     steps: dict[OutsideSteps, int] = field(default_factory=dict)
     params: dict[int, torch.Tensor] = field(default_factory=dict)
-    since_private: set[int] = field(default_factory=set)
     warmed: dict[int, Any] = field(default_factory=dict)
     copies: dict[int, int] = field(default_factory=dict)
     fed: dict[int, tuple[Any, str, set[bytes]]] = field(default_factory=dict)
-    between_steps: int = 0
 
 
 @dataclass

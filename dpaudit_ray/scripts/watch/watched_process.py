@@ -169,7 +169,6 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         accounted=tuple(state.accountants.accounted),
         reported=state.accountants.numbered_reports(),
         answers=state.accountants.answers,
-        moved=state.updates.between_steps,
         draws=tuple(draws),
         unused=tuple(state.loaders.unused),
         uneven=tuple(state.uneven),
