@@ -87,7 +87,7 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         _require_gpu(prepared)
     patience = replace(place.OPENING, tell=tell)
     directory = RunDirectory.under(storage_path, prepared.name, patience)
-    prepared = planning.kept(prepared, directory, tell)
+    prepared = planning.with_stored_trials(prepared, directory, tell)
     phase("checking for another driver")
     stale_lease = lease.left_behind(directory)  # begins to watch one before loading takes long
     warn_of_few_trials(prepared, tell)

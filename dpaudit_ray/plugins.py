@@ -144,7 +144,7 @@ def options_with_name(raw: Any, key: str) -> dict[str, Any]:
     if isinstance(raw, str):
         return {"name": raw}
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-        raise SpecError(key, f"must be a name or a mapping with a name{got(raw)}")
+        raise SpecError(key, f"must be a name or a mapping with a name{offending_value(raw)}")
     return raw
 
 
@@ -295,14 +295,14 @@ def _problems(
         problem = template.format(**limits)
     says_value = f"'{value}'" in problem or ", got " in problem
     if not says_value:
-        problem += got(value)
+        problem += offending_value(value)
     if kind == "literal_error" and isinstance(value, str):
         expected = re.findall("'([^']*)'", context["expected"])
         problem += suggestion(value, expected).rstrip("; ")
     return [SpecError(key, problem)]
 
 
-def got(value: Any) -> str:
+def offending_value(value: Any) -> str:
     """Returns the offending value for the end of a message, unless it is long."""
     text = plain(value, "") if isinstance(value, float) else repr(value)
     return f", got {text}" if len(text) <= 80 else ""

@@ -108,7 +108,7 @@ class Result:
         from .report import tables, verdict
 
         with self._reading:
-            quotes = verdict.quotes(self.run, verdict.quick(self.run))
+            quotes = verdict.quotes(self.run, verdict.current_or_stored(self.run))
             table = pd.DataFrame(tables.overview(self.run))
             table.insert(2, "quote", [quote.epsilon for quote in quotes])
             table.insert(3, "assumes", [quote.assumes for quote in quotes])

@@ -28,7 +28,7 @@ def status(
     from ..report import verdict
 
     opened = open_run(run)
-    summary = verdict.quick(opened, terminal.JudgingLines())
+    summary = verdict.current_or_stored(opened, terminal.JudgingLines())
     if as_json:
         terminal.show_json(_status_entries(opened, summary))
     else:
@@ -52,7 +52,7 @@ def report(
     if format == "html":
         terminal.say(page.write(opened, terminal.JudgingLines()))
     elif format == "table":
-        summary = verdict.quick(opened, terminal.JudgingLines())
+        summary = verdict.current_or_stored(opened, terminal.JudgingLines())
         tables.show_overview(opened, summary, details)
     elif format == "csv":
         terminal.say(opened.table.to_csv(index=False).rstrip("\n"))

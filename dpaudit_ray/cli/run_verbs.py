@@ -58,7 +58,7 @@ def run(  # noqa: PLR0913 (options of a command line)
             )  # fmt: skip
             display.phase("judging the claims")
             opened = result.run
-            answer = verdict.quick if result.stopped else verdict.current
+            answer = verdict.current_or_stored if result.stopped else verdict.current
             summary = answer(opened, display.judging)
         except KeyboardInterrupt:
             display.tell(_STOPPED)

@@ -115,7 +115,7 @@ def forecast(
         DpauditError: the sweep cannot be run.
     """
     run = RunDirectory.under(storage_path, sweep.name, OPENING)
-    sweep = planning.kept(sweep, run, report)
+    sweep = planning.with_stored_trials(sweep, run, report)
     warn_of_few_trials(sweep, report)
     check_inputs(sweep, report)
     plan = planning.preview(sweep, run)
@@ -130,7 +130,7 @@ def forecast(
         return _prepared(run, plan, made, audit)
 
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), call)
-    awaited = preparing.left(run, plan, remaining)
+    awaited = preparing.missing_parts(run, plan, remaining)
     preparations, failure = _rehearsed(trainer, run, plan, awaited, made)
     progress = OccasionalLines(report)
     seconds, problem = seconds_per_trial(sweep, trainer, remaining, progress.show)

@@ -215,12 +215,12 @@ class Mechanism(Plugin):
         """Plug-ins among its options on which the claim depends, too."""
         return ()
 
-    def worked_out(self) -> Mapping[str, float]:
-        """Computes numbers that take long, once for all trainers, which pass them to `given`."""
+    def precomputed(self) -> Mapping[str, float]:
+        """Computes numbers that take long, once for all trainers; see `with_precomputed`."""
         return {}
 
-    def given(self, worked_out: Mapping[str, float]) -> Self:
-        """Returns a copy with the numbers of `worked_out`, which it then does not compute."""
+    def with_precomputed(self, precomputed: Mapping[str, float]) -> Self:
+        """Returns a copy with the numbers of `precomputed`, which it then does not compute."""
         return self
 
     @property

@@ -117,11 +117,11 @@ class LabelGradient(Mechanism):
         training = self.training.for_audit(delta, accountant)
         return self.model_copy(update={"training": training})
 
-    def worked_out(self) -> Mapping[str, float]:
-        return self.training.worked_out()
+    def precomputed(self) -> Mapping[str, float]:
+        return self.training.precomputed()
 
-    def given(self, worked_out: Mapping[str, float]) -> Self:
-        return self.model_copy(update={"training": self.training.given(worked_out)})
+    def with_precomputed(self, precomputed: Mapping[str, float]) -> Self:
+        return self.model_copy(update={"training": self.training.with_precomputed(precomputed)})
 
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:

@@ -48,18 +48,18 @@ class Brief:
     Attributes:
         seed: the sweep's.
         audits: the audits, without packs.
-        worked_out: numbers by name that each audit's mechanism had to work out.
+        precomputed: numbers by name that each audit's mechanism had to work out.
     """
 
     seed: int
     audits: tuple[PlannedAudit, ...]
-    worked_out: tuple[Mapping[str, float], ...] = ()
+    precomputed: tuple[Mapping[str, float], ...] = ()
 
     @classmethod
     def from_plan(cls, plan: Plan, sweep: Sweep) -> "Brief":
         """Returns the brief of a planned sweep."""
         audits = tuple(replace(audit, packs=()) for audit in plan.audits)
-        return cls(plan.seed, audits, tuple(cell.mechanism.worked_out() for cell in sweep.cells))
+        return cls(plan.seed, audits, tuple(cell.mechanism.precomputed() for cell in sweep.cells))
 
 
 # If a failed pack is run again and succeeds, at least so many trials are repeated, to see whether
@@ -276,7 +276,7 @@ class PackTrainer:
         return sweep
 
     def _mechanism(self, index: int) -> Mechanism:
-        return self._sweep.cells[index].mechanism.given(self._brief.worked_out[index])
+        return self._sweep.cells[index].mechanism.with_precomputed(self._brief.precomputed[index])
 
     def _session(self, index: int) -> Session:
         """Returns the open session of an audit; opens it, and closes that of the audit before."""

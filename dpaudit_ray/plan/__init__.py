@@ -2,9 +2,9 @@
 
 from .finished_trials import remaining as remaining
 from .open_run import finished as finished
-from .open_run import kept as kept
 from .open_run import open_run as open_run
 from .open_run import preview as preview
+from .open_run import with_stored_trials as with_stored_trials
 from .planner import make as make
 from .record import FILE as FILE
 from .record import from_json as from_json

@@ -16,7 +16,7 @@ from .planner import make
 Report = Callable[[str], None]
 
 
-def kept(sweep: Sweep, run: RunDirectory, report: Report) -> Sweep:
+def with_stored_trials(sweep: Sweep, run: RunDirectory, report: Report) -> Sweep:
     """Returns the sweep with as many trials as a complete run of it was extended to.
 
     Args:

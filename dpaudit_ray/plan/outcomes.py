@@ -357,9 +357,8 @@ def to_run(
         for pack in remaining(run, plan, enough)
         if pack.audit not in blocked and pack not in left_out
     ]
-    parts = [
-        part for part in preparing.left(run, plan, packs) if not blocked.intersection(part.waiting)
-    ]
+    missing = preparing.missing_parts(run, plan, packs)
+    parts = [part for part in missing if not blocked.intersection(part.waiting)]
     return [*parts, *packs]
 
 
@@ -377,7 +376,7 @@ def complete(
     """
     if not run.complete or any(remaining(run, plan, enough)):
         return False
-    return not preparing.left(run, plan, ())
+    return not preparing.missing_parts(run, plan, ())
 
 
 def only_failed(

@@ -67,7 +67,7 @@ def _waiting(
     return waiting
 
 
-def left(
+def missing_parts(
     run: RunDirectory,
     plan: Plan,
     packs: Iterable[Pack],

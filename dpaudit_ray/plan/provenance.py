@@ -39,7 +39,7 @@ def machine(modules: Iterable[str], gpu: bool = False) -> Code:
     """Returns the code and device of this process, with those of these user modules that it has."""
     files = {name: module_file(name) for name in modules}
     digests = {name: _digest(file) for name, file in files.items() if file is not None}
-    return Code(digests, here(), device(gpu))
+    return Code(digests, installed_versions(), device(gpu))
 
 
 def unlike(code: Code, machine: Code) -> str | None:
@@ -64,7 +64,7 @@ def sweep_code(sweep: Sweep) -> Code:
     modules = _named_modules(sweep)
     sources = sorted(source_closure(modules).items())
     digests = {name: _digest(file) for name, file in sources}
-    versions = here()
+    versions = installed_versions()
     packages = {module.partition(".")[0] for module in modules}
     for package in sorted(packages - {"dpaudit_ray"}):
         file = module_file(package)
@@ -91,7 +91,7 @@ def _named_modules(sweep: Sweep) -> set[str]:
     return modules
 
 
-def here() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Returns the versions of this package, of the packages it computes with, and of Python."""
     versions = {package: _version(package) for package in _PACKAGES}
     return {"dpaudit": __version__, **versions, "python": platform.python_version()}

@@ -639,7 +639,7 @@ def _check_completeness(sources: _Sources, results: Mapping[int, Snapshot]) -> s
         enough[index] = result.decided or plan.audits[index].trials
     packs = list(finished_trials.remaining(run, plan, enough))
     indices = {pack.audit for pack in packs}
-    indices.update(*(part.waiting for part in preparing.left(run, plan, packs)))
+    indices.update(*(part.waiting for part in preparing.missing_parts(run, plan, packs)))
     if not indices:
         return ""
     if run.complete:

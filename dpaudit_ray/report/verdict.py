@@ -352,7 +352,7 @@ class Answer:
 
 def current(run: Run, progress: Progress | None = None) -> Answer:
     """Returns the stored answer if it is of the present trials; else computes and stores it."""
-    answer = kept(run)
+    answer = stored_answer(run)
     if answer is not None:
         return answer
     stamps = _stamps(run)
@@ -364,14 +364,14 @@ def current(run: Run, progress: Progress | None = None) -> Answer:
     return answer
 
 
-def quick(run: Run, progress: Progress | None = None) -> Answer | None:
+def current_or_stored(run: Run, progress: Progress | None = None) -> Answer | None:
     """Returns `current`, or the stored answer alone if there are many trials; None without one."""
     if sum(map(run.done, run.plan.audits)) > QUICK_TRIALS:
-        return kept(run)
+        return stored_answer(run)
     return current(run, progress)
 
 
-def kept(run: Run) -> Answer | None:
+def stored_answer(run: Run) -> Answer | None:
     """Returns what an earlier call of this user stored of the same scores; None without it."""
     with suppress(DpauditError):
         answer = stored(run)

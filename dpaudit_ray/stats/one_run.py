@@ -156,7 +156,7 @@ class OneRun(Canaries, Estimator):
         if self.fixed:
             guesses = masks.fixed(self.fixed - failed)
         else:
-            allowed, spent_alpha = told_outright(trials, delta, alpha)
+            allowed, spent_alpha = most_revealed(trials, delta, alpha)
             guesses = masks.adaptive(alpha - spent_alpha, allowed, failed)
         return replace(guesses, guesses=guesses.guesses + failed), trials
 
@@ -312,7 +312,7 @@ def independent_epsilon_lower(
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, trials, delta)
-    allowed, spent_alpha = told_outright(trials, delta, 1 - confidence)
+    allowed, spent_alpha = most_revealed(trials, delta, 1 - confidence)
     if correct <= allowed:
         return 0.0
     alpha = 1 - confidence - spent_alpha
@@ -320,7 +320,7 @@ def independent_epsilon_lower(
     return max(0.0, float(logit(rate)))
 
 
-def told_outright(
+def most_revealed(
     trials: int,
     delta: float,
     alpha: float,

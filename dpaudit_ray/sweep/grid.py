@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Mistakes, SpecError, suggestion
-from ..plugins import got
+from ..plugins import offending_value
 
 SECTIONS = ("mechanism", "adversary", "audit")  # of a cell; a grid may change these
 MAX_AUDITS = 10_000  # of a sweep
@@ -81,7 +81,7 @@ def checked(
     grid = tree.get("grid") or {}
     mistakes = Mistakes()
     if not isinstance(grid, dict):
-        raise SpecError("grid", f"must map dotted keys to lists of values{got(grid)}")
+        raise SpecError("grid", f"must map dotted keys to lists of values{offending_value(grid)}")
     for key, values in grid.items():
         with mistakes.noted():
             _check_entry(key, values)
@@ -104,10 +104,14 @@ def _check_entry(key: str, values: Any) -> None:
         if not all(below):
             raise SpecError(f"grid.{key}", "has an empty part; write section.option")
     if not isinstance(values, list) or not values:
-        raise SpecError(f"grid.{key}", f"must be a list of at least one value{got(values)}")
+        raise SpecError(
+            f"grid.{key}", f"must be a list of at least one value{offending_value(values)}"
+        )
     for value in values if len(parts) > 1 else ():
         if not isinstance(value, list) or len(value) != len(parts):
-            raise SpecError(f"grid.{key}", f"must list {len(parts)} values each{got(value)}")
+            raise SpecError(
+                f"grid.{key}", f"must list {len(parts)} values each{offending_value(value)}"
+            )
 
 
 def shared_parts(

@@ -242,13 +242,13 @@ def test_trainers_are_given_the_noise_that_keeps_an_epsilon(tiny, monkeypatch):
     del tiny["mechanism"]["noise_multiplier"]
     tiny["mechanism"] |= {"epsilon": 4.0}
     mechanism = spec.from_raw(tiny).cells[0].mechanism
-    told = mechanism.worked_out()
+    told = mechanism.precomputed()
     assert told == {"noise": mechanism.recipe.noise_multiplier}
     monkeypatch.setattr(
         "dpaudit_ray.mechanisms.dp_sgd.recipe.calibrate_noise", lambda *_: pytest.fail("again")
     )
-    again = spec.from_raw(tiny).cells[0].mechanism.given(told)
-    assert again.recipe.model_dump() == mechanism.given(told).recipe.model_dump()
+    again = spec.from_raw(tiny).cells[0].mechanism.with_precomputed(told)
+    assert again.recipe.model_dump() == mechanism.with_precomputed(told).recipe.model_dump()
     assert again.recipe.noise_multiplier == told["noise"]
     assert again.identity() == mechanism.identity()
 

@@ -131,13 +131,15 @@ def test_a_run_of_which_nothing_was_computed_takes_the_code_as_it_is(sweep, fold
 
 def test_another_version_of_a_package_is_refused_where_trials_are_left(sweep, monkeypatch):
     assert run(sweep).code == 0
-    here = provenance.here()
-    monkeypatch.setattr(provenance, "here", lambda: here | {"torch": "9.9", "ray": "8.8"})
+    here = provenance.installed_versions()
+    monkeypatch.setattr(
+        provenance, "installed_versions", lambda: here | {"torch": "9.9", "ray": "8.8"}
+    )
     assert run(sweep).code == 0, "complete: nothing is computed"
     outcome = run(sweep, *EXTENDED)
     assert outcome.code == 2
     assert f"was run with other code (torch {here['torch']} there, 9.9 here)" in outcome.err
-    monkeypatch.setattr(provenance, "here", lambda: here | {"ray": "8.8"})
+    monkeypatch.setattr(provenance, "installed_versions", lambda: here | {"ray": "8.8"})
     monkeypatch.setattr(provenance, "device", lambda gpu=False: "Abacus")
     outcome = run(sweep, *EXTENDED)
     assert outcome.code == 0

@@ -168,7 +168,7 @@ def test_it_is_computed_once_for_the_same_trials(sweep, tmp_path, monkeypatch):
     found = verdict.current(run)
     monkeypatch.setattr(verdict, "judge", lambda *_, **__: pytest.fail("computed again"))
     again = Run.open(str(tmp_path))
-    assert verdict.current(again) == verdict.quick(again) == found
+    assert verdict.current(again) == verdict.current_or_stored(again) == found
     monkeypatch.undo()
     stored = tmp_path / verdict.FILE
     whole = json.loads(stored.read_text())
@@ -176,7 +176,7 @@ def test_it_is_computed_once_for_the_same_trials(sweep, tmp_path, monkeypatch):
     before = json.dumps(whole | {"of": "another version"})
     for damaged in ("", "3", '"x"', "[]", "{}", before, edited):
         stored.write_text(damaged)
-        assert verdict.kept(again) is None
+        assert verdict.stored_answer(again) is None
         assert verdict.current(again) == found
 
 
@@ -220,12 +220,14 @@ def test_who_may_not_write_is_told_all_the_same(sweep, tmp_path, monkeypatch):
     run = run_of(sweep, tmp_path, CLAIMED)
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "write_json", lambda *_: (_ for _ in ()).throw(StorageError()))
-        assert verdict.quick(run) == verdict.current(run)
+        assert verdict.current_or_stored(run) == verdict.current(run)
         assert not (tmp_path / verdict.FILE).exists()
     (tmp_path / "home").write_text("no folder")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "x"))
-    assert verdict.quick(run) == verdict.current(run), "a home without a key costs time only"
-    assert verdict.kept(run) is None
+    assert verdict.current_or_stored(run) == verdict.current(run), (
+        "a home without a key costs time only"
+    )
+    assert verdict.stored_answer(run) is None
 
 
 def test_it_is_computed_anew_where_what_it_rests_on_has_changed(sweep, tmp_path):
@@ -237,12 +239,12 @@ def test_it_is_computed_anew_where_what_it_rests_on_has_changed(sweep, tmp_path)
     run.directory.set_complete(True)
     complete = Run.open(str(tmp_path))
     assert verdict.current(complete).help == ()
-    assert verdict.kept(complete) is not None
+    assert verdict.stored_answer(complete) is not None
     raised = complete.estimates.assign(epsilon_lower_together=99.0)
-    assert verdict.kept(dataclasses.replace(complete, estimates=raised)) is None
+    assert verdict.stored_answer(dataclasses.replace(complete, estimates=raised)) is None
     named = dataclasses.replace(complete.plan.audits[0], label="another")
     plan = dataclasses.replace(complete.plan, audits=(named,))
-    assert verdict.kept(dataclasses.replace(complete, plan=plan)) is None
+    assert verdict.stored_answer(dataclasses.replace(complete, plan=plan)) is None
 
 
 def test_a_bound_above_its_claim_is_never_beside_consistent(sweep, tmp_path, monkeypatch):

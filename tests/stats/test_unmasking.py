@@ -68,7 +68,7 @@ def test_trainings_that_tell_are_counted_by_their_sum(trials, delta):
             for i in range(k + 1, trials + 1)
         )
 
-    found, spent = one_run.told_outright(trials, delta, 0.05)
+    found, spent = one_run.most_revealed(trials, delta, 0.05)
     twin = next(k for k in range(trials + 1) if beyond(k) <= 0.0025)
     assert found == twin
     assert spent == pytest.approx(beyond(twin), abs=1e-12)
@@ -76,7 +76,7 @@ def test_trainings_that_tell_are_counted_by_their_sum(trials, delta):
 
 def test_bound_is_where_the_chance_of_so_many_crosses():
     found = one_run.independent_epsilon_lower(180, 200, 1000, 1e-3, 0.95)
-    k, spent = one_run.told_outright(1000, 1e-3, 0.05)
+    k, spent = one_run.most_revealed(1000, 1e-3, 0.05)
 
     def chance(epsilon: float) -> float:
         p = special.expit(epsilon)

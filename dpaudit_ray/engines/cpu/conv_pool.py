@@ -20,7 +20,7 @@ from ..packing.memory import slices
 from ..packing.passes import Chain, Layer, Passes, Step
 from ..rules.base import Rule, SampleGradients, by_model, is_flatten, is_plain
 from ..rules.convolution import Conv2dRule, Pair
-from ..rules.ghost_norm import keeps
+from ..rules.ghost_norm import should_form_gradients
 from ..rules.linear import LinearRule
 from ..rules.losses import Loss, output_gradients
 from . import conv_pool_loops as loops
@@ -152,7 +152,7 @@ class ConvPoolRule(Rule):
         if dtype not in self.cuts or windows == 0:
             return False
         outputs, *patch = self.weight.shape
-        return keeps(batch, windows, math.prod(patch), outputs)
+        return should_form_gradients(batch, windows, math.prod(patch), outputs)
 
     def forward(
         self,

@@ -11,29 +11,29 @@ import torch
 
 from ..packing.memory import slices
 
-_lent = threading.local()  # `count`: what torch had before `ours`
+_lent = threading.local()  # `count`: what torch had before `torch_on_one_thread`
 
 
 def count() -> int:
-    """Returns the number of threads for models: torch's, or its number before `ours`."""
+    """Returns the number of threads for models: torch's, before it was limited to one."""
     threads: int = getattr(_lent, "count", 0) or torch.get_num_threads()
     return threads
 
 
 @contextmanager
-def ours() -> Iterator[None]:
+def torch_on_one_thread() -> Iterator[None]:
     """Limits torch to one thread: others would spin while models wait for cores."""
     before = getattr(_lent, "count", 0)
     _lent.count = count()
     try:
-        with torchs(1):
+        with torch_threads(1):
             yield
     finally:
         _lent.count = before
 
 
 @contextmanager
-def torchs(threads: int = 0) -> Iterator[None]:
+def torch_threads(threads: int = 0) -> Iterator[None]:
     """Sets the number of torch's threads; by default to all, for work that is not spread."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or count())
@@ -43,7 +43,7 @@ def torchs(threads: int = 0) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def spread(
+def run_on_threads(
     task: Callable[[int, slice], None],
     models: int,
 ) -> None:
@@ -53,7 +53,7 @@ def spread(
     """
     threads = min(count(), models)
     if threads < 2:
-        with torchs():
+        with torch_threads():
             task(0, slice(0, models))
         return
     parts = slices(models, math.ceil(models / threads))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import first_line, out_of_memory
-from ..cpu.threads import count, spread, torchs
+from ..cpu.threads import count, run_on_threads, torch_threads
 from ..rules.base import flat_parameters, slots_of
 from ..rules.losses import Loss
 from ..rules.losses import losses as losses_of_classes
@@ -185,7 +185,7 @@ class PackedModel:
         """
         self.settle(x, y)
         if self._alone is not None:
-            with torchs():
+            with torch_threads():
                 return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
         out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
         n, batch = len(theta), len(y)
@@ -206,7 +206,7 @@ class PackedModel:
                 self._workers.append(self._copy(None, self._passes.by_loops))
             for worker in self._workers:
                 worker._threads = count()
-            spread(sums, n)
+            run_on_threads(sums, n)
         else:
             sums(0, slice(0, n))
         return out
@@ -224,7 +224,7 @@ class PackedModel:
             self._viewed = Samplewise(self._source, self.loss, views=True)
             if self._alone is None or self._alone.mapped > 0:
                 self._viewed = self._viewed.mapped_if_right(theta[0], x[:2], y[:2])
-        with torchs():
+        with torch_threads():
             return self._viewed.clipped_sums(theta, x, y, clip_norm, None)
 
     def _write_sums(

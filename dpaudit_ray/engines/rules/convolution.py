@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from .base import Rule, SampleGradients, Slot, by_model
-from .ghost_norm import keeps, squared_norms
+from .ghost_norm import should_form_gradients, squared_norms
 
 Pair = tuple[int, int]  # down and across
 
@@ -87,7 +87,7 @@ class Conv2dRule(Rule):
         batch = len(g) // models
         g = g.flatten(2)
         positions = g.shape[2]
-        if groups == 1 and not keeps(batch, positions, self._inputs, outputs):
+        if groups == 1 and not should_form_gradients(batch, positions, self._inputs, outputs):
             return _Unformed(self, x.chunk(models), g.view(models, batch, outputs, positions))
         # Each group is treated as a sample of a smaller convolution.
         g = g.reshape(len(g) * groups, -1, positions)
@@ -112,7 +112,7 @@ class Conv2dRule(Rule):
         models, batch, outputs = len(theta), len(x), self.weight.shape[0]
         by_sample = [part.transpose(0, 1).flatten(3) for part in parts]
         g = torch.cat(by_sample, 1)  # [batch, models, outputs, positions]
-        if not keeps(batch, g.shape[3], self._inputs, outputs):
+        if not should_form_gradients(batch, g.shape[3], self._inputs, outputs):
             return _Unformed(self, (x,) * models, g.transpose(0, 1))
         if self not in cache:
             cache[self] = self.unfold(x)

@@ -19,7 +19,7 @@ from .base import Formed, SampleGradients, Slot
 _KEPT = 1 << 23  # numbers of one layer and model until clip factors are known: 32 MiB of float32
 
 
-def keeps(
+def should_form_gradients(
     samples: int,
     positions: int,
     inputs: int,
@@ -49,7 +49,7 @@ def outer_products(
     """
     n, batch, positions, inputs = x.shape
     outputs = g.shape[3]
-    if not keeps(batch, positions, inputs, outputs):
+    if not should_form_gradients(batch, positions, inputs, outputs):
         return _Ghost(weight, bias, x, g)
     formed = torch.bmm(g.flatten(0, 1).mT, x.flatten(0, 1))
     parts = [(weight, formed.view(n, batch, -1))]

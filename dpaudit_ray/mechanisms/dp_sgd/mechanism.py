@@ -61,13 +61,13 @@ class DpSgd(Recipe, Mechanism):
         module, colon, _ = self.loss.partition(":")
         return (*modules, module) if colon else modules
 
-    def worked_out(self) -> Mapping[str, float]:
+    def precomputed(self) -> Mapping[str, float]:
         """Computes the noise multiplier of `epsilon`, which takes some accountants seconds."""
         return {} if self.epsilon is None else {"noise": self.noise}
 
-    def given(self, worked_out: Mapping[str, float]) -> Self:
+    def with_precomputed(self, precomputed: Mapping[str, float]) -> Self:
         copy = self.model_copy()
-        copy._noise = worked_out.get("noise")
+        copy._noise = precomputed.get("noise")
         return copy
 
     @property

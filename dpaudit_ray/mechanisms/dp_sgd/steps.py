@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCanary
-from ...engines.cpu.threads import ours, start_in_background
+from ...engines.cpu.threads import start_in_background, torch_on_one_thread
 from ...engines.noise import noise_source
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import trained
@@ -249,7 +249,7 @@ class PackedSteps:
         self._state: State = {}
         self._steps_done = 0
 
-    @ours()
+    @torch_on_one_thread()
     def step(
         self,
         theta: Tensor,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...adversaries.base import Canary, RecordCanary, SampleCanary
 from ...data.base import Data, Dataset
 from ...engines import gpu_settings
-from ...engines.cpu.threads import ours
+from ...engines.cpu.threads import torch_on_one_thread
 from ...engines.packing import memory
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import flat_parameters, slots_of
@@ -279,7 +279,7 @@ class DpSgdTraining:
             total += compute(theta, x[part], y[part], clip_norm)
         return total
 
-    @ours()
+    @torch_on_one_thread()
     def batch(self, step: int) -> Examples:
         """Returns the batch of the other records at `step`, from 1 on.
 
