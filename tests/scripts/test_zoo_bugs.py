@@ -163,9 +163,9 @@ def test_a_count_that_sets_the_clipping_bound_is_named():
 @pytest.mark.usefixtures("one_room")
 def test_steps_as_trials_find_half_the_noise(monkeypatch):
     """Without looking into a step: the two worlds of a step are twice as far apart as promised."""
-    monkeypatch.setattr(canary_trials, "steps_needed", lambda noise: 338)
+    monkeypatch.setattr(canary_trials, "steps_needed", lambda noise: 200)
     found = audited(next(bug for bug in BUGS if bug.name == "half_noise"), False, layers=(1,))
     assert [(finding.layer, finding.weight) for finding in found.findings] == [
         (1, Weight.VIOLATION)
     ]
-    assert 0 < found.step_trials <= 400
+    assert 0 < found.step_trials <= 240
