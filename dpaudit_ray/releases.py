@@ -183,6 +183,7 @@ def _stream(
 
 
 def _change_examples(examples: list[Any], change: Any) -> list[Any]:
+    """Returns the examples with one of them changed; `scripts.watch` knows the changes."""
     if change is None:
         return list(examples)
     from .scripts.watch import release_functions

@@ -42,12 +42,14 @@ class AddedRecord(LossAdversary):
         return self.start == "pretrained"
 
     def begin(self, public: PublicKnowledge, rng: Generator) -> Tensor | None:
+        """Returns a start that was trained on reserved records; None to keep the mechanism's."""
         if self.start == "drawn":
             return None
         seed = int(rng.integers(2**63))
         return public.pretrained(self.start_steps, seed)
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
+        """Returns a record, or an input with the label that is least likely at θ_0."""
         x, y = draw_record(public, rng)
         if self.canary == "record":
             return SampleCanary(x, y)

@@ -27,6 +27,7 @@ class Loss(LossAdversary):
         return True
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> SampleCanary:
+        """Returns an example of the data with a label of another class."""
         index = self.example
         if index is None:
             index = int(rng.integers(public.examples))

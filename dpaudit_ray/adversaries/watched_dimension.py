@@ -21,6 +21,7 @@ class WatchedDimension(TrajectoryAdversary[GradientCanary]):
     subtract: bool = True  # first subtract the gradients of all other examples
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
+        """Puts the whole clipping norm on one random parameter."""
         direction = public.initial.new_zeros(len(public.initial))
         dimension = int(rng.integers(len(direction)))
         direction[dimension] = public.clip_norm

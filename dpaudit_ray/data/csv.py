@@ -156,6 +156,7 @@ class Csv(Data):
         option: str,
         value: str,
     ) -> tuple[dict[str, Any], list[str]]:
+        """Returns the options guessed once `option` is set, with notes."""
         options, notes = self.model_copy(update={option: value}).guess()
         return options | {option: value}, notes
 

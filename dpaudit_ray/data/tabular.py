@@ -55,6 +55,7 @@ class BreastCancer(Data):
 
 @functools.cache  # sweeps load them hundreds of times
 def _patients() -> tuple[np.ndarray, np.ndarray]:
+    """Loads scikit-learn's table of breast cancer patients: features and diagnoses."""
     from sklearn.datasets import load_breast_cancer
 
     x, y = load_breast_cancer(return_X_y=True)

@@ -211,6 +211,7 @@ def _with_bounds(
 
 
 def _first_with_power(powers: Mapping[int, float]) -> int | None:
+    """Returns the first number of trials with the usual power; None if none has it."""
     for number, power in powers.items():
         if power >= USUAL_POWER:
             return number

@@ -165,6 +165,7 @@ class Dispatcher:
         return worker
 
     def _hand(self, worker: Worker, pack: Pack) -> None:
+        """Gives a pack to a trainer, with how it failed before, if it did."""
         before = self._attribution.failure(pack)
         worker.pack = pack
         worker.since = time.monotonic()
@@ -371,6 +372,7 @@ class AggregatorClient:
             concurrent.futures.wait([self._snapshot], CLOSE_SECONDS)
 
     def _take_snapshot(self) -> None:
+        """Keeps the requested snapshot once it has arrived."""
         if self._snapshot and self._snapshot.done():
             snapshot = self._snapshot
             self._snapshot = None

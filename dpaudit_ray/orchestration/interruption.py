@@ -201,6 +201,7 @@ class HeadLiveness:
         return f"{server} has not answered for {GONE_SECONDS:.0f} s; {RESUME}"
 
     def _look(self) -> None:
+        """Checks head and daemon in turn, and ends this process if they stay silent."""
         while not self._closed.wait(LOOK_SECONDS):
             self._checks.ask({self._head, self._daemon} - {""})
             if self._silent >= GONE_SECONDS and not self._closed.wait(LEAVE_SECONDS):

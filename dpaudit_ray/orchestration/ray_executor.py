@@ -324,6 +324,7 @@ def _require_head_address(address: str, origin: str) -> None:
 
 
 def _init(ray: Any, **options: Any) -> None:
+    """Starts or joins Ray; processes that it starts ignore a closed terminal."""
     # Processes that are started meanwhile ignore a terminal that is closed (SIGHUP): only the
     # driver reacts to it, after this if it came meanwhile.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})

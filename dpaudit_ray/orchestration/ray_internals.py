@@ -103,6 +103,7 @@ def channel(ray: Any, address: str) -> Any:
 
 
 def _probe(read: Callable[[], Value], default: Value) -> Value:
+    """Reads a private name of Ray; returns the default if this version lacks it."""
     try:
         return read()
     except (AttributeError, ImportError, TypeError) as error:  # the name is gone, or changed

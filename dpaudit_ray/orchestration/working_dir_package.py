@@ -208,6 +208,7 @@ class WorkingDirPackage:
         return listing
 
     def _is_chosen(self, path: Path) -> bool:
+        """Returns whether a file is named, included, tracked by Git, or code without Git."""
         if self.folder.resolve() / path in self.named or _matches(path, self.includes):
             return True
         if self._tracked is None:

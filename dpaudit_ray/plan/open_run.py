@@ -167,6 +167,7 @@ def differences(
 
 
 def _shown(value: Any) -> str:
+    """Returns an option's value for a message; a mapping by its name."""
     value = value["name"] if isinstance(value, dict) and "name" in value else value
     if value is None or isinstance(value, dict):
         return "set" if value else "not set"

@@ -155,6 +155,7 @@ def device(gpu: bool = False) -> str:
 
 
 def _version(package: str) -> str:
+    """Returns the installed version of a package, or `unknown`."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -162,6 +163,7 @@ def _version(package: str) -> str:
 
 
 def _digest(path: Path) -> str:
+    """Returns the SHA-256 of a file. Raises DataError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -161,6 +161,7 @@ def recorded(run: RunDirectory) -> Sweep | None:
 
 
 def _incomplete(run: RunDirectory, missing: str) -> RunDirectoryError:
+    """Returns the error for a folder that lacks a file of run directories."""
     return RunDirectoryError(
         f"{run.location} is no run directory (it has no {missing}); give the folder that "
         "`dpaudit run` named; a script is for `dpaudit audit train.py:main`"

@@ -125,6 +125,7 @@ def _labels_without(
     sides: list[Side],
     paired: list[Side],
 ) -> tuple[str, ...]:
+    """Returns the labels of audits that have no partner in the other run."""
     labels = {side.label for side in paired}
     return tuple(side.label for side in sides if side.label not in labels)
 

@@ -182,4 +182,5 @@ def _curve(
     points: int,
     accountant: str,
 ) -> Curve:
+    """Returns the claim as a curve at as many ε as `points`, from 0 to `top`."""
     return claims.at_points(claimed, np.linspace(0.0, top, points), accountant)

@@ -183,6 +183,7 @@ class ThroughCurve(Estimator):
         return self.family.epsilon(rate, delta), mu
 
     def _status_at(self, mu: float) -> Status:
+        """Returns what the ε depends on: the curve that its μ was converted with."""
         if self.curve == "any":
             return Status.CERTIFIED
         if self.curve == "gaussian" or self.family is None:

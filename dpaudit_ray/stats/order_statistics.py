@@ -50,6 +50,7 @@ class OrderStatistics(OneRunFdp):
     _lower = staticmethod(gaussian_mu)
 
     def _of_one_training(self, lower: Lower, confidence: float) -> float:
+        """Bounds μ by the order of all mistakes; by their number if `guesses` is set."""
         if self.guesses:
             return super()._of_one_training(lower, confidence)
         scores, members = self._log.arrays()

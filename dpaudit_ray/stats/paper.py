@@ -53,6 +53,7 @@ class PaperGdp(_BestThreshold):
     name = "paper-gdp"
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Reads ε off the largest μ of all thresholds, as published."""
         level = delta, confidence
         mu, threshold = self._best(1 - confidence, mu_of_rates)
         epsilon = gdp.epsilon(max(mu, 0.0), delta)
@@ -89,6 +90,7 @@ class PaperOneRun(Logged, Estimator):
     one_run = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Takes the best of all pairs of numbers of guesses, as published."""
         scores, members = self._log.arrays()
         epsilon = largest_of_pairs(scores, members, delta, confidence)
         level = delta, confidence

@@ -205,6 +205,7 @@ class _Side:
         log_variance = np.zeros(m)
 
         def fit(target: Floats, weights: Floats) -> Floats:
+            """Returns the weighted least squares prediction of `target` for each record."""
             weighted = design.T * weights
             equations = weighted @ design, weighted @ target
             coefficients, *_ = np.linalg.lstsq(*equations, rcond=1e-10)

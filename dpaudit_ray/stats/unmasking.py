@@ -140,6 +140,7 @@ class Masks:
         return self._guess(guessed)
 
     def _refit(self) -> None:
+        """Estimates P(in) of all groups again from the bits that are revealed."""
         start = self._groups.start
         inside = self._in_before[start + self._revealed] - self._in_before[start]
         self._chance, self._fit = self._groups.chance_in(inside, self._revealed, self._fit)

@@ -175,6 +175,7 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
 
     @contextmanager
     def unless_replaced() -> Iterator[None]:
+        """Raises RunDirectoryError if another driver has taken the lease meanwhile."""
         now = _read(run)
         if now not in (stale, entry, None):  # `entry`: stored by an attempt that failed later
             raise _taken(run, now)
@@ -193,6 +194,7 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
 
 
 def _taken(run: RunDirectory, entry: Entry | None) -> RunDirectoryError:
+    """Returns the error for a run directory whose lease another driver holds."""
     return RunDirectoryError(
         f"another driver works on {run.location} ({process_of(entry)}); wait for it, stop it, or "
         "use a new name and a new seed"

@@ -23,6 +23,7 @@ _LABELS = rf"!?({_LABEL}|(in)?\({_LABEL}(, ?{_LABEL})*\))"
 
 
 def _amount(value: float) -> float:
+    """Returns an amount of a resource that Ray can count, else raises ValueError."""
     if abs(value) > _MOST:
         raise ValueError(f"must be at most {_MOST:,}")
     if abs(value * _UNITS - round(value * _UNITS)) > 1e-6:
@@ -92,6 +93,7 @@ class ResourceSpec(Strict):
         cls,
         named: dict[str, float],
     ) -> dict[str, float]:
+        """Refuses resources that have a key of their own in the sweep file."""
         for name in named.keys() & {"CPU", "GPU", "memory", "object_store_memory"}:
             raise ValueError(f"names {name}; use num_cpus, num_gpus or memory")
         return named

@@ -217,6 +217,7 @@ def _load(text: str, source: str) -> Any:
 
 
 def _problem(error: Exception) -> str:
+    """Returns what the parser found wrong, and what to check."""
     parts = [getattr(error, part, None) for part in ("context", "problem")]
     problem = ", ".join(filter(None, parts))
     if not problem:

@@ -69,6 +69,7 @@ class Conv2dRule(Rule):
         return F.conv2d(x, weight, bias, self.stride, self._padding, self._dilation, groups)
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        """Implements `Rule.input_gradient` by one grouped convolution, a group for each model."""
         n = len(theta)
         weight = self.weight.of(theta).flatten(0, 1)
         x, g = _side_by_side(x, n), _side_by_side(g, n)

@@ -248,6 +248,7 @@ class AffineRule(Rule):
         return gradient.flatten(0, 1)
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
+        """Forms every example's gradient of scale and bias, which are small."""
         n = len(theta)
         parts = [(self.weight, self._sum_positions(g * x, n))]
         if self.bias is not None:

@@ -97,6 +97,7 @@ class _Shuffled(Sampler):
         sizes: Sizes,
         rng: Generator,
     ) -> Iterator[Indices]:
+        """Deals all records into batches, in a new order in each epoch."""
         while True:
             order = rng.permutation(sizes.examples)[: sizes.per_epoch * sizes.batch_size]
             yield from order.reshape(sizes.per_epoch, -1)
@@ -116,6 +117,7 @@ class Fixed(_Shuffled):
         shape: tuple[int, ...],
         rng: Generator,
     ) -> Iterator[Coins]:
+        """Puts the canary into every step."""
         return itertools.repeat(np.ones(shape, bool))
 
     def rate(self, sizes: Sizes) -> float:
@@ -134,6 +136,7 @@ class Poisson(Sampler):
         sizes: Sizes,
         rng: Generator,
     ) -> Iterator[Indices]:
+        """Draws each record into each batch independently."""
         while True:
             yield np.flatnonzero(rng.random(sizes.examples) < sizes.rate)
 
@@ -143,6 +146,7 @@ class Poisson(Sampler):
         shape: tuple[int, ...],
         rng: Generator,
     ) -> Iterator[Coins]:
+        """Draws each canary into each batch as a record is drawn."""
         while True:
             yield rng.random(shape) < sizes.rate
 
@@ -170,4 +174,5 @@ class BallsAndBins(Sampler):
         sizes: Sizes,
         rng: Generator,
     ) -> Iterator[Indices]:
+        """Throws each record into one batch of an epoch, as coins are thrown."""
         return map(np.flatnonzero, self.coins(sizes, (sizes.examples,), rng))

@@ -292,6 +292,7 @@ class PackedSteps:
         return update
 
     def _draw(self, update: Tensor) -> None:
+        """Fills `update` with the noise of one step, or with zeros if there is none."""
         if self._recipe.noise == 0:
             update.zero_()
             return

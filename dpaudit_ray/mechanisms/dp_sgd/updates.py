@@ -91,6 +91,7 @@ class Momentum(Optimizer):
     momentum: float = Field(default=0.9, ge=0, lt=1)  # m, the share of v that stays
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:
+        """Adds the noisy gradient to a velocity, and moves along it."""
         if "velocity" not in state:
             state["velocity"] = theta.new_zeros(theta.shape)
         velocity = state["velocity"].mul_(self.momentum).add_(noisy.summed)

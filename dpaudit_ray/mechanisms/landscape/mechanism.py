@@ -21,6 +21,7 @@ SMALLEST_WIDTH = 1e-6  # below, a linear gradient is a threshold, and no longer 
 
 
 def _width(value: Any) -> Any:
+    """Returns a width that the exact grid resolves, or `tuned`; else raises ValueError."""
     number = type(value) in (int, float) and math.isfinite(value)
     if value == "tuned" or (number and value >= SMALLEST_WIDTH):
         return value
