@@ -53,6 +53,7 @@ HEALTHY = {
     "fixed_fakes",
     "fixed_server",
     "itself_looked_up",
+    "jittered",
     "one_cycle",
     "own_sampler",
     "parts_joined",

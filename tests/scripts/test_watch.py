@@ -150,8 +150,8 @@ def test_a_record_of_each_batch_is_exchanged_or_left_out(tmp_path, fixed):
     run = watched(tmp_path, pinned="varied", record=0)
     run.pinned.leaves_out = not fixed
     items = [torch.full((2,), float(n == 1)) for n in range(4)]
-    first = pinned_runs._vary(run, [3, 5, 7, 9], items)
-    second = pinned_runs._vary(run, [4, 6, 8, 2], items)
+    first = pinned_runs._vary(run, [3, 5, 7, 9], items, keeps_size=False)
+    second = pinned_runs._vary(run, [4, 6, 8, 2], items, keeps_size=False)
     assert first == (1, [3] if fixed else [])
     assert second == (1, [4])
     step = PinnedStep(member=False, release=(), rows=(1.0,))

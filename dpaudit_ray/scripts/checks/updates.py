@@ -12,7 +12,7 @@ _WHAT = {
 
 
 class Updates(Check):
-    """Judges steps of other optimizers, and changes of private parameters between steps."""
+    """Judges steps of optimizers that no engine wraps; pinned runs judge all other changes."""
 
     name = "updates"
     question = "Do private releases alone change the parameters that are published?"

@@ -1,6 +1,7 @@
 """Puts random generators back after a replay, and seeds them."""
 
 import contextlib
+import hashlib
 import itertools
 import pickle
 import random
@@ -42,14 +43,14 @@ def preserve_attributes(objects: Iterable[Any]) -> Iterator[None]:
             vars(thing).update(values)
 
 
-def state_of_all(generators: Iterable[Generator]) -> int:
-    """Returns a hash of the states of Python's generator, numpy's, torch's, and the passed ones."""
+def state_of_all(generators: Iterable[Generator]) -> str:
+    """Returns a digest of the states of Python's generator, numpy's, torch's, and the passed."""
     states = []
     for generator in _with_global(generators):
         state = _state(generator)
         # Without its address, which a pickled tensor has in it.
         states.append(state.numpy() if isinstance(state, torch.Tensor) else state)
-    return hash(pickle.dumps(states))
+    return hashlib.blake2b(pickle.dumps(states), digest_size=16).hexdigest()
 
 
 def _state(generator: Generator) -> Any:

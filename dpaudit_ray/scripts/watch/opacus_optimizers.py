@@ -124,7 +124,7 @@ class OptimizerWatch(StepWatch):
         super().__init__(run, number)
         self.ghost = any(cls.__name__ == _GHOST for cls in type(optimizer).__mro__)
         self.optimizer = optimizer
-        self._states: set[int] = set()  # of generators, at the start of each step
+        self._states: set[str] = set()  # of generators, at the start of each step
         self.inside = False
         self.handed_on = False
         self.last: Release | None = None
@@ -292,6 +292,8 @@ class OptimizerWatch(StepWatch):
     def _begin_pinned(self, passes: Passes) -> None:
         run = self.run
         params = list(self.optimizer.params)
+        # A record more in a batch may shift what its other records draw.
+        generators = [*self.generators, *generators_in(run.networks.data, depth=3)]
         draws = run.loaders.last
         draw = np.concatenate(draws or [np.zeros(0, dtype=np.int64)])
         pinned_runs.choose_record(run, draw)
@@ -301,7 +303,7 @@ class OptimizerWatch(StepWatch):
             release=(),
             rows=tuple(_row_lengths(passes)),
             rounding=max((torch.finfo(p.dtype).eps for p in params), default=0.0),
-            state=b"".join(map(sample_digest, [torch.get_rng_state(), *params])).hex(),
+            state=state_of_all(generators) + b"".join(map(sample_digest, params)).hex(),
             drawn=len(draw),
         )
         if run.request.pinned == "varied":

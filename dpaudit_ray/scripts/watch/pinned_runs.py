@@ -82,7 +82,8 @@ def install(run: WatchedRun) -> None:
         items = private_items(run, iterator, indices) if varies else []
         if not items:
             return indices
-        position, other = _vary(run, indices, items)
+        keeps_size = iterator._num_workers > 0  # their random numbers would be shifted unseen
+        position, other = _vary(run, indices, items, keeps_size=keeps_size)
         return [*indices[:position], *other, *indices[position + 1 :]]
 
     @around(_MapDatasetFetcher, "fetch")
@@ -251,6 +252,7 @@ def _vary(
     run: WatchedRun,
     indices: list[int],
     items: list[Any],
+    keeps_size: bool,
 ) -> tuple[int, list[int]]:
     """Returns the position of a conspicuous record of a draw, and one for its place, or none.
 
@@ -259,7 +261,8 @@ def _vary(
     """
     pinned = run.pinned
     position, name = conspicuous_record(items)
-    leaves_out = pinned.leaves_out and len(pinned.variations) % 2 == 0
+    is_second = len(pinned.variations) % 2 == 0
+    leaves_out = pinned.leaves_out and is_second and not keeps_size
     change = "leaving out" if leaves_out else "another record in place of"
     change += f" record {indices[position]}, {name},"
     missing = position if leaves_out else None

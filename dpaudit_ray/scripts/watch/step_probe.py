@@ -90,7 +90,7 @@ class StepWatch:
         self.shapes: list[tuple[int, ...]] | None = None
         self.generators: list[Generator] = []
         self._correlations = NoiseCorrelations()
-        self._states_after: set[int] = set()  # of generators, after the step and its changes
+        self._states_after: set[str] = set()  # of generators, after the step and its changes
         self._trial: _CanaryTrial | None = None
 
     @property

@@ -74,6 +74,27 @@ def scaled_by_size() -> nn.Module:
     return parts.fit(parts.net(), loss=loss, max_grad_norm=5.0)
 
 
+class _Jittered(Dataset[Any]):
+    """Columns with small random numbers, from a generator of its own."""
+
+    def __init__(self) -> None:
+        self._data = parts.table()
+        self._generator = torch.Generator().manual_seed(3)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self._data[index]
+        return x + 0.1 * torch.randn(parts.WIDTH, generator=self._generator), y
+
+
+@audited(delta=parts.DELTA)
+def jittered() -> nn.Module:
+    """Of sum_for_mean. Healthy: each record draws random numbers, in their order in the batch."""
+    return parts.fit(parts.net(), _Jittered())
+
+
 class _Numbers(Dataset[Any]):
     """Numbers of records, and their labels."""
 
