@@ -153,7 +153,7 @@ class Aggregation:
         with self._writing:
             for index in range(len(self._plan.audits)):
                 self._settled(index)
-            self._compactor.work([audit.trials for audit in self._audits])
+            self._compactor.gather_finished([audit.trials for audit in self._audits])
         if time.monotonic() >= self._due:
             self.flush()
 
@@ -179,7 +179,7 @@ class Aggregation:
             self._record.set_derived(self._sweep, missed, enough)
             if newly_complete:
                 self._run.set_complete(True)
-            self._compactor.work([audit.trials for audit in self._audits])
+            self._compactor.gather_finished([audit.trials for audit in self._audits])
             cost = time.thread_time() - started
             self._due = time.monotonic() + max(FLUSH_SECONDS, cost / SHARE - cost)
 

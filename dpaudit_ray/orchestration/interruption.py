@@ -161,7 +161,7 @@ class HeadLiveness:
         self._checks = HealthChecks(channel)
         self._closed = threading.Event()
         if head:
-            threading.Thread(target=self._look, name="liveness", daemon=True).start()
+            threading.Thread(target=self._watch_servers, name="liveness", daemon=True).start()
 
     def guard(self, daemon: str, store: str) -> None:
         """Watches this node's daemon too.
@@ -200,7 +200,7 @@ class HeadLiveness:
             server = f"the cluster's head at {self._head}"
         return f"{server} has not answered for {GONE_SECONDS:.0f} s; {RESUME}"
 
-    def _look(self) -> None:
+    def _watch_servers(self) -> None:
         """Checks head and daemon in turn, and ends this process if they stay silent."""
         while not self._closed.wait(LOOK_SECONDS):
             self._checks.ask({self._head, self._daemon} - {""})

@@ -29,7 +29,7 @@ class Compactor:
         self._examined = [0] * audits  # packs of each audit
         self._refused = False
 
-    def work(self, audits: Sequence[FinishedTrials]) -> None:
+    def gather_finished(self, audits: Sequence[FinishedTrials]) -> None:
         """Gathers each group of packs of which all were consumed; takes all audits, in order."""
         if self._refused:
             return

@@ -134,7 +134,7 @@ def open_run(
 def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirectoryError:
     """Makes the error of a directory that has another sweep, with the settings that differ."""
     changes = [
-        f"{key}: {_shown(old)} there, {_shown(value)} here"
+        f"{key}: {_in_words(old)} there, {_in_words(value)} here"
         for key, old, value in differences(recorded.identity(), new.identity())
     ]
     remedy = "use a new name"
@@ -166,7 +166,7 @@ def differences(
         yield key, old, new
 
 
-def _shown(value: Any) -> str:
+def _in_words(value: Any) -> str:
     """Returns an option's value for a message; a mapping by its name."""
     value = value["name"] if isinstance(value, dict) and "name" in value else value
     if value is None or isinstance(value, dict):

@@ -116,7 +116,7 @@ def left_behind(
         return entry
     now = _watched(run, entry, STALE_SECONDS if watch is None else watch)
     if now is not None and now != entry:
-        raise _taken(run, now)
+        raise _lease_taken(run, now)
     return now
 
 
@@ -178,22 +178,22 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
         """Raises RunDirectoryError if another driver has taken the lease meanwhile."""
         now = _read(run)
         if now not in (stale, entry, None):  # `entry`: stored by an attempt that failed later
-            raise _taken(run, now)
+            raise _lease_taken(run, now)
         yield
 
     with run.locked() as locked:
         if stale is not None:
             run.write_json(DRIVER, entry, unless_replaced)
         elif (other := run.create_json(DRIVER, entry)) is not None:
-            raise _taken(run, other)
+            raise _lease_taken(run, other)
     settle_seconds = max(SETTLE_SECONDS, 5 * (time.monotonic() - started))
     time.sleep(_LOCKED_SETTLE_SECONDS if locked else settle_seconds)
     now = _read(run)
     if now != entry:
-        raise _taken(run, now)
+        raise _lease_taken(run, now)
 
 
-def _taken(run: RunDirectory, entry: Entry | None) -> RunDirectoryError:
+def _lease_taken(run: RunDirectory, entry: Entry | None) -> RunDirectoryError:
     """Returns the error for a run directory whose lease another driver holds."""
     return RunDirectoryError(
         f"another driver works on {run.location} ({process_of(entry)}); wait for it, stop it, or "

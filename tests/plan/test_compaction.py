@@ -65,7 +65,7 @@ def alone(_few: None, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The run with a file per pack, as it was before anything is gathered."""
     sweep, plan, run = filled(tmp_path_factory.mktemp("alone"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Compactor, "work", lambda self, audits: None)
+        patch.setattr(Compactor, "gather_finished", lambda self, audits: None)
         Aggregation(sweep, plan, run).flush()
     assert len(files(run, plan)) == PACKS
     return run

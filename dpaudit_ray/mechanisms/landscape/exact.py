@@ -228,11 +228,11 @@ def _mu(outside: Mass, inside: Mass, points: Floats) -> Floats:
     true_out, false_in = outside.split(points)
     false_out, true_in = inside.split(points)
     rarest = np.min([false_in, true_out, true_in, false_out], axis=0)
-    mu = _z(true_out, false_in) - _z(false_out, true_in)
+    mu = _normal_quantile(true_out, false_in) - _normal_quantile(false_out, true_in)
     return np.where(rarest > RAREST, mu, 0.0)
 
 
-def _z(below: Floats, above: Floats) -> Floats:
+def _normal_quantile(below: Floats, above: Floats) -> Floats:
     """Returns Φ⁻¹(below) from a probability and its complement; the smaller one is accurate."""
     smaller = np.minimum(below, above)
     z = special.ndtri(np.clip(smaller, _FLOOR, 0.5))
