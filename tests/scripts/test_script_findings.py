@@ -167,7 +167,7 @@ def test_hints_of_what_is_not_checked_name_the_first_line(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("x = 1\n# print(x)\nprint(x)\nprint(x)\nweights = class_weight(y)\n")
     lines = unchecked.unchecked_in(script, RunResult(made=1))
-    assert lines[4:] == ("printed or logged values (train.py:3)", "class weights (train.py:5)")
+    assert lines[2:] == ("printed or logged values (train.py:3)", "class weights (train.py:5)")
     (custom,) = set(unchecked.unchecked_in(tmp_path / "none.py", RunResult())) - set(lines)
     assert "custom loop" in custom
 
