@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import accounting, stats
+    from .accounting import Claim
     from .api import run
     from .errors import DpauditError
+    from .release_audit import audit
     from .result import Result
     from .stats.reference_attacks import membership
 
     open = Result.open
 
 __version__ = "1.0.0"
-__all__ = ["DpauditError", "Result", "__version__", "accounting", "membership", "open", "run",
-           "stats"]  # fmt: skip
+__all__ = ["Claim", "DpauditError", "Result", "__version__", "accounting", "audit", "membership",
+           "open", "run", "stats"]  # fmt: skip
 
-_HOMES = {"Result": "result", "run": "api", "DpauditError": "errors",
-          "membership": "stats.reference_attacks"}  # fmt: skip
+_HOMES = {"Result": "result", "run": "api", "DpauditError": "errors", "audit": "release_audit",
+          "Claim": "accounting", "membership": "stats.reference_attacks"}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import re
 import site
 import sys
 import sysconfig
@@ -71,6 +72,8 @@ class Trust:
         return any(f"{module}.".startswith(f"{name}.") for name in self.modules)
 
 
+_LENT = "dpaudit_lent"  # stands for a module of the objects that callers passed in this process
+_lent: dict[str, Any] = {}
 _ANY = Trust()
 _TRUST = contextvars.ContextVar("trust", default=_ANY)
 
@@ -86,6 +89,18 @@ def trusting(trust: Trust) -> Iterator[None]:
         yield
     finally:
         _TRUST.reset(token)
+
+
+def lend(value: Any, version: str) -> str:
+    """Returns a path by which this process imports an object that has no importable name.
+
+    Args:
+        value: a function of the caller's.
+        version: changes with what the function does.
+    """
+    name = re.sub(r"\W", "_", f"{getattr(value, '__name__', 'function')}_{version}")
+    _lent[name] = value
+    return f"{_LENT}:{name}"
 
 
 def is_data(path: str) -> bool:
@@ -109,6 +124,11 @@ def imported(path: str, key: str) -> Any:
     """Imports what `package.module:name` names. Raises SpecError under `key` if it cannot."""
     module, _, attribute = path.partition(":")
     _require_trusted(path, key)
+    if module == _LENT:
+        if attribute not in _lent:
+            problem = f"{path!r} was passed in another process; call dpaudit_ray.audit again"
+            raise SpecError(key, problem)
+        return _lent[attribute]
     try:
         value = importlib.import_module(module)
         for part in attribute.split("."):
@@ -247,6 +267,8 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
     value: Callable[..., Any] = imported(path, key)
     if not callable(value):
         raise SpecError(key, f"{path!r} cannot be called, got {value!r:.60}")
+    if path.startswith(f"{_LENT}:"):
+        return value
     home = str(getattr(value, "__module__", None))
     same_package = home.partition(".")[0] == path.partition(":")[0].partition(".")[0]
     if not same_package and not _is_users_function(value):
@@ -258,7 +280,8 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
 
 
 def _require_users(function: Any, path: str, key: str) -> None:
-    if not _is_users_function(function):
+    is_lent = path.startswith(f"{_LENT}:")
+    if not is_lent and not _is_users_function(function):
         raise SpecError(key, f"{path} is installed code; call it from a function of your own")
 
 

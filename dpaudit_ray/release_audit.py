@@ -1,0 +1,171 @@
+"""Audits a function that promises privacy, in one call: `dpaudit_ray.audit`."""
+
+import contextlib
+import hashlib
+import inspect
+import pickle
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import imports
+from .accounting.claim import Claim, from_fields
+from .api import run
+from .errors import SpecError
+from .mechanisms.release.mechanism import Release
+from .mechanisms.release.pairs import named_pairs
+from .orchestration.progress import Tell, tell_nobody
+from .plugins import validated
+from .result import Result
+from .sweep.cell import digest
+
+_UNITS = {"s": 1, "min": 60, "h": 3600}
+_TRIALS = (1000, 10_000_000)  # fewest and most of a budget
+_LONG_ENOUGH = 0.1  # seconds of a call by which its speed is measured
+_MOST_AT_ONCE = 100_000  # outputs of such a call
+_SCORING_SECONDS = 2e-5  # for scoring an output and judging its trial
+_SHARE = 0.5  # of a budget that is for trials; the rest is for learning, starting and judging
+_LARGEST_FIT = 200_000  # runs to learn from
+_LARGEST_SEARCH = 20_000  # runs for each pair of inputs
+_FITTED_PER_SECOND = 5000  # runs to learn from, for each second of the budget
+_DEFAULT_DELTA = 1e-6  # of claims that promise no ε at δ = 0
+
+
+def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
+    release: Callable[..., Any],
+    *,
+    pairs: Sequence[Any] | Mapping[str, Any],
+    claim: Claim | Mapping[str, Any],
+    adversary: str | Mapping[str, Any] | Callable[..., Any] = "learned",
+    budget: str | float = "1min",
+    trials: int | None = None,
+    delta: float | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    storage_path: str = "runs",
+    tell: Tell = tell_nobody,
+) -> Result:
+    """Audits a function that promises to keep each record private.
+
+    The run is stored like any other. The same call again returns it, or resumes it.
+
+    Args:
+        release: called with data, a `numpy.random.Generator` and n; returns n independent outputs.
+        pairs: a list of pairs of neighbouring inputs; or `{"vectors": 5}` for patterns of query
+            answers; or `{"table": function}` for neighbours of the table that it returns.
+        claim: what is promised, such as `Claim(epsilon=1)` or `{"rho": 0.1}`.
+        adversary: `learned`, its options, or a function of n outputs and the pair that returns
+            scores, higher for the second input.
+        budget: seconds of this process, or text such as `90s`, `5min` or `1h`, from which the
+            number of trials follows.
+        trials: that number, if it is known.
+        delta: δ of claim and bound; None for that of the claim.
+        confidence: level of the bound.
+        seed: of secret bits and noise.
+        storage_path: folder or address; results go to a folder there that is named by the call.
+        tell: takes lines for the user.
+
+    Returns:
+        The run; `result.verdict()` and `result.answer` say what it has shown.
+
+    Raises:
+        DpauditError: one line for the user.
+        ValueError: the claim is none.
+    """
+    promised = from_fields(claim)
+    if callable(adversary):
+        adversary = {"name": "log-ratio", "path": imports.lend(adversary, _version(adversary))}
+    elif isinstance(adversary, str):
+        adversary = {"name": adversary}
+    mechanism = {
+        "name": "release",
+        "path": imports.lend(release, _version(release)),
+        "pairs": _lent_pairs(pairs),
+        "claim": promised.as_fields(),
+    }
+    settings = dict(adversary)
+    if trials is None:
+        seconds = _seconds(budget)
+        trials = _affordable(release, mechanism, seconds)
+        if settings["name"] == "learned":
+            fit = min(_LARGEST_FIT, trials // 2, int(seconds * _FITTED_PER_SECOND))
+            settings.setdefault("fit", max(fit, 100))
+            settings.setdefault("search", max(min(_LARGEST_SEARCH, trials // 10), 100))
+    if delta is None:
+        delta = getattr(promised, "delta", None)
+    if delta is None:
+        is_pure = np.isfinite(promised.epsilon_at(0.0))
+        delta = 0.0 if is_pure else _DEFAULT_DELTA
+    sweep = {
+        "seed": seed,
+        "mechanism": mechanism,
+        "adversary": settings,
+        "audit": {"trials": trials, "delta": delta, "confidence": confidence},
+    }
+    function = re.sub(r"\W+", "-", getattr(release, "__name__", "release")).strip("-") or "release"
+    name = f"{function}-{digest(sweep)[:8]}"
+    return run({"name": name, **sweep}, storage_path, executor="inline", tell=tell)
+
+
+def _version(value: Any) -> str:
+    """Returns a digest of a function's source or of data: it changes with what they are."""
+    try:
+        text = inspect.getsource(value).encode()
+    except (TypeError, OSError):  # no function, or one without a file
+        try:
+            text = pickle.dumps(value)
+        except Exception:  # noqa: BLE001 (boundary to a user's object, which may raise anything)
+            text = repr(value).encode()
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+def _lent_pairs(pairs: Sequence[Any] | Mapping[str, Any]) -> Any:
+    """Returns pairs as a sweep file names them."""
+    if not isinstance(pairs, Mapping):
+        return imports.lend(lambda: list(pairs), f"pairs_{_version(pairs)}")
+    named = dict(pairs)
+    table = named.get("table")
+    if callable(table):
+        named["table"] = imports.lend(table, _version(table))
+    return named
+
+
+def _seconds(budget: str | float) -> float:
+    """Returns a budget in seconds. Raises SpecError if it is none."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*(s|min|h)?\s*", str(budget))
+    try:
+        amount = float(match[1]) if match else 0.0
+    except ValueError:
+        amount = 0.0
+    if match is None or not 0 < amount < float("inf"):
+        problem = f"must be seconds or text such as 90s, 5min or 1h, got {budget!r}"
+        raise SpecError("budget", problem)
+    return amount * _UNITS[match[2] or "s"]
+
+
+def _affordable(
+    release: Callable[..., Any],
+    mechanism: Mapping[str, Any],
+    seconds: float,
+) -> int:
+    """Returns the trials that a budget allows, to one digit, by timing calls of `release`."""
+    source = validated(Release, mechanism, "mechanism").pairs
+    _, (data, _) = named_pairs(source)[0]
+    rng = np.random.default_rng(0)
+    outputs = 1
+    while True:
+        started = time.perf_counter()
+        with contextlib.suppress(Exception):  # of the user's function: it is an output
+            release(data, rng, outputs)
+        took = time.perf_counter() - started
+        if took > _LONG_ENOUGH or outputs >= _MOST_AT_ONCE:
+            break
+        outputs = min(4 * outputs, _MOST_AT_ONCE)
+    trial_seconds = took / outputs + _SCORING_SECONDS
+    fewest, most = _TRIALS
+    trials = min(max(int(_SHARE * seconds / trial_seconds), fewest), most)
+    magnitude = int("1" + "0" * (len(str(trials)) - 1))
+    return trials // magnitude * magnitude
