@@ -17,7 +17,6 @@ from .api import run
 from .errors import SpecError
 from .mechanisms.release.mechanism import Release
 from .mechanisms.release.pairs import named_pairs
-from .orchestration.progress import Tell, tell_nobody
 from .plugins import validated
 from .result import Result
 from .sweep.cell import digest
@@ -46,7 +45,6 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     confidence: float = 0.95,
     seed: int = 0,
     storage_path: str = "runs",
-    tell: Tell = tell_nobody,
 ) -> Result:
     """Audits a function that promises to keep each record private.
 
@@ -66,14 +64,13 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         confidence: level of the bound.
         seed: of secret bits and noise.
         storage_path: folder or address; results go to a folder there that is named by the call.
-        tell: takes lines for the user.
 
     Returns:
-        The run; `result.verdict()` and `result.answer` say what it has shown.
+        The run, with its verdict and answer.
 
     Raises:
         DpauditError: one line for the user.
-        ValueError: the claim is none.
+        ValueError: the claim has an unknown field, or one out of its bounds.
     """
     promised = from_fields(claim)
     if callable(adversary):
@@ -87,13 +84,14 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         "claim": promised.as_fields(),
     }
     settings = dict(adversary)
+    largest_fit = _LARGEST_FIT
     if trials is None:
         seconds = _seconds(budget)
         trials = _affordable(release, mechanism, seconds)
-        if settings["name"] == "learned":
-            fit = min(_LARGEST_FIT, trials // 2, int(seconds * _FITTED_PER_SECOND))
-            settings.setdefault("fit", max(fit, 100))
-            settings.setdefault("search", max(min(_LARGEST_SEARCH, trials // 10), 100))
+        largest_fit = min(largest_fit, int(seconds * _FITTED_PER_SECOND))
+    if settings["name"] == "learned":
+        settings.setdefault("fit", max(min(largest_fit, trials), 100))
+        settings.setdefault("search", max(min(_LARGEST_SEARCH, trials // 10), 100))
     if delta is None:
         delta = getattr(promised, "delta", None)
     if delta is None:
@@ -107,7 +105,7 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     }
     function = re.sub(r"\W+", "-", getattr(release, "__name__", "release")).strip("-") or "release"
     name = f"{function}-{digest(sweep)[:8]}"
-    return run({"name": name, **sweep}, storage_path, executor="inline", tell=tell)
+    return run({"name": name, **sweep}, storage_path, executor="inline")
 
 
 def _version(value: Any) -> str:
@@ -134,7 +132,7 @@ def _lent_pairs(pairs: Sequence[Any] | Mapping[str, Any]) -> Any:
 
 
 def _seconds(budget: str | float) -> float:
-    """Returns a budget in seconds. Raises SpecError if it is none."""
+    """Returns a budget in seconds. Raises SpecError for anything else."""
     match = re.fullmatch(r"\s*([\d.]+)\s*(s|min|h)?\s*", str(budget))
     try:
         amount = float(match[1]) if match else 0.0

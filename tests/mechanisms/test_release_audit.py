@@ -27,13 +27,13 @@ def test_one_call_gives_the_answer_of_a_run_and_again_the_same_run(tmp_path):
     }
     result = da.audit(noisy_count, **call)
     assert result.verdict() == "CONSISTENT"
-    assert result.answer.sentence.startswith("CONSISTENT: no violation found. Measured ε ≥ 0.9")
+    assert result.answer.sentence.startswith("CONSISTENT: no violation found. Measured ε ≥ 0.8")
     again = da.audit(noisy_count, **call)
-    assert again.directory == result.directory
+    assert again.location == result.location
     assert len(list(tmp_path.iterdir())) == 1
     half = da.audit(noisy_count, **call | {"claim": {"epsilon": 0.5}})
     assert half.verdict() == "VIOLATION"
-    opened = da.open(half.directory)
+    opened = da.open(half.location)
     assert opened.verdict() == "VIOLATION"
 
 
