@@ -181,8 +181,8 @@ def test_a_trial_is_stored_in_less_than_8_bytes(tmp_path):
 
 
 REFUSED = {
-    "noise once": ({"path": "noise_once"}, "64 equal outputs in each call"),
-    "too few": ({"path": "too_few"}, "must return n = 64 outputs, got (63,)"),
+    "noise once": ({"path": "noise_once"}, "16 equal outputs in each call"),
+    "too few": ({"path": "too_few"}, "must return n = 16 outputs, got (15,)"),
     "options": ({"options": {"sigma": 1}}, "does not take (data, rng, n, sigma)"),
     "pairs": ({"pairs": f"{HERE}:records"}, "must return a list of pairs of inputs"),
     "no pairs": ({"pairs": {"vectors": 0}}, "mechanism.pairs.vectors: must be at least 1"),
