@@ -165,12 +165,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _Scheduling(LoadFileScheduling):
-    """Runs tests of one file in one process, and all tests of scripts in one process."""
+    """Runs tests of one file in one process, and all tests of scripts in two processes."""
 
     def _split_scope(self, nodeid: str) -> str:
-        # Each process that audits scripts imports for ten seconds what they need.
-        folder = "tests/scripts/"
-        return folder if nodeid.startswith(folder) else super()._split_scope(nodeid)
+        # Each process that audits scripts imports for ten seconds what they need; one process for
+        # all of them ends minutes after the others.
+        file = super()._split_scope(nodeid)
+        if not file.startswith("tests/scripts/"):
+            return file
+        of_collections = ("test_zoo_", "test_public_threads", "test_frameworks", "test_checks")
+        name = file.removeprefix("tests/scripts/")
+        return f"tests/scripts/{name.startswith(of_collections)}"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
