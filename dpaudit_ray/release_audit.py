@@ -30,6 +30,7 @@ _SHARE = 0.5  # of a budget that is for trials; the rest is for learning, starti
 _LARGEST_FIT = 200_000  # runs to learn from
 _LARGEST_SEARCH = 20_000  # runs for each pair of inputs
 _FITTED_PER_SECOND = 5000  # runs to learn from, for each second of the budget
+_DEEPEST = 4  # functions that call each other, whose values count
 _DEFAULT_DELTA = 1e-6  # of claims that promise no ε at δ = 0
 
 
@@ -108,16 +109,30 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     return run({"name": name, **sweep}, storage_path, executor="inline")
 
 
-def _version(value: Any) -> str:
-    """Returns a digest of a function's source or of data: it changes with what they are."""
-    try:
-        text = inspect.getsource(value).encode()
-    except (TypeError, OSError):  # no function, or one without a file
+def _version(value: Any, depth: int = 0) -> str:
+    """Returns a digest of a function or of data: it changes with what they compute or are.
+
+    Of a function it takes the source, defaults, and the values that it reads from outside: another
+    closure of the same source computes something else.
+    """
+    parts = []
+    if inspect.isfunction(value) and depth < _DEEPEST:
+        outside = inspect.getclosurevars(value)
+        read = {**outside.globals, **outside.nonlocals}
+        for name, item in [*sorted(read.items()), ("defaults", value.__defaults__)]:
+            parts.append(f"{name} {_version(item, depth + 1)}")
         try:
-            text = pickle.dumps(value)
+            parts.append(inspect.getsource(value))
+        except OSError:  # typed at a prompt: it has no source
+            parts += [value.__code__.co_code.hex(), repr(value.__code__.co_consts)]
+    elif inspect.ismodule(value):
+        parts.append(value.__name__)
+    else:
+        try:
+            parts.append(pickle.dumps(value).hex())
         except Exception:  # noqa: BLE001 (boundary to a user's object, which may raise anything)
-            text = repr(value).encode()
-    return hashlib.sha256(text).hexdigest()[:12]
+            parts.append(repr(value))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def _lent_pairs(pairs: Sequence[Any] | Mapping[str, Any]) -> Any:

@@ -25,9 +25,9 @@ def pages() -> Measures:
     return readability.of_pages(sorted(files))
 
 
-def test_package_has_at_most_301_600_tokens(package):
+def test_package_has_at_most_301_700_tokens(package):
     """Counts tokens, not lines: a limit on lines is met by denser lines."""
-    assert sum(lines.total() for lines in package.tokens.values()) <= 301_600
+    assert sum(lines.total() for lines in package.tokens.values()) <= 301_700
 
 
 def test_lines_of_code_are_short(package):

@@ -68,6 +68,16 @@ def test_a_closure_a_table_and_an_own_score_need_no_module(tmp_path):
     assert known.overview["quote"].item() > 1.5
 
 
+def test_another_closure_of_the_same_source_is_another_run(tmp_path):
+    def release_of(scale):
+        return lambda data, rng, n: data + rng.laplace(0, scale, n)
+
+    call = {"pairs": [(0, 1)], "claim": {"epsilon": 1}, "trials": 5000}
+    call |= {"adversary": {"name": "learned", "fit": 2000}, "storage_path": str(tmp_path)}
+    assert da.audit(release_of(2.0), **call).verdict() != "VIOLATION"
+    assert da.audit(release_of(0.3), **call).verdict() == "VIOLATION"
+
+
 @pytest.mark.parametrize(("budget", "fewest", "most"), [("1s", 5000, 30_000), (0.001, 1000, 1000)])
 def test_a_budget_gives_a_number_of_trials(tmp_path, budget, fewest, most):
     """A trial of numpy takes a microsecond or less, so that scoring decides the number."""

@@ -221,6 +221,8 @@ class _Draws:
         for _ in range(runs):
             try:
                 outputs = self.release(data, rng, 1, **self.options)
+            except MemoryError:
+                raise
             except Exception as error:  # noqa: BLE001 (boundary to a user's function)
                 yield Raised(type(error).__name__)
             else:
@@ -277,6 +279,12 @@ def _check_apart(draw: _Draws) -> None:
             calls.append(draw(False, _PROBED, np.random.default_rng(seed)))
         except TypeError as error:
             raise SpecError("mechanism.path", str(error)) from error
+    if all(isinstance(output, Raised) for output in calls[0]):
+        raise SpecError(
+            "mechanism.path",
+            f"{draw.path} raises {calls[0][0].kind} for the first input of the pairs; mend it, or "
+            "give inputs that it takes",
+        )
     encoder = Encoder(calls[0])
     first, second = (encoder.columns(outputs) for outputs in calls)
     equal_in_a_call = all(np.array_equal(row, first[0], equal_nan=True) for row in first)
