@@ -411,7 +411,7 @@ def closure() -> nn.Module:
 
 case("ways-twice-in-a-row", VECTOR, SLOW,
     twice_in_a_row, "shares a parameter (4.weight is 2.weight)")  # fmt: skip
-case("tied", VECTOR, SLOW, tied, "3.weight is 2.weight")
+case("ways-tied", VECTOR, SLOW, tied, "3.weight is 2.weight")
 case("tied-by-closure", VECTOR, SLOW, closure)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dpaudit_ray.engines.cpu import vector_code
 from dpaudit_ray.engines.noise import CpuNoise
 from dpaudit_ray.engines.packing.packed import PackedModel
+from dpaudit_ray.engines.packing.samplewise import Samplewise
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.network import generator, seeded
 from tests.engines.networks import CASES, Made, slow_clipped_sum
@@ -77,6 +78,17 @@ def test_weights_multiply_clipped_gradients(seed):
         each = [slow_clipped_sum(module, row, *sample, clip) for sample in samples]
         slow = sum(w * g for w, g in zip(weights[model], each, strict=True))
         torch.testing.assert_close(fast[model], slow, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("mapped", [0, 1])
+def test_a_long_gradient_is_clipped_to_the_clip_norm(mapped):
+    """Torch adds squares one by one on a CPU: the norm of four million is 7e-5 too short."""
+    torch.manual_seed(0)
+    x, y = torch.randn(1, 1 << 21), torch.tensor([0])
+    alone = Samplewise(nn.Linear(x.shape[1], 2, bias=False), mapped=mapped)
+    theta = torch.zeros(1, 2 * x.shape[1])
+    (clipped,) = alone.clipped_sums(theta, x, y, 1.0, None)
+    assert abs(float(clipped.double().norm()) - 1) < 2e-6
 
 
 def test_a_diverged_model_does_not_touch_its_neighbours():
