@@ -266,6 +266,19 @@ case("gradient-by-many-models", VECTOR, EXACT,
     lambda: Made(lambda self, x: self.out(Crowded.apply(self.fc(x))), **hidden()))  # fmt: skip
 
 
+# Code that joins the batch with what follows from parameters --------------------------------------
+
+case("ways-with-the-batch-residual", VECTOR, EXACT,
+    lambda: Made(lambda self, x: self.out(x + self.back(torch.tanh(self.fc(x)))),
+    fc=nn.Linear(8, 5), back=nn.Linear(5, 8), out=nn.Linear(8, 3)))  # fmt: skip
+case("ways-with-the-batch-graph", SEQUENCE, EXACT,
+    lambda: Made(lambda self, x: self.out((torch.softmax(x @ x.mT, 2) @ self.fc(x)).mean(1)),
+    **hidden()))  # fmt: skip
+case("ways-with-the-batch-masked", VECTOR, EXACT,
+    lambda: Made(lambda self, x: self.out(torch.where(x > 0, torch.tanh(self.fc(x)), x)),
+    fc=nn.Linear(8, 8), out=nn.Linear(8, 3)))  # fmt: skip
+
+
 # Layers that take or give more than one tensor ----------------------------------------------------
 
 case("multihead", SEQUENCE, SLOW,
@@ -292,7 +305,7 @@ case("relu-in-place", VECTOR, EXACT, lambda: around(nn.ReLU(inplace=True)))
 case("relu-in-place-reused", VECTOR, SLOW,
     lambda: Made(lambda self, x: self.out(self.act(h := self.fc(x)) + h), fc=nn.Linear(8, 5),
     act=nn.ReLU(inplace=True), out=nn.Linear(5, 3)))  # fmt: skip
-case("input-in-place", VECTOR, SLOW, lambda: Made(input_in_place, **hidden()))
+case("input-in-place", VECTOR, EXACT, lambda: Made(input_in_place, **hidden()))
 case("checkpoint", VECTOR, SLOW,
     lambda: Made(lambda self, x: self.out(checkpoint(lambda v: torch.relu(self.fc(v)), x,
     use_reentrant=False)), **hidden()))  # fmt: skip

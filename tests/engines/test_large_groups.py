@@ -1,7 +1,6 @@
 """What is wrong only where many models are computed at once is found on a CPU, too.
 
-There a network of convolutions takes one model at a time. A pack of it that a CPU has tried must
-not fail on a GPU.
+A pack of a network that a CPU has tried must not fail on a GPU, where groups are larger.
 """
 
 from typing import Any
@@ -15,7 +14,7 @@ from dpaudit_ray.engines.packing.memory import ONE_BY_ONE
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules.base import SampleGradients
 from dpaudit_ray.engines.rules.linear import LinearRule
-from tests.engines.networks import Made, slow_clipped_sum
+from tests.engines.networks import Crowded, Made, slow_clipped_sum
 
 WIDE = 520  # of the layer that makes a network a large one
 
@@ -56,29 +55,42 @@ def settled(module: nn.Module) -> tuple[PackedModel, Tensor, Tensor]:
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_fails_in_large_groups_only_is_computed_one_by_one(kind, large):
+def test_code_that_meets_the_batch_again_gets_it_once_for_each_model(kind, large):
     module = net(*WRONG[kind], large)
     assert (PackedModel(module).size > selfcheck._LARGE) is large
     model, x, y = settled(module)
     assert model._alone is None
-    assert model._groups == ONE_BY_ONE
+    assert model._passes.repeats
+    assert model._groups != ONE_BY_ONE
     theta = model.initial + 0.01 * torch.randn(2, model.size)
     found = model.clipped_sums(theta, x, y, 0.5)
+    assert all(worker._passes.repeats for worker in model._workers)
     slow = torch.stack([slow_clipped_sum(module, row, x, y, 0.5) for row in theta])
     torch.testing.assert_close(found, slow, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_wrong_with_many_rows_is_computed_one_by_one():
+    """A copy of the batch for every model does not help here."""
+    module = Made(
+        lambda self, x: self.out(Crowded.apply(self.fc(x.flatten(1)))),
+        fc=nn.Linear(72, 5), out=nn.Linear(5, 3),
+    )  # fmt: skip
+    model, _, _ = settled(module)
+    assert (model._groups, model._passes.repeats) == (ONE_BY_ONE, False)
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_a_right_network_keeps_its_groups(large):
     model, _, _ = settled(net(activated, flat, large))
     assert (model._groups, model._alone) == (None, None)
+    assert not model._passes.repeats
 
 
 def test_so_it_is_on_many_threads(monkeypatch):
     """Three models on four threads are one to each: none would be in a group."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     model, _, _ = settled(net(*WRONG["counts the input"], False))
-    assert model._groups == ONE_BY_ONE
+    assert model._passes.repeats
 
 
 def test_float64_decides_where_float32_rounds(monkeypatch):

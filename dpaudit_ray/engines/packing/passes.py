@@ -4,7 +4,8 @@ Every layer with parameters is a `Layer`, applied by its rule; in the backward p
 rule's saved data and the gradient of its output. After the pass, rules compute per-sample norms and
 then clipped sums from these records. All other code of the network runs as it is, through autograd.
 
-Models go through in groups: a layer on the batch itself is applied once, for all groups.
+Models go through in groups: a layer on the batch itself is applied once, for all groups. Code that
+joins the batch with what follows from parameters (`x + layer(x)`) needs it once for each model.
 """
 
 import contextlib
@@ -54,6 +55,7 @@ class Passes:
 
     module: nn.Module
     by_loops = True  # whether layers that have compiled loops may take them
+    repeats = False  # whether the module is given a copy of the batch for every model
 
     def __init__(self) -> None:
         self.records: list[Record] = []  # in the order of the backward pass
@@ -77,7 +79,7 @@ class Passes:
         with torch.no_grad(), self._pass(theta, x):
             for models in slices(len(theta), at_once):
                 self._enter(models)
-                group_outputs = self.module(x)
+                group_outputs = self.module(self._given(x))
                 outputs.append(group_outputs.view(len(self.theta), len(x), -1))
         return outputs
 
@@ -134,13 +136,17 @@ class Passes:
         """Returns the records of a group's layers. ValueError: outputs of another shape."""
         self._enter(models)
         with torch.enable_grad():
-            outputs = self.module(step.x)
+            outputs = self.module(self._given(step.x))
             labels = step.y.repeat(len(self.theta))
             if outputs.dim() != 2 or len(outputs) != len(labels):
                 shape = tuple(outputs.shape)
                 raise ValueError(f"{len(labels)} examples give scores of shape {shape}")
             torch.autograd.backward(step.loss(outputs, labels).sum())
         return list(self.records)
+
+    def _given(self, x: Tensor) -> Tensor:
+        """Returns what the module is called with for the models of the group."""
+        return repeated(x, len(self.theta)) if self.repeats else x
 
     @contextlib.contextmanager
     def _pass(self, theta: Tensor, x: Tensor) -> Iterator[None]:

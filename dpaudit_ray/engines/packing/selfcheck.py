@@ -25,7 +25,8 @@ from .memory import GPU_MOST, ONE_BY_ONE, Groups
 from .samplewise import MODELS, Samplewise, cast, in_dtype
 from .vetting import halves, relative_error, vet
 
-Make = Callable[[Groups | None, bool], Any]  # a `PackedModel`, by groups, and with loops or without
+# Makes a `PackedModel`, by groups, with loops or without, and whether it repeats the batch.
+Make = Callable[[Groups | None, bool, bool], Any]
 
 _SPREAD = 0.05  # of the models' parameters around the module's own
 _LARGE = 1_000_000  # parameters from which on the least that shows a difference is computed
@@ -44,6 +45,7 @@ class Way:
     groups: Groups | None = None  # None for as many models as is fast
     rows: int | None = None  # the most that go through together, if more would be wrong
     loops: bool = False  # whether compiled loops are right
+    repeats: bool = False  # whether the module needs a copy of the batch for every model
     alone: int | None = None  # None unless examples go alone; models that `vmap` takes together
     obstacle: str | None = None  # why it is not faster
 
@@ -117,7 +119,7 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
         dtype = candidate.initial.dtype
         with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
             assert not isinstance(candidate.packed, str)
-            make = partial(candidate.packed, None, True)
+            make = partial(candidate.packed, None, True, False)
             return Way(loops=_difference(candidate, make, _expected(candidate, dtype)) is None)
     raise AssertionError("the second dtype returns or raises")
 
@@ -129,18 +131,21 @@ def _first_right(candidate: Candidate, expected: "_Expected") -> Way:
         obstacle = packed
     else:
 
-        def difference(groups: Groups | None) -> str | None:
-            return _difference(candidate, lambda: packed(groups, False), expected)
+        def difference(groups: Groups | None, repeats: bool = False) -> str | None:
+            return _difference(candidate, partial(packed, groups, False, repeats), expected)
 
-        def among_many(groups: Groups | None) -> str | None:
-            return _difference_among_many(candidate, packed, expected, groups)
+        def among_many(groups: Groups | None, repeats: bool = False) -> str | None:
+            return _difference_among_many(candidate, packed, expected, groups, repeats)
 
         rows = None
+        repeats = False
         problem = difference(None) or difference(GPU_MOST)
-        if problem is None:
-            problem = among_many(None)
+        if problem is not None:
+            repeats = (difference(None, True) or difference(GPU_MOST, True)) is None
+        if problem is None or repeats:
+            problem = among_many(None, repeats)
             if problem is None:
-                return Way()
+                return Way(repeats=repeats)
             rows = len(candidate.y)
         if difference(ONE_BY_ONE) is None and among_many(ONE_BY_ONE) is None:
             return Way(ONE_BY_ONE, rows)
@@ -229,12 +234,20 @@ def _difference(
 
 
 def _difference_among_many(
-    candidate: Candidate, make: Make, expected: _Expected, groups: Groups | None
+    candidate: Candidate,
+    packed: Make,
+    expected: _Expected,
+    groups: Groups | None,
+    repeats: bool,
 ) -> str | None:
     """Returns why many rows cannot go through `groups` together; None if they can."""
     dtype = expected.theta.dtype
+
+    def make(groups: Groups | None) -> Any:
+        return packed(groups, False, repeats)
+
     try:
-        count = make(groups, False).together(cast(candidate.x, dtype), candidate.y)
+        count = make(groups).together(cast(candidate.x, dtype), candidate.y)
         error = _error_among_many(candidate, make, count, expected.clip_norm)
     except MemoryError:
         raise
@@ -252,7 +265,7 @@ def _difference_among_many(
 
 def _error_among_many(
     candidate: Candidate,
-    make: Make,
+    make: Callable[[Groups | None], Any],
     count: int,
     clip_norm: float,
 ) -> float:
@@ -263,7 +276,7 @@ def _error_among_many(
     most = _MOST // len(candidate.initial)
     theta = candidate.models(max(1, min(count, most)))
     x, y = cast(candidate.x, theta.dtype), candidate.y
-    alone = make(ONE_BY_ONE, False)
+    alone = make(ONE_BY_ONE)
     least = _CANCELLED * clip_norm
 
     def sums(rows: Tensor) -> Tensor:
@@ -283,7 +296,7 @@ def _error_among_many(
     if len(theta) > 1:
         group = Groups(len(theta), len(theta))
         copies = x[:1].expand_as(x)
-        grouped = make(group, False).clipped_sums(theta, copies, y, clip_norm)
+        grouped = make(group).clipped_sums(theta, copies, y, clip_norm)
         for models in (slice(0, 1), slice(len(theta) - 1, None)):
             expected = alone.clipped_sums(theta[models], copies, y, clip_norm)
             errors.append(relative_error(grouped[models], expected, least))
