@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 install-with-pip := $(PIP) --editable
 install-with-uv := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable
 
-.PHONY: quickstart test test-cluster long chaos scale gpu lint docs clean help constraints
+.PHONY: quickstart test test-cluster long chaos scale bench-claims gpu lint docs clean help constraints
 
 help: ## Lists the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -49,6 +49,9 @@ scale: .venv/tested ## Measures what orchestration costs on this machine (minute
 	$(BIN)/python -m jobs.scale overhead
 	$(BIN)/python -m jobs.scale peers
 	$(BIN)/python -m jobs.scale large
+
+bench-claims: .venv/installed ## Audits mechanisms whose privacy loss is known (half an hour)
+	$(BIN)/python -m jobs.bench
 
 gpu: .venv/installed ## Checks the engine on this machine's GPU and prints a Markdown table
 	$(BIN)/python -m jobs.gpu
