@@ -282,6 +282,14 @@ KINDS: dict[str, FindingKind] = {
         "DPA063", "accounting", _W, "less than 1 in {records}, the number of records",
         "that much or more, which publishing one of them at random keeps, too",
         "ask for ε at a smaller δ"),
+    "common scale": FindingKind(
+        "DPA064", "records elsewhere", _W, "data scaled by constants, or by public values",
+        "columns that {what}: the records were scaled, or rotated, by themselves",
+        "scale by constants, or by values that have noise and are accounted"),
+    "initial values": FindingKind(
+        "DPA065", "records elsewhere", _V, "networks that begin with constants or random numbers",
+        "{names}, which began as statistics of the records: no noise hides these",
+        "begin with constants, or add noise to the statistics and account for that"),
 }
 # fmt: on
 

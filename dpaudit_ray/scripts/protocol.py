@@ -380,6 +380,8 @@ class RunResult:
         warmed: private parameters that the records trained before, without noise.
         beside: classes of other networks that the records trained without noise.
         standardised: columns that were scaled by themselves.
+        common_scale: what all columns have in common that were scaled in another way; "" if none.
+        initial_statistics: private parameters that began as statistics of the records.
         seeded: generators seeded with constants, as "torch.manual_seed(3)".
         noise_seeds: first seeds of the optimizers' own generators.
         published: of a pinned run, names and digests of what is returned, saved or decided by.
@@ -405,6 +407,8 @@ class RunResult:
     warmed: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     standardised: int = 0
+    common_scale: str = ""
+    initial_statistics: tuple[str, ...] = ()
     outside: tuple[OutsideSteps, ...] = ()
     processes: tuple[StartedProcesses, ...] = ()
     seeded: tuple[str, ...] = ()

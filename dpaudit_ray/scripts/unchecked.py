@@ -13,7 +13,8 @@ _ALWAYS = (
 _HINTS = {
     r"class_weight|compute_class_weight|bincount|WeightedRandomSampler": "class weights",
     r"[Vv]ocab|Counter\(|most_common|fit_transform|LabelEncoder": "a vocabulary or encoding",
-    r"best_(?:epoch|loss|acc|model)|early_stop|EarlyStopping|patience": "the choice of an epoch",
+    r"best_(?:epoch|loss|acc|model)|early_stop|EarlyStopping|patience|"
+    r"(?:if|while) .*(?:loss|acc).* [<>]": "the choice of an epoch",
     r"\bprint\(|logger\.|logging\.|wandb|tensorboard|SummaryWriter": "printed or logged values",
     r"\.mean\(0|\.std\(0|StandardScaler|mean\(axis=0|std\(axis=0": "scaling by the records",
 }

@@ -195,6 +195,7 @@ def test_two_backward_passes_are_two_gradients_a_record():
     [
         ({"beside": ("Teacher",)}, "records elsewhere", "Teacher, trained on them"),
         ({"standardised": 32}, "records elsewhere", "of 32 columns"),
+        ({"common_scale": "are uncorrelated"}, "records elsewhere", "columns that are uncorr"),
         ({"left": left(earlier=("w of step 3 of 9",))}, "release", "w of step 3 of 9"),
         ({"left": left(tensors=("file 1: mean",))}, "release", "file 1: mean"),
     ],

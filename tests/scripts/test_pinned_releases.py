@@ -63,6 +63,7 @@ def findings(*runs: PinnedRun) -> list[Finding]:
         (run("abc", (1.1, 2.1, 3.1)), "records apart", "changed 3 of 3 gradients"),
         (run("abc", published=published("2", "1")), "release", "mean, which another record"),
         (run("abc", published=published("1", "2")), "updates", "what X is given, which"),
+        (run("ab", published=published("1", "1")), "updates", "what ends training, which another"),
         (run("abc", updates="xbd"), "updates", "changed 2 of 3 updates"),
     ],
 )

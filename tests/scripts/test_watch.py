@@ -299,6 +299,18 @@ def test_data_that_were_scaled_by_themselves():
     assert shared_records.standardised_columns(raw) == 0
 
 
+def test_columns_that_have_a_scale_in_common():
+    x = random_numbers(200, 6) @ random_numbers(6, 6)
+    least, greatest = x.aminmax(dim=0)
+    axes = torch.linalg.svd(x - x.mean(0), full_matrices=False).Vh
+    pixels = torch.randint(0, 256, (200, 6)) / 255
+    words = [
+        shared_records.common_scale(TensorDataset(columns))
+        for columns in (x, (x - least) / (greatest - least), x @ axes.T, pixels)
+    ]
+    assert words == ["", "have the same least and greatest value", "are uncorrelated", ""]
+
+
 def test_simple_functions_of_the_records_are_statistics():
     x = random_numbers(200, 3) * 2 + 1
     x[:40] *= torch.tensor([1.0, 0.0, 1.0])
@@ -309,6 +321,10 @@ def test_simple_functions_of_the_records_are_statistics():
         assert records.is_statistic(value)
     for value in (x.mean(0) + 0.01, torch.ones(3), torch.tensor(1.0)):
         assert not records.is_statistic(value)
+    y = random_numbers(200)
+    records = PrivateRecords([x, y])
+    assert records.is_statistic(y.mean())
+    assert not records.is_statistic(y.mean() + 0.01)
 
 
 def test_networks_that_private_records_trained(tmp_path):

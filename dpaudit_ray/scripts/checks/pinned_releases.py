@@ -45,6 +45,8 @@ def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
         if a.update != b.update:
             different.add(Difference("update", number))
         different.update(Difference("row", number, row) for row in _changed_rows(a, b))
+    if len(alone.steps) != len(other.steps) and not (alone.cut or other.cut):
+        different.add(Difference("published", name="what ends training"))
     # A run that ended early has published the beginning of what the other did.
     texts = zip(alone.result.published, other.result.published, strict=False)
     for (name, text), (other_name, other_text) in texts:
@@ -55,8 +57,8 @@ def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
 
 def _changed_rows(a: PinnedStep, b: PinnedStep) -> Iterator[int]:
     """Yields gradients of a step with the record that it changed, if it changed more than one."""
-    x = np.array(a.rows)
-    y = np.array(b.rows)
+    x = np.nan_to_num(a.rows)
+    y = np.nan_to_num(b.rows)
     permitted = 1  # gradients that may change
     if b.missing is not None and len(y) == len(x) - 1 == b.drawn - 1:
         x = np.delete(x, b.missing)

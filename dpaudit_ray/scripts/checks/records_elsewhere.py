@@ -16,6 +16,11 @@ class RecordsElsewhere(Check):
             judgement.find("beside", "an optimizer without noise", value=listed(result.beside))
         if result.standardised:
             judgement.find("standardised", "the data set", value=result.standardised)
+        if result.common_scale:
+            judgement.find("common scale", "the data set", what=result.common_scale)
+        if result.initial_statistics:
+            names = listed(result.initial_statistics)
+            judgement.find("initial values", "make_private", names=names)
         if result.processes:
             first = result.processes[0]
             count = sum(kind.count for kind in result.processes)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -14,7 +14,6 @@ _FEWEST = 3  # records
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _CLOSE = 1e-3  # relative: arithmetic in another order changes outputs by less
 
-Buffers = dict[str, torch.Tensor]
 Inputs = tuple[Any, Any]  # arguments and keyword arguments
 
 
@@ -32,18 +31,22 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
         why = f"a forward pass with a batch of {batch}; {_FEWEST} records are needed"
         return ForwardInspection(unseen=why)
 
-    def exchange(leaf: Any) -> Any:  # the second record is in the place of the first, too
-        if not _has_dim(leaf, dim) or leaf.shape[dim] != batch:
-            return leaf
-        leaf = leaf.clone()
-        leaf.select(dim, 0).copy_(leaf.select(dim, 1))
-        return leaf
+    def with_rows(rows: torch.Tensor) -> Inputs:
+        def exchange(leaf: Any) -> Any:
+            if not _has_dim(leaf, dim) or leaf.shape[dim] != batch:
+                return leaf
+            return leaf.index_select(dim, rows.to(leaf.device))
 
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        return cast(Inputs, tree_map(exchange, inputs))
+
+    rows = torch.arange(batch)
+    second_as_first = with_rows(torch.cat([rows[1:2], rows[1:]]))
+    second_only = with_rows(torch.full_like(rows, 1))
     with torch.no_grad():
-        first, after = _forward(module, inputs, buffers)
-        again, _ = _forward(module, inputs, buffers)
-        changed, after_change = _forward(module, tree_map(exchange, inputs), buffers)
+        first, learned = _forward(module, inputs)
+        again, _ = _forward(module, inputs)
+        changed, _ = _forward(module, second_as_first)
+        _, others_learned = _forward(module, second_only)
     triples = zip(first, again, changed, strict=True)
     outputs = [t for t in triples if _has_dim(t[0], dim) and t[0].shape[dim] == batch]
     if not outputs:
@@ -57,11 +60,11 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
         unchanged = output.narrow(dim, 1, batch - 1)
         change = (unchanged - other.narrow(dim, 1, batch - 1)).abs().max()
         by = max(by, float(change) / (float(unchanged.abs().max()) or 1.0))
-    learning = [
-        name
-        for name, buffer in after.items()
-        if buffer.is_floating_point() and not torch.equal(buffer, after_change[name])
-    ]
+    learning = []
+    for name in sorted({*learned, *others_learned}):
+        a, b = learned.get(name), others_learned.get(name)
+        if a is None or b is None or not torch.equal(a, b):
+            learning.append(name)
     return ForwardInspection(mixes=by > _CLOSE, by=by, buffers=tuple(learning))
 
 
@@ -95,19 +98,27 @@ def _has_dim(value: Any, dim: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > dim
 
 
-def _forward(
-    module: Any,
-    inputs: Inputs,
-    buffers: Buffers,
-) -> tuple[list[torch.Tensor], Buffers]:
-    """Returns the network's outputs, and its buffers afterwards, which are put back."""
+def _forward(module: Any, inputs: Inputs) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Returns the outputs, and the parameters and buffers that the pass changed and that go back.
+
+    A forward pass itself may shorten an embedding's rows, or follow a mean.
+    """
     args, kwargs = inputs
+    before = {name: tensor.clone() for name, tensor in _registered(module)}
     with preserve_generators(), _attributes_preserved(module):
         outputs = module.forward(*args, **kwargs)
-    after = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    for name, buffer in module.named_buffers():
-        buffer.copy_(buffers[name])
-    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)], after
+    changed = {}
+    for name, tensor in _registered(module):
+        old = before[name]
+        if not torch.equal(tensor, old):
+            changed[name] = tensor.clone()
+            tensor.data.copy_(old)
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)], changed
+
+
+def _registered(module: Any) -> list[tuple[str, torch.Tensor]]:
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return [(name, tensor.detach()) for name, tensor in tensors]
 
 
 @contextlib.contextmanager

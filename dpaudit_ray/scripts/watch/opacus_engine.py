@@ -17,7 +17,7 @@ from . import hooks
 from .accountants import history_of
 from .forward_passes import Inputs, in_functorch, lies_time_first, mapped_batch, repeat_forward
 from .hooks import after, around, before, import_if_there
-from .other_updates import note_copies, note_input
+from .other_updates import note_copies, note_initial_statistics, note_input
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
 
@@ -60,6 +60,8 @@ def install(run: WatchedRun) -> None:
         if run.request.inspects:
             run.publications.before |= digests_of_all_networks()
             note_copies(run, module)
+            if not run.releases:
+                note_initial_statistics(run, module, loader.dataset)
         private = original(engine, module=module, data_loader=loader, **options)
         run.loaders.private.append(private[-1])
         networks.batch_first = bool(options.get("batch_first", True))

@@ -7,7 +7,7 @@ import torch
 
 from ..protocol import OutsideSteps
 from .run_state import WatchedRun
-from .shared_records import keys_of, tables_of
+from .shared_records import PrivateRecords, keys_of, tables_of
 from .tensors import digest, row_keys
 
 _MOST_NAMES = 4
@@ -58,6 +58,14 @@ def note_copies(run: WatchedRun, module: torch.nn.Module) -> None:
         original = trained.get(digest(p))
         if original is not None:
             run.updates.copies[id(p)] = original
+
+
+def note_initial_statistics(run: WatchedRun, module: torch.nn.Module, data: Any) -> None:
+    """Notes which parameters of a network begin as statistics of the records."""
+    records = PrivateRecords(tables_of(data))
+    for name, p in module.named_parameters():
+        if records.is_statistic(p):
+            run.networks.initial_statistics.append(name)
 
 
 def outside_steps(run: WatchedRun) -> tuple[OutsideSteps, ...]:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, StackDataset
 
 from ..protocol import PinnedStep
+from .forward_passes import in_functorch
 from .generators import preserve_generators, seed_generators
 from .hooks import around, before, import_if_there, users_frames
 from .loaders import Indices
@@ -32,6 +33,8 @@ from .tensors import is_array, is_numeric, row_keys
 
 _CANDIDATES = 100  # records that one might be exchanged for
 _MOST_ROWS = 200_000  # of an array in which a step's examples are searched
+_DROPPING = ("dropout", "dropout1d", "dropout2d", "dropout3d")  # of torch.nn.functional
+_DRAWING = ("rand", "randn", "randint", "rand_like", "randn_like")  # of torch
 _DECIDERS = (  # what chooses by a number: module, class, method
     ("torch.optim.lr_scheduler", "ReduceLROnPlateau", "step"),
     ("pytorch_lightning.callbacks", "ModelCheckpoint", "check_monitor_top_k"),
@@ -70,6 +73,25 @@ def install(run: WatchedRun) -> None:
     def default_rng(original: Any, seed: Any = None) -> Any:
         return original(entropy.getrandbits(64) if seed is None else seed)
 
+    for name in _DROPPING:
+        around(torch.nn.functional, name)(_drop_alike)
+
+    def draw_alike(original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Draws the same numbers for each record of the batch, likewise."""
+        size: Any = args  # of what is drawn: integers, or a tuple, or a tensor that has this size
+        if args and isinstance(args[-1], (tuple, list, torch.Tensor)):
+            size = args[-1]
+        shape = list(getattr(size, "shape", size))
+        records = _batch_size(run)
+        if records < FEWEST or not shape or shape[0] % records or in_functorch():
+            return original(*args, **kwargs)
+        shape[0] //= records
+        smaller = size.new_empty(shape) if isinstance(size, torch.Tensor) else shape
+        numbers = original(*(args[:-1] if size is not args else ()), smaller, **kwargs)
+        return numbers.repeat(records, *[1] * (len(shape) - 1))
+
+    for name in _DRAWING:
+        around(torch, name)(draw_alike)
     if opacus := import_if_there("opacus"):
         before(opacus.PrivacyEngine, "make_private")(make_private)
     numbers = itertools.count()
@@ -98,6 +120,23 @@ def install(run: WatchedRun) -> None:
             searched.add(key)
             _exchange_looked_up(run, self.dataset, batch, indices, (record, substitutes[key]))
         return batch
+
+
+def _drop_alike(original: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Drops the same of each record: a batch of another size then draws no other numbers."""
+    if x.dim() < 2 or in_functorch():
+        return original(x, *args, **kwargs)
+    return x * original(x.new_ones(1, *x.shape[1:]), *args, **kwargs)
+
+
+def _batch_size(run: WatchedRun) -> int:
+    """Returns how many records the last batch has, after its variation; 0 without any."""
+    current = run.loaders.current
+    if current is None or not current.batches:
+        return 0
+    draw = current.batches[-1]
+    _, missing = run.pinned.variations.get(draw.tobytes(), ("", None))
+    return len(draw) - (missing is not None)
 
 
 def _exchange_looked_up(
@@ -222,10 +261,19 @@ def exchange(data: Any, record: int) -> None:
     base, rows = base_and_rows(data)
     if rows is not None:
         record, other = rows[record], rows[other]
+    arrays = arrays_of(base)
+    for array in _arrays_of_script():  # the script may have the data twice
+        if any(_is_equal(array, own) for own in arrays_of(base)):
+            arrays.append(array)
     with torch.no_grad():
-        for array in arrays_of(base):
-            if owns_memory(array):
-                array[record] = array[other]
+        for array in {id(array): array for array in arrays if owns_memory(array)}.values():
+            array[record] = array[other]
+
+
+def _is_equal(array: Any, other: Any) -> bool:
+    return bool(
+        array.shape == other.shape and (torch.as_tensor(array) == torch.as_tensor(other)).all()
+    )
 
 
 def owns_memory(array: Any) -> bool:

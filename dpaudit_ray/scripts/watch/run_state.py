@@ -88,6 +88,7 @@ class PrivateNetworks:
         batch_first: records lie along the first dimension of a batch.
         rate: at which the last one's records will be sampled.
         records_each: most records that one mapped forward pass had for each gradient.
+        initial_statistics: names of parameters that began as statistics of the records.
         target: ε and δ for which the next network's noise is computed.
     """
 
@@ -97,6 +98,7 @@ class PrivateNetworks:
     batch_first: bool = True
     rate: float = 1.0
     records_each: int = 1
+    initial_statistics: list[str] = field(default_factory=list)
     target: tuple[float | None, float | None] = (None, None)
 
     def parameters(self) -> dict[int, torch.Tensor]:

@@ -13,7 +13,9 @@ from .tensors import row_keys
 
 _MOST_PARTS = 10  # of a data set; a longer list is of records
 _MOST_ROWS = 200_000
-_MOST_PRODUCTS = 2**24  # of a tensor's rows with records
+_MOST_PRODUCTS = 2**22  # of a tensor's rows with records
+_MOST_COLUMNS = 200  # whose correlations are computed
+_FEWEST_COLUMNS = 4  # that are not uncorrelated by chance
 _FEWEST = 30  # records that have statistics
 _FEWEST_LABELS = 16
 _LONG_ROW = 8  # numbers; shorter ones may be equal by chance
@@ -105,6 +107,27 @@ def standardised_columns(data: Any) -> int:
     return 0
 
 
+def common_scale(data: Any) -> str:
+    """Returns in words what all columns have in common if they were scaled by themselves, or ""."""
+    for table in _wide_tables(tables_of(data)):
+        varying = table[:, table.amax(0) > table.amin(0)]
+        if varying.shape[1] < _FEWEST_COLUMNS:
+            continue
+        extremes = torch.stack([varying.amin(0), varying.amax(0)])
+        # Values of pixels have many records with the least or the greatest.
+        is_single = ((varying == extremes[:, None]).sum(1) == 1).all()
+        if is_single and torch.allclose(extremes, extremes[:, :1], rtol=0, atol=_ABSOLUTE):
+            return "have the same least and greatest value"
+        if _off_diagonal(torch.corrcoef(varying[:, :_MOST_COLUMNS].T)) < _ABSOLUTE:
+            return "are uncorrelated"
+    return ""
+
+
+def _off_diagonal(matrix: torch.Tensor) -> float:
+    """Returns the largest absolute value beside the diagonal."""
+    return float((matrix - matrix.diag().diag()).abs().max())
+
+
 def _wide_tables(tables: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     wide = [t for t in tables if t.dim() > 1 and len(t) >= _FEWEST and not t.is_complex()]
     return [table.flatten(1).double() for table in wide]
@@ -116,7 +139,8 @@ class PrivateRecords:
     def __init__(self, tables: Sequence[torch.Tensor]) -> None:
         self._tables = tables
         self._row_sizes = {t[0].numel() for t in tables if t.dim() > 1 and len(t)}
-        self._labels = [t.flatten() for t in tables if t.dim() == 1 and len(t) >= _FEWEST_LABELS]
+        labels = [t.flatten() for t in tables if t.numel() == len(t)]
+        self._labels = [t for t in labels if len(t) >= _FEWEST_LABELS]
 
     @functools.cached_property
     def _rows(self) -> set[bytes]:
@@ -143,7 +167,8 @@ class PrivateRecords:
         for labels in self._labels:
             if not labels.is_floating_point() and int(labels.min()) >= 0:
                 counts = torch.bincount(labels.long()).double()
-                values += [counts, counts / len(labels)]
+                shares = counts / len(labels)
+                values += [counts, shares, shares.log()]
         return [value for value in values if float(value.std()) > _ABSOLUTE]
 
     def has_rows_of(self, tensor: torch.Tensor) -> bool:
@@ -171,11 +196,24 @@ class PrivateRecords:
         """Returns whether a tensor is a statistic of the records' columns, and not constant."""
         tensor = tensor.detach().cpu().double()
         values = tensor.reshape(-1)
+        if len(values) == 1:
+            return self._is_label_statistic(float(values))
         close = functools.partial(torch.allclose, values, rtol=_RELATIVE, atol=_ABSOLUTE)
         if any(len(values) == len(other) > 1 and close(other) for other in self._statistics):
             return True
         sides = (tensor, tensor.T) if tensor.dim() == 2 else ()
         return any(map(self._is_fitted, sides))
+
+    def _is_label_statistic(self, number: float) -> bool:
+        """Returns whether a number is a mean, logit or deviation of labels, and not a round one."""
+        if math.isclose(number, round(number, 2), rel_tol=_RELATIVE):
+            return False
+        for labels in self._labels:
+            mean = labels.double().mean()
+            for value in (mean, mean.logit(), labels.double().std()):
+                if math.isclose(number, float(value), rel_tol=_RELATIVE / 100):
+                    return True
+        return False
 
     def _is_fitted(self, rows: torch.Tensor) -> bool:
         """Returns whether rows are principal axes of the records, or centres of k-means."""
@@ -184,9 +222,10 @@ class PrivateRecords:
         for table in self._tables:
             is_small = len(rows) * len(table) <= _MOST_PRODUCTS
             if is_small and table[:1].numel() == rows.shape[1]:
-                wide = _wide_tables([table])
-                if any(_has_axes(rows, t) or _has_centres(rows, t) for t in wide):
-                    return True
+                for wide in _wide_tables([table]):
+                    fits = (_has_axes, _has_centres, _has_covariance)
+                    if any(fit(rows, wide) for fit in fits):
+                        return True
         return False
 
 
@@ -210,6 +249,22 @@ def _has_centres(rows: torch.Tensor, table: torch.Tensor) -> bool:
     is_nearest = torch.nn.functional.one_hot(nearest, len(rows)).to(table)
     means = is_nearest.T @ table / is_nearest.sum(0)[:, None]
     return torch.allclose(means, rows, rtol=_RELATIVE, atol=_ABSOLUTE)
+
+
+def _has_covariance(rows: torch.Tensor, table: torch.Tensor) -> bool:
+    """Returns whether a matrix is of the columns' covariance: whitens them, or has its axes."""
+    if not _FEWEST_COLUMNS <= table.shape[1] <= _MOST_COLUMNS or len(rows) < _FEWEST_COLUMNS:
+        return False
+    covariance = torch.cov(table.T)
+    images = rows @ covariance
+    products = images @ rows.T
+    deviations = products.diag().sqrt()
+    if _off_diagonal(products / deviations / deviations[:, None]) < _ABSOLUTE:
+        return True
+    is_square = rows.shape[0] == rows.shape[1]
+    if not is_square or _off_diagonal(rows) < _RELATIVE * float(rows.abs().max()):
+        return False
+    return bool((images - covariance @ rows).norm() < _RELATIVE * images.norm())
 
 
 def _is_distinct(row: torch.Tensor) -> bool:

@@ -175,6 +175,8 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         warmed=warmed,
         beside=networks,
         standardised=max(map(shared_records.standardised_columns, data), default=0),
+        common_scale=max(map(shared_records.common_scale, data), default=""),
+        initial_statistics=tuple(state.networks.initial_statistics),
         outside=other_updates.outside_steps(state),
         processes=tuple(StartedProcesses(*kind, count) for kind, count in state.processes.items()),
         seeded=tuple(sorted(state.seeded)),
