@@ -263,7 +263,7 @@ def exchange(data: Any, record: int) -> None:
         record, other = rows[record], rows[other]
     arrays = arrays_of(base)
     for array in _arrays_of_script():  # the script may have the data twice
-        if any(_is_equal(array, own) for own in arrays_of(base)):
+        if any(_is_equal(array, table) for table in arrays_of(base)):
             arrays.append(array)
     with torch.no_grad():
         for array in {id(array): array for array in arrays if owns_memory(array)}.values():
