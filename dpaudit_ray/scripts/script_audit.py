@@ -378,6 +378,7 @@ class Audit:
             measured=tuple(measured),
             sentence=self._judgement.sentence,
             composed=self._composed,
+            ratios=self._judgement.ratios,
             unchecked=unchecked_in(self._target.script, self._result),
             waited=self._waited,
         )

@@ -75,6 +75,7 @@ class Judgement:
         complete: a violation of its kind would have been found.
         enough: the inspected run showed so much that no trial is needed.
         sentence: states how strong the inspection was.
+        ratios: of noise to sensitivity, relative to what is accounted, with their steps from 1.
     """
 
     layer: int = 0
@@ -84,6 +85,7 @@ class Judgement:
     complete: bool = True
     enough: bool = False
     sentence: str = ""
+    ratios: tuple[tuple[int, float], ...] = ()
 
     def find(self, kind: str, where: str, **values: Any) -> "Judgement":
         """Adds a finding of a kind, with the values of its texts."""
@@ -113,6 +115,7 @@ class Judgement:
         self.complete &= part.complete
         self.enough |= part.enough
         self.sentence = self.sentence or part.sentence
+        self.ratios = self.ratios or part.ratios
         return self
 
     @property
@@ -155,6 +158,7 @@ class ScriptVerdict:
         runs: of the script.
         output: last lines that the script printed.
         sentence: how strong the inspection was.
+        ratios: of noise to sensitivity, relative to what is accounted, with their steps from 1.
         unchecked: what this kind of audit does not check in this script.
         waited: seconds that its runs waited for a processor.
     """
@@ -176,6 +180,7 @@ class ScriptVerdict:
     sentence: str = ""
     confidence: float = 1 - sum(ALPHA.values())
     composed: float = math.nan
+    ratios: tuple[tuple[int, float], ...] = ()
     unchecked: tuple[str, ...] = ()
     waited: float = 0.0
 

@@ -33,6 +33,8 @@ def unchecked_in(script: Path, result: RunResult) -> tuple[str, ...]:
             is_listed = any(item.startswith(hint) for item in unchecked)
             if not is_listed and re.search(pattern, code):
                 unchecked.append(f"{hint} ({script.name}:{number})")
+    if result.processes:
+        unchecked.append(result.unwatched_processes)
     if not result.made:
         unchecked.append("how the custom loop forms per-example gradients")
     return tuple(unchecked)

@@ -99,6 +99,21 @@ def test_when_one_inspected_run_is_enough(entries, fields, enough):
     assert not judgement.findings or "left" in fields
 
 
+def test_steps_have_their_ratio_of_noise_to_sensitivity():
+    judgement = judge(step(), dataclasses.replace(step(0.5), step=6))
+    (first, ratio), (second, half) = judgement.ratios
+    assert (first, second) == (1, 7)
+    assert half / ratio == pytest.approx(0.5, rel=0.1)
+
+
+def test_findings_of_one_kind_are_joined_with_their_count():
+    made = Made(phase="main", records=10, batches=1, noise=1.0, expected_batch_size=10)
+    first, second = (made_entry(made, replaced_sampler=name) for name in ("Weighted", "Sorted"))
+    (note,) = findings(step(), first, second)
+    assert note.expected.endswith("Weighted")
+    assert note.seen.endswith("; 1 more of its kind")
+
+
 def test_sums_that_were_given_and_custom_loops():
     """Clipping was not observed; a loop's network is not known, and nothing waits for it."""
     assert "sums were given" in missing(step(), APART, ArraysGiven(kind="sum"))["clipping"]

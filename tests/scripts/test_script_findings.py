@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -10,7 +11,7 @@ from dpaudit_ray.errors import SpecError, StorageError
 from dpaudit_ray.report.verdict import Verdict
 from dpaudit_ray.scripts import unchecked, verdict_files
 from dpaudit_ray.scripts.finding_kinds import parse_reasons
-from dpaudit_ray.scripts.protocol import RunResult
+from dpaudit_ray.scripts.protocol import RunResult, StartedProcesses
 from dpaudit_ray.scripts.script_findings import (
     CheckOutcome,
     Finding,
@@ -78,6 +79,18 @@ def test_the_page_has_the_findings_and_runs_nothing():
     # A tab that the script printed is a tab.
     printed = verdict_files.html(verdict(output="step\tloss\x1b[0m"))
     assert "step\tloss\\x1b[0m" in printed
+
+
+def test_the_page_has_a_picture_of_noise_by_step():
+    """The line of 1 is 60 below the top; what is far above it is drawn at 1.4."""
+    page = verdict_files.html(verdict(ratios=((1, 1.0), (11, 0.5), (21, 9.0))))
+    assert re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', page) == [
+        ("40.0", "60.0"),
+        ("335.0", "105.0"),
+        ("630.0", "24.0"),
+    ]
+    assert "step 21</text>" in page
+    assert "<circle" not in verdict_files.html(verdict())
 
 
 def test_sarif_has_a_rule_and_a_place_for_each_finding():
@@ -168,6 +181,9 @@ def test_hints_of_what_is_not_checked_name_the_first_line(tmp_path):
     script.write_text("x = 1\n# print(x)\nprint(x)\nprint(x)\nweights = class_weight(y)\n")
     lines = unchecked.unchecked_in(script, RunResult(made=1))
     assert lines[2:] == ("printed or logged values (train.py:3)", "class weights (train.py:5)")
+    processes = (StartedProcesses("torchrun", "train.py:3", 4),)
+    *_, started = unchecked.unchecked_in(script, RunResult(made=1, processes=processes))
+    assert started == "processes that it starts (4 torchrun, train.py:3) were not watched"
     (custom,) = set(unchecked.unchecked_in(tmp_path / "none.py", RunResult())) - set(lines)
     assert "custom loop" in custom
 

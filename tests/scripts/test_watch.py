@@ -150,10 +150,10 @@ def test_a_record_of_each_batch_is_exchanged_or_left_out(tmp_path, fixed):
     run = watched(tmp_path, pinned="varied", record=0)
     run.pinned.leaves_out = not fixed
     items = [torch.full((2,), float(n == 1)) for n in range(4)]
-    first = pinned_runs._vary(run, [3, 5, 7, 9], items, keeps_size=False)
-    second = pinned_runs._vary(run, [4, 6, 8, 2], items, keeps_size=False)
-    assert first == (1, [3] if fixed else [])
-    assert second == (1, [4])
+    first = pinned_runs._varied_draw(run, [3, 5, 7, 9], items, keeps_size=False)
+    second = pinned_runs._varied_draw(run, [4, 6, 8, 2], items, keeps_size=False)
+    assert first == ([3, 3, 7, 9] if fixed else [3, 7, 9])
+    assert second == [4, 4, 8, 2]
     step = PinnedStep(member=False, release=(), rows=(1.0,))
     draws = [np.array([3, 5, 7, 9]), np.array([4, 6, 8, 2])]
     one = pinned_runs.varied(run, step, draws[:1])

@@ -5,7 +5,7 @@ To add a check, write a module with a `Check` and name it in `CHECKS`.
 
 import dataclasses
 
-from ..script_findings import Judgement
+from ..script_findings import Finding, Judgement
 from .accounting import Accounting
 from .check import Check, Inspection, PinnedRun, PinnedRuns, why_cut, with_line
 from .law_of_noise import LawOfNoise
@@ -59,6 +59,19 @@ def judge(inspection: Inspection) -> Judgement:
     lines = inspection.result.lines
     judgement.findings = [
         dataclasses.replace(item, where=with_line(item.where, lines.get(item.where, "")))
-        for item in judgement.findings
+        for item in _joined(judgement.findings)
     ]
     return judgement
+
+
+def _joined(findings: list[Finding]) -> list[Finding]:
+    """Returns the first finding of each kind, with the number of others: one for each engine."""
+    kinds: dict[tuple[str, str], list[Finding]] = {}
+    for item in findings:
+        kinds.setdefault((item.code, item.look), []).append(item)
+    joined = []
+    for first, *others in kinds.values():
+        if others:
+            first = dataclasses.replace(first, seen=f"{first.seen}; {len(others)} more of its kind")
+        joined.append(first)
+    return joined

@@ -27,8 +27,7 @@ class Accounting(Check):
             return judgement.miss(f"{summary}, and then {inspection.cut}")
         self._judge_targets(inspection, judgement)
         for group in claims.groups_of(inspection.result.claims).values():
-            if not judgement.violations:  # clients of a federation repeat each other
-                self._judge_reports(inspection, group, judgement)
+            self._judge_reports(inspection, group, judgement)
         self._judge_early_reports(inspection, judgement)
         sizes = [draws.records for draws in inspection.result.draws]
         records = min(sizes, default=0)

@@ -44,67 +44,81 @@ class Noise(Check):
     question = "Is the noise of each step as large as accounted, relative to one record's change?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        steps = inspection.replayed
-        if not steps:
+        if not inspection.replayed:
             return judgement.miss(_why_not_replayed(inspection))
-        accounted = {
-            (item.optimizer, item.step): item.noise for item in inspection.result.accounted
-        }
-        usual_noise = _usual_noise(inspection)
-        distances: list[_Distance] = []
-        for step in steps:
-            noise = step.noise or accounted.get((step.optimizer, step.step), usual_noise)
-            distance, shortfall = _compare(step, noise, SHARE / len(steps))
-            if distance is not None and math.isfinite(distance.estimate):
-                distances.append(distance)
-            checks = {item.look for item in judgement.findings}
-            if shortfall is not None and shortfall.look not in checks:
-                judgement.findings.append(shortfall)  # the other steps would repeat it
+        distances = _compare_steps(inspection, judgement)
         _judge_ghosts(inspection, judgement)
-        diverged = [step for step in steps if not _is_finite(step)]
+        diverged = [step for step in inspection.replayed if not _is_finite(step)]
         if diverged:
             where = at_step(diverged[0].step, diverged[0].line)
-            judgement.find("not finite", where, count=len(diverged), steps=len(steps))
-        self._summarise(inspection, judgement, steps, distances)
-        arrays = _arrays(inspection)
-        if arrays["again"]:  # and these steps replay: their noise follows from the generators
-            judgement.find("no noise", f"{arrays['again']} steps with earlier random numbers")
-        if arrays["sum"]:
-            why = (
-                "sums were given as arrays; pass audited_step what clips and sums, and per_example"
-            )
-            judgement.miss(why, name="clipping")
-        if arrays["noise"]:
-            why = f"at {arrays['noise']} steps noise was given as arrays; "
-            why += "pass a function that draws it"
-            judgement.miss(why, name="noise given")
+            count = len(inspection.replayed)
+            judgement.find("not finite", where, count=len(diverged), steps=count)
+        _summarise(inspection, judgement, distances)
+        _judge_arrays(inspection, judgement)
         return judgement
 
-    def _summarise(
-        self,
-        inspection: Inspection,
-        judgement: Judgement,
-        steps: list[StepInspection],
-        distances: list[_Distance],
-    ) -> None:
-        """States the median ratio, and the smallest shortfall that would have been found."""
-        summary = f"{len(steps)} of {inspection.taken} steps replayed"
-        changed = [distance for distance in distances if distance.estimate > 0]
-        if changed:
-            ratio = 1 / float(np.median([distance.estimate for distance in changed]))
-            summary += f"; noise-to-sensitivity ratio {ratio:.3f} of the accounted one (median)"
-            powers = [distance.detectable for distance in changed]
-            in_all = math.ceil(100 * (1 - max(powers)))
-            in_one = math.ceil(100 * (1 - min(powers)))
-            is_whole = len(steps) >= inspection.taken and not inspection.cut
-            which = "all" if is_whole else f"{len(steps)} inspected of {inspection.taken}"
-            judgement.sentence = (
-                f"noise {in_all} % too small in {which} steps, or {in_one} % too small in one of "
-                "them, would have been found with 95 % probability"
-            )
-            is_sensitive = max(powers) >= ALTERNATIVE
-            judgement.enough = is_whole and len(distances) == len(steps) and is_sensitive
-        judgement.observe(summary)
+
+def _compare_steps(inspection: Inspection, judgement: Judgement) -> dict[int, _Distance]:
+    """Adds the first shortfall of each check; returns distances by the number of their inspection.
+
+    Steps that diverged, or have no noise, have no distance.
+    """
+    accounted = {(item.optimizer, item.step): item.noise for item in inspection.result.accounted}
+    usual_noise = _usual_noise(inspection)
+    steps = inspection.replayed
+    distances: dict[int, _Distance] = {}
+    for number, step in enumerate(steps):
+        noise = step.noise or accounted.get((step.optimizer, step.step), usual_noise)
+        distance, shortfall = _compare(step, noise, SHARE / len(steps))
+        if distance is not None and math.isfinite(distance.estimate):
+            distances[number] = distance
+        checks = {item.look for item in judgement.findings}
+        if shortfall is not None and shortfall.look not in checks:
+            judgement.findings.append(shortfall)  # the other steps would repeat it
+    return distances
+
+
+def _summarise(
+    inspection: Inspection,
+    judgement: Judgement,
+    distances: dict[int, _Distance],
+) -> None:
+    """States the median ratio, and the smallest shortfall that would have been found."""
+    steps = inspection.replayed
+    summary = f"{len(steps)} of {inspection.taken} steps replayed"
+    changed = {number: distance for number, distance in distances.items() if distance.estimate > 0}
+    if changed:
+        ratios = [1 / distance.estimate for distance in changed.values()]
+        median = float(np.median(ratios))
+        summary += f"; noise-to-sensitivity ratio {median:.3f} of the accounted one (median)"
+        numbers = [steps[number].step + 1 for number in changed]
+        judgement.ratios = tuple(zip(numbers, ratios, strict=True))
+        powers = [distance.detectable for distance in changed.values()]
+        in_all = math.ceil(100 * (1 - max(powers)))
+        in_one = math.ceil(100 * (1 - min(powers)))
+        is_whole = len(steps) >= inspection.taken and not inspection.cut
+        which = "all" if is_whole else f"{len(steps)} inspected of {inspection.taken}"
+        judgement.sentence = (
+            f"noise {in_all} % too small in {which} steps, or {in_one} % too small in one of "
+            "them, would have been found with 95 % probability"
+        )
+        is_sensitive = max(powers) >= ALTERNATIVE
+        judgement.enough = is_whole and len(distances) == len(steps) and is_sensitive
+    judgement.observe(summary)
+
+
+def _judge_arrays(inspection: Inspection, judgement: Judgement) -> None:
+    """Judges steps whose noise or sum was passed as arrays, or whose random numbers repeat."""
+    arrays = _arrays(inspection)
+    if arrays["again"]:  # and these steps replay: their noise follows from the generators
+        judgement.find("no noise", f"{arrays['again']} steps with earlier random numbers")
+    if arrays["sum"]:
+        why = "sums were given as arrays; pass audited_step what clips and sums, and per_example"
+        judgement.miss(why, name="clipping")
+    if arrays["noise"]:
+        why = f"at {arrays['noise']} steps noise was given as arrays; "
+        why += "pass a function that draws it"
+        judgement.miss(why, name="noise given")
 
 
 def _usual_noise(inspection: Inspection) -> float | None:

@@ -124,10 +124,10 @@ def _failed_test(
         return finding("twice", _WHERE, count=draws.twice)
     deviation = _shared_records(draws, drawn_rate)
     if deviation < -_LIMIT:
-        how = "shuffled: each record once in a pass"
-        return _judge_other_sampling(how, rate, round(1 / rate), inspection)
+        shuffled = "shuffled: each record once in a pass"
+        return _judge_without_poisson(shuffled, rate, round(1 / rate), inspection)
     if is_near_normal and is_narrow:
-        return _judge_other_sampling("of a fixed size", rate, 1, inspection)
+        return _judge_without_poisson("of a fixed size", rate, 1, inspection)
     empty = (1 - rate) ** n
     log_without_empty = count * math.log1p(-min(empty, 1 - 1e-12))
     if 0 not in draws.sizes and log_without_empty < math.log(level / 6):
@@ -172,29 +172,33 @@ def _shared_records(draws: Draws, rate: float) -> float:
     return float((draws.shared - n * mean) / math.sqrt(max(n * variance, 1e-300)))
 
 
-def _judge_other_sampling(
-    how: str,
+def _judge_without_poisson(
+    sampling: str,
     rate: float,
-    group: int,
+    steps_in_pass: int,
     inspection: Inspection,
 ) -> Finding:
-    """Decides by worst-case neighbours whether the claim is violated, or only not proven."""
+    """Returns that the claim is violated by draws of another kind, or that it is only not proven.
+
+    Accountants prove claims for Poisson sampling. Neighbouring data that are hard for the other
+    kind give a lower bound on δ at the ε of the claim: above δ of the claim, it is violated.
+
+    Args:
+        sampling: kind of the draws, in words.
+        rate: at which a step has a record.
+        steps_in_pass: steps of which exactly one has a record; 1 if each step draws anew.
+        inspection: for the claim.
+    """
     result = inspection.result
-    noise = min(noise for noise, _, _ in claims.events_of(result))
-    epsilon = claims.stated(result, inspection.delta)
-    times = max(1, inspection.taken // group)
-    reached = delta_without_poisson(epsilon, noise, rate, group, times)
-    if reached <= inspection.delta:
-        return finding("not proven", _WHERE, how=how, rate=rate)
-    return finding(
-        "not Poisson",
-        _WHERE,
-        how=how,
-        rate=rate,
-        epsilon=epsilon,
-        reached=plain(reached, ".2g"),
-        delta=plain(inspection.delta, ".2g"),
-    )
+    delta = inspection.delta
+    least_noise = min(noise for noise, _, _ in claims.events_of(result))
+    epsilon = claims.stated(result, delta)
+    passes = max(1, inspection.taken // steps_in_pass)
+    reached = delta_without_poisson(epsilon, least_noise, rate, steps_in_pass, passes)
+    if reached <= delta:
+        return finding("not proven", _WHERE, how=sampling, rate=rate)
+    texts = {"how": sampling, "reached": plain(reached, ".2g"), "delta": plain(delta, ".2g")}
+    return finding("not Poisson", _WHERE, rate=rate, epsilon=epsilon, **texts)
 
 
 def delta_without_poisson(

@@ -129,22 +129,24 @@ def _as_indices(batch: Any) -> Indices:
     return np.zeros(0, dtype=np.int64)
 
 
-def draw_counts(
-    draws: Sequence[Indices],
-    records: int,
-    rate: float,
-) -> Draws:
-    """Counts draws of one rate from so many records.
+def draw_counts(draws: Sequence[Indices], records: int, rate: float) -> Draws:
+    """Counts how often records were drawn, and which draws have a record in common.
 
-    Draws are grouped into windows of 1 / `rate` draws, in which each record comes once on average.
+    A window is as many draws as have each record once on average: in shuffled batches these share
+    no record, and in independent draws some.
+
+    Args:
+        draws: indices of the records of each.
+        records: number of records that are drawn from.
+        rate: of sampling.
     """
     window = max(2, round(1 / rate)) if 0 < rate < 1 else max(2, len(draws))
     windows = len(draws) // window
     shared_pairs = 0
     for first in range(0, windows * window, window):
-        counts = np.bincount(np.concatenate(draws[first : first + window]), minlength=records)
-        shared_pairs += int((counts * (counts - 1) // 2).sum())
-    counts = np.bincount(np.concatenate(draws or [_as_indices([])]), minlength=records)
+        times = _times_drawn(draws[first : first + window], records)
+        shared_pairs += int((times * (times - 1) // 2).sum())
+    times = _times_drawn(draws, records)
     return Draws(
         records=records,
         sizes=tuple(map(len, draws)),
@@ -152,7 +154,12 @@ def draw_counts(
         window=window,
         windows=windows,
         shared=shared_pairs,
-        most=int(counts.max(initial=0)),
-        squares=int((counts**2).sum()),
+        most=int(times.max(initial=0)),
+        squares=int((times**2).sum()),
         twice=sum(len(draw) - len(np.unique(draw)) for draw in draws),
     )
+
+
+def _times_drawn(draws: Sequence[Indices], records: int) -> Indices:
+    """Returns how many times each record is drawn."""
+    return np.bincount(np.concatenate([_as_indices([]), *draws]), minlength=records)

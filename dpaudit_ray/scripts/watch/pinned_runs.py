@@ -98,15 +98,15 @@ def install(run: WatchedRun) -> None:
 
     @around(_BaseDataLoaderIter, "_next_index")
     def draw(original: Any, iterator: Any) -> Any:
-        with preserve_generators():  # whatever random numbers were drawn before
+        """Draws the same indices in each run, whatever random numbers were drawn before."""
+        with preserve_generators():
             seed_generators(run.request.derived("loader", next(numbers)))
             indices = original(iterator)
         items = private_items(run, iterator, indices) if varies else []
         if not items:
             return indices
-        keeps_size = iterator._num_workers > 0  # their random numbers would be shifted unseen
-        position, other = _vary(run, indices, items, keeps_size=keeps_size)
-        return [*indices[:position], *other, *indices[position + 1 :]]
+        # With workers, a record less would shift random numbers that are not seen here.
+        return _varied_draw(run, indices, items, keeps_size=iterator._num_workers > 0)
 
     @around(_MapDatasetFetcher, "fetch")
     def fetch(original: Any, self: Any, indices: Any) -> Any:
@@ -296,16 +296,16 @@ def choose_record(run: WatchedRun, draw: Indices) -> None:
         run.pinned.chosen_as = "a record in the middle of a batch"
 
 
-def _vary(
+def _varied_draw(
     run: WatchedRun,
     indices: list[int],
     items: list[Any],
     keeps_size: bool,
-) -> tuple[int, list[int]]:
-    """Returns the position of a conspicuous record of a draw, and one for its place, or none.
+) -> list[int]:
+    """Returns a draw without its most conspicuous record, or with another one in its place.
 
-    Each second draw has none; batches of a fixed size keep it. The step finds the change by its
-    draw: a worker may fetch some batches before it.
+    It is left out of each second draw, but for batches of a fixed size. The step finds the change
+    by its draw: a worker may fetch some batches before it.
     """
     pinned = run.pinned
     position, name = conspicuous_record(items)
@@ -315,7 +315,8 @@ def _vary(
     change += f" record {indices[position]}, {name},"
     missing = position if leaves_out else None
     pinned.variations[np.array(indices).tobytes()] = change, missing
-    return position, [] if leaves_out else [indices[position - 1]]
+    others = [] if leaves_out else [indices[position - 1]]
+    return [*indices[:position], *others, *indices[position + 1 :]]
 
 
 def varied(
