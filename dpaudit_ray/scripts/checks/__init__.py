@@ -70,8 +70,9 @@ def _joined(findings: list[Finding]) -> list[Finding]:
     for item in findings:
         kinds.setdefault((item.code, item.look), []).append(item)
     joined = []
-    for first, *others in kinds.values():
-        if others:
-            first = dataclasses.replace(first, seen=f"{first.seen}; {len(others)} more of its kind")
+    for first, *repeated in kinds.values():
+        if repeated:
+            text = f"{first.seen}; {len(repeated)} more of its kind"
+            first = dataclasses.replace(first, seen=text)
         joined.append(first)
     return joined

@@ -197,8 +197,15 @@ def _judge_without_poisson(
     reached = delta_without_poisson(epsilon, least_noise, rate, steps_in_pass, passes)
     if reached <= delta:
         return finding("not proven", _WHERE, how=sampling, rate=rate)
-    texts = {"how": sampling, "reached": plain(reached, ".2g"), "delta": plain(delta, ".2g")}
-    return finding("not Poisson", _WHERE, rate=rate, epsilon=epsilon, **texts)
+    return finding(
+        "not Poisson",
+        _WHERE,
+        how=sampling,
+        rate=rate,
+        epsilon=epsilon,
+        reached=plain(reached, ".2g"),
+        delta=plain(delta, ".2g"),
+    )
 
 
 def delta_without_poisson(

@@ -315,8 +315,8 @@ def _varied_draw(
     change += f" record {indices[position]}, {name},"
     missing = position if leaves_out else None
     pinned.variations[np.array(indices).tobytes()] = change, missing
-    others = [] if leaves_out else [indices[position - 1]]
-    return [*indices[:position], *others, *indices[position + 1 :]]
+    replacement = [] if leaves_out else [indices[position - 1]]
+    return [*indices[:position], *replacement, *indices[position + 1 :]]
 
 
 def varied(
