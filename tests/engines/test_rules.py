@@ -14,6 +14,9 @@ from dpaudit_ray.engines.packing.conversion import warn_of_slow_way
 from dpaudit_ray.engines.packing.memory import Groups
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules import ghost_norm
+from dpaudit_ray.mechanisms.dp_sgd.network import network
+from dpaudit_ray.models.base import Model
+from dpaudit_ray.plugins import parse
 from tests.engines.networks import images, loss_of, slow_clipped_sum
 from tests.long import paired
 
@@ -150,6 +153,21 @@ def test_groups_that_free_memory_makes_smaller_are_told(monkeypatch, caplog):
     assert Groups(64, 64).fitted(1 << 24) == Groups(1, 1)
     (said,) = caplog.messages
     assert "which may change last bits of scores" in said
+
+
+def test_convolutions_go_in_groups_on_a_cpu_as_far_as_memory_is_fast(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    module, _, x, y = case("conv")
+    model = PackedModel(module)
+    model.settle(x, y)
+    assert model._copy(None, loops=False, repeats=False).together(x, y) == 16
+    assert Groups.for_cpu(module, in_loops=0).fitted(1 << 25) == Groups(4, 4)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "wrn16"])
+def test_networks_of_this_package_keep_the_groups_of_stored_scores(name):
+    module = network(parse(Model, name, "model"), (3, 8, 8), 10, 0)
+    assert Groups.for_cpu(module, in_loops=0) == Groups(8, 1)
 
 
 def test_groups_on_a_gpu_follow_from_its_budget_and_not_from_what_is_free(monkeypatch):
