@@ -154,7 +154,7 @@ def test_own_training_example_runs(workplace):
 def test_recipe_examples_run(workplace):
     """That of the sweep file as it is, and again with all three classes of one's own."""
     raw = yamlfile.parse_yaml(block("yaml", "sampling: poisson"), "sweep-file.md")
-    assert spec.from_raw(raw).cells[0].mechanism.noise > 0.5
+    assert spec.from_raw(raw).cells[0].mechanism.multiplier > 0.5
     own = {"sampling": "my_sampling:Drawn", "optimizer": "my_optimizer:RmsProp"}
     raw["mechanism"] |= own | {"schedule": {"name": "my_schedule:InverseRoot", "warmup": 3}}
     raw |= {"grid": {"mechanism.engine": ["packed", "opacus"]}, "resources": {"pack_size": 10}}

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 Kind = Literal[
-    "accountants", "adversaries", "data", "estimators", "mechanisms", "models", "optimizers",
-    "sampling", "schedules",
+    "accountants", "adversaries", "data", "estimators", "mechanisms", "models", "noise",
+    "optimizers", "sampling", "schedules",
 ]  # fmt: skip
 _KEYS: dict[Kind, str] = {
     "accountants": "audit.accountants",
@@ -28,6 +28,7 @@ _KEYS: dict[Kind, str] = {
     "estimators": "audit.estimators",
     "mechanisms": "mechanism.name",
     "models": "mechanism.model.name",
+    "noise": "mechanism.noise.name",
     "optimizers": "mechanism.optimizer.name",
     "sampling": "mechanism.sampling.name",
     "schedules": "mechanism.schedule.name",

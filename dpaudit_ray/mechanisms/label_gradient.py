@@ -39,6 +39,7 @@ from .base import (
     recorded_steps,
 )
 from .dp_sgd import DpSgd
+from .dp_sgd.noise import Independent
 from .dp_sgd.sampling import Fixed, Shuffle
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class LabelGradient(Mechanism):
         target = self.target
         required = {
             "sampling": (isinstance(target.sampling, Fixed | Shuffle), "fixed or shuffle"),
+            "noise": (isinstance(target.noise, Independent), "independent"),
             "noise_multiplier": (target.noise_multiplier != 0, "above 0"),
             "loss": (target.loss == "cross-entropy", "cross-entropy: labels are classes"),
             "augmentations": (target.augmentations == 1, "1: a release is of records, not views"),
@@ -192,7 +194,7 @@ class LabelGradient(Mechanism):
             shuffled = type(self.target.sampling) is Shuffle
             epochs = math.ceil(horizon / self.target.sizes.per_epoch)
             releases = epochs if shuffled else horizon
-        return Training(self.target.noise, releases, adjacency=Adjacency.REPLACE)
+        return Training(self.target.multiplier, releases, adjacency=Adjacency.REPLACE)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Returns Gaussian for trials of one record in one batch, which is proved here.
@@ -313,7 +315,7 @@ class LabelGradient(Mechanism):
     @property
     def noise(self) -> Noise:
         """The noise of every step."""
-        return Noise(self.target.clip_norm, self.target.noise, self.clipping == "all")
+        return Noise(self.target.clip_norm, self.target.multiplier, self.clipping == "all")
 
     @property
     def shape(self) -> Shape:

@@ -17,6 +17,7 @@ _BASES = {
     "models": ("models.base", "Model"),
     "adversaries": ("adversaries.base", "Adversary"),
     "mechanisms": ("mechanisms.base", "Mechanism"),
+    "noise": ("mechanisms.dp_sgd.noise", "Noise"),
     "sampling": ("mechanisms.dp_sgd.sampling", "Sampler"),
     "optimizers": ("mechanisms.dp_sgd.updates", "Optimizer"),
     "schedules": ("mechanisms.dp_sgd.updates", "Schedule"),

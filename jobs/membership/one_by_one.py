@@ -63,7 +63,7 @@ def taken(path: Iterator[Sequence[Tensor]]) -> tuple[float, Tensor]:
 
 def line(label: str, training: DpSgdTraining, canary: RecordCanary, models: int) -> str:
     """A row of the table."""
-    noisy, rng = training.recipe.noise > 0, np.random.default_rng(models)
+    noisy, rng = training.recipe.multiplier > 0, np.random.default_rng(models)
     opacus = training.recipe.model_copy(update={"engine": "opacus"})
     one_by_one = dataclasses.replace(training, recipe=opacus)
     packed, alone, apart = list[float](), list[float](), math.nan

@@ -166,10 +166,10 @@ def test_the_noise_of_an_epsilon_is_that_of_the_audit_and_of_no_adversary(tiny):
     assert spec.from_raw(raw).cells[0].mechanism == found
     raw["audit"]["delta"] = 1e-7
     other = spec.from_raw(raw).cells[0]
-    assert other.mechanism.noise > found.noise
+    assert other.mechanism.multiplier > found.multiplier
     assert other.mechanism.identity()["delta"] == 1e-7
     raw["mechanism"]["delta"] = 1e-5
-    assert spec.from_raw(raw).cells[0].mechanism.noise == found.noise
+    assert spec.from_raw(raw).cells[0].mechanism.multiplier == found.multiplier
 
 
 REFUSED = [

@@ -19,6 +19,7 @@ from ..base import (
     Session,
     recorded_steps,
 )
+from .noise import Correlated
 from .recipe import Recipe
 from .sampling import Poisson
 
@@ -63,7 +64,7 @@ class DpSgd(Recipe, Mechanism):
 
     def precomputed(self) -> Mapping[str, float]:
         """Computes the noise multiplier of `epsilon`, which takes some accountants seconds."""
-        return {} if self.epsilon is None else {"noise": self.noise}
+        return {} if self.epsilon is None else {"noise": self.multiplier}
 
     def with_precomputed(self, precomputed: Mapping[str, float]) -> Self:
         copy = self.model_copy()
@@ -106,7 +107,7 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
-        return (self.sampling,)
+        return (self.sampling, self.noise)
 
     @property
     def auto_pack_size(self) -> int:
@@ -147,13 +148,21 @@ class DpSgd(Recipe, Mechanism):
             self.check_private_records(adversary)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Training:
-        """Counts the steps that may have the canary; the others are post-processing."""
+        """Counts the steps that may have the canary; the others are post-processing.
+
+        With correlated noise all steps are one release, whose sensitivity is lower if there are
+        fewer, or if the canary is in fewer of them.
+        """
         adjacency = Adjacency.REPLACE if adversary.replaces else Adjacency.ADD_REMOVE
+        if isinstance(self.noise, Correlated):
+            sensitivity = self.noise.sensitivity(self.steps, horizon, adversary.period)
+            share = self.noise.scale(self.steps) / sensitivity
+            return Training(self.multiplier * share, 1, 1.0, adjacency)
         releases = horizon // adversary.period
         if adversary.private_records:  # one release in each epoch, the last one may be incomplete
             releases = math.ceil(horizon / adversary.period)
         rate, sampling = self.sampled_at
-        return Training(self.noise, releases, rate, adjacency, sampling)
+        return Training(self.multiplier, releases, rate, adjacency, sampling)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Returns Gaussian for a gradient canary of one direction in all steps: proved here.
@@ -169,8 +178,18 @@ class DpSgd(Recipe, Mechanism):
         depends on the model, or a canary that is sampled. But Poisson sampling is the claimed one:
         step t releases b c_t g* + Z_t, where c_t is a coin for the canary only. So the trajectory
         is that of T sampled Gaussian releases with a noise multiplier of s / |g*|.
+
+        With correlated noise C⁻¹ z, for any period: let π be 1 at the steps of the canary. Given
+        the past, step t releases b π_t g* + (C⁻¹ z)_t in addition to a known sum. Multiplied by C,
+        which is invertible and lower triangular, the releases of all steps are b Cπ g* + z. So the
+        likelihood ratio of the trajectory is that of one Gaussian with μ = |Cπ| |g*| / s for the
+        true deviation s of z.
         """
-        if not adversary.fixed_gradient or adversary.period > 1:
+        if not adversary.fixed_gradient:
+            return TradeOff.UNKNOWN
+        if isinstance(self.noise, Correlated):
+            return TradeOff.GAUSSIAN
+        if adversary.period > 1:
             return TradeOff.UNKNOWN
         if isinstance(self.sampling, Poisson):
             return TradeOff.UNKNOWN if adversary.replaces else TradeOff.CLAIMED
@@ -193,7 +212,7 @@ class DpSgd(Recipe, Mechanism):
         K_i, plus noise elsewhere. So g_t may contain what earlier steps reveal of any bit, and
         scores do not subtract it. D_i is what the claim counts: T releases along one direction,
         sampled or not. If they are μ-GDP, it is a randomised function of one number of N(±μ/2, 1)
-        (Blackwell 1953).
+        (Blackwell 1953). Correlated noise depends on earlier noise for the same parameter only.
 
         Coins of a user-defined sampling scheme may be dependent. So are canaries that share a
         parameter (refused once crafted), records, and gradients that follow the model.

@@ -30,6 +30,7 @@ from ...errors import SpecError, first_line, plain
 from ...models.base import Model, Shape, as_input, input_dtype
 from ...plugins import Count, OpenShare, Strict, carried, nested, parse
 from ..base import StepCount
+from .noise import Correlated, Independent, Noise
 from .sampling import Fixed, Sampler, Sizes
 from .updates import Constant, Optimizer, Schedule, Sgd
 
@@ -72,6 +73,7 @@ class Recipe(Strict):
     epsilon: PositiveFloat | None = None  # in place of σ: the claim at `delta`
     delta: OpenShare | None = None  # of `epsilon`; else the audit's
     accountant: str | None = None  # of `epsilon`; else the audit's first
+    noise: Annotated[Noise, nested(Noise)] = Independent()  # how that of different steps relates
     sampling: Annotated[Sampler, nested(Sampler)] = Fixed()  # how batches are drawn
     batches: Literal["known"] = "known"  # the others', to the adversary
     optimizer: Annotated[Optimizer, nested(Optimizer)] = Sgd()  # how θ moves
@@ -114,13 +116,22 @@ class Recipe(Strict):
         if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
             raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
         self.schedule.check(self.steps)
+        self.noise.check(self.steps)
+        if isinstance(self.noise, Correlated):
+            for key, value, fits, requirement in (
+                ("sampling", self.sampling.name, self.sampling.in_known_steps, "fixed"),
+                ("engine", self.engine, self.engine == "packed", "packed"),
+            ):
+                if not fits:
+                    problem = f"is {value}, but noise: {self.noise.name} takes {requirement}"
+                    raise SpecError(key, f"{problem}; use that, or noise: independent")
         return self
 
     @property
     def recipe(self) -> Self:
         """A copy with the noise multiplier of `epsilon`, which reads no data for it."""
         unset = dict.fromkeys(("epsilon", "delta", "accountant"))
-        return self.model_copy(update=unset | {"noise_multiplier": self.noise})
+        return self.model_copy(update=unset | {"noise_multiplier": self.multiplier})
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of `step`, from 1 on."""
@@ -139,7 +150,7 @@ class Recipe(Strict):
         return self.model.initialization == "random"
 
     @property
-    def noise(self) -> float:
+    def multiplier(self) -> float:
         """Noise multiplier σ, as stated or for `epsilon`.
 
         Raises SpecError if no σ is possible, or DataError if the data are needed and unusable.
@@ -150,7 +161,13 @@ class Recipe(Strict):
         if self.epsilon is None or self.delta is None or self.accountant is None:
             raise SpecError("mechanism.delta", "is required with epsilon outside of an audit")
         claim = (self.epsilon, self.delta, self.accountant)
-        return calibrate_noise(*claim, self.steps, *self.sampled_at)
+        releases = 1 if isinstance(self.noise, Correlated) else self.steps
+        return calibrate_noise(*claim, releases, *self.sampled_at)
+
+    @property
+    def deviation(self) -> float:
+        """Deviation of the normals that noise is made of, over C: σ if it is independent."""
+        return self.multiplier * self.noise.scale(self.steps)
 
     @property
     def sampled_at(self) -> tuple[float, Sampling]:
@@ -211,7 +228,20 @@ class Recipe(Strict):
                 f"is 0, of which nothing is claimed that {adversary.name} could audit; "
                 "use a number above 0",
             )
-        if self.steps % period:
+        noise = self.noise
+        if isinstance(noise, Correlated):
+            if period % noise.separation:
+                raise SpecError(
+                    "adversary.period",
+                    f"is {period}, but the claim is for records in every {noise.separation}-th "
+                    f"step (mechanism.noise.separation); use {noise.separation} or a multiple",
+                )
+            if adversary.frozen or adversary.private_records:
+                raise SpecError(
+                    "mechanism.noise",
+                    f"is {noise.name}, but {adversary.name} is for independent noise; use that",
+                )
+        elif self.steps % period:
             raise SpecError(
                 "adversary.period",
                 f"is {period}, which does not divide the {self.steps} steps; use a divisor",

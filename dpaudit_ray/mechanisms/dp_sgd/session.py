@@ -62,7 +62,7 @@ class PublicView:
         self._samplewise = Samplewise(training.module, training.model.loss)
         self._is_checked = False
         self.clip_norm = recipe.clip_norm
-        self.noise_multiplier = recipe.noise
+        self.noise_multiplier = recipe.deviation
         self.batch_size = recipe.batch_size
         self.rate = recipe.rate
         self.classes = training.classes
@@ -476,7 +476,7 @@ class FrozenSession:
         for step in range(1, horizons[-1] + 1):
             inside = next(coins) & members
             if step % adversary.period == 0:
-                along = recipe.noise * noise.standard_normal(len(members))
+                along = recipe.multiplier * noise.standard_normal(len(members))
                 along += inside + self.other_sums[step - 1]
                 total += adversary.step_score(torch.from_numpy(along), public).numpy()
             if step in horizons:

@@ -37,6 +37,7 @@ _LARGE = 1 << 16  # numbers; noise for as many takes half a millisecond, worth a
 _LARGEST = 1e15  # entry of a crafted example: squares and their sums must not overflow
 _LARGEST_NORM = 1e30  # stands for no clipping: Opacus multiplies it by a noise of 0
 _OPTIMIZER = "optimizer."  # prefix of an optimizer's moments among the names of a state
+_NOISE = "noise."  # prefix of what correlated noise remembers
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,14 @@ def summed(directions: Tensor, inside: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Insertion:
-    """A canary over a training: it joins steps that `period` divides, if its coins are 1."""
+    """A canary over a training: it joins steps `offset` modulo `period`, if its coins are 1."""
 
     canary: Canary
     inside: Tensor  # as in `Inserted`, before sampling
     period: int
     coins: Iterator[Coins]  # at every step, of the shape of `inside`
     clip_norm: float
+    offset: int = 0
 
     def at(self, step: int, theta: Tensor) -> Inserted | None:
         """Returns the canary that joins models `theta` [n, p] at `step`, if any.
@@ -111,7 +113,7 @@ class Insertion:
         """
         coins = next(self.coins)
         canary = self.canary
-        if step % self.period:
+        if (step - self.offset) % self.period:
             return None
         if isinstance(canary, ChangingCanary):
             if canary.memoryless and not coins.any():
@@ -247,6 +249,8 @@ class PackedSteps:
         self._noise = noise_source(seed, device)
         self._update: Tensor | None = None
         self._state: State = {}
+        self._noise_state: State = {}
+        self._deviation = recipe.deviation
         self._steps_done = 0
 
     @torch_on_one_thread()
@@ -293,11 +297,12 @@ class PackedSteps:
 
     def _draw(self, update: Tensor) -> None:
         """Fills `update` with the noise of one step, or with zeros if there is none."""
-        if self._recipe.noise == 0:
+        if self._deviation == 0:
             update.zero_()
             return
         self._noise.fill(update)
-        update *= self._recipe.noise * self._recipe.clip_norm
+        update *= self._deviation * self._recipe.clip_norm
+        self._recipe.noise.correlate(update, self._steps_done + 1, self._noise_state)
 
     def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
         """Adds the canary to rows of models that have it; no other row changes, not even by NaN."""
@@ -329,6 +334,8 @@ class PackedSteps:
         arrays = self._noise.state()
         for name, moment in self._state.items():
             arrays[_OPTIMIZER + name] = moment.cpu().numpy()
+        for name, values in self._noise_state.items():
+            arrays[_NOISE + name] = values.cpu().numpy()
         return arrays
 
     def restore(
@@ -341,6 +348,8 @@ class PackedSteps:
         for name, array in state.items():
             if name.startswith(_OPTIMIZER):
                 self._state[name.removeprefix(_OPTIMIZER)] = tensor(array, self._device)
+            elif name.startswith(_NOISE):
+                self._noise_state[name.removeprefix(_NOISE)] = tensor(array, self._device)
 
 
 class OpacusSteps:
@@ -370,7 +379,7 @@ class OpacusSteps:
         self._parameters = list(trained(self._module).values())
         self._optimizer = DPOptimizer(
             recipe.optimizer.torch(self._parameters, recipe.learning_rate),
-            noise_multiplier=recipe.noise,
+            noise_multiplier=recipe.multiplier,
             max_grad_norm=min(recipe.clip_norm, _LARGEST_NORM),
             expected_batch_size=recipe.batch_size,
             generator=generator(seed, device),

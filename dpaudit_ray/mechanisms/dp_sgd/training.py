@@ -319,7 +319,7 @@ class DpSgdTraining:
             inside: 1 if the canary is in, else 0: [n], or [n, m] for each of m canaries.
             seed: of the pack: its noise and the canary's coins.
             canary: joins the sum, or the batch, at steps that it is sampled in; None for none.
-            period: of the steps that may have the canary: those that it divides.
+            period: of the steps that may have the canary, which begin by the kind of noise.
             watch: called at every step, with tensors that do not change later.
             checkpoints: where to save the pack; training starts from `checkpoints.step`.
         """
@@ -344,7 +344,9 @@ class DpSgdTraining:
             rng = np.random.default_rng(derive("coins", seed))
             all_coins = recipe.sampling.coins(self.sizes, tuple(inside.shape), rng)
             coins = islice(all_coins, done, None)
-            insertion = Insertion(canary, inside.cpu(), period, coins, recipe.clip_norm)
+            insertion = Insertion(
+                canary, inside.cpu(), period, coins, recipe.clip_norm, recipe.noise.offset
+            )
         for step in range(done + 1, len(self.batches) + 1):
             inserted = None if insertion is None else insertion.at(step, theta)
             if isinstance(canary, RecordCanary):

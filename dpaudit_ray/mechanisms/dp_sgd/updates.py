@@ -99,7 +99,7 @@ class Momentum(Optimizer):
 
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
-_ListAsTuple = BeforeValidator(lambda raw: tuple(raw) if isinstance(raw, list) else raw)
+ListAsTuple = BeforeValidator(lambda raw: tuple(raw) if isinstance(raw, list) else raw)
 
 
 class Adam(Optimizer):
@@ -108,7 +108,7 @@ class Adam(Optimizer):
     in_torch = "Adam"
 
     name: Literal["adam"] = "adam"
-    betas: Annotated[tuple[_Decay, _Decay], _ListAsTuple] = (0.9, 0.999)  # decay of both moments
+    betas: Annotated[tuple[_Decay, _Decay], ListAsTuple] = (0.9, 0.999)  # decay of both moments
     eps: PositiveFloat = 1e-8  # keeps the quotient finite
 
     def move(self, theta: Tensor, noisy: Noisy, state: State) -> None:

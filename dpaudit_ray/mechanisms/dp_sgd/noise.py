@@ -1,0 +1,275 @@
+"""Noise of DP-SGD: independent at each step, or correlated between steps by a matrix.
+
+Correlated noise is n = C⁻¹ z, for independent normals z and a lower triangular matrix C, the
+strategy (Denisov et al. 2022; Choquette-Choo et al. 2023). Multiplied by C, the releases g + n of
+all T steps are C g + z: together one Gaussian release of C g. Noise of later steps cancels part of
+the noise of earlier ones, so sums over many steps have less of it.
+"""
+
+import functools
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, model_validator
+
+from ...errors import SpecError
+from ...plugins import Count, OpenShare, Plugin, Share
+from .updates import ListAsTuple, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Matrix = NDArray[np.float64]
+_MOST_STEPS = 4096  # for which C takes 128 MiB
+
+
+class Noise(Plugin):
+    """Base of all kinds of noise. A canary joins steps t with t = `offset` modulo its period."""
+
+    kind = "noise"
+    home = "dpaudit_ray.mechanisms.dp_sgd.noise"
+    offset: ClassVar[int] = 0
+
+    def check(self, steps: int) -> None:
+        """Raises SpecError if the training has too few or too many `steps`."""
+
+    def scale(self, steps: int) -> float:
+        """Returns the deviation of the normals z over σC, for a training of so many steps."""
+        return 1.0
+
+    def strategy(self, steps: int) -> Matrix | None:
+        """Returns C [steps, steps]; None for independent noise."""
+        return None
+
+    def correlate(self, normals: "Tensor", number: int, state: State) -> None:
+        """Makes the noise n_t of one step of its normals z_t.
+
+        Args:
+            normals: z_t, float [n, p], changed in place.
+            number: of the step, t, from 1.
+            state: empty at the first step; then as the last step has changed it.
+        """
+
+
+class Independent(Noise):
+    """Independent noise at each step."""
+
+    name: Literal["independent"] = "independent"
+
+
+class Correlated(Noise):
+    """Base of correlated noise, for records that take part in steps o, o + b, o + 2b, ...
+
+    b is the `separation`, and o one of 1, ..., b. At a separation of 1, the claim covers records
+    in any steps. The canary takes part from the first step on.
+    """
+
+    offset = 1
+    separation: Count = 1  # b, steps from one participation of a record to the next
+
+    @abstractmethod
+    def strategy(self, steps: int) -> Matrix:
+        """Returns C, lower triangular. The first rows are the same for any number of steps."""
+
+    @abstractmethod
+    def correlate(self, normals: "Tensor", number: int, state: State) -> None: ...
+
+    def check(self, steps: int) -> None:
+        if steps > _MOST_STEPS:
+            raise SpecError(
+                "steps",
+                f"is {steps}, but noise: {self.name} takes at most {_MOST_STEPS}; use fewer",
+            )
+
+    def scale(self, steps: int) -> float:
+        return self.sensitivity(steps, steps, self.separation)
+
+    def sensitivity(self, steps: int, horizon: int, separation: int) -> float:
+        """Returns how much C g changes by one record, in units of the clipping norm.
+
+        A record adds g_i, |g_i| ≤ 1, to the sums of its steps i. The change of C g has the squared
+        norm Σ_ij (CᵀC)_ij <g_i, g_j> ≤ |Cπ|², where π is 1 at these steps, and no entry of C is
+        negative. It is reached by one direction at all steps. Gradients may depend on earlier
+        releases (Denisov et al. 2022, Theorem 2.1). For user-defined C with negative entries their
+        absolute values give an upper bound.
+
+        Args:
+            steps: of the training.
+            horizon: last step that is released.
+            separation: b; the offset is the worst one.
+        """
+        return float(_sensitivities(self, steps, separation)[horizon - 1])
+
+
+@functools.lru_cache(maxsize=64)
+def _sensitivities(noise: Correlated, steps: int, separation: int) -> Matrix:
+    """Computes the sensitivity of a training that ends after each step, float64 [steps]."""
+    strategy = np.abs(noise.strategy(steps))
+    largest = np.zeros(steps)
+    for first in range(min(separation, steps)):
+        squares = strategy[:, first::separation].sum(axis=1) ** 2
+        largest = np.maximum(largest, np.cumsum(squares))
+    return np.sqrt(largest)
+
+
+class Toeplitz(Correlated):
+    """Base of strategies C_ts = c_(t-s), whose coefficients c never rise and are never negative.
+
+    For these the claim also covers records that take part in any steps at least `separation` apart
+    (Kalinin and Lampert 2024).
+    """
+
+    @abstractmethod
+    def column(self, steps: int) -> Matrix:
+        """Returns c, float64 [steps]."""
+
+    def strategy(self, steps: int) -> Matrix:
+        numbers = np.arange(steps)
+        lags = np.subtract.outer(numbers, numbers)
+        return np.tril(self.column(steps)[lags])  # lags below 0 are above the diagonal
+
+
+class Banded(Toeplitz):
+    """Banded noise (Choquette-Choo et al. 2023): remembers the noise of `bandwidth` - 1 steps.
+
+    By default C is the band of the square root of the matrix of prefix sums, c_k = (2k choose k) /
+    4^k. Give `coefficients` in place of `bandwidth` for another matrix.
+    """
+
+    name: Literal["banded"] = "banded"
+    bandwidth: Count | None = None  # number of coefficients
+    # c_0, c_1, ..., in place of the bandwidth
+    coefficients: Annotated[tuple[NonNegativeFloat, ...] | None, ListAsTuple] = Field(
+        default=None, min_length=1
+    )
+
+    @model_validator(mode="after")
+    def _has_one_matrix(self) -> Self:
+        if self.bandwidth is None and self.coefficients is None:
+            raise SpecError("bandwidth", "is required, or coefficients in its place")
+        if self.bandwidth is not None and self.coefficients is not None:
+            raise SpecError("bandwidth", f"is {self.bandwidth}, next to coefficients; leave it out")
+        coefficients = self.coefficients or (1.0,)
+        falling = tuple(sorted(coefficients, reverse=True))
+        if coefficients[0] == 0 or coefficients != falling:
+            raise SpecError(
+                "coefficients",
+                f"are {list(coefficients)}; begin above 0, then never rise",
+            )
+        return self
+
+    @property
+    def _band(self) -> tuple[float, ...]:
+        return self.coefficients or _root_coefficients(self.bandwidth or 1)
+
+    def check(self, steps: int) -> None:
+        super().check(steps)
+        bandwidth = len(self._band)
+        if bandwidth > steps:
+            key = "bandwidth" if self.coefficients is None else "coefficients"
+            raise SpecError(
+                f"noise.{key}",
+                f"is a band of {bandwidth} for {steps} steps; use at most {steps}",
+            )
+
+    def column(self, steps: int) -> Matrix:
+        band = self._band[:steps]
+        return np.pad(band, (0, steps - len(band)))
+
+    def correlate(self, normals: "Tensor", number: int, state: State) -> None:
+        """Solves for n_t = (z_t - c_1 n_(t-1) - c_2 n_(t-2) - ...) / c_0."""
+        diagonal, *below = self._band
+        remembered = len(below)
+        for lag, coefficient in enumerate(below[: number - 1], start=1):
+            earlier = state[f"{(number - lag) % remembered}"]
+            normals.sub_(earlier, alpha=coefficient)
+        normals.div_(diagonal)
+        if remembered:
+            _remember(state, number % remembered, normals)
+
+
+class Blt(Toeplitz):
+    """Noise of a buffered linear Toeplitz matrix (Dvijotham et al. 2024): one buffer a decay.
+
+    c_0 = 1, and c_k = Σ_d w_d θ_d^(k-1) with `weights` w, of sum 1 at most, and `decays` θ.
+    """
+
+    name: Literal["blt"] = "blt"
+    decays: Annotated[tuple[OpenShare, ...], ListAsTuple] = Field(min_length=1)  # θ
+    weights: Annotated[tuple[Share, ...], ListAsTuple] = Field(min_length=1)  # w
+
+    @model_validator(mode="after")
+    def _options_go_together(self) -> Self:
+        buffers = len(self.decays)
+        if len(self.weights) != buffers:
+            raise SpecError(
+                "weights", f"are {len(self.weights)} for {buffers} decays; give one for each"
+            )
+        if sum(self.weights) > 1:
+            raise SpecError(
+                "weights",
+                f"have the sum {sum(self.weights):g}, so coefficients rise; use 1 at most",
+            )
+        return self
+
+    def column(self, steps: int) -> Matrix:
+        powers = np.power.outer(np.array(self.decays), np.arange(steps - 1))
+        return np.append(1.0, self.weights @ powers)
+
+    def correlate(self, normals: "Tensor", number: int, state: State) -> None:
+        """Subtracts w_d s_d of each buffer s_d, which then becomes θ_d s_d + n_t."""
+        if number == 1:
+            for index in range(len(self.decays)):
+                state[f"{index}"] = normals.new_zeros(normals.shape)
+        for index, weight in enumerate(self.weights):
+            normals.sub_(state[f"{index}"], alpha=weight)
+        for index, decay in enumerate(self.decays):
+            state[f"{index}"].mul_(decay).add_(normals)
+
+
+class Tree(Correlated):
+    """Noise of a binary tree (Dwork et al. 2010; Honaker 2015) with one normal a step.
+
+    Noise adds up to S_t = S_(t - low(t)) + z_t, for the lowest set bit low(t) of t: as many normals
+    as t has bits. For a separation above 1 the claim covers regular participation only.
+    """
+
+    name: Literal["tree"] = "tree"
+
+    def strategy(self, steps: int) -> Matrix:
+        """Returns C whose row t is 1 in the last low(t) of t columns."""
+        matrix = np.zeros((steps, steps))
+        for number in range(1, steps + 1):
+            matrix[number - 1, number & (number - 1) : number] = 1
+        return matrix
+
+    def correlate(self, normals: "Tensor", number: int, state: State) -> None:
+        """Returns S_t - S_(t-1). Remembers a sum for each position of a lowest set bit."""
+        previous = number - 1
+        parent = number & previous
+        if parent:
+            normals += state[f"{parent & -parent}"]
+        total = normals.clone()
+        if previous:
+            normals -= state[f"{previous & -previous}"]
+        _remember(state, number & -number, total)
+
+
+@functools.lru_cache(maxsize=64)
+def _root_coefficients(count: int) -> tuple[float, ...]:
+    """Computes (2k choose k) / 4^k for k < `count`: the series of 1 / √(1 - x)."""
+    coefficients = [1.0]
+    for k in range(1, count):
+        coefficients.append(coefficients[-1] * (2 * k - 1) / (2 * k))
+    return tuple(coefficients)
+
+
+def _remember(state: State, index: int, values: "Tensor") -> None:
+    """Copies `values` into the state under this index."""
+    key = f"{index}"
+    if key in state:
+        state[key].copy_(values)
+    else:
+        state[key] = values.clone()

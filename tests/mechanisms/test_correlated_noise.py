@@ -1,0 +1,310 @@
+"""Correlated noise: filters against dense solutions, claims against twins, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from dpaudit_ray import plugins
+from dpaudit_ray.accounting import Training
+from dpaudit_ray.errors import SpecError
+from dpaudit_ray.mechanisms.dp_sgd.noise import Correlated, Independent, Noise
+from dpaudit_ray.mechanisms.dp_sgd.updates import State
+from dpaudit_ray.stats import TradeOff
+from tests.mechanisms.test_checkpointing import Cut, CutError
+from tests.trainings import cell, opened
+
+Matrix = npt.NDArray[np.float64]
+
+BLT = {"name": "blt", "decays": [0.9, 0.5], "weights": [0.3, 0.2]}
+KINDS: dict[str, dict[str, Any]] = {
+    "one band": {"name": "banded", "bandwidth": 1},
+    "banded": {"name": "banded", "bandwidth": 5},
+    "coefficients": {"name": "banded", "coefficients": [2.0, 1.5, 0.5]},
+    "blt": BLT,
+    "tree": {"name": "tree"},
+}
+
+
+def noise_of(options: dict[str, Any], separation: int = 1) -> Correlated:
+    noise = plugins.parse(Noise, {**options, "separation": separation}, "noise")
+    assert isinstance(noise, Correlated)
+    return noise
+
+
+def dense(kind: str, steps: int) -> Matrix:
+    """Writes C down by its definition, entry by entry."""
+    strategy = np.zeros((steps, steps))
+    for row, column in itertools.product(range(steps), repeat=2):
+        lag = row - column
+        if lag < 0:
+            continue
+        number = row + 1
+        strategy[row, column] = {
+            "one band": float(lag == 0),
+            "banded": math.comb(2 * lag, lag) / 4**lag if lag < 5 else 0.0,
+            "coefficients": (2.0, 1.5, 0.5)[lag] if lag < 3 else 0.0,
+            "blt": 0.3 * 0.9 ** (lag - 1) + 0.2 * 0.5 ** (lag - 1) if lag else 1.0,
+            "tree": float(lag < number & -number),
+        }[kind]
+    return strategy
+
+
+def filtered(noise: Noise, normals: torch.Tensor) -> torch.Tensor:
+    """Sends normals [steps, n, p] through the filter, step by step."""
+    state: State = {}
+    rows = normals.clone()
+    for number, row in enumerate(rows, start=1):
+        noise.correlate(row, number, state)
+    return rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [1, 2, 7, 40])
+def test_filters_solve_for_the_noise(kind, steps):
+    noise = noise_of(KINDS[kind])
+    strategy = dense(kind, steps)
+    np.testing.assert_allclose(noise.strategy(steps), strategy, rtol=1e-12)
+    normals = torch.from_numpy(np.random.default_rng(1).normal(size=(steps, 3, 4)))
+    expected = np.linalg.solve(strategy, normals.numpy().reshape(steps, -1))
+    found = filtered(noise, normals).numpy().reshape(steps, -1)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors"), [("one band", 0), ("banded", 4), ("blt", 2), ("tree", 10)]
+)
+def test_memory_of_filters_is_bounded(kind, tensors):
+    """A tree of 1000 steps has ten positions of a lowest set bit: 1000 < 2^10."""
+    noise, state = noise_of(KINDS[kind]), State()
+    for number in range(1, 1001):
+        noise.correlate(torch.zeros(1, 1), number, state)
+    assert len(state) == tensors
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_covariance_of_noise(kind):
+    """20,000 draws of eight steps: entries of the covariance, five standard errors at most."""
+    normals = torch.from_numpy(np.random.default_rng(2).normal(size=(8, 20_000, 1)))
+    rows = filtered(noise_of(KINDS[kind]), normals).numpy()[:, :, 0]
+    inverse = np.linalg.inv(dense(kind, 8))
+    expected = inverse @ inverse.T
+    variances = np.diag(expected)
+    errors = np.sqrt((np.outer(variances, variances) + expected**2) / 20_000)
+    assert (np.abs(rows @ rows.T / 20_000 - expected) < 5 * errors).all()
+
+
+def worst(strategy: Matrix, patterns: list[list[int]]) -> float:
+    """Returns the largest root of Σ |CᵀC| over the pairs of a pattern's steps."""
+    gram = np.abs(strategy.T @ strategy)
+    return max(math.sqrt(gram[np.ix_(steps, steps)].sum()) for steps in patterns)
+
+
+def regular(steps: int, separation: int) -> list[list[int]]:
+    return [list(range(first, steps, separation)) for first in range(min(separation, steps))]
+
+
+def apart(steps: int, separation: int) -> list[list[int]]:
+    """Lists all sets of steps that are at least so far apart."""
+    patterns: list[list[int]] = [[]]
+    for step in range(steps):
+        free = [p for p in patterns if not p or step - p[-1] >= separation]
+        patterns += [[*pattern, step] for pattern in free]
+    return patterns[1:]
+
+
+@pytest.mark.parametrize("separation", [1, 2, 3, 5, 12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sensitivities_against_all_patterns(kind, separation):
+    noise, strategy = noise_of(KINDS[kind], separation), dense(kind, 11)
+    found = noise.sensitivity(11, 11, separation)
+    assert found == pytest.approx(worst(strategy, regular(11, separation)), rel=1e-12)
+    earlier = worst(strategy[:7, :7], regular(7, separation))
+    assert noise.sensitivity(11, 7, separation) == pytest.approx(earlier, rel=1e-12)
+    if kind != "tree" or separation == 1:
+        assert found == pytest.approx(worst(strategy, apart(11, separation)), rel=1e-12)
+
+
+def test_a_tree_covers_regular_participation_only():
+    """Of 16 steps, 1 and 13 are in more nodes of the tree than 1 and 12, eleven steps apart."""
+    strategy = dense("tree", 16)
+    regular_norm = noise_of({"name": "tree"}, separation=11).sensitivity(16, 16, 11)
+    assert regular_norm == pytest.approx(worst(strategy, [[0, 11]]))
+    assert worst(strategy, [[0, 12]]) > 1.05 * regular_norm
+
+
+@pytest.mark.parametrize("kind", ["banded", "blt", "tree"])
+@pytest.mark.parametrize(("steps", "separation"), [(40, 10), (64, 1), (100, 25), (33, 40)])
+def test_claims_are_those_of_one_gaussian_release(kind, steps, separation, tiny):
+    """μ = |Cπ| C / (deviation of z), by numbers of a dense matrix."""
+    options = {**KINDS[kind], "separation": separation}
+    adversary = {"name": "watched-dimension", "period": separation}
+    mechanism, against = cell(tiny, adversary, noise=options, steps=steps)
+    strategy = dense(kind, steps)
+    deviation = mechanism.multiplier * worst(strategy, regular(steps, separation))
+    assert mechanism.deviation == pytest.approx(deviation, rel=1e-12)
+    assert mechanism.claimed(against, steps) == Training(2.0, 1)
+    half = steps // 2
+    mu = worst(strategy[:half, :half], regular(half, separation)) / deviation
+    claimed = mechanism.claimed(against, half)
+    assert 1 / claimed.unit_noise == pytest.approx(mu, rel=1e-12)
+    assert mechanism.trade_off(against, steps) is TradeOff.GAUSSIAN
+
+
+def test_a_canary_in_fewer_steps_has_a_smaller_claim(tiny):
+    options = {"name": "banded", "bandwidth": 4, "separation": 5}
+    rare = {"name": "watched-dimension", "period": 20}
+    mechanism, against = cell(tiny, rare, noise=options, steps=40)
+    strategy = noise_of(options).strategy(40)
+    expected = worst(strategy, regular(40, 5)) / worst(strategy, regular(40, 20))
+    assert mechanism.claimed(against, 40).unit_noise == pytest.approx(2 * expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("bands", "separation", "steps"), [(5, 8, 40), (10, 10, 100), (1, 4, 12)])
+def test_claims_of_jax_privacy(bands, separation, steps):
+    sensitivity = pytest.importorskip("jax_privacy.matrix_factorization.sensitivity")
+    toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
+    noise = noise_of({"name": "banded", "bandwidth": bands}, separation)
+    coefficients = toeplitz.optimal_max_error_strategy_coefs(bands)
+    np.testing.assert_allclose(noise.column(bands), coefficients, rtol=1e-5)
+    theirs = sensitivity.get_sensitivity_banded(noise.strategy(steps), separation)
+    assert noise.sensitivity(steps, steps, separation) >= theirs * (1 - 1e-6)
+
+
+def test_epsilon_is_calibrated_for_one_release(tiny):
+    options = {"name": "banded", "bandwidth": 4, "separation": 3}
+    mechanism, against = cell(
+        tiny,
+        {"name": "watched-dimension", "period": 3},
+        noise=options,
+        noise_multiplier=None,
+        epsilon=2.0,
+    )
+    tiny["audit"]["record_every"] = 1
+    single, _ = cell(tiny, "watched-dimension", noise_multiplier=None, epsilon=2.0, steps=1)
+    assert mechanism.multiplier == single.multiplier
+    assert mechanism.claimed(against, 6).steps == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_has_correlated_noise(kind, tiny):
+    """Differences of releases from known sums have the covariance of C⁻¹, and deviation σ sens."""
+    options = KINDS[kind] | {"separation": 2}
+    session = opened(tiny, {"name": "watched-dimension", "period": 2}, noise=options)
+    training = session.training
+    parts: list[torch.Tensor] = []
+    path = training.run(
+        torch.zeros(8), 9, None, 1,
+        lambda step, before, update: parts.append(
+            update * 64 - training.sums(before, *training.batch(step), 1.0)
+        ),
+    )  # fmt: skip
+    list(path)
+    releases = torch.stack(parts).flatten(1).double().numpy()
+    white = dense(kind, 6) @ releases / training.recipe.deviation
+    count = white.shape[1]
+    covariance = white @ white.T / count
+    assert np.abs(covariance - np.eye(6)).max() < 5 * math.sqrt(2 / count)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_that_is_cut_off_continues_with_the_same_bits(kind, tiny):
+    def session() -> Any:
+        adversary = {"name": "watched-dimension", "period": 3}
+        options = KINDS[kind] | {"separation": 3}
+        return opened(tiny, adversary, noise=options, steps=12)
+
+    members, horizons = np.arange(8) % 3 == 0, (6, 12)
+    complete = session().run(members, 5, horizons)
+    found = None
+    for after in (1, 4, 3):
+        cut = Cut(after, found)
+        with pytest.raises(CutError):
+            session().run(members, 5, horizons, cut)
+        found = cut.found
+    assert session().run(members, 5, horizons, Cut(-1, found)).tobytes() == complete.tobytes()
+
+
+def test_independent_noise_is_in_no_fingerprint(tiny):
+    named, _ = cell(tiny, "loss", noise="independent")
+    default, _ = cell(tiny, "loss")
+    assert named.noise == Independent()
+    assert named.identity() == default.identity()
+    correlated, _ = cell(tiny, "loss", noise="tree")
+    assert correlated.identity()["noise"] == {"name": "tree"}
+
+
+@pytest.mark.parametrize(
+    ("adversary", "mechanism", "message"),
+    [
+        ("loss", {"noise": "banded"}, "noise.bandwidth: is required"),
+        ("loss", {"noise": {"name": "banded", "bandwidth": 7}}, "noise.bandwidth: is a band of 7"),
+        (
+            "loss",
+            {"noise": {"name": "banded", "bandwidth": 2, "coefficients": [1.0]}},
+            "noise.bandwidth: is 2, next to coefficients",
+        ),
+        (
+            "loss",
+            {"noise": {"name": "banded", "coefficients": [0.0, 0.0]}},
+            "noise.coefficients: are [0.0, 0.0]; begin above 0",
+        ),
+        (
+            "loss",
+            {"noise": {"name": "banded", "coefficients": [1.0, 0.2, 0.3]}},
+            "noise.coefficients: are [1.0, 0.2, 0.3]; begin above 0, then never rise",
+        ),
+        (
+            "loss",
+            {"noise": BLT | {"weights": [0.5]}},
+            "noise.weights: are 1 for 2 decays; give one for each",
+        ),
+        (
+            "loss",
+            {"noise": BLT | {"weights": [0.8, 0.7]}},
+            "noise.weights: have the sum 1.5",
+        ),
+        ("loss", {"noise": "tree", "sampling": "poisson"}, "sampling: is poisson, but noise: tree"),
+        ("loss", {"noise": "tree", "engine": "opacus"}, "engine: is opacus, but noise: tree"),
+        ("loss", {"noise": "tree", "steps": 4097}, "steps: is 4097, but noise: tree takes at most"),
+        (
+            {"name": "loss", "period": 3},
+            {"noise": {"name": "tree", "separation": 2}},
+            "adversary.period: is 3, but the claim is for records in every 2-th step",
+        ),
+        (
+            "malicious-dataset",
+            {"noise": "tree"},
+            "noise: is tree, but malicious-dataset is for independent noise",
+        ),
+        (
+            {"name": "reference-models", "records": 4},
+            {"noise": "tree"},
+            "noise: is tree, but reference-models is for independent noise",
+        ),
+    ],
+)
+def test_what_is_refused(adversary, mechanism, message, tiny):
+    if "records" in adversary:
+        tiny["audit"] |= {"estimators": ["several-canaries"], "trials": 80}
+    with pytest.raises(SpecError) as error:
+        cell(tiny, adversary, **mechanism)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_label_attacks_take_independent_noise(tiny):
+    mechanism, _ = cell(tiny, "loss", noise="tree")
+    labels = {"name": "label-gradient", "training": tiny["mechanism"] | {"noise": "tree"}}
+    raw = tiny | {"mechanism": labels, "adversary": "label", "grid": {}}
+    from dpaudit_ray.sweep import spec
+
+    assert mechanism.noise.name == "tree"
+    with pytest.raises(SpecError, match=r"training\.noise: must be independent"):
+        spec.from_raw(raw)
