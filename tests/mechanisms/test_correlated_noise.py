@@ -166,15 +166,32 @@ def test_a_canary_in_fewer_steps_has_a_smaller_claim(tiny):
     assert mechanism.claimed(against, 40).unit_noise == pytest.approx(2 * expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("bands", "separation", "steps"), [(5, 8, 40), (10, 10, 100), (1, 4, 12)])
-def test_claims_of_jax_privacy(bands, separation, steps):
+@pytest.mark.parametrize("kind", ["banded", "coefficients", "blt", "tree"])
+@pytest.mark.parametrize(("steps", "separation"), [(40, 10), (36, 1), (60, 12), (50, 25), (32, 32)])
+def test_sensitivities_of_jax_privacy(kind, steps, separation):
+    """Twenty settings: by their fixed epochs, and if C is Toeplitz also by their separation."""
+    jax = pytest.importorskip("jax", reason="jax_privacy is an independent implementation")
     sensitivity = pytest.importorskip("jax_privacy.matrix_factorization.sensitivity")
     toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
-    noise = noise_of({"name": "banded", "bandwidth": bands}, separation)
-    coefficients = toeplitz.optimal_max_error_strategy_coefs(bands)
-    np.testing.assert_allclose(noise.column(bands), coefficients, rtol=1e-5)
-    theirs = sensitivity.get_sensitivity_banded(noise.strategy(steps), separation)
-    assert noise.sensitivity(steps, steps, separation) >= theirs * (1 - 1e-6)
+    noise = noise_of(KINDS[kind], separation)
+    found = noise.sensitivity(steps, steps, separation)
+    strategy = noise.strategy(steps)
+    with jax.enable_x64(True):
+        theirs = sensitivity.fixed_epoch_sensitivity(jax.numpy.array(strategy), steps // separation)
+        assert found == pytest.approx(float(theirs), rel=1e-9)
+        if kind != "tree":
+            column = jax.numpy.array(strategy[:, 0])
+            squared = toeplitz.minsep_sensitivity_squared(column, separation)
+            assert found == pytest.approx(math.sqrt(squared), rel=1e-9)
+
+
+def test_coefficients_of_jax_privacy():
+    toeplitz = pytest.importorskip(
+        "jax_privacy.matrix_factorization.toeplitz", reason="an independent implementation"
+    )
+    noise = noise_of({"name": "banded", "bandwidth": 9})
+    theirs = toeplitz.optimal_max_error_strategy_coefs(9)
+    np.testing.assert_allclose(noise.strategy(9)[:, 0], theirs, rtol=1e-6)
 
 
 def test_epsilon_is_calibrated_for_one_release(tiny):

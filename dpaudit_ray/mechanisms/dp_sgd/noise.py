@@ -118,7 +118,7 @@ class Toeplitz(Correlated):
     """Base of strategies C_ts = c_(t-s), whose coefficients c never rise and are never negative.
 
     For these the claim also covers records that take part in any steps at least `separation` apart
-    (Kalinin and Lampert 2024).
+    (Kalinin and Lampert 2024, Theorem 2).
     """
 
     @abstractmethod
