@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, run
 from ..plugins import Count, Plugin
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.random import Generator
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from ..data.base import Data, Dataset
@@ -84,11 +86,18 @@ class PublicKnowledge(Protocol):
     """
 
     clip_norm: float  # C
-    noise_multiplier: float  # σ: the noise on a sum of clipped gradients has deviation σC
+    # σ: the noise on a sum of clipped gradients has deviation σC; or correlated noise C⁻¹ z is made
+    # of normals z with that deviation
+    noise_multiplier: float
     batch_size: int  # |B|, by which sums are divided: the expected size where batches vary
     sample_rate: float  # the chance that a step has the canary; 1 where batches are fixed
     classes: int  # number of classes; 0 for regression
     examples: int  # number of training examples
+    offset: int  # the canary is in steps that equal it modulo the period: 1 if noise is correlated
+
+    @property
+    def strategy(self) -> NDArray[np.float64] | None:
+        """The matrix C of correlated noise, float64 [T, T]; None if noise is independent."""
 
     @property
     def initial(self) -> Tensor:
@@ -216,7 +225,10 @@ class ShadowPlan:
 
 
 class Adversary(Plugin):
-    """Base of all adversaries. The canary enters at steps t with t mod `period` = 0."""
+    """Base of all adversaries. The canary enters at steps that `period` divides.
+
+    With correlated noise it enters at the first step, and every `period` steps from there.
+    """
 
     kind = "adversary"
     home = "dpaudit_ray.adversaries"
@@ -237,7 +249,7 @@ class Adversary(Plugin):
         SampleCanary,
     )
 
-    period: Count = 1  # the canary is in every step that it divides
+    period: Count = 1  # steps from one insertion of the canary to the next
 
     @property
     def reserves(self) -> float | None:

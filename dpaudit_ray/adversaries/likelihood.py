@@ -6,6 +6,10 @@ minus the known sum, projected on g*, in units of C: s_t ~ N(b c_t, σ²) for |g
 bit c_t of probability q. The most powerful test for b adds up log(1 - q + q exp((s_t - 1/2) / σ²))
 over the steps (Neyman and Pearson) if the bits of different steps are independent. It is exact for
 Poisson sampling, and for fixed batches, at q = 1; close for one batch an epoch.
+
+Of correlated noise C⁻¹ z, with the canary in steps π, let y_t be that projection at any step. Then
+x = C y = b Cπ + z has independent noise, and is known step by step, since C is lower triangular.
+The test adds up (Cπ)_t (x_t - (Cπ)_t / 2) / σ² for z of deviation σ, over all steps.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from typing import TYPE_CHECKING, Literal
 from .base import GradientCanary, PublicKnowledge
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 Statistic = Literal["likelihood-ratio", "sum"]
@@ -55,20 +61,68 @@ class Reading:
 
 
 @dataclass
+class Whitening:
+    """The evidence in releases of correlated noise, for an observer of all steps."""
+
+    strategy: Tensor  # C, float [T, T]
+    canary: NDArray[np.float64]  # Cπ, [T]
+    past: Tensor  # y of the steps so far, and zeros, float [T, n] or [T, n, m]
+
+    @classmethod
+    def of(cls, public: PublicKnowledge, period: int, scores: Tensor) -> Whitening | None:
+        """Returns the evidence before training, or None if noise is independent.
+
+        Args:
+            public: knows the noise.
+            period: steps from one insertion of the canary to the next.
+            scores: any tensor of the shape of the scores, [n] or [n, m].
+        """
+        import numpy as np
+
+        strategy = public.strategy
+        if strategy is None:
+            return None
+        steps = np.arange(1, len(strategy) + 1)
+        in_step = (steps - public.offset) % period == 0
+        past = scores.new_zeros(len(strategy), *scores.shape)
+        return cls(scores.new_tensor(strategy), strategy @ in_step, past)
+
+    def evidence(self, step: int, projection: Tensor) -> Tensor:
+        """Returns what a step adds to the log likelihood ratio, times σ².
+
+        Args:
+            step: its number, from 1; every step must be passed, in order.
+            projection: of the release on the canary, in units of C, [n] or [n, m].
+        """
+        import torch
+
+        self.past[step - 1] = projection
+        white: Tensor = torch.tensordot(self.strategy[step - 1], self.past, dims=1)
+        size = float(self.canary[step - 1])
+        return size * (white - size / 2)
+
+
+@dataclass
 class Sums:
     """Base of observers that add up scores of steps: [n], or [n, m] of several canaries."""
 
     total: Tensor  # of the steps so far
+    whitening: Whitening | None  # None: noise is independent, or scored as if it were
 
     def scores(self) -> Tensor:
         """The sum so far, float [n] or [n, m]: a copy, since later steps add to it in place."""
         return self.total.clone()
 
     def state(self) -> dict[str, Tensor]:
-        return {"shown": self.total}
+        state = {"shown": self.total}
+        if self.whitening is not None:
+            state["past"] = self.whitening.past
+        return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         self.total = state["shown"]
+        if self.whitening is not None:
+            self.whitening.past = state["past"]
 
 
 @dataclass
@@ -93,21 +147,30 @@ class Projected(Sums):
             reading: of their steps.
         """
         zeros = public.initial.new_zeros(models)
+        whitening = None
+        if reading.statistic == "likelihood-ratio":
+            whitening = Whitening.of(public, reading.period, zeros)
         indices = canary.direction.nonzero()[:, 0]
         weights = canary.direction[indices] / public.clip_norm
-        return cls(zeros, public, reading, indices, weights)
+        return cls(zeros, whitening, public, reading, indices, weights)
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        """Adds the evidence in the update of one step, if the canary may join that step."""
-        if step % self.reading.period:
-            return
+        """Adds the evidence in one step: with independent noise, if the canary may join it."""
         public = self.public
+        has_canary = (step - public.offset) % self.reading.period == 0
+        if self.whitening is None and not has_canary:
+            return
         projection = self._project(update) * public.batch_size
         if self.reading.subtract:
             x, y = public.batch(step)
             known_sum = public.gradients(before, x, y, clip_norm=public.clip_norm)
             projection = projection - self._project(known_sum)
-        self.total += self.reading.score(projection / public.clip_norm, public)
+        projection = projection / public.clip_norm
+        if self.whitening is None:
+            self.total += self.reading.score(projection, public)
+        else:
+            evidence = self.whitening.evidence(step, projection)
+            self.total += evidence / public.noise_multiplier**2
 
     def _project(self, gradients: Tensor) -> Tensor:
         return (gradients[:, self.indices] * self.weights).sum(1)

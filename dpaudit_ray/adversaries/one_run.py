@@ -24,7 +24,7 @@ from .base import (
     SampleCanary,
     TrajectoryAdversary,
 )
-from .likelihood import Sums
+from .likelihood import Sums, Whitening
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -68,7 +68,10 @@ class OneRun(Adversary):
 
 
 class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
-    """Observes every update; as in the paper, nothing is subtracted from it."""
+    """Observes every update; as in the paper, nothing is subtracted from it.
+
+    If noise is correlated, scores are likelihood ratios of all steps.
+    """
 
     is_variant = True
     fixed_gradient = True
@@ -127,7 +130,8 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
         if self.count == 1:
             directions = directions.to_dense().flatten()
         zeros = public.initial.new_zeros(models, *directions.shape[:-1])
-        return Products(zeros, public, directions, self.period)
+        whitening = Whitening.of(public, self.period, zeros)
+        return Products(zeros, whitening, public, directions, self.period)
 
 
 @dataclass
@@ -139,10 +143,15 @@ class Products(Sums):
     period: int  # steps from one insertion to the next
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        if step % self.period == 0:
-            scale = self.public.batch_size / self.public.clip_norm**2
-            products = (self.directions @ update.t()).t()
-            self.total += scale * products
+        has_canary = (step - self.public.offset) % self.period == 0
+        if self.whitening is None and not has_canary:
+            return
+        scale = self.public.batch_size / self.public.clip_norm**2
+        products = scale * (self.directions @ update.t()).t()
+        if self.whitening is None:
+            self.total += products
+        else:
+            self.total += self.whitening.evidence(step, products)
 
 
 class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):

@@ -248,6 +248,93 @@ def test_a_training_that_is_cut_off_continues_with_the_same_bits(kind, tiny):
     assert session().run(members, 5, horizons, Cut(-1, found)).tobytes() == complete.tobytes()
 
 
+def shares(kind: str, steps: int, separation: int) -> dict[str, float]:
+    """Returns the exact share of the claimed μ of each score, by dense matrices."""
+    strategy = dense(kind, steps)
+    covariance = np.linalg.inv(strategy.T @ strategy)
+    pattern = (np.arange(steps) % separation == 0).astype(float)
+    best = np.linalg.norm(strategy @ pattern)
+    weights = {"own steps": pattern, "final model": np.ones(steps)}
+    shares = {"whitened": best}
+    for name, row in weights.items():
+        shares[name] = row @ pattern / math.sqrt(row @ covariance @ row)
+    return {
+        name: mean / worst(strategy, regular(steps, separation)) for name, mean in shares.items()
+    }
+
+
+ADVERSARIES: dict[str, dict[str, Any]] = {
+    "whitened": {"name": "watched-dimension"},
+    "own steps": {"name": "gradient", "statistic": "sum"},
+    "final model": {"name": "biased-dimension"},
+}
+
+
+@pytest.mark.parametrize("score", ADVERSARIES)
+@pytest.mark.parametrize("kind", ["banded", "blt", "tree"])
+def test_scores_have_their_exact_share_of_the_claim(kind, score, tiny):
+    """800 trainings of 40 steps, σ = 1: within 3.5 standard errors, which are 0.075.
+
+    At a learning rate of almost zero, other records add the same number to all final models.
+    """
+    changes: dict[str, Any] = {"steps": 40, "batch_size": 4, "noise_multiplier": 1.0}
+    if score == "final model":
+        changes |= {"learning_rate": 1e-4}
+    options = KINDS[kind] | {"separation": 10}
+    adversary = ADVERSARIES[score] | {"period": 10}
+    session = opened(tiny, adversary, noise=options, **changes)
+    members = np.arange(800) % 2 == 0
+    scores = session.run(members, 5, (40,))[:, 0]
+    inside, outside = scores[members], scores[~members]
+    deviation = math.sqrt((inside.var() + outside.var()) / 2)
+    found = (inside.mean() - outside.mean()) / deviation
+    expected = shares(kind, 40, 10)[score]
+    assert found == pytest.approx(expected, abs=3.5 * math.sqrt(4 / 800 + expected**2 / 1600))
+    if score == "whitened":  # a log likelihood ratio: its means are ±μ²/2, its variance is μ²
+        assert inside.mean() + outside.mean() == pytest.approx(0, abs=3.5 * 2 / math.sqrt(800))
+        assert deviation == pytest.approx(1, abs=3.5 / math.sqrt(1600))
+
+
+def test_scores_of_an_earlier_step_are_those_of_a_training_that_ends_there(tiny):
+    """At step 7 of 12 the score is w y - w π / 2 with w = CᵀCπ, all of the first seven steps."""
+    adversary = {"name": "watched-dimension", "period": 3}
+    session = opened(tiny, adversary, noise=BLT | {"separation": 3}, steps=12)
+    training = session.training
+    dimension = int(session.canary.direction.argmax())
+    rows: list[torch.Tensor] = []
+    bits = np.array([True, False, True])
+    path = training.run(
+        torch.from_numpy(bits).to(training.initial), 5, session.canary, 3,
+        lambda step, before, update: rows.append(
+            (update * 64 - training.sums(before, *training.batch(step), 1.0))[:, dimension]
+        ),
+    )  # fmt: skip
+    list(path)
+    strategy = dense("blt", 7)
+    pattern = (np.arange(7) % 3 == 0).astype(float)
+    weights = strategy.T @ strategy @ pattern
+    releases = torch.stack(rows[:7]).double().numpy()
+    expected = (weights @ releases - weights @ pattern / 2) / training.recipe.deviation**2
+    found = session.run(bits, 5, (7, 12))[:, 0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_many_canaries_of_one_training_reach_the_claim(tiny):
+    """1600 bits of 40 canaries in each of 40 trainings, 0.05 a standard error."""
+    tiny["audit"] |= {"estimators": ["order-statistics"], "trials": 1600}
+    tiny["resources"] |= {"pack_size": 1600}
+    adversary = {"name": "one-run", "kind": "dirac", "canaries": 40, "period": 10}
+    options = KINDS["banded"] | {"separation": 10}
+    changes = {"steps": 40, "batch_size": 4, "noise_multiplier": 1.0, "learning_rate": 1e-4}
+    session = opened(tiny, adversary, noise=options, **changes)
+    members = np.random.default_rng(3).random(1600) < 0.5
+    scores = session.run(members, 5, (40,))[:, 0]
+    scores = (scores.reshape(40, 40) - scores.reshape(40, 40).mean(0)).flatten()
+    inside, outside = scores[members], scores[~members]
+    deviation = math.sqrt((inside.var() + outside.var()) / 2)
+    assert (inside.mean() - outside.mean()) / deviation == pytest.approx(1, abs=0.18)
+
+
 def test_independent_noise_is_in_no_fingerprint(tiny):
     named, _ = cell(tiny, "loss", noise="independent")
     default, _ = cell(tiny, "loss")

@@ -39,6 +39,7 @@ from ..base import (
     Session,
 )
 from .checkpointing import PackCheckpoints
+from .noise import Matrix
 from .steps import check_apart, tensor
 from .training import DpSgdTraining, Examples
 from .updates import Constant
@@ -72,7 +73,13 @@ class PublicView:
         self.losses = training.model.losses
         self.gradients = training.sums
         self.simulate = training.simulate
+        self.offset = recipe.noise.offset
         self.sample_rate = recipe.sampling.rate(training.sizes)
+
+    @property
+    def strategy(self) -> Matrix | None:
+        recipe = self._training.recipe
+        return recipe.noise.strategy(recipe.steps)
 
     @property
     def initial(self) -> Tensor:
