@@ -70,7 +70,8 @@ class OneRun(Adversary):
 class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
     """Observes every update; as in the paper, nothing is subtracted from it.
 
-    If noise is correlated, scores are likelihood ratios of all steps.
+    If noise is correlated, scores are likelihood ratios of all steps, from which the other
+    gradients are subtracted: summed over so many steps, they would hide the canaries.
     """
 
     is_variant = True
@@ -143,15 +144,20 @@ class Products(Sums):
     period: int  # steps from one insertion to the next
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        has_canary = (step - self.public.offset) % self.period == 0
-        if self.whitening is None and not has_canary:
-            return
-        scale = self.public.batch_size / self.public.clip_norm**2
-        products = scale * (self.directions @ update.t()).t()
+        public = self.public
         if self.whitening is None:
-            self.total += products
-        else:
-            self.total += self.whitening.evidence(step, products)
+            if step % self.period == 0:
+                self.total += self._products(update)
+            return
+        x, y = public.batch(step)
+        known_sum = public.gradients(before, x, y, clip_norm=public.clip_norm)
+        products = self._products(update - known_sum / public.batch_size)
+        self.total += self.whitening.evidence(step, products)
+
+    def _products(self, update: Tensor) -> Tensor:
+        scale = self.public.batch_size / self.public.clip_norm**2
+        products = (self.directions @ update.t()).t()
+        return scale * products
 
 
 class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
