@@ -215,6 +215,7 @@ _PROBLEMS = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
     "list_type": "must be a list",
+    "tuple_type": "must be a list",
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
     "finite_number": "must be finite",

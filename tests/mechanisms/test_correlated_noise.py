@@ -49,7 +49,7 @@ def dense(kind: str, steps: int) -> Matrix:
         strategy[row, column] = {
             "one band": float(lag == 0),
             "banded": math.comb(2 * lag, lag) / 4**lag if lag < 5 else 0.0,
-            "coefficients": (2.0, 1.5, 0.5)[lag] if lag < 3 else 0.0,
+            "coefficients": (1.0, 0.75, 0.25)[lag] if lag < 3 else 0.0,
             "blt": 0.3 * 0.9 ** (lag - 1) + 0.2 * 0.5 ** (lag - 1) if lag else 1.0,
             "tree": float(lag < number & -number),
         }[kind]
@@ -192,6 +192,16 @@ def test_coefficients_of_jax_privacy():
     noise = noise_of({"name": "banded", "bandwidth": 9})
     theirs = toeplitz.optimal_max_error_strategy_coefs(9)
     np.testing.assert_allclose(noise.strategy(9)[:, 0], theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1e-300, 3.0, 1e300])
+def test_only_ratios_of_coefficients_matter(factor, tiny):
+    """Noise is C⁻¹ z, and the deviation of z is proportional to C."""
+    options = {"name": "banded", "coefficients": [factor, 0.75 * factor, 0.25 * factor]}
+    mechanism, against = cell(tiny, "watched-dimension", noise=options)
+    usual, _ = cell(tiny, "watched-dimension", noise=KINDS["coefficients"])
+    assert mechanism.deviation == pytest.approx(usual.deviation, rel=1e-12)
+    assert mechanism.claimed(against, 6) == Training(2.0, 1)
 
 
 def test_epsilon_is_calibrated_for_one_release(tiny):
@@ -365,8 +375,23 @@ def test_independent_noise_is_in_no_fingerprint(tiny):
         ),
         (
             "loss",
+            {"noise": {"name": "banded", "coefficients": []}},
+            "noise.coefficients: are []; begin above 0",
+        ),
+        (
+            "loss",
+            {"noise": {"name": "banded", "coefficients": 1.0}},
+            "noise.coefficients: must be a list, got 1.0",
+        ),
+        (
+            "loss",
+            {"noise": BLT | {"decays": [1.0, 0.5]}},
+            "noise.decays.0: must be less than 1, got 1.0",
+        ),
+        (
+            "loss",
             {"noise": BLT | {"weights": [0.5]}},
-            "noise.weights: are 1 for 2 decays; give one for each",
+            "noise.weights: are 1 for 2 decays; give as many, and at least one",
         ),
         (
             "loss",
@@ -379,7 +404,7 @@ def test_independent_noise_is_in_no_fingerprint(tiny):
         (
             {"name": "loss", "period": 3},
             {"noise": {"name": "tree", "separation": 2}},
-            "adversary.period: is 3, but the claim is for records in every 2-th step",
+            "adversary.period: is 3, but mechanism.noise.separation is 2, for which",
         ),
         (
             "malicious-dataset",
@@ -400,6 +425,34 @@ def test_what_is_refused(adversary, mechanism, message, tiny):
         cell(tiny, adversary, **mechanism)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+class Repeating(Correlated):
+    """Adds half of the noise of the step before: C has entries of both signs."""
+
+    name: str = f"{__name__}:Repeating"
+
+    def strategy(self, steps: int) -> Matrix:
+        return np.linalg.inv(np.eye(steps) + np.eye(steps, k=-1) / 2)
+
+    def correlate(self, normals: torch.Tensor, number: int, state: State) -> None:
+        white = normals.clone()
+        if number > 1:
+            normals.add_(state["white"], alpha=0.5)
+        state["white"] = white
+
+
+def test_a_user_defined_kind_gets_an_upper_bound(tiny):
+    options = {"name": Repeating.model_fields["name"].default}
+    mechanism, against = cell(tiny, "watched-dimension", noise=options)
+    strategy = mechanism.noise.strategy(6)
+    normals = torch.from_numpy(np.random.default_rng(1).normal(size=(6, 1, 4)))
+    found = strategy @ filtered(mechanism.noise, normals).numpy()[:, 0]
+    np.testing.assert_allclose(found, normals[:, 0])
+    assert strategy.min() < 0
+    assert mechanism.noise.scale(6) >= worst(strategy, apart(6, 1))
+    assert mechanism.claimed(against, 6) == Training(2.0, 1)
+    assert mechanism.identity()["noise"] == options
 
 
 def test_label_attacks_take_independent_noise(tiny):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import NonNegativeFloat, model_validator
 
 from ...errors import SpecError
 from ...plugins import Count, OpenShare, Plugin, Share
@@ -140,10 +140,8 @@ class Banded(Toeplitz):
 
     name: Literal["banded"] = "banded"
     bandwidth: Count | None = None  # number of coefficients
-    # c_0, c_1, ..., in place of the bandwidth
-    coefficients: Annotated[tuple[NonNegativeFloat, ...] | None, ListAsTuple] = Field(
-        default=None, min_length=1
-    )
+    # c_0, c_1, ..., in place of the bandwidth; only their ratios matter
+    coefficients: Annotated[tuple[NonNegativeFloat, ...] | None, ListAsTuple] = None
 
     @model_validator(mode="after")
     def _has_one_matrix(self) -> Self:
@@ -151,9 +149,11 @@ class Banded(Toeplitz):
             raise SpecError("bandwidth", "is required, or coefficients in its place")
         if self.bandwidth is not None and self.coefficients is not None:
             raise SpecError("bandwidth", f"is {self.bandwidth}, next to coefficients; leave it out")
-        coefficients = self.coefficients or (1.0,)
+        if self.coefficients is None:
+            return self
+        coefficients = self.coefficients
         falling = tuple(sorted(coefficients, reverse=True))
-        if coefficients[0] == 0 or coefficients != falling:
+        if max(coefficients, default=0) == 0 or coefficients != falling:
             raise SpecError(
                 "coefficients",
                 f"are {list(coefficients)}; begin above 0, then never rise",
@@ -162,7 +162,11 @@ class Banded(Toeplitz):
 
     @property
     def _band(self) -> tuple[float, ...]:
-        return self.coefficients or _root_coefficients(self.bandwidth or 1)
+        """c_0, c_1, ..., divided by c_0, which changes C and the sensitivity by one factor."""
+        if self.coefficients is None:
+            return _root_coefficients(self.bandwidth or 1)
+        first = self.coefficients[0]
+        return tuple(coefficient / first for coefficient in self.coefficients)
 
     def check(self, steps: int) -> None:
         super().check(steps)
@@ -179,13 +183,12 @@ class Banded(Toeplitz):
         return np.pad(band, (0, steps - len(band)))
 
     def correlate(self, normals: "Tensor", number: int, state: State) -> None:
-        """Solves for n_t = (z_t - c_1 n_(t-1) - c_2 n_(t-2) - ...) / c_0."""
-        diagonal, *below = self._band
-        remembered = len(below)
-        for lag, coefficient in enumerate(below[: number - 1], start=1):
+        """Solves for n_t = z_t - c_1 n_(t-1) - c_2 n_(t-2) - ..., as c_0 = 1."""
+        band = self._band
+        remembered = len(band) - 1
+        for lag, coefficient in enumerate(band[1:number], start=1):
             earlier = state[f"{(number - lag) % remembered}"]
             normals.sub_(earlier, alpha=coefficient)
-        normals.div_(diagonal)
         if remembered:
             _remember(state, number % remembered, normals)
 
@@ -197,15 +200,16 @@ class Blt(Toeplitz):
     """
 
     name: Literal["blt"] = "blt"
-    decays: Annotated[tuple[OpenShare, ...], ListAsTuple] = Field(min_length=1)  # θ
-    weights: Annotated[tuple[Share, ...], ListAsTuple] = Field(min_length=1)  # w
+    decays: Annotated[tuple[OpenShare, ...], ListAsTuple]  # θ
+    weights: Annotated[tuple[Share, ...], ListAsTuple]  # w
 
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
         buffers = len(self.decays)
-        if len(self.weights) != buffers:
+        if len(self.weights) != buffers or buffers == 0:
             raise SpecError(
-                "weights", f"are {len(self.weights)} for {buffers} decays; give one for each"
+                "weights",
+                f"are {len(self.weights)} for {buffers} decays; give as many, and at least one",
             )
         if sum(self.weights) > 1:
             raise SpecError(

@@ -233,8 +233,8 @@ class Recipe(Strict):
             if period % noise.separation:
                 raise SpecError(
                     "adversary.period",
-                    f"is {period}, but the claim is for records in every {noise.separation}-th "
-                    f"step (mechanism.noise.separation); use {noise.separation} or a multiple",
+                    f"is {period}, but mechanism.noise.separation is {noise.separation}, for which "
+                    f"the claim holds; use {noise.separation}, or a multiple",
                 )
             if adversary.frozen or adversary.private_records:
                 raise SpecError(
