@@ -127,6 +127,8 @@ def by(
         return _stated(claimed, delta, accountant)
     if delta == 0:
         raise SpecError("audit.delta", "is 0, where Gaussian noise claims no ε; use a larger one")
+    if len({claim.noise for claim in claimed}) > 1:  # of correlated noise: one release each
+        return tuple(by((claim,), delta, accountant)[0] for claim in claimed)
     steps = [claim.steps for claim in claimed if isinstance(claim, Training)]
     try:
         epsilons = accounting.curve(last, steps, delta, accountant)

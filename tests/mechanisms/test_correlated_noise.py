@@ -11,12 +11,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
+import dpaudit_ray as da
 from dpaudit_ray import plugins
 from dpaudit_ray.accounting import Training
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.mechanisms.dp_sgd.noise import Correlated, Independent, Noise
 from dpaudit_ray.mechanisms.dp_sgd.updates import State
-from dpaudit_ray.stats import TradeOff
+from dpaudit_ray.stats import TradeOff, gdp
+from dpaudit_ray.sweep import spec
 from tests.mechanisms.test_checkpointing import Cut, CutError
 from tests.trainings import cell, opened
 
@@ -192,6 +194,21 @@ def test_coefficients_of_jax_privacy():
     noise = noise_of({"name": "banded", "bandwidth": 9})
     theirs = toeplitz.optimal_max_error_strategy_coefs(9)
     np.testing.assert_allclose(noise.strategy(9)[:, 0], theirs, rtol=1e-6)
+
+
+def test_a_run_has_the_claim_of_each_recorded_step(tiny, tmp_path):
+    """The claim of an earlier step has more noise, not fewer releases."""
+    mechanism = tiny["mechanism"] | {"noise": KINDS["banded"] | {"separation": 3}}
+    adversary = {"name": "watched-dimension", "period": 3}
+    raw = {**tiny, "mechanism": mechanism, "adversary": adversary, "grid": {}}
+    raw["audit"] |= {"record_every": 2, "trials": 20, "estimators": ["eps-delta"]}
+    result = da.run(raw, storage_path=str(tmp_path), executor="inline")
+    (only,) = spec.from_raw(raw).cells
+    expected = [gdp.epsilon(1 / only.claimed(step).noise_multiplier, 1e-5) for step in (2, 4, 6)]
+    estimates = da.open(result.location).estimates
+    assert estimates["step"].tolist() == [2, 4, 6]
+    np.testing.assert_allclose(estimates["epsilon_upper"], expected, rtol=1e-9)
+    assert expected[0] < expected[1] < expected[2]
 
 
 @pytest.mark.parametrize("factor", [1e-300, 3.0, 1e300])
@@ -459,8 +476,6 @@ def test_label_attacks_take_independent_noise(tiny):
     mechanism, _ = cell(tiny, "loss", noise="tree")
     labels = {"name": "label-gradient", "training": tiny["mechanism"] | {"noise": "tree"}}
     raw = tiny | {"mechanism": labels, "adversary": "label", "grid": {}}
-    from dpaudit_ray.sweep import spec
-
     assert mechanism.noise.name == "tree"
     with pytest.raises(SpecError, match=r"training\.noise: must be independent"):
         spec.from_raw(raw)
