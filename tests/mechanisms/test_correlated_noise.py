@@ -374,7 +374,11 @@ def test_independent_noise_is_in_no_fingerprint(tiny):
     ("adversary", "mechanism", "message"),
     [
         ("loss", {"noise": "banded"}, "noise.bandwidth: is required"),
-        ("loss", {"noise": {"name": "banded", "bandwidth": 7}}, "noise.bandwidth: is a band of 7"),
+        (
+            "loss",
+            {"noise": {"name": "banded", "bandwidth": 7}},
+            "noise: has a band of 7",
+        ),
         (
             "loss",
             {"noise": {"name": "banded", "bandwidth": 2, "coefficients": [1.0]}},

@@ -145,13 +145,13 @@ class Banded(Toeplitz):
 
     @model_validator(mode="after")
     def _has_one_matrix(self) -> Self:
-        if self.bandwidth is None and self.coefficients is None:
-            raise SpecError("bandwidth", "is required, or coefficients in its place")
-        if self.bandwidth is not None and self.coefficients is not None:
-            raise SpecError("bandwidth", f"is {self.bandwidth}, next to coefficients; leave it out")
-        if self.coefficients is None:
-            return self
         coefficients = self.coefficients
+        if coefficients is None:
+            if self.bandwidth is None:
+                raise SpecError("bandwidth", "is required, or coefficients in its place")
+            return self
+        if self.bandwidth is not None:
+            raise SpecError("bandwidth", f"is {self.bandwidth}, next to coefficients; leave it out")
         falling = tuple(sorted(coefficients, reverse=True))
         if max(coefficients, default=0) == 0 or coefficients != falling:
             raise SpecError(
@@ -172,10 +172,8 @@ class Banded(Toeplitz):
         super().check(steps)
         bandwidth = len(self._band)
         if bandwidth > steps:
-            key = "bandwidth" if self.coefficients is None else "coefficients"
             raise SpecError(
-                f"noise.{key}",
-                f"is a band of {bandwidth} for {steps} steps; use at most {steps}",
+                "noise", f"has a band of {bandwidth} for {steps} steps; use at most {steps}"
             )
 
     def column(self, steps: int) -> Matrix:
@@ -190,7 +188,7 @@ class Banded(Toeplitz):
             earlier = state[f"{(number - lag) % remembered}"]
             normals.sub_(earlier, alpha=coefficient)
         if remembered:
-            _remember(state, number % remembered, normals)
+            state[f"{number % remembered}"] = normals.clone()
 
 
 class Blt(Toeplitz):
@@ -258,7 +256,7 @@ class Tree(Correlated):
         total = normals.clone()
         if previous:
             normals -= state[f"{previous & -previous}"]
-        _remember(state, number & -number, total)
+        state[f"{number & -number}"] = total
 
 
 @functools.lru_cache(maxsize=64)
@@ -268,12 +266,3 @@ def _root_coefficients(count: int) -> tuple[float, ...]:
     for k in range(1, count):
         coefficients.append(coefficients[-1] * (2 * k - 1) / (2 * k))
     return tuple(coefficients)
-
-
-def _remember(state: State, index: int, values: "Tensor") -> None:
-    """Copies `values` into the state under this index."""
-    key = f"{index}"
-    if key in state:
-        state[key].copy_(values)
-    else:
-        state[key] = values.clone()
