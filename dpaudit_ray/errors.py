@@ -167,23 +167,27 @@ def together(errors: Iterable[SpecError]) -> SpecError:
     return remaining[0] if len(remaining) == 1 else SweepError(tuple(remaining))
 
 
-# Names by which users of other libraries know an option.
+# Names by which users of Opacus, JAX Privacy and TensorFlow Privacy know an option.
 _ALIASES = {
-    "attack": "adversary",
-    "attacker": "adversary",
-    "canary": "adversary",
-    "dataset": "data",
-    "epochs": "steps",
-    "iterations": "steps",
-    "l2-norm-clip": "clip_norm",
-    "lr": "learning_rate",
-    "max-grad-norm": "clip_norm",
-    "network": "model",
-    "repetitions": "trials",
-    "runs": "trials",
-    "sigma": "noise_multiplier",
-    "target-delta": "delta",
-    "target-epsilon": "epsilon",
+    "adversary": "attack attacker canary threat-model",
+    "batch_size": "batch expected-batch-size lot-size",
+    "clip_norm": "clip clipping clipping-norm l2-clip-norm l2-norm-clip max-grad-norm max-norm",
+    "confidence": "alpha confidence-level significance",
+    "data": "data-loader dataset",
+    "delta": "target-delta",
+    "epsilon": "target-epsilon",
+    "learning_rate": "eta lr step-size",
+    "mechanism": "algorithm",
+    "model": "architecture net network",
+    "noise_multiplier": "noise noise-scale noise-std sigma std stddev",
+    "num_cpus": "cpus",
+    "num_gpus": "gpus",
+    "optimizer": "optim",
+    "sampling": "poisson-sampling sampler",
+    "schedule": "lr-scheduler scheduler",
+    "seed": "random-seed random-state",
+    "steps": "epochs iterations max-steps n-steps num-epochs num-iterations num-steps",
+    "trials": "n-trials num-trials repetitions runs shadow-models",
 }
 
 
@@ -193,9 +197,9 @@ def closest(name: str, names: Iterable[str]) -> str:
 
     by_lower = {option.lower().replace("_", "-"): option for option in names}
     lower = name.lower().replace("_", "-")
-    alias = _ALIASES.get(lower)
-    if alias in by_lower.values():
-        return str(alias)
+    for option, aliases in _ALIASES.items():
+        if option in by_lower.values() and lower in aliases.split():
+            return option
     matches = difflib.get_close_matches(lower, by_lower, 1, 0.7)
     if not matches and len(lower) >= _MIN_PART:
         # `noise` for noise_multiplier

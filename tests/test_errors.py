@@ -63,6 +63,10 @@ def test_memory_that_ran_out_is_known_by_class_or_words(error, ran_out):
         ("max_grad_norm", "clip_norm"),
         ("sigma", "noise_multiplier"),
         ("Epochs", "steps"),
+        ("num_iterations", "steps"),
+        ("l2_norm_clip", "clip_norm"),
+        ("stddev", "noise_multiplier"),
+        ("expected_batch_size", "batch_size"),
         ("attacker", ""),
         ("", ""),
         ("x" * 1000, ""),
@@ -71,6 +75,13 @@ def test_memory_that_ran_out_is_known_by_class_or_words(error, ran_out):
 def test_what_was_meant_is_what_is_most_alike(written, meant):
     known = ["steps", "batch_size", "noise_multiplier", "learning_rate", "clip_norm", "rates"]
     assert closest(written, known) == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("attacker", "adversary"), ("dataset", "data"), ("epochs", "")]
+)
+def test_what_others_call_a_section_is_meant_only_where_it_may_stand(written, meant):
+    assert closest(written, ["mechanism", "adversary", "audit", "data"]) == meant
 
 
 def test_mistakes_are_told_together_each_once_and_typos_first():

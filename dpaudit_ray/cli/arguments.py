@@ -1,10 +1,10 @@
 """Arguments and options of several verbs. Imports here must be fast, since `--help` needs them."""
 
-import functools
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from .. import imports
 from ..errors import Exit
@@ -18,7 +18,26 @@ RESULTS = "Read results"
 ADVANCED = "Advanced"
 
 
-flag = functools.partial(typer.Option, metavar="")  # the help shows no <bool> after it
+def _without_types(parameters: Any) -> Any:
+    """Removes the <bool> that the help shows after each flag, also after those that Typer adds."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class Command(TyperCommand):
+    """A verb in the help."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """All verbs in the help."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types(super().get_params(ctx))
 
 
 def exit_code(verdict: str) -> Exit:
@@ -50,6 +69,7 @@ def verb(
     example: str,
     exit_codes: str,
     name: str | None = None,
+    page: str = "command-line",
 ) -> Callable[[Function], Function]:
     """Returns a decorator that makes a function a verb.
 
@@ -59,10 +79,11 @@ def verb(
         example: arguments of `dpaudit` in the help.
         exit_codes: exit codes in the help.
         name: name of the verb; by default that of the function.
+        page: page of `docs/` that explains it.
     """
     # Typer begins a line at each empty one.
-    epilog = f"Example: dpaudit {example}\n\nExit codes: {exit_codes}."
-    return app.command(name, rich_help_panel=panel, epilog=epilog)
+    epilog = f"Example: dpaudit {example}\n\nExit codes: {exit_codes}.\n\nDocs: docs/{page}.md"
+    return app.command(name, cls=Command, rich_help_panel=panel, epilog=epilog)
 
 
 _RUN = "Run directory, or its s3://, gs:// or az:// address."
@@ -74,8 +95,10 @@ _STORAGE_PATH = "Write results to PATH/name: a folder, or an s3://, gs:// or az:
 
 Sweep = Annotated[str, typer.Argument(metavar="SWEEP", help="Sweep file.")]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help=_RUN)]
-StoragePath = Annotated[str, typer.Option(metavar="PATH", help=_STORAGE_PATH)]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_SET)]
+StoragePath = Annotated[
+    str, typer.Option("--storage-path", "-o", metavar="PATH", help=_STORAGE_PATH)
+]
+Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help=_SET)]
 Trusted = Annotated[
     str | None,
     typer.Option("--trust", metavar="MODULES", help=_TRUST_TO_RUN, callback=_trust(reads=False)),
@@ -84,6 +107,6 @@ TrustedToRead = Annotated[
     str | None,
     typer.Option("--trust", metavar="MODULES", help=_TRUST_TO_READ, callback=_trust(reads=True)),
 ]
-AsJson = Annotated[bool, flag("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Address = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Join this Ray cluster.")]
-Details = Annotated[bool, flag("--details", help=_DETAILS)]
+Details = Annotated[bool, typer.Option("--details", help=_DETAILS)]

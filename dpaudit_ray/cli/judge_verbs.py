@@ -36,6 +36,7 @@ _MOST_DIFFERENCES = 20  # that are printed
     RESULTS,
     "verify runs/quickstart --details",
     f"0 no violation found, 1 violation, {ANY_ERROR}, 5 inconclusive",
+    page="read-the-answer",
 )
 def verify(
     run: RunPath,
@@ -55,7 +56,13 @@ def verify(
     raise typer.Exit(exit_code(of_run.verdict))
 
 
-@verb(app, ADVANCED, "check runs/quickstart", f"0 nothing differs, {ANY_ERROR}, or any difference")
+@verb(
+    app,
+    ADVANCED,
+    "check runs/quickstart",
+    f"0 nothing differs, {ANY_ERROR}, or any difference",
+    page="run-directory",
+)
 def check(
     run: RunPath,
     as_json: AsJson = False,
@@ -99,7 +106,7 @@ def _show_check(checked: Checked) -> None:
     terminal.explain(f"{result}: {', '.join(counts) or 'nothing'}{verdict}")
 
 
-@verb(app, ADVANCED, "compare runs/a runs/b", f"0 compared, {ANY_ERROR}")
+@verb(app, ADVANCED, "compare runs/a runs/b", f"0 compared, {ANY_ERROR}", page="run-directory")
 def compare(
     run: RunPath,
     other: Annotated[str, typer.Argument(metavar="RUN2", help="Run to compare with.")],

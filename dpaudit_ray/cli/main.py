@@ -15,7 +15,7 @@ from ..errors import DpauditError, Exit, SpecError, first_line, out_of_memory
 from ..orchestration import interruption
 from ..plugins import spec_error
 from . import judge_verbs, read_verbs, risk_verb, run_verbs, script_verb, start_verbs, terminal
-from .arguments import flag
+from .arguments import Group
 
 # Click's class, wherever Typer keeps its copy of it.
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
@@ -23,6 +23,7 @@ _MAX_WORD = 400  # characters of a word in a message; no path and no name is lon
 _MAX_MISTAKES = 20  # of one sweep file that are printed
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -30,7 +31,8 @@ app = typer.Typer(
     epilog=(
         "Add --debug to any command to show the traceback of an error.\n\nExit codes: 0 complete, "
         "1 violation, 2 wrong usage or input, 3 finished with failed trials, 4 stopped and "
-        "resumable, 5 inconclusive."
+        "resumable, 5 inconclusive.\n\nExample: dpaudit audit train.py\n\n"
+        "Docs: docs/get-started.md, docs/command-line.md"
     ),
 )
 for _family in (script_verb, run_verbs, read_verbs, judge_verbs, risk_verb, start_verbs):
@@ -39,7 +41,9 @@ for _family in (script_verb, run_verbs, read_verbs, judge_verbs, risk_verb, star
 
 @app.callback(invoke_without_command=True)
 def _top(
-    version: Annotated[bool, flag("--version", help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", help="Print the version and exit.")
+    ] = False,
 ) -> None:
     if version:
         terminal.say(__version__)

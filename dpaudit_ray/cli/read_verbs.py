@@ -35,12 +35,18 @@ def status(
         _show_status(opened, summary, details)
 
 
-@verb(app, RESULTS, "report runs/quickstart --format csv", f"0 written, {ANY_ERROR}")
+@verb(
+    app,
+    RESULTS,
+    "report runs/quickstart --format csv",
+    f"0 written, {ANY_ERROR}",
+    page="read-the-answer",
+)
 def report(
     run: RunPath,
     format: Annotated[
         Literal["html", "table", "csv", "json"],
-        typer.Option(help="Write a page with figures, or print the estimates."),
+        typer.Option("--format", "-f", help="Write a page with figures, or print the estimates."),
     ] = "html",
     trust: TrustedToRead = None,
     details: Details = False,

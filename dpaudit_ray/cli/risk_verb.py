@@ -25,7 +25,9 @@ Mu = Annotated[float | None, typer.Option(metavar="M", help="μ of Gaussian DP."
 Figure = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a PNG file.")]
 
 
-@verb(app, RESULTS, "risk --epsilon 8 --delta 1e-5", f"0 shown, {ANY_ERROR}")
+@verb(
+    app, RESULTS, "risk --epsilon 8 --delta 1e-5", f"0 shown, {ANY_ERROR}", page="read-the-answer"
+)
 def risk(
     epsilon: Epsilon = None,
     delta: Delta = 0.0,

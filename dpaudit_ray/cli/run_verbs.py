@@ -17,7 +17,6 @@ from .arguments import (
     StoragePath,
     Sweep,
     Trusted,
-    flag,
     verb,
 )
 
@@ -35,7 +34,9 @@ def run(  # noqa: PLR0913 (options of a command line)
     executor: Annotated[
         ExecutorName, typer.Option(help="Run packs on Ray, or inline: in this process.")
     ] = "ray",
-    retry_failed: Annotated[bool, flag("--retry-failed", help="Run failed packs again.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run failed packs again.")
+    ] = False,
     trust: Trusted = None,
     details: Details = False,
 ) -> None:
@@ -108,6 +109,7 @@ def plan(
     SWEEPS,
     "submit sweep.yaml --address http://HEAD:8265 --storage-path s3://bucket/runs",
     f"{_CODES}; 0 at once with --no-wait",
+    page="cluster",
 )
 def submit(  # noqa: PLR0913 (options of a command line)
     sweep: Annotated[
@@ -138,12 +140,15 @@ def submit(  # noqa: PLR0913 (options of a command line)
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Send these files, too. May be repeated."),
     ] = None,
-    wait: Annotated[bool, flag(help="Follow the log, and exit with the code of the sweep.")] = True,
+    wait: Annotated[
+        bool, typer.Option(help="Follow the log, and exit with the code of the sweep.")
+    ] = True,
     python: Annotated[
         str, typer.Option(metavar="PYTHON", help="Use this Python of the head.")
     ] = "python",
     install: Annotated[
-        bool, flag("--install", help="Install this package with uv on nodes that have only Ray.")
+        bool,
+        typer.Option("--install", help="Install this package with uv on nodes that have only Ray."),
     ] = False,
     trust: Trusted = None,
 ) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..errors import SpecError
 from . import terminal
-from .arguments import ANY_ERROR, SCRIPTS, Address, AsJson, exit_code, flag, verb
+from .arguments import ANY_ERROR, SCRIPTS, Address, AsJson, exit_code, verb
 from .terminal import duration
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _REFRESH_SECONDS = 0.25  # between two states of the line on a terminal
     SCRIPTS,
     "audit train.py --budget 10min -- --epochs 1",
     f"0 no violation found, 1 violation, {ANY_ERROR}, 5 inconclusive",
+    page="audit-your-script",
 )
 def audit(  # noqa: PLR0913 (options of a command line)
     script: Annotated[
@@ -82,7 +83,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
         int, typer.Option(metavar="N", help="Seed the random choices of the audit.")
     ] = 0,
     secret_size: Annotated[
-        bool, flag("--secret-size", help="Treat the number of records as secret, too.")
+        bool, typer.Option("--secret-size", help="Treat the number of records as secret, too.")
     ] = False,
     ignore: Annotated[
         list[str] | None,

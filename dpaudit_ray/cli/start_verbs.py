@@ -9,7 +9,7 @@ import typer
 
 from ..errors import SpecError, suggestion
 from . import terminal
-from .arguments import ADVANCED, ANY_ERROR, SWEEPS, AsJson, flag, verb
+from .arguments import ADVANCED, ANY_ERROR, SWEEPS, AsJson, verb
 from .terminal import Columns, Figure
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _MODEL = typer.Option(
 )
 
 
-@verb(app, ADVANCED, "bench --models fcnn,convnet", f"0 measured, {ANY_ERROR}")
+@verb(app, ADVANCED, "bench --models fcnn,convnet", f"0 measured, {ANY_ERROR}", page="bench")
 def bench(
     models: Annotated[
         str, typer.Option(metavar="NAMES", help="Measure these, separated by commas. Default: all.")
@@ -55,7 +55,7 @@ def bench(
     threads: Annotated[
         int, typer.Option(min=1, metavar="N", help="Use this many CPU threads in both engines.")
     ] = 1,
-    gpu: Annotated[bool, flag("--gpu", help="Measure this machine's GPU.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Measure this machine's GPU.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")
     ] = None,
@@ -92,7 +92,13 @@ def bench(
         terminal.say(f"written to {json_file}")
 
 
-@verb(app, SWEEPS, "init sweep.yaml --data-path table.csv", f"0 written, {ANY_ERROR}")
+@verb(
+    app,
+    SWEEPS,
+    "init sweep.yaml --data-path table.csv",
+    f"0 written, {ANY_ERROR}",
+    page="own-data-and-model",
+)
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Sweep file to write.")] = Path(
         "sweep.yaml"
@@ -103,7 +109,7 @@ def init(
     sampling: Annotated[
         str, typer.Option(metavar="NAME", help="Sample batches: fixed or poisson.")
     ] = "fixed",
-    force: Annotated[bool, flag("--force", help="Overwrite an existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented sweep file for your data and model.
 
@@ -140,7 +146,9 @@ def _names(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-@verb(app, SWEEPS, "list adversaries loss", f"0 listed, {ANY_ERROR}", name="list")
+@verb(
+    app, SWEEPS, "list adversaries loss", f"0 listed, {ANY_ERROR}", name="list", page="sweep-file"
+)
 def list_names(
     kind: Annotated[
         Kind | None, typer.Argument(metavar="KIND", help=f"Show one of {', '.join(_KEYS)}.")
@@ -150,7 +158,9 @@ def list_names(
         typer.Argument(metavar="NAME", help="Show the options of this one.", autocompletion=_names),
     ] = None,
     as_json: AsJson = False,
-    show_all: Annotated[bool, flag("--all", help="List also rarely used estimators.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="List also rarely used estimators.")
+    ] = False,
 ) -> None:
     """List the names that a sweep file can use, or the options of one."""
     from ..sweep import schema
