@@ -1,5 +1,6 @@
 """The verbs that start work: `dpaudit plan`, `run` and `submit`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from .arguments import (
     ANY_ERROR,
     SWEEPS,
     Address,
+    AsJson,
     Details,
     Set,
     StoragePath,
@@ -88,6 +90,7 @@ def plan(
     storage_path: StoragePath = "runs",
     changes: Set = None,
     trust: Trusted = None,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast a sweep: its audits, packs, time, largest bounds, and the modules that it runs.
 
@@ -100,8 +103,14 @@ def plan(
 
     prepared = spec.load(sweep, parse_changes(changes))
     outlook = forecast.forecast(prepared, storage_path, terminal.complain)
+    code = provenance.sweep_code(prepared)
+    if as_json:
+        core_hours = outlook.seconds * prepared.resources.num_cpus / 3600
+        forecasts = {"core_hours": core_hours, "seconds": outlook.seconds, **asdict(outlook)}
+        terminal.show_json({"name": prepared.name, "modules": code.modules, **forecasts})
+        return
     tables.show_plan(prepared.name, outlook)
-    tables.show_code(provenance.sweep_code(prepared))
+    tables.show_code(code)
 
 
 @verb(

@@ -229,6 +229,17 @@ def test_a_recorded_sweep_can_be_run_again(tiny, tmp_path, monkeypatch):
     assert recordings[0] == recordings[1]
 
 
+def test_plan_as_json_has_the_cost_and_the_forecast_of_each_audit(sweep, tmp_path):
+    options = ["-o", tmp_path / "runs", "-s", "resources.num_cpus=2"]
+    plan = json.loads(completed(dpaudit("plan", sweep, "--json", *options)).out)
+    assert plan["name"] == "tiny"
+    assert plan["core_hours"] == pytest.approx(plan["seconds"] * 2 / 3600)
+    assert plan["seconds"] == pytest.approx(sum(audit["seconds"] for audit in plan["audits"]))
+    assert plan["seconds"] > 0
+    assert [audit["trials"] for audit in plan["audits"]] == [90, 90]
+    assert not (tmp_path / "runs").exists()
+
+
 def test_plan_counts_what_is_done_and_writes_nothing(stopped, sweep, tmp_path):
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
     fresh = completed(dpaudit("plan", sweep, "--storage-path", tmp_path / "nowhere"))
