@@ -34,7 +34,7 @@ _LOSSES = 3  # times that a run continues after files have vanished
 
 def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     sweep: str | Path | Mapping[str, Any] | Sweep,
-    storage_path: str = "runs",
+    storage_path: str | Path = "runs",
     executor: ExecutorName = "ray",
     address: str | None = None,
     overrides: Mapping[str, Any] | None = None,

@@ -7,6 +7,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     delta: float | None = None,
     confidence: float = 0.95,
     seed: int = 0,
-    storage_path: str = "runs",
+    storage_path: str | Path = "runs",
 ) -> Result:
     """Audits a function that promises to keep each record private.
 

@@ -11,6 +11,7 @@ may still store an older record that the new driver has not written yet, and the
 
 import errno
 import json
+import os
 import random
 import re
 import secrets
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -134,18 +136,19 @@ class Place:
     @classmethod
     def under(
         cls,
-        storage_path: str,
+        storage_path: str | PathLike[str],
         name: str,
         patience: Patience = _ONCE,
     ) -> Self:
         """Opens the directory `name` in a storage path, which is a folder or an address."""
-        _, separator, path = storage_path.rpartition("://")
+        parent = os.fspath(storage_path) if isinstance(storage_path, str | PathLike) else ""
+        _, separator, path = parent.rpartition("://")
         if not path.strip("/") and (separator or not path):
             raise RunDirectoryError(
                 f"storage path {storage_path!r} names no place; give a folder, or an address such "
                 "as s3://bucket/folder"
             )
-        return cls(f"{storage_path.rstrip('/')}/{name}", patience)
+        return cls(f"{parent.rstrip('/')}/{name}", patience)
 
     def patient(self, patience: Patience) -> Self:
         return type(self)(self.location, patience, self.owner)
