@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
+from torchvision.ops import DeformConv2d
 
 BATCH = 6
 
@@ -443,8 +444,25 @@ case("mixes-by-count", VECTOR, REFUSED, mixed(lambda h: h * (1 + len(h))), MIXIN
 
 
 case("mixes-where-an-expert-is-full", VECTOR, REFUSED, mixed(lambda h: expert(h, 5)), MIXING)
-case("decides-by-any", VECTOR, REFUSED,
-    mixed(lambda h: h.clamp(max=1) if (h > 40).any() else h), "reads from the batch")  # fmt: skip
+READING = "reads numbers from its batch"
+case("decides-by-any", VECTOR, SLOW,
+    mixed(lambda h: h.clamp(max=1) if (h > 40).any() else h), READING)  # fmt: skip
+case("decides-by-maximum", VECTOR, SLOW, mixed(lambda h: 2 * h if h.max() > 0.6 else h), READING)
+case("decides-by-item", VECTOR, SLOW, mixed(lambda h: h / max(1.0, h.norm().item())), READING)
+
+
+def masked_mean(self: Any, x: Tensor) -> Tensor:
+    """Skips the mask where no token is padded, as attention of published models does."""
+    h, real = self.embed(x.long()), x > 0
+    if real.all():
+        return self.out(h.mean(1))
+    weights = real.unsqueeze(2).to(h.dtype)
+    return self.out((h * weights).sum(1) / weights.sum(1).clamp(min=1))
+
+
+case("decides-by-padding", TOKENS, SLOW,
+    lambda: Made(masked_mean, embed=nn.Embedding(6, 5), out=nn.Linear(5, 3)),
+    READING)  # fmt: skip
 case("batch-norm", VECTOR, REFUSED, lambda: around(nn.BatchNorm1d(5)), "1 is a BatchNorm1d")
 case("batch-norm-without-statistics", VECTOR, REFUSED,
     lambda: around(nn.BatchNorm1d(5, track_running_stats=False).eval()),
@@ -506,6 +524,19 @@ def clamped(self: Any, x: Tensor) -> Tensor:
     return self.out(x)
 
 
+class Counting(nn.Module):
+    """Counts its calls in the class, which all of its layers share."""
+
+    calls = 0
+
+    def forward(self, h: Tensor) -> Tensor:
+        Counting.calls += 1
+        return h
+
+
+case("state-of-a-class", VECTOR, REFUSED, lambda: around(Counting()), "changes its 1.calls")
+case("one-value-in-a-group", VECTOR, REFUSED,
+    lambda: around(nn.GroupNorm(5, 5)), "but not on one alone")  # fmt: skip
 case("state-number-made-late", VECTOR, REFUSED,
     lambda: Made(counted_from_the_first, out=nn.Linear(8, 3)), "changes its calls")  # fmt: skip
 case("state-weights-clamped", VECTOR, REFUSED,
@@ -547,3 +578,18 @@ case("ways-weight-read", VECTOR, SLOW,
 case("ways-parameter-list", VECTOR, SLOW,
     lambda: Made(lambda self, x: self.a(x * self.s[0]) * self.s[1], a=nn.Linear(8, 3),
     s=nn.ParameterList([torch.ones(8), torch.ones(3)])))  # fmt: skip
+
+# Code that does not take any value ----------------------------------------------------------------
+
+
+def deformed(self: Any, x: Tensor) -> Tensor:
+    """A value far from the data makes it read outside of its memory, which ends the process."""
+    return self.out(self.deform(x, self.offset(x)).relu().mean((2, 3)))
+
+
+case("deformable-convolution", IMAGE, SLOW,
+    lambda: Made(deformed, offset=nn.Conv2d(2, 18, 3, padding=1),
+        deform=DeformConv2d(2, 4, 3, padding=1), out=nn.Linear(4, 3)))  # fmt: skip
+case("category-in-a-column", VECTOR, EXACT,
+    lambda: Made(lambda self, x: self.out(self.embed(x[:, 0].abs().long())),
+        embed=nn.Embedding(9, 4), out=nn.Linear(4, 3)))  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
+from dpaudit_ray.engines.packing.samplewise import Samplewise
 from dpaudit_ray.engines.rules.losses import losses, output_gradients, squared_errors
 from dpaudit_ray.errors import SpecError
 from tests.trainings import cell, opened, path
@@ -26,6 +27,20 @@ def huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def smooth(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
+
+
+def doubled_if_large(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Reads its batch: one large output would double the loss of all examples in it."""
+    values = smooth(outputs, targets)
+    return 2 * values if outputs.abs().max() > 5 else values
+
+
+def doubled_by_item(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return smooth(outputs, targets) * (1 + int(outputs.abs().max().item() > 5))
+
+
+def doubled_by_numpy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return smooth(outputs, targets) * (1.0 + float(outputs.detach().numpy().max() > 5))
 
 
 def mean(outputs: Any, targets: Any) -> Any:
@@ -101,6 +116,21 @@ def test_gradients_by_outputs_are_those_of_autograd(loss, outputs):
     y = torch.randint(max(outputs, 2), (8,)) if loss is losses else given[0, 0].sin()
     expected = torch.func.grad(lambda o: sum(loss(row.t(), y).sum() for row in o))(given)
     torch.testing.assert_close(output_gradients(given, y, loss), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [doubled_if_large, doubled_by_item, doubled_by_numpy])
+def test_loss_that_reads_its_batch_is_computed_example_by_example(loss, regression, tiny):
+    """A model whose outputs are large doubles its own losses, and no other model's."""
+    options = regression((6,), 3, model=MLP, loss=f"{HERE}{loss.__name__}", clip_norm=1e6)
+    training = opened(tiny, "cosine", torch.float64, **options).training
+    x, y = training.batch(1)
+    theta = training.initial.repeat(3, 1)
+    theta[1] *= 30
+    sums = training.sums(theta, x, y, 1e6)
+    for row, total in zip(theta, sums, strict=True):
+        by_example = Samplewise(training.module, loss).gradients(row, x, y)
+        torch.testing.assert_close(total, by_example.sum(0), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(sums[0], training.sums(theta[:1], x, y, 1e6)[0])
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ class PackedModel:
         self.size = len(self.initial)
         self._threads = 1
         self._workers = [self]
+        self.single = False  # whether every example goes through the module alone
         self._alone: Samplewise | None = None
         self._viewed: Samplewise | None = None
         self._settled = False
@@ -113,8 +114,9 @@ class PackedModel:
             if key is not None:
                 _WAYS[key] = way
         self._settled = True
+        self.single = way.single
         if way.alone is not None:
-            self._alone = Samplewise(self._source, self.loss, way.alone)
+            self._alone = Samplewise(self._source, self.loss, way.alone, way.single)
         if way.groups is not None:
             self._groups, self._rows = way.groups, way.rows
         if has_loops and not way.loops:

@@ -32,6 +32,7 @@ class Samplewise:
     module: nn.Module
     loss: Loss = losses
     mapped: int = 0  # models that go through `vmap` together, with all examples; some allow none
+    single: bool = False  # examples go through the module alone for outputs, too
     views: bool = False  # an example is inputs [K, ...] of one class; its loss is their mean
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -39,7 +40,9 @@ class Samplewise:
         outputs = []
         for row in theta:
             with placed(self.module, row), torch.no_grad():
-                outputs.append(self.module(x.clone()).flatten(1))
+                parts = torch.split(x, 1) if self.single else (x,)
+                of_parts = [self.module(part.clone()).flatten(1) for part in parts]
+                outputs.append(torch.cat(of_parts))
         return torch.stack(outputs)
 
     def clipped_sums(

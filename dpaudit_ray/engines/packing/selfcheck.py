@@ -35,6 +35,7 @@ _SURE = 1e-4  # float32 above this, but below its bound, has float64 decide wher
 _SAMPLED = 1 << 22  # parameters of all models: to sample more would take as long as the check
 _MOST = 1 << 27  # numbers of a group's θ, as in a pack of `pack_size: auto`
 _CANCELLED = 1e-3  # of C: sums that cancel to less are rounding, and as good as none
+_READS = "reads numbers from its batch (`if`, `.item()`), so every example goes through it alone"
 _OTHER_SUMS = "gives other sums or outputs when it is packed"
 
 
@@ -47,6 +48,7 @@ class Way:
     loops: bool = False  # whether compiled loops are right
     repeats: bool = False  # whether the module needs a copy of the batch for every model
     alone: int | None = None  # None unless examples go alone; models that `vmap` takes together
+    single: bool = False  # whether they go alone even where no gradient is computed
     obstacle: str | None = None  # why it is not faster
 
 
@@ -103,15 +105,18 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
             try:
                 batch = cast(candidate.x, dtype)
                 few, _ = candidate.few(dtype)
-                vet(candidate.module, few, batch, thorough=not candidate.large)
-                expected = _expected(candidate, dtype)
+                single = vet(candidate.module, few, batch, thorough=not candidate.large)
+                expected = _expected(candidate, dtype, single)
             except SpecError:
                 raise
             except Exception as error:  # a user's code may raise anything
                 if dtype == torch.float32:
-                    problem = f"does not run on these examples: {first_line(error)}"
+                    problem = _why_it_fails(candidate.module, batch, error)
                     raise SpecError("mechanism.model", problem) from error
                 continue
+            if single:
+                obstacle = obstacle_at("", candidate.module, _READS)
+                return Way(alone=0, single=True, obstacle=obstacle)
             way = _first_right(candidate, expected)
         if not has_loops or way != Way():
             return way
@@ -122,6 +127,17 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
             make = partial(candidate.packed, None, True, False)
             return Way(loops=_difference(candidate, make, _expected(candidate, dtype)) is None)
     raise AssertionError("the second dtype returns or raises")
+
+
+def _why_it_fails(module: nn.Module, batch: Tensor, error: Exception) -> str:
+    """Returns a clause on a module that raised an error for some examples of a batch."""
+    with contextlib.suppress(Exception), torch.no_grad():  # a user's code may raise anything
+        module(batch.clone())
+        return (
+            f"runs on a batch of {len(batch)} examples, but not on one alone, of which DP-SGD "
+            f"takes the gradient: {first_line(error)}"
+        )
+    return f"does not run on these examples: {first_line(error)}"
 
 
 def _first_right(candidate: Candidate, expected: "_Expected") -> Way:
@@ -177,11 +193,21 @@ class _Expected:
     outputs: Tensor  # [n, B, c]
 
 
-def _expected(candidate: Candidate, dtype: torch.dtype) -> _Expected:
-    """Computes sums and outputs by autograd; the clip norm clips about half of the gradients."""
+def _expected(
+    candidate: Candidate,
+    dtype: torch.dtype,
+    single: bool = False,
+) -> _Expected:
+    """Computes sums and outputs by autograd; the clip norm clips about half of the gradients.
+
+    Args:
+        candidate: the module, and a first batch.
+        dtype: of the computation.
+        single: as of a `Way`.
+    """
     x, y = candidate.few(dtype)
     theta = candidate.models(2 if candidate.large else 3)
-    alone = Samplewise(candidate.module, candidate.loss)
+    alone = Samplewise(candidate.module, candidate.loss, single=single)
     weights = theta.new_ones(len(theta), len(y))
     weights[0, -1] = 0
     clip_norm = 0.0

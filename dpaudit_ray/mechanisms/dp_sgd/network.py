@@ -10,6 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ... import imports
+from ...engines.packing.finite import first_not_finite
+from ...engines.packing.packed import PackedModel
+from ...engines.packing.samplewise import Samplewise
+from ...engines.packing.vetting import Reads
 from ...engines.rules.losses import Loss, losses, squared_errors
 from ...errors import SpecError, first_line
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from ...models.base import Model, Shape
 
 _KEY = "mechanism.loss"
+_NORMS_TRIED = 2  # examples whose gradients are computed alone
 # The Mersenne Twister's state in torch's: words of 32 bits, stored in 64 each, from this byte on.
 _WORDS = 624
 _FIRST_BYTE = 24
@@ -78,8 +83,20 @@ class UsersLoss:
     function: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Returns the loss of each example; row by row if the function reads numbers of its batch.
+
+        By these one example could otherwise decide (`if`, `.item()`) what the loss of others is.
+        """
         targets = y.to(outputs.dtype) if y.is_floating_point() else y
-        return self.function(outputs, targets)
+        with Reads(outputs, targets) as reads:
+            values = self.function(outputs, targets)
+        if not reads.happened or len(targets) == 1:
+            return values
+        separate = []
+        for j in range(len(targets)):
+            row = slice(j, j + 1)
+            separate.append(self.function(outputs[row], targets[row]))
+        return torch.cat(separate)
 
 
 def loss_of(name: str) -> Loss:
@@ -125,3 +142,36 @@ def check_loss(name: str, outputs: Tensor, y: Tensor) -> None:
         problem = "gives an example another loss if its batch has others; use each row alone"
     if problem:
         raise SpecError(_KEY, f"{call} {problem}")
+
+
+def check_gradients(
+    module: nn.Module,
+    packed: PackedModel,
+    x: Tensor,
+    y: Tensor,
+    clip_norm: float,
+) -> None:
+    """Raises SpecError if a gradient before training is not finite, or too long for its dtype.
+
+    The sum over all examples shows the first. The second counts as a gradient of 0, so it is
+    looked for in a few examples.
+
+    Args:
+        module: the network.
+        packed: the same, packed.
+        x: examples [B, ...].
+        y: targets [B].
+        clip_norm: C.
+    """
+    row = packed.initial
+    total = packed.clipped_sums(row[None], x, y, clip_norm)
+    examples = _NORMS_TRIED if total.isfinite().all() else len(y)
+    alone = Samplewise(module, packed.loss)
+    failure = first_not_finite(alone, row, x[:examples], y[:examples])
+    if failure is not None:
+        example, clause = failure
+        raise SpecError(
+            "mechanism.model",
+            f"{clause} for example {example} before training; keep roots, logarithms and quotients "
+            "of the network and its loss away from 0, and scale the features",
+        )

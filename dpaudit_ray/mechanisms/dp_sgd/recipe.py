@@ -350,7 +350,7 @@ class Recipe(Strict):
         import torch
 
         from ...engines.packing.packed import PackedModel
-        from .network import check_loss, loss_of, network, seeded
+        from .network import check_gradients, check_loss, loss_of, network, seeded
 
         model = self.model
         loss = loss_of(self.loss)
@@ -394,6 +394,13 @@ class Recipe(Strict):
         if self.loss != "cross-entropy":
             check_loss(self.loss, outputs, y[:2])
         packed.settle(x, y, remembered=True)
+        if packed.single and self.engine == "opacus":
+            raise SpecError(
+                "mechanism.engine",
+                f"is opacus, which takes a batch together, but {model.name} reads numbers from it "
+                "(`if`, `.item()`), so one example may decide for others; use packed",
+            )
+        check_gradients(module, packed, x, y, self.clip_norm)
         return len(packed.initial)
 
 
