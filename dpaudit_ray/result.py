@@ -20,7 +20,7 @@ from .plan import outcomes, record
 from .plan.finished_trials import FinishedTrials
 from .plan.outcomes import Failure
 from .plan.score_stream import Trials
-from .storage.scores import MISSED
+from .storage.scores import without_gaps
 
 if TYPE_CHECKING:
     from .report.tables import Run
@@ -150,7 +150,7 @@ class Result:
         scores = pd.concat(
             [FinishedTrials(run.directory, run.plan, audit).frame() for audit in audits]
         )
-        return scores.fillna({MISSED: ""}) if MISSED in scores else scores
+        return without_gaps(scores)
 
     @cached_property
     def answer(self) -> "Answer":

@@ -35,7 +35,7 @@ _MOST_DIFFERENCES = 20  # that are printed
     app,
     RESULTS,
     "verify runs/quickstart --details",
-    f"0 no violation found, 1 violation, {ANY_ERROR}, 5 inconclusive",
+    f"0 no violation found, 1 violation, {ANY_ERROR}, 3 trials ended in NaN, 5 inconclusive",
     page="read-the-answer",
 )
 def verify(
@@ -49,11 +49,15 @@ def verify(
 
     opened = open_run(run)
     of_run = verdict.judge(opened, progress=terminal.JudgingLines())
+    answer = verdict.in_words(opened, of_run)
     if as_json:
         terminal.show_json(asdict(of_run))
     else:
-        tables.show_verdict(of_run, verdict.in_words(opened, of_run), details)
-    raise typer.Exit(exit_code(of_run.verdict))
+        tables.show_verdict(of_run, answer, details)
+    code = exit_code(of_run.verdict)
+    if code is Exit.INCONCLUSIVE and answer.failed_trials:
+        code = Exit.FAILED_TRIALS
+    raise typer.Exit(code)
 
 
 @verb(

@@ -79,7 +79,8 @@ def run(  # noqa: PLR0913 (options of a command line)
         terminal.complain("the trials of failed packs count as misses, until run --retry-failed")
     tables.show_answer(opened, summary)
     terminal.say(f"results in {result.location}; next: dpaudit report {result.location}")
-    if result.complete and not missed:
+    has_failed_trials = bool(missed or (summary and summary.failed_trials))
+    if result.complete and not has_failed_trials:
         raise typer.Exit(Exit.COMPLETE)
     raise typer.Exit(Exit.STOPPED if result.stopped else Exit.FAILED_TRIALS)
 

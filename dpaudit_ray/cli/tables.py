@@ -192,7 +192,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
             **quote_columns([a.quote for a in audits]),
             "noise\nat most": [a.effective_noise or Figure("any") for a in audits],
         }
-        sentences += [f"{audit.label}: {audit.divergence}" for audit in audits if audit.lopsided]
+        sentences += [f"{a.label}: {a.failed_trials}" for a in audits if a.failed_trials]
         if details:
             power_head = f"chance\nto see {verdict.LESS_NOISE}".replace("% ", "%\n")
             columns |= {

@@ -67,11 +67,13 @@ class Measured:
         utility: float64 [n, horizons] for each name of `Mechanism.measured`.
         missed: trials that failed while others did not, by their index; their scores are ignored.
             If one trial of a training is missed, all its trials are.
+        diverged: reasons of training runs that diverged, by index; one of them may be enough.
     """
 
     scores: Scores
     utility: Mapping[str, Scores] = field(default_factory=dict)
     missed: Mapping[int, Missed] = field(default_factory=dict)
+    diverged: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, scored: Scores | Measured) -> Measured:
@@ -100,13 +102,18 @@ class Measured:
         utility = {}
         for name in results[0].utility:
             utility[name] = interleave([result.utility[name] for result in results])
-        missed = {}
+        missed: dict[int, Missed] = {}
+        diverged: dict[int, str] = {}
         for number, result in enumerate(results):
-            for trial, miss in result.missed.items():
+            for trial in result.missed.keys() | result.diverged.keys():
                 block, offset = divmod(trial, each)
-                missed[(block * len(results) + number) * each + offset] = miss
+                row = (block * len(results) + number) * each + offset
+                if trial in result.missed:
+                    missed[row] = result.missed[trial]
+                if trial in result.diverged:
+                    diverged[row] = result.diverged[trial]
         scores = interleave([np.asarray(result.scores) for result in results])
-        return cls(scores, utility, missed)
+        return cls(scores, utility, missed, diverged)
 
 
 class Session(Protocol):

@@ -67,6 +67,7 @@ class Brief:
 # and one in 3,800 packs of one trial: of these the first run may be the likely answer.
 RETRIED = 64
 _UNLIKE = "; run again, it did not give the same twice"
+_LONGEST_REASON = 300  # characters, of why a training diverged
 
 
 def runs_of(pack: Pack) -> int:
@@ -332,7 +333,10 @@ def _pack_scores(
     for row, miss in sorted(outcome.missed.items()):
         reasons[pack.first + row] = printable(miss.message) or miss.kind
         outputs[pack.first + row] = miss.output
-    return PackScores(pack.first, members, steps, scores, utility, reasons, outputs)
+    diverged = {}
+    for row, reason in sorted(outcome.diverged.items()):
+        diverged[pack.first + row] = printable(reason[:_LONGEST_REASON])
+    return PackScores(pack.first, members, steps, scores, utility, reasons, diverged, outputs)
 
 
 def _attempt(

@@ -29,6 +29,7 @@ from ..plan import claims, outcomes, score_stream
 from ..stats.budget import average_evidence
 from ..stats.claim_verdict import EVIDENCE_SHARE, RunTest
 from ..storage import strangers
+from ..storage.scores import PackScores
 from . import detection
 from .detection import ALTERNATIVE, REQUIRED_POWER, Test
 from .quote import Quote, epsilon_text, quote
@@ -65,7 +66,7 @@ class AuditVerdict(_Judged):
     """The verdict on one sampled audit, and the numbers that it rests on.
 
     With the run's confidence the training is no more private than `effective_noise`. An audit is
-    never CONSISTENT if diverging is `lopsided`, or if a bound that holds simultaneously with all
+    never CONSISTENT if a training diverged, or if a bound that holds simultaneously with all
     others of the run is `above` its claim.
 
     Attributes:
@@ -78,6 +79,7 @@ class AuditVerdict(_Judged):
         refuted_after: trials after which the claim first was refuted; None if it is not.
         power: probability that 0.7 of the claimed noise would have been found.
         diverged: diverged training runs without and with the canary.
+        divergence: the number of one of their trials, and why it did.
         lopsided: whether diverging depends on the canary.
         mixed: always False; other programs read this key.
         above: whether a bound exceeds the claim.
@@ -93,17 +95,26 @@ class AuditVerdict(_Judged):
     refuted_after: int | None
     power: float
     diverged: tuple[int, int] = (0, 0)
+    divergence: str = ""
     lopsided: bool = False
     mixed: bool = False
     above: bool = False
     remark: str = ""
 
     @property
-    def divergence(self) -> str:
-        """The sentence on training runs that diverge too often with or without the canary."""
+    def failed_trials(self) -> str:
+        """The clause on trials that ended in NaN or infinity; "" without any."""
         outside, inside = self.diverged
-        runs = f"{inside:,} training runs with it, {outside:,} without"
-        return f"diverging depends on the canary: {runs}"
+        failed = outside + inside
+        if not failed:
+            return ""
+        which = f"{failed:,} of {self.trials:,} trials"
+        if failed == self.trials:
+            which = f"all {failed:,} trials"
+        clause = f"{which} ended in NaN or infinity"
+        if self.lopsided:
+            clause += f", which depends on the canary ({inside:,} with it, {outside:,} without)"
+        return f"{clause}, {self.divergence}" if self.divergence else clause
 
 
 @dataclass(frozen=True)
@@ -137,8 +148,8 @@ def judge(
 ) -> RunVerdict:
     """Judges every audit on the finished prefix of its trials.
 
-    The run is CONSISTENT if every mechanism in it has an audit that is, and no audit has a bound
-    `above` its claim.
+    The run is CONSISTENT if every mechanism in it has an audit that is, no audit has a bound
+    `above` its claim, and no training diverged.
 
     Args:
         run: the run.
@@ -169,14 +180,17 @@ def judge(
     verdict = Verdict.CONSISTENT
     if evidence >= needed or Verdict.VIOLATION in decisive:
         verdict = Verdict.VIOLATION
-    elif Verdict.INCONCLUSIVE in decisive or any(audit.above for audit in audits.values()):
+    elif Verdict.INCONCLUSIVE in decisive or any(
+        audit.above or audit.failed_trials for audit in audits.values()
+    ):
         verdict = Verdict.INCONCLUSIVE
     hints = list[str]()
     if verdict is Verdict.INCONCLUSIVE:
         weak = {}  # by number, the power of complete audits
         for index in claiming:
             audit = audits[index]
-            if audit.trials == audit.planned and audit.power < REQUIRED_POWER:
+            is_complete = audit.trials == audit.planned and not audit.failed_trials
+            if is_complete and audit.power < REQUIRED_POWER:
                 weak[index] = audit.power
         if weak:
             nearest = max(weak, key=weak.__getitem__)
@@ -273,7 +287,11 @@ def _judge_audit(
     test = claims.test(audit, cell)
     watched = test if isinstance(test, RunTest) else test.process
     between_looks = () if isinstance(test, RunTest) else test.between_looks
+    reasons: list[str] = []
     for pack in run.prefix(audit):
+        if isinstance(pack, PackScores):
+            for trial, reason in pack.diverged.items():
+                reasons.append(f"trial {trial} {reason}")
         for part in score_stream.up_to_looks(audit, pack, lambda: test.due):
             score_stream.feed(watched, part)
             test.look()
@@ -287,7 +305,7 @@ def _judge_audit(
     verdict = Verdict.INCONCLUSIVE
     if refuted_after is not None:
         verdict = Verdict.VIOLATION
-    elif complete and power >= REQUIRED_POWER and not (test.lopsided or above):
+    elif complete and power >= REQUIRED_POWER and not (sum(test.diverged) or above):
         verdict = Verdict.CONSISTENT
     effective_noise = None
     if thorough or verdict is Verdict.VIOLATION:
@@ -308,6 +326,7 @@ def _judge_audit(
         refuted_after=refuted_after,
         power=power,
         diverged=test.diverged,
+        divergence=printable(reasons[0]) if reasons else "",
         lopsided=test.lopsided,
         above=above,
         remark=accounting.remark(claimed, accountant),
@@ -339,6 +358,7 @@ class Answer:
         quote: the largest of its audits' quotes, of the mechanisms that decide the verdict.
         judged: trials that it rests on.
         derived: always True; other programs read this key.
+        failed_trials: trials whose scores are not finite.
     """
 
     verdict: Verdict
@@ -348,6 +368,7 @@ class Answer:
     quote: Quote
     judged: int
     derived: bool = True
+    failed_trials: int = 0
 
 
 def current(run: Run, progress: Progress | None = None) -> Answer:
@@ -461,6 +482,7 @@ def in_words(run: Run, verdict: RunVerdict) -> Answer:
         audits=tuple(audits),
         quote=headline,
         judged=sum(audit.trials for audit in verdict.audits),
+        failed_trials=sum(sum(audit.diverged) for audit in verdict.audits),
     )
 
 
@@ -525,6 +547,8 @@ def _reason(
         return f"{reason}: no more private than {weaker.words} where {claimed.words} is claimed"
     if audit.verdict is Verdict.CONSISTENT:
         return f"{audit.trials:,} trials do not refute the claim, and {LESS_NOISE} would have shown"
+    if audit.failed_trials:
+        return audit.failed_trials
     if index in run.decided:
         return f"`stop_when` ended it after {run.decided[index]:,} of {audit.planned:,} trials"
     done = run.done(planned)
@@ -545,8 +569,6 @@ def _reason(
     if audit.trials < audit.planned:
         used = f", {audit.trials:,} of them usable before a gap" if audit.trials < done else ""
         return f"{done:,} of {audit.planned:,} trials are done{used}"
-    if audit.lopsided:
-        return audit.divergence
     if not planned.independent and audit.power == 0:
         runs = planned.trials // planned.in_a_training
         verb = "is" if runs == 1 else "are"
@@ -590,11 +612,22 @@ def _sentence(
         finding = f"{same[0].label}: {same[0].reason}" if several else same[0].reason
     label = f"{largest.label}; " if several else ""
     quoted = measured(largest, label)
+    failed = [audit for audit in verdict.audits if audit.failed_trials]
+    if failed and verdict.verdict is Verdict.INCONCLUSIVE:
+        finding = failed[0].failed_trials
+        if several:
+            more = f" (and trials of {len(failed) - 1} more audits)" if len(failed) > 1 else ""
+            finding = f"{failed[0].label}: {finding}{more}"
+        finite = sum(audit.trials - sum(audit.diverged) for audit in verdict.audits)
+        beginning = "no violation found, but" if finite else "nothing was audited:"
+        return f"{beginning} {finding}. {quoted}."
     if verdict.verdict is Verdict.VIOLATION:
         if not same:
             finding = "all audits together refute their claims, though none does alone"
         elif len(same) > 1:
             finding += f" (and {len(same) - 1} more audits)"
+        for audit in failed[:1]:
+            finding += f"; {audit.failed_trials}"
         return f"{finding}. {quoted}."
     if verdict.verdict is Verdict.CONSISTENT:
         sentence = f"no violation found. {quoted}."

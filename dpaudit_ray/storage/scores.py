@@ -32,7 +32,8 @@ SCORE_SCHEMA = pa.schema(
 )
 # Measured on held-out examples, or for reconstructions; columns after the score if measured.
 UTILITY = ("accuracy", "loss", "determined")
-MISSED = "missed"  # last column, if a trial failed: the reason, empty for all other trials
+# Last columns, if a trial failed or diverged: the reason, empty for all other trials.
+MISSED, DIVERGED = "missed", "diverged"
 _DIGEST = b"dpaudit_sha256"  # key in a file's footer: digest of the pack that was written
 
 
@@ -81,6 +82,7 @@ class PackScores:
         scores: float64 [n, k]. NaN in trials that failed, and where a training run diverged.
         utility: float64 [n, k] by names of UTILITY, what the trained models are worth.
         missed: why trials failed, by trial.
+        diverged: why training runs diverged, by trial; not of every one that did.
         outputs: what failed trials printed, by trial; not a part of the file.
         stated: the digest in the file from which they were read; empty without one.
     """
@@ -91,6 +93,7 @@ class PackScores:
     scores: NDArray[np.float64]
     utility: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
     missed: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    diverged: Mapping[int, str] = dataclasses.field(default_factory=dict)
     outputs: Mapping[int, str] = dataclasses.field(default_factory=dict)
     stated: str = ""
 
@@ -109,14 +112,18 @@ class PackScores:
         """Returns the scores of trials `first` to `last`, without outputs and digest."""
         rows = slice(first - self.first, last - self.first + 1)
         utility = {name: values[rows] for name, values in self.utility.items()}
-        missed = {trial: why for trial, why in self.missed.items() if first <= trial <= last}
+
+        def of_part(reasons: Mapping[int, str]) -> dict[int, str]:
+            return {trial: why for trial, why in reasons.items() if first <= trial <= last}
+
         return type(self)(
             first,
             self.members[rows],
             self.steps,
             self.scores[rows],
             utility,
-            missed,
+            of_part(self.missed),
+            of_part(self.diverged),
         )
 
     @classmethod
@@ -127,11 +134,13 @@ class PackScores:
         for name in head.utility:
             utility[name] = np.concatenate([pack.utility[name] for pack in packs])
         missed: dict[int, str] = {}
+        diverged: dict[int, str] = {}
         for pack in packs:
             missed |= pack.missed
+            diverged |= pack.diverged
         members = np.concatenate([pack.members for pack in packs])
         scores = np.concatenate([pack.scores for pack in packs])
-        return cls(head.first, members, head.steps, scores, utility, missed)
+        return cls(head.first, members, head.steps, scores, utility, missed, diverged)
 
     @property
     def nbytes(self) -> int:
@@ -168,16 +177,18 @@ class PackScores:
         ]
         for values in self._measured:
             columns.append(pa.array(values.reshape(-1), from_pandas=False))
-        if self.missed:
-            names.append(MISSED)
-            reasons = [self.missed.get(trial, "") for trial in trials.tolist()]
-            repeated = np.repeat(np.array(reasons, object), k)
-            columns.append(pa.array(repeated, pa.string()))
+        for name, by_trial in ((MISSED, self.missed), (DIVERGED, self.diverged)):
+            if by_trial:
+                names.append(name)
+                reasons = [by_trial.get(trial, "") for trial in trials.tolist()]
+                repeated = np.repeat(np.array(reasons, object), k)
+                columns.append(pa.array(repeated, pa.string()))
         return pa.Table.from_arrays(columns, schema=_schema_of(names))
 
     def digest(self, audit: str) -> str:
         """Returns the SHA-256 of all that the file contains; it changes with any number."""
         missed = sorted((int(trial), why) for trial, why in self.missed.items())
+        diverged = sorted((int(trial), why) for trial, why in self.diverged.items())
         head = [
             audit,
             int(self.first),
@@ -185,6 +196,8 @@ class PackScores:
             sorted(self.utility),
             missed,
         ]
+        if diverged:  # without any, as in files of 1.0
+            head.append(diverged)
         sha256 = hashlib.sha256(json.dumps(head).encode())
         sha256.update(np.asarray(self.members, dtype=bool).tobytes())
         for values in self._measured:
@@ -229,14 +242,21 @@ class PackScores:
             if name in table.column_names:
                 measured[name] = table[name].to_numpy().reshape(n, k).copy()
         unmeasured = table.drop([*measured])
-        reasons = table[MISSED].to_pylist()[::k] if MISSED in table.column_names else []
+
+        def reasons(name: str) -> dict[int, str]:
+            if name not in table.column_names:
+                return {}
+            texts = table[name].to_pylist()[::k]
+            return {trial: why for trial, why in enumerate(texts, start=first) if why}
+
         pack = cls(
             first,
             table["member"].to_numpy()[::k],
             tuple(table["step"].to_pylist()[:k]),
             measured.pop("score"),
             measured,
-            {trial: why for trial, why in enumerate(reasons, start=first) if why},
+            reasons(MISSED),
+            reasons(DIVERGED),
             stated=(table.schema.metadata or {}).get(_DIGEST, b"").decode("ascii", "replace"),
         )
         if not pack.table(audit).drop(["score", *measured]).equals(unmeasured):
@@ -250,7 +270,7 @@ class PackScores:
 def _schema_of(names: Collection[str]) -> pa.Schema:
     """Returns the schema of a score file with those of the optional columns that are in `names`."""
     optional = [pa.field(name, pa.float64()) for name in UTILITY]
-    optional.append(pa.field(MISSED, pa.string()))
+    optional += [pa.field(name, pa.string()) for name in (MISSED, DIVERGED)]
     return pa.schema([*SCORE_SCHEMA, *(field for field in optional if field.name in names)])
 
 
@@ -258,7 +278,13 @@ def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
     """Returns the trials of packs as a data frame with the columns of a score file."""
     tables = [pack.table(audit) for pack in packs] or [SCORE_SCHEMA.empty_table()]
     rows = frame(pa.concat_tables(tables, promote_options="default"))
-    return rows.fillna({MISSED: ""}) if MISSED in rows else rows
+    return without_gaps(rows)
+
+
+def without_gaps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Fills in empty reasons where only some of the files have such a column."""
+    names = [name for name in (MISSED, DIVERGED) if name in rows]
+    return rows.fillna(dict.fromkeys(names, ""))
 
 
 def _text_columns(schema: pa.Schema) -> list[str]:

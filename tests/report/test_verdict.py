@@ -111,16 +111,18 @@ def test_true_claims_are_not_refuted(strong, tmp_path, monkeypatch):
     assert refuted <= (16 if LONG else 10)
 
 
-@pytest.mark.parametrize(("share", "code"), [((0.0, 0.05), 1), ((0.05, 0.05), 0)])
+@pytest.mark.parametrize(("share", "code"), [((0.0, 0.05), 1), ((0.05, 0.05), 3)])
 def test_diverging_with_the_canary_only_is_a_violation(share, code, strong, tmp_path):
-    """At its claim in all else; 5 % of the in runs are NaN, which was CONSISTENT once."""
+    """At its claim in all else; 5 % of the in runs are NaN, or 5 % of all runs."""
     strong["audit"] |= {"trials": 5000}
-    run = made_up_run(strong, tmp_path, np.sqrt(20) / 4, 3 + (not code), diverged=share)
+    run = made_up_run(strong, tmp_path, np.sqrt(20) / 4, 3 + (code == 3), diverged=share)
     outcome = dpaudit("verify", run.directory.location)
-    assert (outcome.code == 1) == bool(code)
-    assert ("training runs with it, 0 without" in outcome.out) == bool(code)
+    assert outcome.code == code
+    words = " ".join(outcome.out.split())
+    assert "of 5,000 trials ended in NaN or infinity" in words
+    assert ("depends on the canary" in words and "0 without" in words) == (code == 1)
     (audit,) = verdict.judge(run, thorough=False).audits
-    assert audit.lopsided == bool(code)
+    assert audit.lopsided == (code == 1)
     assert max(audit.diverged) > 50
 
 

@@ -366,14 +366,6 @@ class DpSgdSession(ResumableSession):
         if adversary.replaces:  # one canary of each pair is in
             rows = bits.view(len(bits), -1)
             inside = torch.cat([rows, 1 - rows], dim=1)
-        inserted = self.canary
-        if not isinstance(inserted, ChangingCanary):  # a copy: scorers may change theirs in place
-            copies: dict[str, Any] = {}
-            for name, value in vars(inserted).items():
-                if torch.is_tensor(value):
-                    copies[name] = value.clone()
-            inserted = replace(inserted, **copies)
-
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
@@ -385,6 +377,7 @@ class DpSgdSession(ResumableSession):
         }
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
         see = observer.see if isinstance(observer, TrajectoryObserver) else None
+        inserted = self._copied_canary()
         path = training.run(inside, seed, inserted, adversary.period, watch, saved)
         before = next(path).clone()
         for step, theta in enumerate(path, start=saved.step + 1):
@@ -401,7 +394,52 @@ class DpSgdSession(ResumableSession):
             if step == horizons[-1]:
                 break
         scores = record.pop("scores")
-        return Measured(scores, record) if record else scores
+        failed = np.flatnonzero(~np.isfinite(scores[:, -1]))
+        if not len(failed):
+            return Measured(scores, record) if record else scores
+        trial = int(failed[0])
+        reason = self._why_diverged(inside, seed, trial // canaries, horizons[-1])
+        return Measured(scores, record, diverged={trial: reason})
+
+    def _copied_canary(self) -> Canary:
+        """Returns a copy of the canary: scorers may change theirs in place."""
+        if isinstance(self.canary, ChangingCanary):
+            return self.canary
+        copies: dict[str, Any] = {}
+        for name, value in vars(self.canary).items():
+            if torch.is_tensor(value):
+                copies[name] = value.clone()
+        return replace(self.canary, **copies)
+
+    def _why_diverged(
+        self,
+        inside: Tensor,
+        seed: int,
+        model: int,
+        steps: int,
+    ) -> str:
+        """Trains a pack again, up to the step at which a model of it is not finite any more.
+
+        Args:
+            inside: as of `DpSgdTraining.run`.
+            seed: of the pack.
+            model: row of the model.
+            steps: of the training.
+
+        Returns:
+            That step, and what is not finite there.
+        """
+        inserted = self._copied_canary()
+        path = self.training.run(inside, seed, inserted, self.adversary.period)
+        before = next(path).clone()
+        for step, theta in enumerate(path, start=1):
+            if not theta[model].isfinite().all():
+                reason = self.training.not_finite(before[model], step, self.canary)
+                return f"at step {step}: {reason}"
+            if step == steps:
+                break
+            before = theta.clone()
+        return f"its parameters are finite at step {steps}, its score is not"
 
     def _scores(
         self,

@@ -17,7 +17,9 @@ from ...data.base import Data, Dataset
 from ...engines import gpu_settings
 from ...engines.cpu.threads import torch_on_one_thread
 from ...engines.packing import memory
+from ...engines.packing.finite import first_not_finite
 from ...engines.packing.packed import PackedModel
+from ...engines.packing.samplewise import Samplewise
 from ...engines.rules.base import flat_parameters, slots_of
 from ...errors import SpecError
 from ...models.base import Model, as_input, input_dtype
@@ -31,6 +33,7 @@ from .updates import Noisy, State
 
 _BODY_BATCH = 256  # examples that go through a frozen body together
 _MEASURED_AT_ONCE = 256  # examples
+_LARGE = 1e6  # parameters from which on these are to blame for gradients that are not finite
 _PAD = 4  # pixels that a view may be shifted by, for images of 32
 
 Examples = tuple[Tensor, Tensor]  # x [m, ...], y [m]
@@ -384,6 +387,36 @@ class DpSgdTraining:
         _, y = self.held_out
         means = torch.stack(sums) / len(y)
         return np.asarray(means.cpu())
+
+    def not_finite(
+        self,
+        row: Tensor,
+        step: int,
+        canary: Canary | None,
+    ) -> str:
+        """Returns a clause on what is not finite in a step of a model.
+
+        Args:
+            row: its parameters before the step [p].
+            step: number of the step.
+            canary: what may join the batch.
+        """
+        largest = float(row.abs().max())
+        grown = f", with parameters of up to {largest:.0e}" if largest > _LARGE else ""
+        x, y = self.batch(step)
+        views = self.recipe.augmentations > 1
+        alone = Samplewise(self.module, self.model.loss, views=views)
+        failure = first_not_finite(alone, row, x, y)
+        if failure is not None:
+            j, clause = failure
+            return f"{clause} for example {int(self.batches[step - 1][j])}{grown}"
+        if isinstance(canary, SampleCanary):
+            alone = Samplewise(self.module, self.model.loss)
+            failure = first_not_finite(alone, row, canary.x[:1], canary.y[:1])
+            if failure is not None:
+                return f"{failure[1]} for the canary{grown}"
+        rate = self.recipe.rate(step)
+        return f"gradients are finite, but not parameters after a step of {rate:g}{grown}"
 
     def check_claim(self, canary: Canary, coins: int = 1) -> None:
         """Raises SpecError for a canary that breaks the sensitivity of the claim."""
