@@ -143,7 +143,8 @@ class Result:
     def scores(self) -> pd.DataFrame:
         """All scores: columns audit, trial, member, step, score; accuracy, loss if measured.
 
-        If single trials failed, `missed` has the reason; it is empty for all others.
+        If single trials failed, `missed` has the reason; it is empty for all others. So has
+        `diverged` for one trial of each pack in which training ended in NaN or infinity.
         """
         run = self.run
         audits = range(len(run.plan.audits))

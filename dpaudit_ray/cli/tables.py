@@ -192,7 +192,8 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
             **quote_columns([a.quote for a in audits]),
             "noise\nat most": [a.effective_noise or Figure("any") for a in audits],
         }
-        sentences += [f"{a.label}: {a.failed_trials}" for a in audits if a.failed_trials]
+        if len(audits) > 1:
+            sentences += [f"{a.label}: {a.failed_trials}" for a in audits if a.failed_trials]
         if details:
             power_head = f"chance\nto see {verdict.LESS_NOISE}".replace("% ", "%\n")
             columns |= {
