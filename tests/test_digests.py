@@ -150,6 +150,7 @@ def verdict(location: str) -> dict[str, Any]:
     for part in (content, *content["audits"], *content["exact"]):
         part.pop("hints", None)
         part.pop("quote", None)
+        assert not part.pop("divergence", ""), "no training of these diverges"
     return content
 
 

@@ -243,10 +243,10 @@ def test_loops_that_are_wrong_are_not_used(head, monkeypatch):
     x, y = torch.randn(6, *shape), torch.arange(6) % 3
     expected_sums = selfcheck._expected
 
-    def in_float32(candidate: Any, dtype: torch.dtype) -> Any:
+    def in_float32(candidate: Any, dtype: torch.dtype, single: bool = False) -> Any:
         if dtype == torch.float64:
             raise TypeError("loops for it, which would decide, take long to compile")
-        return expected_sums(candidate, dtype)
+        return expected_sums(candidate, dtype, single)
 
     monkeypatch.setattr(selfcheck, "_expected", in_float32)
     right, write = PackedModel(module), conv_pool.ConvPoolRule.write
