@@ -34,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append(row)
         progress = f"{number} of {len(names)}: {name}, {row.verdict}, ε ≥ {row.certified:.3g}"
         sys.stderr.write(progress + f", {row.seconds:.0f} s\n")
+        if options.json:  # after each audit: the bench may be stopped
+            listed = [dataclasses.asdict(row) for row in rows]
+            options.json.write_text(json.dumps(listed, indent=1, ensure_ascii=False) + "\n")
     sys.stdout.write(table(rows) + "\n")
-    if options.json:
-        listed = [dataclasses.asdict(row) for row in rows]
-        options.json.write_text(json.dumps(listed, indent=1, ensure_ascii=False) + "\n")
     wrong = failures(rows)
     if wrong:
         sys.exit(f"wrong verdicts: {', '.join(wrong)}")

@@ -39,7 +39,7 @@ class Entry:
     source: str
     delta: float = PURE
     bar: float | None = None
-    trials: int = 1_000_000
+    trials: int = 200_000
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -119,7 +119,7 @@ AT_DELTA = Claim(epsilon=1.0, delta=DELTA)
 SUBSAMPLED = Claim(epsilon=math.log1p(RATE * math.expm1(1.0)))
 
 ENTRIES = (
-    Entry("Laplace", laplace(10.0), COUNTS, TENTH, 0.1, SNIPER),
+    Entry("Laplace", laplace(10.0), COUNTS, TENTH, 0.1, SNIPER, trials=1_000_000),
     Entry("LaplaceParallel", repeated_laplace(PARALLEL, 200.0), COUNTS, TENTH, 0.1, SNIPER),
     Entry(
         "TruncatedGeometric",
@@ -128,6 +128,7 @@ ENTRIES = (
         Claim(epsilon=math.log1p(2**-SHIFT)),
         0.117783,
         SNIPER,
+        trials=1_000_000,
     ),
     Entry("discrete Laplace", discrete_laplace, COUNTS, ONE, 1.0, "Ghosh 2009"),
     Entry("staircase", staircase, COUNTS, ONE, 1.0, "Geng, Viswanath 2014"),

@@ -92,9 +92,13 @@ def exponential_median(epsilon: float) -> Release:
 
 
 ENTRIES = (
-    Entry("RNM1", index_of_largest(laplace(20.0)), ANSWERS, TENTH, 0.0946149, STATDP),
-    Entry("RNM2", index_of_largest(exponential(20.0)), ANSWERS, TENTH, 0.1, STATDP),
-    Entry("RNM3", largest(laplace(20.0)), ANSWERS, TENTH, 0.25, STATDP, trials=2_000_000),
+    Entry(
+        "RNM1", index_of_largest(laplace(20.0)), ANSWERS, TENTH, 0.0946149, STATDP, trials=1_000_000
+    ),
+    Entry(
+        "RNM2", index_of_largest(exponential(20.0)), ANSWERS, TENTH, 0.1, STATDP, trials=1_000_000
+    ),
+    Entry("RNM3", largest(laplace(20.0)), ANSWERS, TENTH, 0.25, STATDP, trials=15_000_000),
     Entry(
         "RNM4",
         largest(exponential(20.0)),
