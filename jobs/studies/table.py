@@ -16,7 +16,7 @@ from dpaudit_ray.plan.finished_trials import FinishedTrials
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import gdp
 from jobs.studies.coverage import Coverage, Worlds, subsampled_noise
-from jobs.studies.verdicts import Verdicts
+from jobs.studies.verdicts import NEVER, Verdicts
 
 
 def true_mu(worlds: Worlds, epsilon: float, delta: float) -> float:
@@ -100,7 +100,7 @@ def tabulate_verdicts(location: str) -> pd.DataFrame:
         if not isinstance(study, Verdicts):
             raise typer.BadParameter(f"{location} is no study of verdicts")
         scores = FinishedTrials(run.directory, run.plan, index).frame()
-        after = scores[scores["step"] == 2]["score"].fillna(math.inf)
+        after = scores[scores["step"] == 2]["score"].replace(NEVER, math.inf)
         rows.append(
             {
                 "epsilon": study.epsilon,

@@ -2,13 +2,11 @@
 
 One trial of this "mechanism" is a whole audit whose scores are as far apart as noise of `share` of
 the claim's makes them. Its score is the number of trials after which the claim was refuted,
-infinite where it stood.
+0 where it stood.
 Run it from the clone's root, then `python -m jobs.studies.table RUN_DIRECTORY`.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 from pydantic import Field
@@ -22,6 +20,7 @@ from dpaudit_ray.storage.scores import PackScores
 from .coverage import Coverage
 
 REFUTED, STANDS = 1.0, 0.0
+NEVER = 0.0  # in place of the number of trials: a score that is not finite would be a failed trial
 
 
 class Verdicts(Coverage):
@@ -51,4 +50,4 @@ class Verdicts(Coverage):
                 )
             test.look(now=True)
         refuted = test.refuted_after(1 - self.confidence)
-        return [STANDS if refuted is None else REFUTED, math.nan if refuted is None else refuted]
+        return [STANDS, NEVER] if refuted is None else [REFUTED, float(refuted)]
