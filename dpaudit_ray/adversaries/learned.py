@@ -10,7 +10,6 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
-from scipy.special import betaln
 from threadpoolctl import threadpool_limits
 
 from .. import stats
@@ -37,7 +36,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 _HELD_OUT = 3  # one of so many own runs compares the models
 _FEW_RUNS = 8  # runs of a cell, on average, from which counts are estimates
 _REACH = 10.0  # robust deviations beyond which a column is clipped
-_PRIORS = 2.0 ** np.arange(-6, 7)  # runs of either world that each cell is taken to have had
 _LEAST = 1e-12  # probabilities nearer to 0 or 1 have the log odds of this
 
 Learn = Callable[[Floats, NDArray[np.bool_]], "Predict"]
@@ -223,20 +221,11 @@ def _count(
     x: Floats,
     y: NDArray[np.bool_],
 ) -> Predict:
-    """Counts equal outputs in both worlds; all others are even.
-
-    The shares of "in" have a beta distribution as prior, which is fitted to all cells: without it,
-    rare cells look surer than frequent ones by chance.
-    """
+    """Counts equal outputs in both worlds; all others are even."""
     hash_of_cell, cell = np.unique(_hashes(x), return_inverse=True)
+    in_cell = np.bincount(cell)
     inside = np.bincount(cell[y], minlength=len(hash_of_cell))
-    outside = np.bincount(cell) - inside
-    evidence = [
-        float((betaln(inside + prior, outside + prior) - betaln(prior, prior)).sum())
-        for prior in _PRIORS
-    ]
-    prior = _PRIORS[int(np.argmax(evidence))]
-    log_odds = np.log(inside + prior) - np.log(outside + prior)
+    log_odds = np.log(inside + 0.5) - np.log(in_cell - inside + 0.5)
 
     def predict(columns: Floats) -> Floats:
         hashes = _hashes(columns)
