@@ -579,6 +579,24 @@ case("ways-parameter-list", VECTOR, SLOW,
     lambda: Made(lambda self, x: self.a(x * self.s[0]) * self.s[1], a=nn.Linear(8, 3),
     s=nn.ParameterList([torch.ones(8), torch.ones(3)])))  # fmt: skip
 
+# Layers with another way where no gradient is asked for -------------------------------------------
+
+
+def evaluated(layer: nn.Module) -> nn.Module:
+    """A layer in `eval()`, of which torch takes a fused way in some modes and not in others."""
+    return Made(lambda self, x: self.out(self.layer(x).mean(1)),
+        layer=layer.eval(), out=nn.Linear(8, 3))  # fmt: skip
+
+
+case("evaluated-encoder", SEQUENCE, SLOW, lambda: evaluated(nn.TransformerEncoder(
+    nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), 1)))  # fmt: skip
+case("evaluated-encoder-layer", SEQUENCE, SLOW,
+    lambda: evaluated(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)))  # fmt: skip
+case("evaluated-attention", SEQUENCE, SLOW, lambda: Made(
+    lambda self, x: self.out(self.layer(x, x, x, need_weights=False)[0].mean(1)),
+    layer=nn.MultiheadAttention(8, 2, batch_first=True).eval(), out=nn.Linear(8, 3)))  # fmt: skip
+
+
 # Code that does not take any value ----------------------------------------------------------------
 
 
