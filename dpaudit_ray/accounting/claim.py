@@ -47,6 +47,11 @@ class Claim:
         return object.__new__(kind)  # type: ignore[return-value]
 
     @property
+    def code(self) -> str:
+        """`module:name` of what the claim is read from; "" if it is stated in full."""
+        return ""
+
+    @property
     def noise(self) -> float:
         """Size of the noise, which `weakened` changes; 1 stands for what is claimed."""
         return 1.0

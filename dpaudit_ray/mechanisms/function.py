@@ -58,11 +58,11 @@ class Function(Mechanism):
     """Calls the function at `path`, `package.module:name`, with `options` in every call.
 
     `claim` is what it promises: `{epsilon: 1}`, `{epsilon: 1, delta: 1e-6}`, `{rho: 0.1}`,
-    `{mu: 0.5}`, `{laplace: 1.0, releases: 4}`, `{points: [[1, 1e-5], [2, 1e-9]]}` or
-    `{losses: [...], chances: [...]}`. Without one it is `noise_multiplier` over `steps` Gaussian
-    releases, each of which has the canary with probability `sample_rate`. `curve: gaussian` states
-    that the trade-off function of the training is Gaussian, for some μ; each ε that is then called
-    certified depends on that statement.
+    `{mu: 0.5}`, `{laplace: 1.0, releases: 4}`, `{points: [[1, 1e-5], [2, 1e-9]]}`,
+    `{losses: [...], chances: [...]}` or `{event: "module:name"}`. Without one it is
+    `noise_multiplier` over `steps` Gaussian releases, each of which has the canary with probability
+    `sample_rate`. `curve: gaussian` states that the trade-off function of the training is Gaussian,
+    for some μ; each ε that is then called certified depends on that statement.
 
     `prepare`, if any, is called for each of `parts` before anything is trained, in the trainer's
     process; the training gets a tuple of its results. Audits that state the same share them.
@@ -163,8 +163,9 @@ class Function(Mechanism):
             imports.function(self.prepare, "mechanism.prepare", "part", "seed")
 
     def named_modules(self) -> tuple[str, ...]:
-        """The modules that `path` and `prepare` name."""
-        paths = filter(None, (self.path, self.prepare))
+        """The modules that `path`, `prepare` and `claim` name."""
+        of_claim = self.claim.code if self.claim else None
+        paths = filter(None, (self.path, self.prepare, of_claim))
         modules = dict.fromkeys(path.partition(":")[0] for path in paths)
         return (*super().named_modules(), *modules)
 

@@ -144,7 +144,7 @@ def test_answers_of_the_worst_mechanism_are_right_as_often_as_claimed(fields):
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({}, "needs one of epsilon, laplace"),
+        ({}, "needs one of epsilon, event, laplace"),
         ({"epsilon": 1, "rho": 2}, "got epsilon, rho"),
         ({"rho": 1, "foo": 2}, "a claim by rho does not take foo; it takes rho, unit"),
         ({"losses": [1]}, "a claim by losses needs chances"),

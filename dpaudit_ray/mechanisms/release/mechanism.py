@@ -111,12 +111,14 @@ class Release(Mechanism):
         _check_apart(self._draws(pair))
 
     def named_modules(self) -> tuple[str, ...]:
-        """The modules of the release, and of the pairs if a function returns them."""
+        """The modules of the release, and of the pairs and the claim if these are code."""
         paths = [self.path]
         if isinstance(self.pairs, str):
             paths.append(self.pairs)
         elif hasattr(self.pairs, "table"):
             paths.append(self.pairs.table)
+        if self.claim.code:
+            paths.append(self.claim.code)
         modules = dict.fromkeys(path.partition(":")[0] for path in paths)
         return (*super().named_modules(), *modules)
 
