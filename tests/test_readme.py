@@ -101,7 +101,7 @@ def test_python_example_runs(commanded, monkeypatch, capsys):
 
 
 def test_readme_is_short():
-    assert len(README.splitlines()) <= 150
+    assert len(README.splitlines()) <= 130
     assert len(README.split()) <= 1000
 
 
