@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import SpecError, percent, plain
 from . import terminal
-from .arguments import ANY_ERROR, RESULTS, AsJson, verb
+from .arguments import ANY_ERROR, RESULTS, AsJson, TrustedToRead, verb
+from .read_verbs import open_run
 
 if TYPE_CHECKING:
     from ..accounting import Claim
     from ..report.risk import Risk
 
 app = typer.Typer()
+_CLAIM_FILES = (".yaml", ".yml", ".toml")
+_SUBJECT = "Run directory, or a YAML or TOML file with the keys of `claim`."
 
-
+Subject = Annotated[str | None, typer.Argument(metavar="RUN|FILE", help=_SUBJECT)]
 Epsilon = Annotated[float | None, typer.Option(metavar="E", help="The claimed ε.")]
 Delta = Annotated[float, typer.Option(metavar="D", help="δ of the claim.")]
 Rho = Annotated[float | None, typer.Option(metavar="R", help="ρ of zero-concentrated DP.")]
@@ -28,57 +32,86 @@ Figure = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a PNG fi
 @verb(
     app, RESULTS, "risk --epsilon 8 --delta 1e-5", f"0 shown, {ANY_ERROR}", page="read-the-answer"
 )
-def risk(
+def risk(  # noqa: PLR0913 (options of a command line)
+    subject: Subject = None,
     epsilon: Epsilon = None,
     delta: Delta = 0.0,
     rho: Rho = None,
     mu: Mu = None,
     figure: Figure = None,
     as_json: AsJson = False,
+    trust: TrustedToRead = None,
 ) -> None:
-    """Show what a claim allows an attacker to learn. Needs no run."""
+    """Show what a claim, or the measured ε of a run, allows an attacker to learn."""
     from ..report import risk as risks
 
-    claims = risks.variants(_claim(epsilon, delta, rho, mu))
-    by_name = {name: risks.of_claim(claim, delta) for name, claim in claims.items()}
+    stated = {"epsilon": epsilon, "rho": rho, "mu": mu}
+    fields = {name: value for name, value in stated.items() if value is not None}
+    if subject is not None and not fields and not subject.endswith(_CLAIM_FILES):
+        subjects = risks.of_run(open_run(subject))
+    else:
+        subjects = {"": risks.of_claim(_claim(subject, fields, delta), delta)}
     if figure is not None:
-        figure.write_bytes(risks.picture(claims))
+        if len(subjects) > 1:
+            raise SpecError("--figure", f"draws one audit, but {subject} has {len(subjects)}")
+        (only,) = subjects.values()
+        figure.write_bytes(only.picture())
+    by_label = {label: subject.risks() for label, subject in subjects.items()}
     if as_json:
-        terminal.show_json({name: asdict(most) for name, most in by_name.items()})
+        entries = {}
+        for label, by_name in by_label.items():
+            entries[label] = {name: asdict(most) for name, most in by_name.items()}
+        terminal.show_json(entries.get("", entries))
         return
-    _show_risks(by_name)
+    for label, by_name in by_label.items():
+        _show_risks(label, by_name)
     if figure is not None:
         terminal.say(str(figure))
 
 
-def _claim(
-    epsilon: float | None,
-    delta: float,
-    rho: float | None,
-    mu: float | None,
-) -> Claim:
-    """Returns the claim that is stated by exactly one of three options."""
+def _claim(subject: str | None, fields: dict[str, Any], delta: float) -> Claim:
+    """Returns the claim that is stated by a file, or by exactly one of three options."""
     from ..accounting.claim import from_fields
-    from ..errors import SpecError
 
-    stated = {"epsilon": epsilon, "rho": rho, "mu": mu}
-    fields = {name: value for name, value in stated.items() if value is not None}
-    if len(fields) != 1:
-        got = ", ".join(f"--{name}" for name in fields) or "none"
-        raise SpecError("", f"risk takes one of --epsilon, --rho and --mu, got {got}")
-    if epsilon is not None and delta:
+    source = "--"
+    if subject is not None and not fields:
+        fields = _claim_file(Path(subject))
+        source = f"{subject}: "
+    elif len(fields) != 1 or subject is not None:
+        options = [f"--{name}" for name in fields]
+        got = ", ".join(filter(None, [subject, *options])) or "none"
+        problem = (
+            f"risk takes one of --epsilon, --rho, --mu, a run and a file of a claim, got {got}"
+        )
+        raise SpecError("", problem)
+    elif "epsilon" in fields and delta:
         fields["delta"] = delta
     try:
         return from_fields(fields)
     except ValueError as error:
-        raise SpecError("", f"--{error}") from error
+        raise SpecError("", f"{source}{error}") from error
 
 
-def _show_risks(risks: dict[str, Risk]) -> None:
-    """Prints a column for each kind of mechanism, and a row for each thing an attacker may do."""
-    from ..errors import percent, plain
+def _claim_file(path: Path) -> Any:
+    """Reads the fields of a claim, or the key `claim` that has them."""
+    import tomllib
 
-    first = risks["any mechanism"]
+    from ..sweep.yamlfile import parse_yaml, read_text
+
+    text = read_text(path)
+    if path.suffix == ".toml":
+        try:
+            content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError("", f"{path}: not valid TOML: {error}") from error
+    else:
+        content = parse_yaml(text, str(path))
+    return content.get("claim", content)
+
+
+def _show_risks(label: str, risks: dict[str, Risk]) -> None:
+    """Prints a column for each claim, and a row for each thing an attacker may do."""
+    first = next(iter(risks.values()))
     columns: terminal.Columns = {
         "at most": [
             "right answers to a fair question",
@@ -91,8 +124,16 @@ def _show_risks(risks: dict[str, Risk]) -> None:
         for share in (risk.accuracy, *risk.members.values(), *risk.beliefs.values()):
             cells.append(terminal.Figure(percent(round(share, 4))))
         columns[name] = cells
-    terminal.show_table(f"{first.claim}: what it allows", columns)
-    terminal.explain(first.sentence)
+    title = first.claim
+    sentence = first.sentence
+    if label:
+        claims = [f"{name} {risk.claim}" for name, risk in risks.items()]
+        title = f"{label}, {', '.join(claims)}"
+        sentence = f"if {first.claim} is true, {sentence}"
+    terminal.show_table(f"{title}: what it allows", columns)
+    terminal.explain(sentence)
+    if "measured" in risks:
+        terminal.explain("measured: what this ε allows; the mechanism keeps no smaller one")
     if first.unlimited:
         terminal.explain(
             f"no belief is bounded with a chance of δ = {plain(first.unlimited)} for each record"

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..accounting import Claim
+from ..accounting import Claim, Training, epsilon_of
 from ..accounting.claim import LARGEST_EPSILON
 from ..accounting.stated_claims import EpsilonDelta, GaussianDp
-from ..errors import percent
+from ..errors import SpecError, percent
+from ..plan.claims import curves
 from ..stats import gdp
 from ..stats.claim_verdict import largest_accuracy
+from ..stats.curve import Curve
 from .figures.primitives import canvas, legend, lines, png
+from .quote import quote
+from .tables import Run
 
 FPRS = (0.1, 0.01, 0.001)  # shares of wrong accusations
 PRIORS = (0.01, 0.1, 0.5)  # beliefs before anything is released
+_DELTA = 1e-5  # at which the curve of a training is accurate if the belief is read at 0
 
 
 @dataclass(frozen=True)
@@ -46,48 +51,96 @@ class Risk:
         )
 
 
-def of_claim(claim: Claim, delta: float) -> Risk:
-    """Returns the most that a claim allows.
+@dataclass(frozen=True)
+class Subject:
+    """Claims whose risks are compared, by name.
+
+    Attributes:
+        claims: at least one claim.
+        delta: δ at which the largest change of a belief is read.
+        accountant: the one that computes bounds of a training.
+    """
+
+    claims: Mapping[str, Claim]
+    delta: float
+    accountant: str
+
+    def risks(self) -> dict[str, Risk]:
+        """Returns the most that each claim allows."""
+        by_name = {}
+        for name, claim in self.claims.items():
+            by_name[name] = self._risk(claim)
+        return by_name
+
+    def _risk(self, claim: Claim) -> Risk:
+        curve = self._curve(claim)
+        largest_epsilon = math.inf
+        if self.delta > 0 or not isinstance(claim, Training):
+            largest_epsilon = epsilon_of(claim, self.delta, self.accountant).upper
+        largest_ratio = math.exp(min(largest_epsilon, LARGEST_EPSILON))
+        true_positives = curve.true_positive_rate(np.array(FPRS))
+        beliefs = {}
+        for prior in PRIORS:
+            odds = largest_ratio * prior / (1 - prior)
+            beliefs[prior] = odds / (1 + odds)
+        rates = dict(zip(FPRS, true_positives.tolist(), strict=True))
+        return Risk(claim.words, largest_accuracy(curve), rates, beliefs, self.delta)
+
+    def picture(self) -> bytes:
+        """Draws the share of members found over that of non-members accused; a PNG's content."""
+        x = np.geomspace(1e-4, 1, 200)
+        tables = {"blind guessing": pd.DataFrame({"x": x, "y": x})}
+        for name, claim in self.claims.items():
+            rates = self._curve(claim).true_positive_rate(x)
+            tables[name] = pd.DataFrame({"x": x, "y": rates})
+        table = pd.concat(tables, names=["series"])
+        with canvas(5.0, 3.4) as (figure, (axes,)):
+            lines(axes, table.reset_index("series"))
+            axes.set_xscale("log")
+            axes.set_xlabel("non-members accused")
+            axes.set_ylabel("members found, at most")
+            legend(axes)
+            return png(figure)
+
+    def _curve(self, claim: Claim) -> Curve:
+        return curves(claim, self.accountant, self.delta or _DELTA)(claim.noise)
+
+
+def of_claim(claim: Claim, delta: float) -> Subject:
+    """Returns a claim as a subject; an (ε, δ) also as that of Gaussian noise.
 
     Args:
-        claim: the claim.
-        delta: δ at which the largest change of a belief is read.
+        claim: the claim; an (ε, δ) has its own δ.
+        delta: δ for all other claims.
     """
-    curve = claim.curve
-    largest_ratio = math.exp(min(claim.epsilon_at(delta), LARGEST_EPSILON))
-    true_positives = curve.true_positive_rate(np.array(FPRS))
-    beliefs = {}
-    for prior in PRIORS:
-        odds = largest_ratio * prior / (1 - prior)
-        beliefs[prior] = odds / (1 + odds)
-    rates = dict(zip(FPRS, true_positives.tolist(), strict=True))
-    return Risk(claim.words, largest_accuracy(curve), rates, beliefs, delta)
-
-
-def variants(claim: Claim) -> dict[str, Claim]:
-    """Returns a claim by the name of its mechanism; an (ε, δ) also as that of Gaussian noise."""
     by_name = {"any mechanism": claim}
-    if isinstance(claim, EpsilonDelta) and claim.delta > 0:
-        mu = float(gdp.mu(claim.epsilon, claim.delta))
-        by_name["Gaussian noise"] = GaussianDp(mu)
-    return by_name
+    if isinstance(claim, EpsilonDelta):
+        delta = claim.delta
+        if delta > 0:
+            mu = float(gdp.mu(claim.epsilon, delta))
+            by_name["Gaussian noise"] = GaussianDp(mu)
+    accountant = "gaussian" if claim.gaussian else "pld"
+    return Subject(by_name, delta, accountant)
 
 
-def picture(claims: Mapping[str, Claim]) -> bytes:
-    """Draws the share of members found over that of non-members accused; a PNG file's content."""
-    x = np.geomspace(1e-4, 1, 200)
-    tables = {"blind guessing": pd.DataFrame({"x": x, "y": x})}
-    for name, claim in claims.items():
-        rates = claim.curve.true_positive_rate(x)
-        tables[name] = pd.DataFrame({"x": x, "y": rates})
-    table = pd.concat(tables, names=["series"])
-    with canvas(5.0, 3.4) as (figure, (axes,)):
-        lines(axes, table.reset_index("series"))
-        axes.set_xscale("log")
-        axes.set_xlabel("non-members accused")
-        axes.set_ylabel("members found, at most")
-        legend(axes)
-        return png(figure)
+def of_run(run: Run) -> dict[str, Subject]:
+    """Returns what each audit claims, and the strongest claim that it leaves, by its label.
+
+    Whatever is promised, a claim below the measured ε is false.
+    """
+    subjects = {}
+    for index, (audit, cell) in enumerate(run.pairs):
+        quoted = quote(run, index)
+        claims = dict[str, Claim]()
+        if audit.claim < math.inf:
+            claims["claimed"] = cell.claimed()
+        if quoted.epsilon is not None:
+            claims["measured"] = EpsilonDelta(quoted.epsilon, quoted.delta)
+        if claims:
+            subjects[audit.label] = Subject(claims, quoted.delta, audit.accountant)
+    if not subjects:
+        raise SpecError("", f"{run.directory.location} has neither a claim nor a measured ε")
+    return subjects
 
 
 def _percent(share: float) -> str:
