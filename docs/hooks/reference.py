@@ -30,7 +30,10 @@ from dpaudit_ray.sweep.spec import _Heading
 KINDS = {
     "adversaries": ("Adversaries", ["adversaries"]),
     "estimators": ("Estimators and accountants", ["estimators", "accountants"]),
-    "mechanisms": ("Mechanisms", ["mechanisms", "noise", "sampling", "optimizers", "schedules"]),
+    "mechanisms": (
+        "Mechanisms",
+        ["mechanisms", "units", "noise", "sampling", "optimizers", "schedules"],
+    ),
     "data-and-models": ("Data and models", ["data", "models"]),
 }
 _TITLES = {"sampling": "Sampling schemes", "data": "Data sets"}

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..errors import plain
 from ..stats import Status
-from .claim import Claim
+from .claim import Claim, check_unit
 
 E = TypeVar("E", bound=StrEnum)
 UNAMPLIFIED = "no amplification by this sampling is proven here: each epoch counts as a release"
@@ -55,12 +55,12 @@ class Training(Claim):
     """
 
     key = "noise_multiplier"
-    unit = "record"
     noise_multiplier: float
     steps: int
     sample_rate: float = 1.0
     adjacency: str = Adjacency.ADD_REMOVE
     sampling: str = Sampling.POISSON
+    unit: str = "record"
 
     def __post_init__(self) -> None:
         noise = self.noise_multiplier
@@ -72,6 +72,7 @@ class Training(Claim):
             raise ValueError(f"sample_rate must lie in (0, 1], got {self.sample_rate}")
         object.__setattr__(self, "adjacency", _choice(Adjacency, "adjacency", self.adjacency))
         sampling = _choice(Sampling, "sampling", self.sampling)
+        check_unit(self.unit)
         one_batch = self.sample_rate == 1  # of all, however it is drawn
         object.__setattr__(self, "sampling", Sampling.POISSON if one_batch else sampling)
 

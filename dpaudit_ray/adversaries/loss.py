@@ -27,16 +27,19 @@ class Loss(LossAdversary):
         return True
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> SampleCanary:
-        """Returns an example of the data with a label of another class."""
-        index = self.example
-        if index is None:
-            index = int(rng.integers(public.examples))
-        x, y = public.example(index)
-        shift = int(rng.integers(1, public.classes))
-        return SampleCanary(x, (y + shift) % public.classes)
+        return mislabelled(public, rng, self.example)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> "Tensor":
         if self.statistic == "loss":
             return super().score(canary, observed)
         norms: Tensor = observed.gradients(canary.x, canary.y).norm(dim=1)
         return -norms
+
+
+def mislabelled(public: PublicKnowledge, rng: "Generator", index: int | None) -> SampleCanary:
+    """Returns example `index` of the data, or a random one, with a label of another class."""
+    if index is None:
+        index = int(rng.integers(public.examples))
+    x, y = public.example(index)
+    shift = int(rng.integers(1, public.classes))
+    return SampleCanary(x, (y + shift) % public.classes)

@@ -197,6 +197,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
         x, y = x[indices], y[indices]
         if self.which == "mislabelled":
             shifts = rng.integers(1, public.classes, len(y))
+            shifts = shifts.reshape(-1, *[1] * (y.dim() - 1))  # one for all records of a user
             y = (y + torch.from_numpy(shifts).to(y)) % public.classes
         return SampleCanary(x, y)
 

@@ -19,7 +19,7 @@ app = typer.Typer()
 
 Kind = Literal[
     "accountants", "adversaries", "data", "estimators", "mechanisms", "models", "noise",
-    "optimizers", "sampling", "schedules",
+    "optimizers", "sampling", "schedules", "units",
 ]  # fmt: skip
 _KEYS: dict[Kind, str] = {
     "accountants": "audit.accountants",
@@ -32,6 +32,7 @@ _KEYS: dict[Kind, str] = {
     "optimizers": "mechanism.optimizer.name",
     "sampling": "mechanism.sampling.name",
     "schedules": "mechanism.schedule.name",
+    "units": "mechanism.unit.name",
 }
 # Listed without `--all`: the most frequent in `jobs/`, but those of papers, which miss their level.
 _COMMON_ESTIMATORS = ("accuracy", "eps-delta", "one-run", "one-run-adaptive", "one-run-fdp")

@@ -41,6 +41,7 @@ from .base import (
 from .dp_sgd import DpSgd
 from .dp_sgd.noise import Independent
 from .dp_sgd.sampling import Fixed, Shuffle
+from .dp_sgd.units import Record
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,6 +147,7 @@ class LabelGradient(Mechanism):
         required = {
             "sampling": (isinstance(target.sampling, Fixed | Shuffle), "fixed or shuffle"),
             "noise": (isinstance(target.noise, Independent), "independent"),
+            "unit": (isinstance(target.unit, Record), "record"),
             "noise_multiplier": (target.noise_multiplier != 0, "above 0"),
             "loss": (target.loss == "cross-entropy", "cross-entropy: labels are classes"),
             "augmentations": (target.augmentations == 1, "1: a release is of records, not views"),

@@ -21,6 +21,7 @@ _BASES = {
     "sampling": ("mechanisms.dp_sgd.sampling", "Sampler"),
     "optimizers": ("mechanisms.dp_sgd.updates", "Optimizer"),
     "schedules": ("mechanisms.dp_sgd.updates", "Schedule"),
+    "units": ("mechanisms.dp_sgd.units", "Unit"),
 }
 _TYPES = {
     "integer": "whole number",

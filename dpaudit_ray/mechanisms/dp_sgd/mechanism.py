@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self
 
-from ...accounting import Adjacency, Sampling, Training
+from ...accounting import Adjacency, Claim, Sampling, Training
 from ...adversaries.base import Adversary
 from ...data.base import Data, Dataset
 from ...plugins import Plugin, is_users
@@ -107,7 +107,7 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
-        return (self.sampling, self.noise)
+        return (self.sampling, self.noise, self.unit)
 
     @property
     def auto_pack_size(self) -> int:
@@ -141,13 +141,13 @@ class DpSgd(Recipe, Mechanism):
             adversary.check_size(self.check_model(data))
         reserved = self.share_of("reserved", len(data.y))
         if adversary.reserves is not None:
-            adversary.check_reserve(reserved)
+            adversary.check_reserve(reserved // self.unit.size)
         if (plan := adversary.shadow_plan) is not None:
             self.check_shadow_records(plan, data, reserved)
         if adversary.private_records:
             self.check_private_records(adversary)
 
-    def claimed(self, adversary: Adversary, horizon: int) -> Training:
+    def claimed(self, adversary: Adversary, horizon: int) -> Claim:
         """Counts the steps that may have the canary; the others are post-processing.
 
         With correlated noise all steps are one release, whose sensitivity is lower if there are
@@ -157,12 +157,13 @@ class DpSgd(Recipe, Mechanism):
         if isinstance(self.noise, Correlated):
             sensitivity = self.noise.sensitivity(self.steps, horizon, adversary.period)
             share = self.noise.scale(self.steps) / sensitivity
-            return Training(self.multiplier * share, 1, 1.0, adjacency)
+            return Training(self.multiplier * share, 1, 1.0, adjacency, unit=self.unit.protects)
         releases = horizon // adversary.period
         if adversary.private_records:  # one release in each epoch, the last one may be incomplete
             releases = math.ceil(horizon / adversary.period)
         rate, sampling = self.sampled_at
-        return Training(self.multiplier, releases, rate, adjacency, sampling)
+        protects = self.unit.protects
+        return Training(self.multiplier, releases, rate, adjacency, sampling, protects)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Returns Gaussian for a gradient canary of one direction in all steps: proved here.
@@ -178,6 +179,9 @@ class DpSgd(Recipe, Mechanism):
         depends on the model, or a canary that is sampled. But Poisson sampling is the claimed one:
         step t releases b c_t g* + Z_t, where c_t is a coin for the canary only. So the trajectory
         is that of T sampled Gaussian releases with a noise multiplier of s / |g*|.
+
+        Of users or clients the sum is of their clipped updates, which θ_{t-1} determines, too: with
+        an adaptive clipping norm, θ has its logarithm, and the release its count (`units`).
 
         With correlated noise C⁻¹ z, for any period: let π be 1 at the steps of the canary. Given
         the past, step t releases b π_t g* + (C⁻¹ z)_t in addition to a known sum. Multiplied by C,

@@ -32,6 +32,7 @@ from ...plugins import Count, OpenShare, Strict, carried, nested, parse
 from ..base import StepCount
 from .noise import Correlated, Independent, Noise
 from .sampling import Fixed, Sampler, Sizes
+from .units import Group, Record, Unit
 from .updates import Constant, Optimizer, Schedule, Sgd
 
 _LARGEST = 1e6  # noise multiplier; above it, nothing of a gradient remains
@@ -63,6 +64,7 @@ class Recipe(Strict):
     data: Annotated[Data, nested(Data)]  # what is trained on
     model: Annotated[Model, nested(Model)]  # what is trained
     loss: Annotated[str, AfterValidator(_loss_name)] = "cross-entropy"  # or `mse`, or yours
+    unit: Annotated[Unit, nested(Unit)] = Record()  # whose gradient is clipped, and protected
     steps: StepCount  # of a training
     batch_size: Count  # expected, where batches vary
     learning_rate: PositiveFloat  # of the first step after the warm-up
@@ -117,14 +119,23 @@ class Recipe(Strict):
             raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
         self.schedule.check(self.steps)
         self.noise.check(self.steps)
+        self.unit.check(self)
+        engine = ("engine", self.engine, self.engine == "packed", "packed")
+        rules: list[tuple[str, str, Any, bool, str]] = []
         if isinstance(self.noise, Correlated):
-            for key, value, fits, requirement in (
-                ("sampling", self.sampling.name, self.sampling.in_known_steps, "fixed"),
-                ("engine", self.engine, self.engine == "packed", "packed"),
-            ):
-                if not fits:
-                    problem = f"is {value}, but noise: {self.noise.name} takes {requirement}"
-                    raise SpecError(key, f"{problem}; use that, or noise: independent")
+            part = f"noise: {self.noise.name}"
+            is_fixed = self.sampling.in_known_steps
+            rules.append((part, "sampling", self.sampling.name, is_fixed, "fixed"))
+            rules.append((part, *engine))
+        if isinstance(self.unit, Group):
+            part = f"unit: {self.unit.protects}"
+            views = self.augmentations
+            rules.append((part, "augmentations", views, views == 1, "1"))
+            rules.append((part, *engine))
+        for part, key, value, fits, requirement in rules:
+            if not fits:
+                problem = f"is {value}, but {part} takes {requirement}"
+                raise SpecError(key, f"{problem}; use that, or leave out {part}")
         return self
 
     @property
@@ -182,12 +193,13 @@ class Recipe(Strict):
     def sizes(self) -> Sizes:
         """N, for which the data are loaded, and |B|. Raises SpecError unless |B| ≤ N."""
         total = len(self.data.load().y)
-        size = self.trained_records(total)
+        size = self.trained_records(total) // self.unit.size
         if self.batch_size > size:
             share = "" if size == total else f" to train on, of {total}"
+            noun = f"{self.unit.protects}s" if isinstance(self.unit, Group) else "examples"
             raise SpecError(
                 "mechanism.batch_size",
-                f"is {self.batch_size}, but {self.data.name} has {size} examples{share}; "
+                f"is {self.batch_size}, but {self.data.name} has {size} {noun}{share}; "
                 f"use at most {size}",
             )
         return Sizes(size, self.batch_size)
@@ -229,6 +241,13 @@ class Recipe(Strict):
                 "use a number above 0",
             )
         noise = self.noise
+        is_of_records = adversary.frozen or adversary.private_records or adversary.shadow_plan
+        if isinstance(self.unit, Group) and is_of_records:
+            raise SpecError(
+                "mechanism.unit",
+                f"is a {self.unit.protects}, but {adversary.name} attacks records; use "
+                "watched-records, watched-dimension or one-run",
+            )
         if isinstance(noise, Correlated):
             if period % noise.separation:
                 raise SpecError(
@@ -401,7 +420,7 @@ class Recipe(Strict):
                 "(`if`, `.item()`), so one example may decide for others; use packed",
             )
         check_gradients(module, packed, x, y, self.clip_norm)
-        return len(packed.initial)
+        return len(packed.initial) + self.unit.coordinates
 
 
 @functools.lru_cache(maxsize=1024)

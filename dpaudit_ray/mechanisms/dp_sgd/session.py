@@ -42,6 +42,7 @@ from .checkpointing import PackCheckpoints
 from .noise import Matrix
 from .steps import check_apart, tensor
 from .training import DpSgdTraining, Examples
+from .units import GroupedModel
 from .updates import Constant
 
 _START = "start"  # name of θ_0 among stored arrays, if the adversary chooses it
@@ -304,7 +305,7 @@ class _FinalModels:
 
     initial: Tensor
     final: Tensor
-    model: PackedModel
+    model: PackedModel | GroupedModel
 
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
         return self.model.losses(self.final, x, y)

@@ -30,6 +30,7 @@ from ...errors import SpecError, first_line, plain
 from .network import generator
 from .recipe import Recipe
 from .sampling import Coins
+from .units import GroupedModel
 from .updates import Noisy, State
 
 Array = NDArray[Any]
@@ -239,7 +240,7 @@ class PackedSteps:
     def __init__(
         self,
         recipe: Recipe,
-        model: PackedModel,
+        model: PackedModel | GroupedModel,
         seed: int,
         device: torch.device,
     ) -> None:
@@ -292,7 +293,7 @@ class PackedSteps:
         self._steps_done += 1
         rate = recipe.rate(self._steps_done)
         noisy = Noisy(update, recipe.batch_size, rate, self._steps_done)
-        recipe.optimizer.move(theta, noisy, self._state)
+        recipe.unit.move(recipe, theta, noisy, self._state)
         return update
 
     def _draw(self, update: Tensor) -> None:

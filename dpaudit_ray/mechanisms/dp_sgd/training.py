@@ -29,6 +29,7 @@ from .network import loss_of, network, seeded
 from .recipe import Recipe, check_like
 from .sampling import Sizes
 from .steps import Inserted, Insertion, OpacusSteps, PackedSteps, Steps, check_claim, parts
+from .units import GroupedModel
 from .updates import Noisy, State
 
 _BODY_BATCH = 256  # examples that go through a frozen body together
@@ -119,8 +120,8 @@ class DpSgdTraining:
         module: the network, which lends its structure.
         model: the same, packed.
         initial: θ_0 [p]; zeros if every trial draws its own.
-        x: examples [N, ...].
-        y: targets [N].
+        x: examples [N, ...], or users or clients [N, records, ...].
+        y: targets [N], or [N, records].
         batches: of the other records, at each of T steps: indices [any number].
         classes: number of classes.
         loaded: returns other data as the model takes them.
@@ -132,7 +133,7 @@ class DpSgdTraining:
 
     recipe: Recipe
     module: nn.Module
-    model: PackedModel
+    model: PackedModel | GroupedModel
     initial: Tensor
     x: Tensor
     y: Tensor
@@ -181,11 +182,16 @@ class DpSgdTraining:
             part_y = torch.from_numpy(part.y.copy())
             return as_input(part_x, input_type), part_y.to(device)
 
+        def grouped(records: Examples) -> Examples:
+            features, labels = records
+            return recipe.unit.grouped(features), recipe.unit.grouped(labels)
+
         x = as_input(x, input_type)
         y = torch.from_numpy(trained_data.y.copy()).to(device)
-        model = PackedModel(module, loss=loss_of(recipe.loss))
+        packed = PackedModel(module, loss=loss_of(recipe.loss))
+        units_x, units_y = grouped((x, y))
         batches_seed = derive("batches", seed, recipe.seed)
-        batches = _batches(recipe, len(y), batches_seed, device)
+        batches = _batches(recipe, len(units_y), batches_seed, device)
         largest = max(recipe.batch_size, *map(len, batches))
         largest = min(largest, recipe.physical_batch_size or largest)
         # A user's code may do otherwise the next time, whatever its numbers are.
@@ -194,19 +200,20 @@ class DpSgdTraining:
             and ":" not in recipe.loss
             and type(recipe.model).__module__.startswith(Model.home)
         )
-        model.settle(x[:largest], y[:largest], remembered=is_known_code)
+        packed.settle(x[:largest], y[:largest], remembered=is_known_code)
+        initial = recipe.unit.extended(packed.initial)
         return cls(
             recipe=recipe,
             module=module,
-            model=model,
-            initial=torch.zeros_like(model.initial) if recipe.hidden_start else model.initial,
-            x=x,
-            y=y,
+            model=recipe.unit.model(packed, recipe),
+            initial=torch.zeros_like(initial) if recipe.hidden_start else initial,
+            x=units_x,
+            y=units_y,
             batches=batches,
             classes=data.classes,
             loaded=loaded,
             held_out=None if held_out is None else loaded(held_out),
-            reserved=None if reserved is None else loaded(reserved),
+            reserved=None if reserved is None else grouped(loaded(reserved)),
             views_seed=derive("views", seed, recipe.seed),
         )
 
@@ -264,7 +271,7 @@ class DpSgdTraining:
         for step in range(1, len(self.batches) + 1):
             sums = self.sums(theta, *self.batch(step))
             release = Noisy(sums, recipe.batch_size, recipe.rate(step), step)
-            recipe.optimizer.move(theta, release, state)
+            recipe.unit.move(recipe, theta, release, state)
             yield theta.clone()
 
     def sums(
@@ -305,7 +312,7 @@ class DpSgdTraining:
             start_seed = derive("start", seed, index)
             module = network(self.recipe.model, shape, self.classes, start_seed)
             starts.append(flat_parameters(module))
-        return torch.stack(starts).to(self.initial)
+        return self.recipe.unit.extended(torch.stack(starts).to(self.initial))
 
     def run(
         self,
@@ -404,6 +411,8 @@ class DpSgdTraining:
         largest = float(row.abs().max())
         grown = f", with parameters of up to {largest:.0e}" if largest > _LARGE else ""
         x, y = self.batch(step)
+        if y.dim() > 1:
+            return f"an update of a {self.recipe.unit.protects} is not finite{grown}"
         views = self.recipe.augmentations > 1
         alone = Samplewise(self.module, self.model.loss, views=views)
         failure = first_not_finite(alone, row, x, y)

@@ -1,0 +1,305 @@
+"""Units of privacy: what sends one clipped gradient to each step, a record, a user or a client.
+
+To a step of DP-SGD, a user's mean gradient is what a record's gradient is, and so is what a client
+of federated averaging sends (McMahan et al. 2018): a vector that is clipped to C. So claims, noise,
+sampling and adversaries are those of DP-SGD, for users or clients in place of records.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+from pydantic import PositiveFloat
+
+from ...errors import SpecError, plain
+from ...plugins import Count, OpenShare, Plugin
+from .updates import Noisy, Optimizer, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...engines.packing.packed import PackedModel
+    from ...engines.rules.losses import Loss
+
+_COUNT_NOISE = 20  # clients of a round to one of the noise on a count (Andrew et al. 2021)
+
+
+class Server(Protocol):
+    """The options of a training that units depend on."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def clip_norm(self) -> float: ...
+    @property
+    def noise_multiplier(self) -> float | None: ...
+    @property
+    def multiplier(self) -> float: ...
+    @property
+    def optimizer(self) -> Optimizer: ...
+
+
+class Unit(Plugin):
+    """Base of all units."""
+
+    kind = "unit"
+    home = "dpaudit_ray.mechanisms.dp_sgd.units"
+    protects: ClassVar[str] = "record"  # what neighbouring data differ by, as in `Claim.unit`
+
+    @property
+    def coordinates(self) -> int:
+        """Number of coordinates of θ behind the parameters of the network."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """Number of records of each unit."""
+        return 1
+
+    def grouped(self, values: "Tensor") -> "Tensor":
+        """Returns features or labels of records [N, ...] by unit."""
+        return values
+
+    def extended(self, theta: "Tensor") -> "Tensor":
+        """Returns models [n, p] with the coordinates behind their parameters at their start."""
+        return theta
+
+    def model(self, packed: "PackedModel", recipe: Server) -> "PackedModel | GroupedModel":
+        """Returns what sums up the clipped gradients of units."""
+        return packed
+
+    def check(self, recipe: Server) -> None:
+        """Raises SpecError if options of the training do not fit this unit."""
+
+    def move(self, recipe: Server, theta: "Tensor", noisy: Noisy, state: State) -> None:
+        """Lets the optimizer take one step of n models; arguments as of `Optimizer.move`."""
+        recipe.optimizer.move(theta, noisy, state)
+
+
+class Record(Unit):
+    """Each record: its gradient is clipped."""
+
+    name: Literal["record"] = "record"
+
+
+class Group(Unit):
+    """Base of units with several records, next to each other in the data; a remainder is not used.
+
+    Subclasses state what a unit sends, by `update`.
+    """
+
+    records: Count  # of each
+
+    @property
+    def size(self) -> int:
+        return self.records
+
+    def grouped(self, values: "Tensor") -> "Tensor":
+        """Returns values [N, ...] as [N // records, records, ...]."""
+        groups = len(values) // self.records
+        used = values[: groups * self.records]
+        return used.reshape(groups, self.records, *values.shape[1:])
+
+    def model(self, packed: "PackedModel", recipe: Server) -> "GroupedModel":
+        return GroupedModel(packed, recipe, self)
+
+    @abstractmethod
+    def update(self, model: "PackedModel", theta: "Tensor", x: "Tensor", y: "Tensor") -> "Tensor":
+        """Computes what one unit sends to n models before it is clipped, float [n, p].
+
+        Args:
+            model: computes gradients of records.
+            theta: parameters, float [n, p].
+            x: features of its records [records, ...].
+            y: their labels [records].
+        """
+
+    def contribution(
+        self, recipe: Server, update: "Tensor", theta: "Tensor", clip_norm: float
+    ) -> "Tensor":
+        """Clips an update of each model, float [n, p]: what it adds to the sum of a step.
+
+        Args:
+            recipe: the training.
+            update: of one unit to each model, float [n, p].
+            theta: models before the step, with all coordinates.
+            clip_norm: C, or infinity.
+        """
+        return clipped(update, update.new_tensor(clip_norm))
+
+
+class User(Group):
+    """Users with `records` records each: the mean gradient of a user's records is clipped.
+
+    The records of a user are next to each other in the data; those that remain are not used.
+    """
+
+    protects = "user"
+    name: Literal["user"] = "user"
+
+    def update(self, model: "PackedModel", theta: "Tensor", x: "Tensor", y: "Tensor") -> "Tensor":
+        """Computes the mean gradient of a user's records."""
+        return model.clipped_sums(theta, x, y, math.inf) / len(y)
+
+
+class Client(Group):
+    """Clients of federated averaging with `records` records each, as of `user`.
+
+    In a round, a client takes `steps` of gradient descent from θ on its records; it sends θ less
+    its own result, which the server clips, sums up and follows like a gradient.
+
+    With `quantile`, the clipping norm adapts to that quantile of the updates' norms (Andrew et al.
+    2021, Algorithm 1): a noisy count of the updates within it, less one half of each, is released,
+    too. Updates then get more noise than the noise multiplier, which is that of both together.
+    """
+
+    protects = "client"
+    name: Literal["client"] = "client"
+    steps: Count = 1  # of each client in a round
+    learning_rate: PositiveFloat = 0.1  # of a client
+    batch_size: Count | None = None  # records of a client's step, in turn; null: all
+    quantile: OpenShare | None = None  # share of updates within the clipping norm; null: fixed norm
+    clip_rate: PositiveFloat = 0.2  # learning rate of the logarithm of the clipping norm
+    count_noise: PositiveFloat | None = None  # deviation of the count's noise; null: clients / 20
+
+    @property
+    def coordinates(self) -> int:
+        """The number is 1 with `quantile`: log(C_t / C), for the clipping norm C_t of a round."""
+        return 0 if self.quantile is None else 1
+
+    def extended(self, theta: "Tensor") -> "Tensor":
+        result = theta.new_zeros(*theta.shape[:-1], theta.shape[-1] + self.coordinates)
+        result[..., : theta.shape[-1]] = theta
+        return result
+
+    def check(self, recipe: Server) -> None:
+        if self.quantile is not None and recipe.noise_multiplier is not None:
+            self.shares(recipe)
+
+    def update(self, model: "PackedModel", theta: "Tensor", x: "Tensor", y: "Tensor") -> "Tensor":
+        """Takes the steps of one client from each model; returns how far it went downhill."""
+        size = self.batch_size or len(y)
+        batches = -(-len(y) // size)
+        total = theta.new_zeros(theta.shape)
+        for step in range(self.steps):
+            start = step % batches * size
+            labels = y[start : start + size]
+            sums = model.clipped_sums(theta - total, x[start : start + size], labels, math.inf)
+            total += self.learning_rate / len(labels) * sums
+        return total
+
+    def shares(self, recipe: Server) -> tuple[float, float]:
+        """Returns the scales of updates over C_t, and of counts, that give both the noise σ.
+
+        Let the updates' noise have the multiplier s, and the count's noise the deviation b, with
+        σ⁻² = s⁻² + (2b)⁻² (Andrew et al. 2021, Theorem 1). Scaled by σ/s and σ/b, a clipped update
+        over C_t and its half of a count are a vector of norm 1 at most, in noise σ along all axes:
+        (σ/s)² + (σ/b)²/4 = 1. So the release is that of a step of DP-SGD.
+
+        Raises:
+            SpecError: the noise of counts is too small for this noise multiplier.
+        """
+        sigma = recipe.multiplier
+        count_noise = self.count_noise or recipe.batch_size / _COUNT_NOISE
+        count_scale = sigma / count_noise
+        if count_scale >= 2:
+            raise SpecError(
+                "unit.count_noise",
+                f"is {plain(count_noise)}, but a noise multiplier of {plain(sigma, '.4g')} takes "
+                f"more than half of it; use more, or more clients a round",
+            )
+        return math.sqrt(1 - count_scale**2 / 4), count_scale
+
+    def contribution(
+        self, recipe: Server, update: "Tensor", theta: "Tensor", clip_norm: float
+    ) -> "Tensor":
+        """Clips an update to C_t and appends its half of the count, scaled by C and `shares`."""
+        if self.quantile is None:
+            return super().contribution(recipe, update, theta, clip_norm)
+        scale, count_scale = self.shares(recipe)
+        growth = theta[:, -1:].exp()
+        bound = recipe.clip_norm * growth
+        is_within = update.norm(dim=1, keepdim=True) <= bound
+        if clip_norm < math.inf:
+            update = clipped(update, bound)
+        result = theta.new_empty(theta.shape)
+        result[:, :-1] = update * (scale / growth)
+        result[:, -1:] = (is_within.to(theta) - 0.5) * (count_scale * recipe.clip_norm)
+        return result
+
+    def move(self, recipe: Server, theta: "Tensor", noisy: Noisy, state: State) -> None:
+        """Takes the server's step, and adapts the clipping norm to the noisy count."""
+        if self.quantile is None:
+            super().move(recipe, theta, noisy, state)
+            return
+        scale, count_scale = self.shares(recipe)
+        log_growth = theta[:, -1:].clone()
+        half_share = noisy.mean[:, -1:] / (count_scale * recipe.clip_norm)
+        updates = replace(noisy, summed=noisy.summed * (log_growth.exp() / scale))
+        super().move(recipe, theta, updates, state)
+        excess = half_share + 0.5 - self.quantile
+        theta[:, -1:] = log_growth - self.clip_rate * excess
+
+
+def clipped(update: "Tensor", clip_norm: "Tensor") -> "Tensor":
+    """Returns updates [n, p], each scaled to a norm of at most `clip_norm`, [] or [n, 1]."""
+    norms = update.norm(dim=1, keepdim=True)
+    factors: Tensor = (clip_norm / norms).clamp(max=1).nan_to_num(1.0)
+    return update * factors
+
+
+@dataclass(frozen=True)
+class GroupedModel:
+    """Sums over users or clients, with what a training uses of a `PackedModel`.
+
+    Attributes:
+        records: computes gradients of records.
+        recipe: the training, whose unit is a user or a client.
+        unit: that unit.
+    """
+
+    records: "PackedModel"
+    recipe: Server
+    unit: Group
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates of θ."""
+        return self.records.size + self.unit.coordinates
+
+    @property
+    def loss(self) -> "Loss":
+        """The loss of each record."""
+        return self.records.loss
+
+    def outputs(self, theta: "Tensor", x: "Tensor") -> "Tensor":
+        """Returns outputs for records x [m, ...], as `PackedModel.outputs`."""
+        return self.records.outputs(self._parameters(theta), x)
+
+    def losses(self, theta: "Tensor", x: "Tensor", y: "Tensor") -> "Tensor":
+        """Returns the mean loss of each unit's records, x [m, records, ...]: float [n, m]."""
+        losses = self.records.losses(self._parameters(theta), x.flatten(0, 1), y.flatten())
+        return losses.view(len(theta), *y.shape).mean(2)
+
+    def clipped_sums(
+        self,
+        theta: "Tensor",
+        x: "Tensor",
+        y: "Tensor",
+        clip_norm: float,
+        weights: "Tensor | None" = None,
+    ) -> "Tensor":
+        """Sums what units x [B, records, ...], y [B, records] contribute: float [n, p]."""
+        total = theta.new_zeros(theta.shape)
+        parameters = self._parameters(theta)
+        for number in range(len(y)):
+            update = self.unit.update(self.records, parameters, x[number], y[number])
+            sent = self.unit.contribution(self.recipe, update, theta, clip_norm)
+            total += sent if weights is None else sent * weights[:, number, None]
+        return total
+
+    viewed_sums = clipped_sums
+
+    def _parameters(self, theta: "Tensor") -> "Tensor":
+        return theta[:, : self.records.size]
