@@ -357,6 +357,7 @@ class Shape:
         names = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
         is_chain = (
             find_obstacle(module) is None
+            and all(p.requires_grad for p in module.parameters())
             and len(layers) % 2 == 1
             and all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
             and len(activations) == 1

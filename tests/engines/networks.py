@@ -148,10 +148,10 @@ case("linear-fused-on-sequences", SEQUENCE, REFUSED, lambda: around(nn.ReLU()), 
 case("flatten-from-two", IMAGE, EXACT,
     lambda: nn.Sequential(nn.Flatten(2), nn.Linear(64, 5), nn.ReLU(), nn.Flatten(),
     nn.Linear(10, 3)))  # fmt: skip
-case("time-folded-into-batch", SEQUENCE, SLOW,
+case("time-folded-into-batch", SEQUENCE, EXACT,
     lambda: Made(lambda self, x: self.out(torch.tanh(self.fc(x.reshape(-1, 8))).view(-1,
     5 * BATCH)), fc=nn.Linear(8, 5), out=nn.Linear(5 * BATCH, 3)))  # fmt: skip
-case("sequence-first-later", SEQUENCE, SLOW,
+case("sequence-first-later", SEQUENCE, EXACT,
     lambda: Made(lambda self, x: self.out(self.mid(self.fc(x).transpose(0, 1)).sum(0)),
     fc=nn.Linear(8, 5), mid=nn.Linear(5, 5), out=nn.Linear(5, 3)))  # fmt: skip
 
@@ -161,7 +161,7 @@ case("sequence-first-later", SEQUENCE, SLOW,
 case("channels-last", IMAGE, EXACT,
     lambda: Made(lambda self, x: self.out(self.fc(self.norm(x.permute(0, 2, 3, 1))).mean((1, 2))),
     norm=nn.LayerNorm(2), fc=nn.Linear(2, 5), out=nn.Linear(5, 3)))  # fmt: skip
-case("positions-looked-up", SEQUENCE, SLOW,
+case("positions-looked-up", SEQUENCE, EXACT,
     lambda: Made(lambda self, x: self.out(self.fc(x + self.place(torch.arange(BATCH))).mean(1)),
     place=nn.Embedding(BATCH, 8), **hidden()))  # fmt: skip
 
@@ -210,9 +210,8 @@ def with_statistics(layer: Any) -> nn.Module:
     return layer.eval()
 
 
-case("batch-norm-evaluating", VECTOR, SLOW,
-    lambda: around(with_statistics(nn.BatchNorm1d(5))),
-    "1 (BatchNorm1d) has no rule of this package")  # fmt: skip
+case("batch-norm-evaluating", VECTOR, EXACT,
+    lambda: around(with_statistics(nn.BatchNorm1d(5))))  # fmt: skip
 case("batch-norm-frozen", IMAGE, EXACT,
     lambda: images(nn.Conv2d(2, 4, 3), with_statistics(nn.BatchNorm2d(4)).requires_grad_(False),
     nn.ReLU()))  # fmt: skip
@@ -241,6 +240,80 @@ def kept_in_a_dict(self: Any, x: Tensor) -> Tensor:
 for made, more in ((remembered, {}), (registered, {}), (kept_in_a_dict, {"kept": {}})):
     case(f"{made.__name__}-at-the-first-call".replace("_", "-"), VECTOR, EXACT,
         lambda made=made, more=more: Made(made, **hidden(), **copy.deepcopy(more)))  # fmt: skip
+
+# Parameters without a rule, between layers that have one ------------------------------------------
+
+
+class RootMeanSquare(nn.Module):
+    """A norm as published language models write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 5))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.weight * h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
+
+
+class ByChannel(nn.LayerNorm):
+    """A norm of the channels at every position of an image."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return super().forward(h.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Named(nn.Linear):
+    """A layer of another name that does the same."""
+
+
+def with_token(self: Any, x: Tensor) -> Tensor:
+    h = torch.cat([self.token.expand(len(x), -1, -1), self.fc(x)], 1) + self.places
+    return self.out((self.scale * torch.tanh(self.mid(h)))[:, 0])
+
+
+def stepped(self: Any, x: Tensor) -> Tensor:
+    """A residual that is added in place."""
+    h = self.first(x)
+    h += self.second(torch.tanh(h))
+    return self.out(h.flatten(1))
+
+
+def attended(self: Any, x: Tensor, **options: Any) -> Tensor:
+    h = self.fc(x).transpose(0, 1)
+    mask = torch.ones(BATCH, BATCH, dtype=torch.bool).triu(1)
+    return self.out(self.attend(h, h, h, attn_mask=mask, **options)[0].mean(0))
+
+
+def padded(self: Any, x: Tensor) -> Tensor:
+    h = self.fc(x)
+    mask = (x[..., 0] > 1).to(h.dtype) * -3
+    outputs, weights = self.attend(h, h, h, key_padding_mask=mask, average_attn_weights=False)
+    return self.out(outputs.mean(1)) + weights.mean((1, 2))[:, :3]
+
+
+case("ways-bare-norm", VECTOR, EXACT, lambda: around(nn.Tanh(), RootMeanSquare()))
+case("ways-bare-norm-of-torch", SEQUENCE, EXACT, lambda: Made(
+    lambda self, x: self.out(self.norm(self.fc(x)).mean(1)),
+    norm=nn.RMSNorm(5), **hidden()))  # fmt: skip
+case("ways-bare-norm-by-channel", IMAGE, EXACT, lambda: images(
+    nn.Conv2d(2, 3, 3), ByChannel(3), nn.GELU(), nn.Conv2d(3, 3, 3, groups=3)))  # fmt: skip
+case("ways-bare-volume", IMAGE, EXACT, lambda: nn.Sequential(
+    nn.Unflatten(1, (1, 2)), nn.Conv3d(1, 2, 2), nn.Tanh(), nn.Flatten(),
+    nn.Linear(98, 3)))  # fmt: skip
+case("ways-named", VECTOR, EXACT, lambda: around(Named(5, 5), nn.ReLU()))
+case("ways-bare-token", SEQUENCE, EXACT, lambda: Made(with_token, mid=nn.Linear(5, 5), **hidden(),
+    token=nn.Parameter(torch.randn(1, 1, 5)), places=nn.Parameter(torch.randn(1, 7, 5)),
+    scale=nn.Parameter(torch.linspace(0.5, 1.5, 5))))  # fmt: skip
+case("ways-in-place", IMAGE, EXACT, lambda: Made(stepped, first=nn.Conv2d(2, 3, 3, padding=1),
+    second=nn.Conv2d(3, 3, 3, padding=1), out=nn.Linear(192, 3)))  # fmt: skip
+case("ways-attention-causal", SEQUENCE, EXACT, lambda: Made(attended,
+    fc=nn.Linear(8, 4), attend=nn.MultiheadAttention(4, 2), out=nn.Linear(4, 3)))  # fmt: skip
+case("ways-attention-padded", SEQUENCE, EXACT, lambda: Made(padded, fc=nn.Linear(8, 4),
+    attend=nn.MultiheadAttention(4, 2, bias=False, batch_first=True),
+    out=nn.Linear(4, 3)))  # fmt: skip
+case("ways-attention-with-keys", SEQUENCE, SLOW, lambda: Made(
+    lambda self, x: self.out(self.attend(x, x, x)[0].mean(1)), out=nn.Linear(8, 3),
+    attend=nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)))  # fmt: skip
 
 # What differs only where many models go through together ------------------------------------------
 
@@ -282,13 +355,13 @@ case("ways-with-the-batch-masked", VECTOR, EXACT,
 
 # Layers that take or give more than one tensor ----------------------------------------------------
 
-case("multihead", SEQUENCE, SLOW,
+case("multihead", SEQUENCE, EXACT,
     lambda: Made(lambda self, x: self.out(self.attend(x, x, x)[0].mean(1)),
     attend=nn.MultiheadAttention(8, 2, batch_first=True), out=nn.Linear(8, 3)))  # fmt: skip
 case("gru-over-the-batch", SEQUENCE, REFUSED,
     lambda: Made(lambda self, x: self.out(self.run(x)[0][:, -1]), run=nn.GRU(8, 4),
     out=nn.Linear(4, 3)), "others in its batch")  # fmt: skip
-case("prelu", VECTOR, SLOW, lambda: around(nn.PReLU()))
+case("prelu", VECTOR, EXACT, lambda: around(nn.PReLU()))
 case("keyword-input", VECTOR, SLOW,
     lambda: Made(lambda self, x: self.out(input=torch.relu(self.fc(input=x))),
     **hidden()))  # fmt: skip
@@ -569,13 +642,13 @@ for kind, width, options in (
     case(f"ways-{kind.__name__}", SEQUENCE, SLOW,
         lambda k=kind, o=options, w=width: Made(last_of, rnn=k(8, 4, batch_first=True, **o),
         out=nn.Linear(w, 3)), "through autograd")  # fmt: skip
-case("ways-relu-in-place", VECTOR, SLOW,
+case("ways-relu-in-place", VECTOR, EXACT,
     lambda: Made(lambda self, x: self.b(F.relu(self.a(x), inplace=True)), a=nn.Linear(8, 6),
     b=nn.Linear(6, 3)))  # fmt: skip
 case("ways-weight-read", VECTOR, SLOW,
     lambda: Made(lambda self, x: F.linear(F.linear(x, self.a.weight), self.b.weight),
     a=nn.Linear(8, 6), b=nn.Linear(6, 3)))  # fmt: skip
-case("ways-parameter-list", VECTOR, SLOW,
+case("ways-parameter-list", VECTOR, EXACT,
     lambda: Made(lambda self, x: self.a(x * self.s[0]) * self.s[1], a=nn.Linear(8, 3),
     s=nn.ParameterList([torch.ones(8), torch.ones(3)])))  # fmt: skip
 
@@ -588,11 +661,11 @@ def evaluated(layer: nn.Module) -> nn.Module:
         layer=layer.eval(), out=nn.Linear(8, 3))  # fmt: skip
 
 
-case("evaluated-encoder", SEQUENCE, SLOW, lambda: evaluated(nn.TransformerEncoder(
+case("evaluated-encoder", SEQUENCE, EXACT, lambda: evaluated(nn.TransformerEncoder(
     nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), 1)))  # fmt: skip
-case("evaluated-encoder-layer", SEQUENCE, SLOW,
+case("evaluated-encoder-layer", SEQUENCE, EXACT,
     lambda: evaluated(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)))  # fmt: skip
-case("evaluated-attention", SEQUENCE, SLOW, lambda: Made(
+case("evaluated-attention", SEQUENCE, EXACT, lambda: Made(
     lambda self, x: self.out(self.layer(x, x, x, need_weights=False)[0].mean(1)),
     layer=nn.MultiheadAttention(8, 2, batch_first=True).eval(), out=nn.Linear(8, 3)))  # fmt: skip
 
@@ -605,7 +678,7 @@ def deformed(self: Any, x: Tensor) -> Tensor:
     return self.out(self.deform(x, self.offset(x)).relu().mean((2, 3)))
 
 
-case("deformable-convolution", IMAGE, SLOW,
+case("deformable-convolution", IMAGE, EXACT,
     lambda: Made(deformed, offset=nn.Conv2d(2, 18, 3, padding=1),
         deform=DeformConv2d(2, 4, 3, padding=1), out=nn.Linear(4, 3)))  # fmt: skip
 case("category-in-a-column", VECTOR, EXACT,

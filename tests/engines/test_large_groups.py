@@ -60,11 +60,11 @@ def test_code_that_meets_the_batch_again_gets_it_once_for_each_model(kind, large
     assert (PackedModel(module).size > selfcheck._LARGE) is large
     model, x, y = settled(module)
     assert model._alone is None
-    assert model._passes.repeats
+    assert model._passes.mapped
     assert model._groups != ONE_BY_ONE
     theta = model.initial + 0.01 * torch.randn(2, model.size)
     found = model.clipped_sums(theta, x, y, 0.5)
-    assert all(worker._passes.repeats for worker in model._workers)
+    assert all(worker._passes.mapped for worker in model._workers)
     slow = torch.stack([slow_clipped_sum(module, row, x, y, 0.5) for row in theta])
     torch.testing.assert_close(found, slow, rtol=1e-4, atol=1e-5)
 
@@ -76,21 +76,21 @@ def test_what_is_wrong_with_many_rows_is_computed_one_by_one():
         fc=nn.Linear(72, 5), out=nn.Linear(5, 3),
     )  # fmt: skip
     model, _, _ = settled(module)
-    assert (model._groups, model._passes.repeats) == (ONE_BY_ONE, False)
+    assert (model._groups, model._passes.mapped) == (ONE_BY_ONE, False)
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_a_right_network_keeps_its_groups(large):
     model, _, _ = settled(net(activated, flat, large))
     assert (model._groups, model._alone) == (None, None)
-    assert not model._passes.repeats
+    assert not model._passes.mapped
 
 
 def test_so_it_is_on_many_threads(monkeypatch):
     """Three models on four threads are one to each: none would be in a group."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     model, _, _ = settled(net(*WRONG["counts the input"], False))
-    assert model._passes.repeats
+    assert model._passes.mapped
 
 
 def test_float64_decides_where_float32_rounds(monkeypatch):

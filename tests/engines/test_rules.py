@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from dpaudit_ray.engines import gpu_settings
 from dpaudit_ray.engines.packing import memory
@@ -79,7 +80,11 @@ MODULES = {
     "tokens": lambda: Tokens(5),
     "tokens-ghost": lambda: Tokens(60),
     "tokens-padding": lambda: Tokens(5, padding=0),
-    "without-rule": lambda: vectors(nn.Linear(128, 5), nn.PReLU()),
+    "without-rule": lambda: vectors(weight_norm(nn.Linear(128, 5)), nn.PReLU()),
+    "conv-depthwise": lambda: images(
+        conv(2, 2, (3, 2), groups=2, stride=(2, 1), padding=1), nn.GELU(),
+        conv(2, 2, 2, groups=2, dilation=(1, 2), bias=False),
+    ),
 }  # fmt: skip
 
 
@@ -140,7 +145,9 @@ def test_the_slow_way_is_said_once(caplog, monkeypatch):
         model = PackedModel(module)
         model.clipped_sums(theta, x, y, 1.0)
         model.clipped_sums(theta, x, y, 1.0)
-    assert [record.message.split(" has")[0] for record in caplog.records] == ["2 (PReLU)"]
+    assert [record.message.split(" has")[0] for record in caplog.records] == [
+        "1 (ParametrizedLinear)"
+    ]
 
 
 def test_groups_that_free_memory_makes_smaller_are_told(monkeypatch, caplog):
@@ -160,7 +167,7 @@ def test_convolutions_go_in_groups_on_a_cpu_as_far_as_memory_is_fast(monkeypatch
     module, _, x, y = case("conv")
     model = PackedModel(module)
     model.settle(x, y)
-    assert model._copy(None, loops=False, repeats=False).together(x, y) == 16
+    assert model._copy(None, loops=False, mapped=False).together(x, y) == 16
     assert Groups.for_cpu(module, in_loops=0).fitted(1 << 25) == Groups(4, 4)
 
 

@@ -6,6 +6,8 @@
 | Conv2d, MaxPool2d, ReLU; then Flatten, Linear, ReLU (cnn4, convnet) | `cpu/conv_pool`, whole |
 | Conv2d with a small MaxPool2d behind it, in a Sequential | `cpu/conv_pool`, as one layer |
 | Linear, Conv1d, Conv2d, GroupNorm, LayerNorm, Embedding | a rule: `RULES` |
+| MultiheadAttention | `attention`, by rules of its projections |
+| other layers and parameters, if most numbers have a rule | as they are, by `vmap`: `passes` |
 | a module that has an obstacle, or fails its self-check | `samplewise`, examples alone |
 
 Loops run on a CPU, in the dtype of the parameters. What runs on every sample alone stays the
@@ -28,7 +30,8 @@ from ..rules import convolution
 from ..rules.base import Rule, Slot, alteration, is_plain
 from ..rules.convolution import Conv2dRule
 from ..rules.linear import AffineRule, EmbeddingRule, LinearRule
-from .passes import Chain, Layer, Passes
+from .attention import Attention
+from .passes import Bare, Chain, Layer, Passes
 
 if TYPE_CHECKING:
     from ..cpu.conv_pool import ConvChain
@@ -60,12 +63,16 @@ def warn_of_slow_way(obstacle: str) -> None:
 
 
 def find_obstacle(module: nn.Module) -> str | None:
-    """Returns why the first layer without a fitting rule has none; None if all have one.
+    """Returns why a layer keeps the module from being packed; None if none does.
 
     A parameter that two layers share is such a reason: its per-sample gradient is a sum over uses,
-    so that its norm is not that of either.
+    so that its norm is not that of either. So is the first layer without a rule if most parameters
+    are in such layers: rules for the others would gain little.
     """
     paths: dict[int, str] = {}  # by parameter
+    without_rule: list[str] = []
+    bare_numbers = 0
+    numbers = 0
     for path, layer in module.named_modules(remove_duplicate=False):
         problem = alteration(layer)
         if problem is not None:
@@ -78,10 +85,12 @@ def find_obstacle(module: nn.Module) -> str | None:
             if first_name != full_name:
                 problem = f"shares a parameter ({full_name} is {first_name})"
                 return obstacle_at(path, layer, problem)
-        has_rule = type(layer) in RULES and len(trainable) == len(parameters)
-        if trainable and not has_rule:
-            return obstacle_at(path, layer, "has no rule of this package")
-    return None
+        of_layer = sum(p.numel() for p in trainable.values())
+        numbers += of_layer
+        if trainable and _rule_of(layer) is None and not Attention.takes(layer):
+            without_rule.append(obstacle_at(path, layer, "has no rule of this package"))
+            bare_numbers += of_layer
+    return without_rule[0] if 2 * bare_numbers > numbers else None
 
 
 def converted(
@@ -98,8 +107,19 @@ def converted(
         passes: what the layers are applied in.
         path: of `module` in the user's, with a dot behind.
     """
+    if Attention.takes(module):
+        assert isinstance(module, nn.MultiheadAttention)
+        inner = {name.removeprefix(path): s for name, s in slots.items() if name.startswith(path)}
+        return Attention(module, inner, passes)
+    if isinstance(module, nn.TransformerEncoderLayer):
+        module.training = True  # in `eval()`, torch takes a fused way past its layers
     parameters = module.named_parameters(recurse=False)
     layer_slots = {name: slots[f"{path}{name}"] for name, p in parameters if p.requires_grad}
+    if layer_slots and _rule_of(module) is None:
+        for name, slot in layer_slots.items():
+            delattr(module, name)
+            passes.bare.append(Bare(module, name, slot))
+        layer_slots = {}
     if layer_slots and isinstance(module, nn.Conv1d):
         flat, layer_slots = convolution.as_2d(module, layer_slots)
         layer = _with_rule(flat, layer_slots, passes)
@@ -118,13 +138,25 @@ def converted(
     return module
 
 
+def _rule_of(layer: nn.Module) -> type[Rule] | None:
+    """Returns the rule that computes what a layer does, if all of its parameters are trained."""
+    if not all(p.requires_grad for p in layer.parameters(recurse=False)):
+        return None
+    for kind, rule in RULES.items():
+        if isinstance(layer, kind) and type(layer).forward is kind.forward:
+            return rule
+    return None
+
+
 def _with_rule(
     module: nn.Module,
     slots: dict[str, Slot],
     passes: Passes,
 ) -> nn.Module:
     """Returns a layer of the rule of a module's class, with what torch computes before it."""
-    layer = Layer(RULES[type(module)](module, slots), passes)
+    rule = _rule_of(module)
+    assert rule is not None
+    layer = Layer(rule(module, slots), passes)
     if isinstance(module, nn.Conv2d):
         padding = convolution.padding(module)
         return layer if padding is None else nn.Sequential(padding, layer)

@@ -122,18 +122,18 @@ class PackedModel:
         if has_loops and not way.loops:
             self._loops = None
             self._passes.by_loops = False
-        self._passes.repeats = way.repeats
+        self._passes.mapped = way.mapped
         if way.obstacle is not None:
             warn_of_slow_way(way.obstacle)
         if self._alone is None and not on_cpu:
             self.together(x, y)  # on a first batch that is the same in every attempt
 
-    def _copy(self, groups: Groups | None, loops: bool, repeats: bool) -> "PackedModel":
+    def _copy(self, groups: Groups | None, loops: bool, mapped: bool) -> "PackedModel":
         """Packs the module once more, unchecked; in compiled loops or without."""
         packed = PackedModel(self._source, groups or self._groups, self.loss)
         packed._settled = True
         packed._passes.by_loops = loops
-        packed._passes.repeats = repeats
+        packed._passes.mapped = mapped
         packed._loops = self._loops if loops else None
         # Fixed groups are not divided among threads: each thread would have one group.
         packed._threaded = groups is None
@@ -208,7 +208,7 @@ class PackedModel:
         if theta.device.type == "cpu" and self._threaded:
             while len(self._workers) < count():  # every thread has passes of its own
                 passes = self._passes
-                self._workers.append(self._copy(None, passes.by_loops, passes.repeats))
+                self._workers.append(self._copy(None, passes.by_loops, passes.mapped))
             for worker in self._workers:
                 worker._threads = count()
             run_on_threads(sums, n)

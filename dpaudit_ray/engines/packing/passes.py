@@ -5,20 +5,26 @@ rule's saved data and the gradient of its output. After the pass, rules compute 
 then clipped sums from these records. All other code of the network runs as it is, through autograd.
 
 Models go through in groups: a layer on the batch itself is applied once, for all groups. Code that
-joins the batch with what follows from parameters (`x + layer(x)`) needs it once for each model.
+joins the batch with what follows from parameters (`x + layer(x)`), or has parameters without a
+rule, is mapped instead: `vmap` gives the module one example of one model at a time, and each
+`Layer` on the way gets all of them at once. A parameter without a rule is copied for every example,
+so that autograd has the gradient of each.
 """
 
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
-from ..rules.base import Rule, SampleGradients, by_model, repeated
+from ..rules.base import Formed, Rule, SampleGradients, Slot, by_model, repeated
 from ..rules.losses import Loss, losses
 from .memory import slices
 
@@ -50,14 +56,25 @@ class Record:
         return int(self.g.nbytes + saved_bytes)
 
 
+@dataclass(frozen=True)
+class Bare:
+    """A parameter without a rule, which is an attribute of a layer."""
+
+    layer: nn.Module
+    name: str
+    slot: Slot
+
+
 class Passes:
     """Takes models through `module`, whose layers belong to these passes; one pass at a time."""
 
     module: nn.Module
     by_loops = True  # whether layers that have compiled loops may take them
-    repeats = False  # whether the module is given a copy of the batch for every model
+    mapped = False  # whether `vmap` gives the module one example of one model at a time
 
     def __init__(self) -> None:
+        self.bare: list[Bare] = []
+        self._leaves: list[Tensor] = []  # values of these for every example, [n*B, ...]
         self.records: list[Record] = []  # in the order of the backward pass
         self._applied: set[Rule] = set()
         self._shared: dict[Rule, tuple[Tensor, Any]] = {}
@@ -79,7 +96,7 @@ class Passes:
         with torch.no_grad(), self._pass(theta, x):
             for models in slices(len(theta), at_once):
                 self._enter(models)
-                group_outputs = self.module(self._given(x))
+                group_outputs = self._called(x)
                 outputs.append(group_outputs.view(len(self.theta), len(x), -1))
         return outputs
 
@@ -108,7 +125,8 @@ class Passes:
         """Returns the bytes that a pass of one model, theta [1, p], keeps until its sums."""
         with self._pass(theta, step.x):
             records = self._forward_and_backward(slice(0, 1), step)
-            return sum(record.nbytes for record in records)
+            leaf_bytes = sum(leaf.nbytes for leaf in self._leaves)
+            return leaf_bytes + sum(record.nbytes for record in records)
 
     def _gradients(
         self, theta: Tensor, step: Step, at_once: int
@@ -123,6 +141,8 @@ class Passes:
                     if not record.shared:
                         samples = record.rule.samples(theta[models], record.saved, record.g)
                         gradients.append((models, samples))
+                if self.bare:
+                    gradients.append((models, self._bare_gradients()))
                 shared.append([record for record in records if record.shared])
         batch = len(step.x)
         for layer_records in zip(*shared, strict=True):  # of one layer, by group
@@ -136,7 +156,7 @@ class Passes:
         """Returns the records of a group's layers. ValueError: outputs of another shape."""
         self._enter(models)
         with torch.enable_grad():
-            outputs = self.module(self._given(step.x))
+            outputs = self._called(step.x)
             labels = step.y.repeat(len(self.theta))
             if outputs.dim() != 2 or len(outputs) != len(labels):
                 shape = tuple(outputs.shape)
@@ -144,9 +164,35 @@ class Passes:
             torch.autograd.backward(step.loss(outputs, labels).sum())
         return list(self.records)
 
-    def _given(self, x: Tensor) -> Tensor:
-        """Returns what the module is called with for the models of the group."""
-        return repeated(x, len(self.theta)) if self.repeats else x
+    def _called(self, x: Tensor) -> Tensor:
+        """Returns outputs [n*B, c] of the models of the group, in turn, on examples x [B, ...]."""
+        if not self.mapped:
+            outputs: Tensor = self.module(x)
+            return outputs
+
+        def output(example: Tensor, anchor: Tensor, values: Sequence[Tensor]) -> Tensor:
+            self.anchor = anchor
+            for parameter, value in zip(self.bare, values, strict=True):
+                setattr(parameter.layer, parameter.name, value)
+            row: Tensor = self.module(example.unsqueeze(0))
+            return row.squeeze(0)
+
+        examples = repeated(x, len(self.theta))
+        anchors = self.anchor.expand(len(examples))
+        self._leaves = [parameter.slot.of(self.theta) for parameter in self.bare]
+        self._leaves = [leaf.repeat_interleave(len(x), 0).requires_grad_() for leaf in self._leaves]
+        with _PlainAttention():
+            mapped: Tensor = vmap(output)(examples, anchors, self._leaves)
+        return mapped
+
+    def _bare_gradients(self) -> SampleGradients:
+        """Returns per-sample gradients of parameters without a rule, after a backward pass."""
+        parts = []
+        for parameter, leaf in zip(self.bare, self._leaves, strict=True):
+            if leaf.grad is not None:
+                gradients = by_model(leaf.grad.flatten(1), len(self.theta))
+                parts.append((parameter.slot, gradients))
+        return Formed(tuple(parts))
 
     @contextlib.contextmanager
     def _pass(self, theta: Tensor, x: Tensor) -> Iterator[None]:
@@ -166,6 +212,13 @@ class Passes:
         self._applied.clear()
         self.records.clear()
 
+    def enter_layer(self, rule: Rule) -> None:
+        """Raises ValueError if the parameters of the rule were used before in this pass."""
+        owner = rule.owner or rule
+        if owner in self._applied:
+            raise ValueError("a layer is applied twice")
+        self._applied.add(owner)
+
     def layer_input(
         self,
         rule: Rule,
@@ -176,10 +229,7 @@ class Passes:
         Raises:
             ValueError: the layer is applied twice, or to other rows than those of the batch.
         """
-        owner = rule.owner or rule
-        if owner in self._applied:
-            raise ValueError("a layer is applied twice")
-        self._applied.add(owner)
+        self.enter_layer(rule)
         batch, models = self.input, len(self.theta)
         rows = x.shape[0] if x.dim() else 0
         # The batch itself, or a reshaping of each example without a copy.
@@ -209,6 +259,21 @@ class Passes:
         return y[self._models].flatten(0, 1), saved
 
 
+class _PlainAttention(TorchFunctionMode):
+    """Computes attention by products and a softmax: `vmap` loops over examples in fused kernels.
+
+    Torch's own switch, `sdpa_kernel`, would change it in all threads.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        if func is scaled_dot_product_attention:
+            return torch._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
+        return func(*args, **(kwargs or {}))
+
+
 class Layer(nn.Module):
     """A layer with parameters, applied by its rule."""
 
@@ -216,10 +281,13 @@ class Layer(nn.Module):
         super().__init__()
         self.rule = rule
         self.passes = passes
+        self.saved: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the output [n*B, ...] of x [n*B, ...], or of the batch [B, ...] itself."""
-        x, shared = self.passes.layer_input(self.rule, x)
+        shared = False
+        if not self.passes.mapped:
+            x, shared = self.passes.layer_input(self.rule, x)
         result: Tensor = _Apply.apply(x, self.passes.anchor, self, shared)
         return result
 
@@ -247,16 +315,40 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
         x: Tensor,
         _anchor: Tensor,
         layer: Layer,
         shared: bool,
     ) -> Tensor:
-        ctx.layer = layer
-        ctx.shared = shared
-        y, ctx.saved = layer.passes.layer_output(layer.rule, x.detach(), shared)
-        return y
+        y, layer.saved = layer.passes.layer_output(layer.rule, x.detach(), shared)
+        return y.detach()  # no view, which torch lets nobody change in place (`y += x`)
+
+    @staticmethod
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Tensor, Tensor, Layer, bool],
+        output: Tensor,
+    ) -> None:
+        _, _, ctx.layer, ctx.shared = inputs
+        ctx.saved, ctx.layer.saved = ctx.layer.saved, None
+
+    @staticmethod
+    def vmap(
+        _info: Any,
+        in_dims: Any,
+        x: Tensor,
+        anchor: Tensor,
+        layer: Layer,
+        _shared: bool,
+    ) -> tuple[Tensor, int]:
+        """Applies the layer to all examples of all models at once."""
+        is_shared = in_dims[0] is None  # the same for every example
+        x = x.expand(len(anchor), *x.shape) if is_shared else x.movedim(in_dims[0], 0)
+        layer.passes.enter_layer(layer.rule)
+        if x.shape[1:2] != (1,):  # not a batch of one example
+            return _Apply.apply(x, anchor, layer, False), 0
+        y = _Apply.apply(x.squeeze(1), anchor, layer, False)
+        return y.unsqueeze(1), 0
 
     @staticmethod
     def backward(

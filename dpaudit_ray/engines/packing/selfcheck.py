@@ -25,7 +25,7 @@ from .memory import GPU_MOST, ONE_BY_ONE, Groups
 from .samplewise import MODELS, Samplewise, cast, in_dtype
 from .vetting import halves, relative_error, vet
 
-# Makes a `PackedModel`, by groups, with loops or without, and whether it repeats the batch.
+# Makes a `PackedModel`, by groups, with loops or without, and whether `vmap` is around its rules.
 Make = Callable[[Groups | None, bool, bool], Any]
 
 _SPREAD = 0.05  # of the models' parameters around the module's own
@@ -46,7 +46,7 @@ class Way:
     groups: Groups | None = None  # None for as many models as is fast
     rows: int | None = None  # the most that go through together, if more would be wrong
     loops: bool = False  # whether compiled loops are right
-    repeats: bool = False  # whether the module needs a copy of the batch for every model
+    mapped: bool = False  # whether `vmap` gives the module one example at a time, around rules
     alone: int | None = None  # None unless examples go alone; models that `vmap` takes together
     single: bool = False  # whether they go alone even where no gradient is computed
     obstacle: str | None = None  # why it is not faster
@@ -147,29 +147,29 @@ def _first_right(candidate: Candidate, expected: "_Expected") -> Way:
         obstacle = packed
     else:
 
-        def difference(groups: Groups | None, repeats: bool = False) -> str | None:
-            return _difference(candidate, partial(packed, groups, False, repeats), expected)
+        def difference(groups: Groups | None, mapped: bool = False) -> str | None:
+            return _difference(candidate, partial(packed, groups, False, mapped), expected)
 
-        def among_many(groups: Groups | None, repeats: bool = False) -> str | None:
-            return _difference_among_many(candidate, packed, expected, groups, repeats)
+        def among_many(groups: Groups | None, mapped: bool = False) -> str | None:
+            return _difference_among_many(candidate, packed, expected, groups, mapped)
 
         rows = None
-        repeats = False
+        mapped = False
         problem = difference(None) or difference(GPU_MOST)
         if problem is not None:
-            repeats = (difference(None, True) or difference(GPU_MOST, True)) is None
-        if problem is None or repeats:
-            problem = among_many(None, repeats)
+            mapped = (difference(None, True) or difference(GPU_MOST, True)) is None
+        if problem is None or mapped:
+            problem = among_many(None, mapped)
             if problem is None:
-                return Way(repeats=repeats)
+                return Way(mapped=mapped)
             rows = len(candidate.y)
         if difference(ONE_BY_ONE) is None and among_many(ONE_BY_ONE) is None:
             return Way(ONE_BY_ONE, rows)
         obstacle = obstacle_at("", module, problem)
-    for mapped in (MODELS, 1, 0):  # PReLU goes through `vmap` with one model only
-        alone = partial(Samplewise, module, candidate.loss, mapped)
+    for models in (MODELS, 1, 0):
+        alone = partial(Samplewise, module, candidate.loss, models)
         if _difference(candidate, alone, expected) is None:
-            return Way(alone=mapped, obstacle=obstacle)
+            return Way(alone=models, obstacle=obstacle)
     raise SpecError(
         "mechanism.model",
         "has another gradient when it is called again; draw nothing at random and keep nothing "
@@ -264,13 +264,13 @@ def _difference_among_many(
     packed: Make,
     expected: _Expected,
     groups: Groups | None,
-    repeats: bool,
+    mapped: bool,
 ) -> str | None:
     """Returns why many rows cannot go through `groups` together; None if they can."""
     dtype = expected.theta.dtype
 
     def make(groups: Groups | None) -> Any:
-        return packed(groups, False, repeats)
+        return packed(groups, False, mapped)
 
     try:
         count = make(groups).together(cast(candidate.x, dtype), candidate.y)
