@@ -4,13 +4,14 @@ import importlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from . import plan as planning
+from .callbacks import Callback, Callbacks
 from .errors import DamagedFileError, MissingFileError, SpecError, StorageError, plain
 from .orchestration import ExecutorName, metrics
 from .orchestration.dispatcher import Dispatcher
@@ -43,6 +44,7 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     retry_failed: bool = False,
     tell: Tell = tell_nobody,
     phase: Tell = tell_nobody,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Runs a sweep, or resumes it if its run directory exists.
 
@@ -61,6 +63,8 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         tell: takes a line for the user if a run is resumed, gives up on something, or takes long.
         phase: takes the current phase before the first and after the last snapshot, which have
             their own.
+        callbacks: get estimates as they change, and the result; see
+            `dpaudit_ray.callbacks`.
 
     Returns:
         The run, complete or not.
@@ -100,9 +104,12 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     with stop.listening(), lease.held(directory, earlier=stale_lease) as own_lease:
         plan = planning.open_run(prepared, own_lease.run, tell)
         running = own_lease.run.patient(replace(place.RUNNING, tell=tell))
-        show = show or notebook_progress()
+        events = Callbacks(callbacks, tell)
+        show = events.observing(show or notebook_progress())
         job = _Job(prepared, plan, running, own_lease, stop, show, tell, phase)
-        return job.run(executor, address, retry_failed)
+        result = job.run(executor, address, retry_failed)
+    events.end(result)
+    return result
 
 
 @dataclass(frozen=True)

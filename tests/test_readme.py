@@ -218,7 +218,9 @@ def test_links_lead_somewhere(page):
             assert anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-_VERBS = "Add Audit Avoid Choose Compare Find Install Measure Read Reproduce Run Store Write"
+_VERBS = (
+    "Add Audit Avoid Choose Compare Find Forecast Install Measure Read Reproduce Run Store Write"
+)
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)

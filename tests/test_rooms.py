@@ -21,7 +21,7 @@ ROOMS = (
     *("data", "models", "adversaries", "mechanisms"),
     *("sweep", "plan"),
     "orchestration",
-    *("report", "result", "api", "release_audit", "forecast"),
+    *("report", "result", "callbacks", "api", "release_audit", "forecast"),
     *("opacus", "scripts", "releases", "testing"),
     *("cli", "__main__"),
 )

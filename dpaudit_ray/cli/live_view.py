@@ -184,11 +184,16 @@ def _one_line(text: str | Text, style: str = "") -> Text:
 
 
 class Display:
-    """Shows snapshots, phases and messages of any thread while it is open."""
+    """Shows snapshots, phases and messages of any thread while it is open.
 
-    def __init__(self) -> None:
+    Args:
+        quiet: writes to standard error alone, line by line, since other output is a result.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
         self._console = Console(**terminal.VERBATIM)
-        self._plain = not terminal.interactive() or self._console.is_dumb_terminal
+        self._plain = quiet or not terminal.interactive() or self._console.is_dumb_terminal
+        self._put = terminal.add if quiet else terminal.say
         self._interval = PLAIN_SECONDS if self._plain else _REFRESH_SECONDS
         self._live: Live | None = None
         # Time of the request, a function of this time, and whether nothing is written after it.
@@ -318,7 +323,7 @@ class Display:
             seconds_left = self._speed.seconds_left(progress, now)
         view = View(progress, self._phase, now - self._phase_began, rate, seconds_left)
         if self._plain:
-            terminal.say(view.log_line)
+            self._put(view.log_line)
         elif self._live is not None:
             size = self._console.size
             self._live.update(view.picture(size.width, size.height), refresh=True)

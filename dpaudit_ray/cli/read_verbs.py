@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ..errors import Exit, RunDirectoryError
 from . import tables, terminal
-from .arguments import ANY_ERROR, RESULTS, AsJson, Details, RunPath, TrustedToRead, verb
+from .arguments import ANY_ERROR, RESULTS, AsJson, Details, RunPath, RunPaths, TrustedToRead, verb
+from .terminal import Columns, Figure
 
 if TYPE_CHECKING:
     from ..report.tables import Run
@@ -16,23 +19,109 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+SortKey = Literal["run", "state", "done", "verdict", "epsilon", "claim"]
 
-@verb(app, RESULTS, "status runs/quickstart", f"0 shown, {ANY_ERROR}")
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run in the table of several.
+
+    Attributes:
+        run: its directory or address.
+        state: complete, running, or stopped.
+        done: stored trials.
+        trials: planned trials.
+        verdict: empty before the first.
+        epsilon: the ε to quote; None without one.
+        claim: the claim on the same audit.
+    """
+
+    run: str
+    state: str
+    done: int
+    trials: int
+    verdict: str
+    epsilon: float | None
+    claim: float
+
+
+@verb(app, RESULTS, "status runs/* --sort epsilon", f"0 shown, {ANY_ERROR}")
 def status(
-    run: RunPath,
+    runs: RunPaths,
     as_json: AsJson = False,
     trust: TrustedToRead = None,
     details: Details = False,
+    sort: Annotated[
+        SortKey | None, typer.Option("--sort", help="Order several runs by this column.")
+    ] = None,
 ) -> None:
-    """Show progress, bounds, verdict, failures and the driver of a run. Needs no cluster."""
+    """Show progress, bounds, verdict and failures of a run, or a line for each of several."""
     from ..report import verdict
 
-    opened = open_run(run)
+    if len(runs) > 1:
+        _show_runs(runs, as_json, sort)
+        return
+    opened = open_run(runs[0])
     summary = verdict.current_or_stored(opened, terminal.JudgingLines())
     if as_json:
-        terminal.show_json(_status_entries(opened, summary))
+        terminal.show_json(status_entries(opened, summary))
     else:
         _show_status(opened, summary, details)
+
+
+def _show_runs(
+    locations: list[str],
+    as_json: bool,
+    sort: SortKey | None,
+) -> None:
+    """Prints a line for each run, and names those that cannot be read."""
+    lines = []
+    for location in locations:
+        try:
+            lines.append(_run_line(location))
+        except RunDirectoryError as error:
+            terminal.complain(f"{location} cannot be read: {error}")
+    if sort in ("run", "state"):
+        lines.sort(key=lambda line: str(getattr(line, sort)))
+    elif sort == "verdict":  # violations first
+        lines.sort(key=lambda line: line.verdict, reverse=True)
+    elif sort is not None:
+        lines.sort(key=lambda line: getattr(line, sort) or -math.inf, reverse=True)
+    if as_json:
+        terminal.show_json(list(map(asdict, lines)))
+    else:
+        progress = [Figure(f"{line.done:,} / {line.trials:,}") for line in lines]
+        columns: Columns = {
+            "run": [line.run for line in lines],
+            "state": [line.state for line in lines],
+            "trials": progress,
+            "verdict": [line.verdict or "–" for line in lines],
+            "eps >=": [line.epsilon for line in lines],
+            "claim": [line.claim for line in lines],
+        }
+        terminal.show_table("", columns)
+    if len(lines) < len(locations):
+        raise typer.Exit(Exit.USAGE)
+
+
+def _run_line(location: str) -> RunLine:
+    """Returns the line of a run. Raises RunDirectoryError if it cannot be read."""
+    from ..report import verdict
+    from ..storage import lease
+
+    opened = open_run(location)
+    answer = verdict.current_or_stored(opened, terminal.JudgingLines())
+    driver = lease.holder(opened.directory)
+    state = "stopped" if driver is None or driver.silent else "running"
+    return RunLine(
+        run=location,
+        state="complete" if opened.complete else state,
+        done=sum(map(opened.done, opened.plan.audits)),
+        trials=sum(audit.trials for audit in opened.plan.audits),
+        verdict=answer.verdict.value if answer else "",
+        epsilon=answer.quote.epsilon if answer else None,
+        claim=answer.quote.claim if answer else math.nan,
+    )
 
 
 @verb(
@@ -105,7 +194,7 @@ def failure_lines(run: Run) -> list[str]:
     return lines
 
 
-def _status_entries(
+def status_entries(
     run: Run,
     summary: Answer | None,
 ) -> dict[str, Any]:

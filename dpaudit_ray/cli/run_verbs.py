@@ -1,8 +1,11 @@
 """The verbs that start work: `dpaudit plan`, `run` and `submit`."""
 
+from __future__ import annotations
+
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +24,11 @@ from .arguments import (
     Trusted,
     verb,
 )
+
+if TYPE_CHECKING:
+    from ..report.tables import Run
+    from ..report.verdict import Answer
+    from ..result import Result
 
 app = typer.Typer()
 _CODES = f"0 complete, {ANY_ERROR}, 3 finished with failed trials, 4 stopped and resumable"
@@ -41,6 +49,13 @@ def run(  # noqa: PLR0913 (options of a command line)
     ] = False,
     trust: Trusted = None,
     details: Details = False,
+    as_json: AsJson = False,
+    on_finish: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND", help="Run this at the end, with --json's answer as its input."
+        ),
+    ] = None,
 ) -> None:
     """Run a sweep, or resume it if its run directory exists.
 
@@ -51,9 +66,9 @@ def run(  # noqa: PLR0913 (options of a command line)
     from ..report import verdict
     from ..sweep.yamlfile import parse_changes
     from .live_view import Display
-    from .read_verbs import failure_lines
+    from .read_verbs import status_entries
 
-    with Display() as display:
+    with Display(quiet=as_json) as display:
         try:
             result = api.run(
                 sweep, storage_path, executor, address, parse_changes(changes), display,
@@ -66,11 +81,37 @@ def run(  # noqa: PLR0913 (options of a command line)
         except KeyboardInterrupt:
             display.tell(_STOPPED)
             raise typer.Exit(Exit.STOPPED) from None
+    missed = list(outcomes.missed_lines(opened.directory, opened.plan))
+    code = Exit.STOPPED if result.stopped else Exit.FAILED_TRIALS
+    if result.complete and not missed and not (summary and summary.failed_trials):
+        code = Exit.COMPLETE
+    entries = {"run": result.location, "exit_code": code, "stopped": result.stopped}
+    entries |= status_entries(opened, summary)
+    if as_json:
+        terminal.show_json(entries)
+    else:
+        _show_end(opened, summary, result, missed, details)
+    if on_finish is not None:
+        done = subprocess.run(on_finish, shell=True, text=True, input=terminal.json_text(entries))
+        if done.returncode:
+            terminal.complain(f"--on-finish ended with exit code {done.returncode}: {on_finish}")
+    raise typer.Exit(code)
+
+
+def _show_end(
+    opened: Run,
+    summary: Answer | None,
+    result: Result,
+    missed: list[str],
+    details: bool,
+) -> None:
+    """Prints bounds, failures and the verdict at the end of a run."""
+    from .read_verbs import failure_lines
+
     if details:
         tables.show_overview(opened, summary, details)
     else:
         tables.show_summary(opened, summary)
-    missed = list(outcomes.missed_lines(opened.directory, opened.plan))
     for line in [*failure_lines(opened), *missed]:
         terminal.complain(line)
     if result.stopped:
@@ -79,10 +120,6 @@ def run(  # noqa: PLR0913 (options of a command line)
         terminal.complain("the trials of failed packs count as misses, until run --retry-failed")
     tables.show_answer(opened, summary)
     terminal.say(f"results in {result.location}; next: dpaudit report {result.location}")
-    has_failed_trials = bool(missed or (summary and summary.failed_trials))
-    if result.complete and not has_failed_trials:
-        raise typer.Exit(Exit.COMPLETE)
-    raise typer.Exit(Exit.STOPPED if result.stopped else Exit.FAILED_TRIALS)
 
 
 @verb(app, SWEEPS, "plan sweep.yaml", f"0 planned, {ANY_ERROR}")
@@ -92,6 +129,10 @@ def plan(
     changes: Set = None,
     trust: Trusted = None,
     as_json: AsJson = False,
+    price: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="PRICE", help="Show the cost, at this price of a core-hour."),
+    ] = None,
 ) -> None:
     """Forecast a sweep: its audits, packs, time, largest bounds, and the modules that it runs.
 
@@ -105,12 +146,15 @@ def plan(
     prepared = spec.load(sweep, parse_changes(changes))
     outlook = forecast.forecast(prepared, storage_path, terminal.complain)
     code = provenance.sweep_code(prepared)
+    core_hours = outlook.core_hours(prepared.resources.num_cpus)
     if as_json:
-        core_hours = outlook.seconds * prepared.resources.num_cpus / 3600
-        forecasts = {"core_hours": core_hours, "seconds": outlook.seconds, **asdict(outlook)}
+        cost = None if price is None else core_hours * price
+        forecasts = {"core_hours": core_hours, "cost": cost, "seconds": outlook.seconds}
+        forecasts |= asdict(outlook)
         terminal.show_json({"name": prepared.name, "modules": code.modules, **forecasts})
         return
     tables.show_plan(prepared.name, outlook)
+    tables.show_cost(core_hours, price, prepared.resources.max_core_hours)
     tables.show_code(code)
 
 
@@ -161,6 +205,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
         typer.Option("--install", help="Install this package with uv on nodes that have only Ray."),
     ] = False,
     trust: Trusted = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a sweep as a Ray job. Repeat the command to follow it, or to resume it once stopped."""
     from .. import plan as planning
@@ -184,11 +229,14 @@ def submit(  # noqa: PLR0913 (options of a command line)
     cluster = JobsClient(address, terminal.complain)
     submission = cluster.submit(job)
     terminal.complain(f"stop it: {cluster.stop_command(submission)}; the same command resumes it")
-    if not wait:
-        return
-    try:
-        code = cluster.follow(submission, terminal.pass_on)
-    except KeyboardInterrupt:
-        terminal.complain("the job continues; the same command follows it again")
-        code = Exit.STOPPED
-    raise typer.Exit(code)
+    code = None
+    if wait:
+        try:
+            code = cluster.follow(submission, terminal.add if as_json else terminal.pass_on)
+        except KeyboardInterrupt:
+            terminal.complain("the job continues; the same command follows it again")
+            code = Exit.STOPPED
+    if as_json:
+        page = cluster.page(submission)
+        terminal.show_json({"job": submission, "page": page, "run": job.run, "exit_code": code})
+    raise typer.Exit(code or Exit.COMPLETE)

@@ -277,6 +277,25 @@ def show_plan(name: str, outlook: Outlook) -> None:
         terminal.say(f"time unknown: the calibration pack fails on this machine: {outlook.problem}")
 
 
+def show_cost(core_hours: float, price: float | None, most: float | None) -> None:
+    """Prints the core-hours that remain, their price, and whether the sweep's limit allows them.
+
+    Args:
+        core_hours: NaN if they are unknown.
+        price: of one, in any currency.
+        most: `resources.max_core_hours`.
+    """
+    if not core_hours > 0:
+        return
+    cost = "" if price is None else f", which cost {core_hours * price:.3g} at {price:g} each"
+    terminal.say(f"core-hours: {core_hours:.3g}{cost}")
+    if most is not None and core_hours > most:
+        terminal.explain(
+            f"resources.max_core_hours is {most:g}: `dpaudit run` stops there, and takes "
+            f"{plural(math.ceil(core_hours / most), 'attempt')}; raise it, or lower audit.trials"
+        )
+
+
 def show_code(code: Code) -> None:
     """Prints the modules of the user that a sweep runs: its file is code, as they are."""
     if code.modules:

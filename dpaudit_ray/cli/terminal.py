@@ -132,9 +132,14 @@ def pass_on(text: str) -> None:
     _put(lines(text), sys.stdout, newline=False)
 
 
+def json_text(value: Any) -> str:
+    """Returns a value as JSON; NaN becomes null, inf a text."""
+    return json.dumps(_plain(value), indent=1)
+
+
 def show_json(value: Any) -> None:
-    """Prints JSON to standard output; NaN becomes null, inf a text."""
-    say(json.dumps(_plain(value), indent=1))
+    """Prints `json_text` to standard output."""
+    say(json_text(value))
 
 
 def silence(*streams: TextIO) -> None:

@@ -98,6 +98,10 @@ class Outlook:
         seconds += [seconds_left for _, seconds_left in self.preparations]
         return sum(seconds)
 
+    def core_hours(self, num_cpus: float) -> float:
+        """Returns the core-hours of all that remains, by trainers with so many CPUs."""
+        return self.seconds * num_cpus / 3600
+
 
 def forecast(
     sweep: Sweep,

@@ -75,6 +75,7 @@ class Driver:
         self._training_since: float | None = None
         self._last_result: float | None = None
         self._shown = -math.inf
+        self._core_hours = 0.0
 
     def run(self) -> Summary:
         """Returns when no pack is left to run. Raises as `Dispatcher.wait` does."""
@@ -140,6 +141,7 @@ class Driver:
         else:
             self._budget.done(outcome.pack, outcome.missed)
             self._queue.done(outcome.pack)
+            self._spend(outcome.seconds)
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
                 if self._training_since is None:
@@ -149,6 +151,17 @@ class Driver:
         if given_up:
             self._dispatcher.give_up(given_up)
             self._given_up += len(given_up)
+
+    def _spend(self, seconds: float) -> None:
+        """Counts the time of a pack, and stops the run once it has used all that it may."""
+        resources = self._budget.resources
+        self._core_hours += seconds * resources.num_cpus / 3600
+        most = resources.max_core_hours
+        if most is not None and self._core_hours >= most:
+            self._stop.request(
+                f"packs took {self._core_hours:.2g} core-hours, and resources.max_core_hours = "
+                f"{most:g}: no more are started; {RESUME}, for as many core-hours again"
+            )
 
     def _activity(self) -> Activity:
         """Returns the part of a snapshot that the driver knows."""
@@ -242,6 +255,7 @@ class FailureBudget:
         trials_lost: by audit.
         closed: audits that get no more packs.
         exhausted: whether more packs failed than the sweep allows.
+        resources: has the limits.
     """
 
     def __init__(
@@ -262,7 +276,7 @@ class FailureBudget:
             reached: the first trial of the last pack that is done, by audit. Later packs that
                 failed did so in a row.
         """
-        self._resources = resources
+        self.resources = resources
         self._labels = labels
         self._tell = tell
         self._streaks: dict[int, list[str]] = {}  # kinds of failures in a row, by audit
@@ -315,7 +329,7 @@ class FailureBudget:
         else:
             victim, limit = "worker", LOSSES_PER_PACK
             self.losses += 1
-            most = self._resources.max_worker_losses
+            most = self.resources.max_worker_losses
             if self.losses > most:
                 raise ClusterError(
                     f"lost {self.losses} workers, more than resources.max_worker_losses = {most} "
@@ -336,7 +350,7 @@ class FailureBudget:
 
     def _check_failures(self) -> None:
         """Ends the sweep once more packs have failed than the sweep allows."""
-        limit = self._resources.max_trial_failures
+        limit = self.resources.max_trial_failures
         count = len(self.failures) + self.with_misses
         if count > limit and not self.exhausted:
             self.exhausted = True

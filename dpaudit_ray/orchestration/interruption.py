@@ -50,10 +50,12 @@ class Stop:
         """Whether the grace period is over."""
         return time.monotonic() >= self._deadline
 
-    def request(self) -> None:
-        """Begins the grace period; a second request does not prolong it."""
+    def request(self, reason: str = "") -> None:
+        """Begins the grace period, and reports a reason; a second request changes nothing."""
         if not self.requested:
             self._deadline = time.monotonic() + self._grace
+            if reason:
+                self._tell(reason)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

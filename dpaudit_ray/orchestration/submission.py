@@ -242,7 +242,9 @@ class JobsClient:
                             "for its end or stop it, and run this command again: "
                             f"{self.stop_command(info.submission_id)}"
                         )
-                self._tell(f"already running as job {self._page(info.submission_id)}")
+                self._tell(
+                    f"already running as job {info.submission_id}: {self.page(info.submission_id)}"
+                )
                 return str(info.submission_id)
             before = theirs.get(_ATTEMPT, "")
             number = max(number, 1 + int(before) if before.isdecimal() else 1)
@@ -257,11 +259,12 @@ class JobsClient:
             runtime_env=job.runtime_env | {"working_dir": str(folder)},
             metadata=metadata | {_ATTEMPT: str(number)},
         )
-        self._tell(f"attempt {number} submitted as job {self._page(submission)}")
+        self._tell(f"attempt {number} submitted as job {submission}: {self.page(submission)}")
         return submission
 
-    def _page(self, submission: str) -> str:
-        return f"{submission}: {self.address}/#/jobs/{submission}"
+    def page(self, submission: str) -> str:
+        """Returns the address of a job's page in the dashboard."""
+        return f"{self.address}/#/jobs/{submission}"
 
     def _exit_code(self, submission: str) -> int:
         """Returns the exit code of a job that is over; ClusterError if no sweep ends so."""

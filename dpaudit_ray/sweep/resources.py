@@ -76,6 +76,7 @@ class ResourceSpec(Strict):
     max_concurrent_trainers: AutoOrCount = "auto"  # auto: as many as have room
     max_trial_failures: NonNegativeInt = 100  # packs that may fail
     max_worker_losses: NonNegativeInt = 100  # trainers that may die
+    max_core_hours: PositiveFloat | None = None  # of packs in one attempt; then it stops
     pack_deadline: AutoOrSeconds = "auto"  # seconds of silence; auto: by packs so far
     grace_seconds: NonNegativeFloat = 30  # for running packs, when stopped
     checkpoint_minutes: PositiveFloat | None = 10  # between saves; null: none
