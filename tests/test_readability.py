@@ -51,7 +51,7 @@ def test_findings_in_code_do_not_rise(package, kind):
 
 
 def test_docstrings_and_messages_are_plain_english(package):
-    assert package.idioms_per_1000_words() <= 0.25
+    assert package.idioms_per_1000_words() <= 0.2
 
 
 def test_pages_are_plain_english(pages):

@@ -103,6 +103,8 @@ def events_epsilon(
 ) -> float:
     """Returns an upper bound on ε at δ of Poisson-sampled steps with different noise or rates.
 
+    If the accountant has no answer, it is that of `pld`. It is infinite if a step has no noise.
+
     Args:
         events: (noise multiplier, sample rate, steps) each, in any order, as in the `history` of
             an Opacus accountant.
@@ -111,23 +113,24 @@ def events_epsilon(
         adjacency: `add-remove` or `replace`.
 
     Raises:
-        ValueError: The accountant does not define `composed`, or not at these rates.
+        ValueError: Neither the accountant nor `pld` defines `composed` at these rates.
     """
     in_unit("delta", delta)
     counts = collections.Counter[Training]()
     for noise, rate, steps in events:
+        # One step as a key, so that equal steps of all events add up.
         counts[Training(noise, steps, rate, adjacency).after(1)] += steps
-    parts = tuple(kind.after(steps) for kind, steps in counts.items() if steps)
-    if any(part.noise_multiplier == 0 for part in parts):
+    trainings = tuple(kind.after(steps) for kind, steps in counts.items() if steps)
+    if any(part.noise_multiplier == 0 for part in trainings):
         return math.inf
-    if not parts:
+    if not trainings:
         return 0.0
-    if len(parts) == 1:
-        return epsilon_of(parts[0], delta, accountant).upper
+    if len(trainings) == 1:
+        return epsilon_of(trainings[0], delta, accountant).upper
     try:
-        return find(accountant).composed(parts, delta)
+        return find(accountant).composed(trainings, delta)
     except UnansweredError:
-        return find("pld").composed(parts, delta)
+        return find("pld").composed(trainings, delta)
 
 
 def noise_multiplier(

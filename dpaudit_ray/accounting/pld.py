@@ -265,20 +265,26 @@ def _position(
     rate: float,
     replace: bool,
 ) -> Floats:
-    """Inverts the loss of a step: the output that has it; infinite or NaN if none has."""
+    """Inverts the loss of a step: returns the output x that has it, infinite or NaN if none has.
+
+    With noise σ and rate q, the loss of `add-remove` is log(1 - q + q exp((x - 1/2)/σ²)). That of
+    `replace` is log((1 - q + q exp((2x - 1)/2σ²)) / (1 - q + q exp((-2x - 1)/2σ²))), so that
+    sinh(x/σ² - loss/2) = (1 - q)/q exp(1/2σ²) sinh(loss/2). Logarithms avoid overflow.
+    """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if not replace:
-            part = np.log(-np.expm1(np.log1p(-rate) - loss))
-            position = noise**2 * (loss + part - math.log(rate)) + 0.5
+            log_remainder = np.log(-np.expm1(np.log1p(-rate) - loss))
+            position = noise**2 * (loss + log_remainder - math.log(rate)) + 0.5
+            # NaN is for losses below log(1 - q), which no output has.
             return np.asarray(np.where(np.isnan(position), -math.inf, position))
-        half = np.abs(loss) / 2
-        log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
-        log = np.log1p(-rate) + log_sinh - math.log(rate) + 1 / (2 * noise**2)
-        root_of_square = 0.5 * np.logaddexp(0.0, 2 * log)
-        asinh = np.logaddexp(log, root_of_square)  # asinh(e^log)
-        nearly_linear = np.exp(np.minimum(log, 0.0))
-        distance = half + np.where(log < -20, nearly_linear, asinh)
-        return np.asarray(np.sign(loss) * noise**2 * distance)
+        half_loss = np.abs(loss) / 2
+        log_sinh = half_loss + np.log(-np.expm1(-2 * half_loss)) - math.log(2)
+        log_y = np.log1p(-rate) + log_sinh - math.log(rate) + 1 / (2 * noise**2)
+        log_root = 0.5 * np.logaddexp(0.0, 2 * log_y)  # of √(1 + y²)
+        log_asinh = np.logaddexp(log_y, log_root)
+        small_y = np.exp(np.minimum(log_y, 0.0))
+        asinh = np.where(log_y < -20, small_y, log_asinh)  # nearly y if that is small
+        return np.asarray(np.sign(loss) * noise**2 * (half_loss + asinh))
 
 
 def _log_masses(

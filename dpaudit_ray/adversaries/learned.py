@@ -127,29 +127,30 @@ class Learned(OutputAdversary):
         y: NDArray[np.bool_],
         rng: Generator,
     ) -> tuple[Learn, float]:
-        """Returns the way of learning that promises the largest ε on held-out runs, and that ε.
+        """Returns the way of learning that does best on held-out runs, and its result.
 
-        Where none is shown, the entropy that is explained decides, which is less than 1 bit.
+        The result is the lower bound on ε, plus the information about y in nats, which is at most
+        log 2: it ranks the ways that have a bound of 0.
         """
         held_out = len(y) // _HELD_OUT
         x_held_out = x[:held_out]
         y_held_out = y[:held_out]
         seed = int(rng.integers(2**31))
-        cells = len(np.unique(_hashes(x)))
-        ways = dict(self._ways(cells, len(y), seed))
-        promises = {}
+        distinct_outputs = len(np.unique(_hashes(x)))
+        ways = dict(self._ways(distinct_outputs, len(y), seed))
+        results = {}
         for name, learn in ways.items():
             predict = learn(x[held_out:], y[held_out:])
             log_odds = predict(x_held_out)
-            judge = stats.make("one-run", held_out, independent=True, log_odds=True)
-            judge.fold(log_odds, y_held_out)
-            bound = judge.bound(delta=0.0, confidence=0.95).epsilon_lower
-            odds_of_other = np.where(y_held_out, -log_odds, log_odds)
-            entropy = float(np.logaddexp(0.0, odds_of_other).mean())
-            promises[name] = bound + math.log(2) - entropy
+            estimator = stats.make("one-run", held_out, independent=True, log_odds=True)
+            estimator.fold(log_odds, y_held_out)
+            bound = estimator.bound(delta=0.0, confidence=0.95).epsilon_lower
+            log_odds_of_other = np.where(y_held_out, -log_odds, log_odds)
+            cross_entropy = float(np.logaddexp(0.0, log_odds_of_other).mean())
+            results[name] = bound + math.log(2) - cross_entropy
             _log.info("%s promises ε = %.3g", name, bound)
-        best = max(promises, key=promises.__getitem__)
-        return ways[best], promises[best]
+        best = max(results, key=results.__getitem__)
+        return ways[best], results[best]
 
     def _ways(
         self,

@@ -196,7 +196,8 @@ class Display:
         self._put = terminal.add if quiet else terminal.say
         self._interval = PLAIN_SECONDS if self._plain else _REFRESH_SECONDS
         self._live: Live | None = None
-        # Time of the request, a function of this time, and whether nothing is written after it.
+        # What the writer does in turn: time of the request, a function to call with this time, and
+        # whether it is the last.
         self._jobs = queue.SimpleQueue[tuple[float, Callable[[float], None], bool]]()
         self._writer = threading.Thread(target=self._write, name="display", daemon=True)
         self._open = False

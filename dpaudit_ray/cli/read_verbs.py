@@ -196,32 +196,31 @@ def failure_lines(run: Run) -> list[str]:
 
 def status_entries(
     run: Run,
-    summary: Answer | None,
+    answer: Answer | None,
 ) -> dict[str, Any]:
-    """Returns the content of `status --json`."""
+    """Returns the content of `status --json`; without `answer`, slow parts are left out."""
     from ..plan import outcomes, preparing
     from ..report import membership_rates
     from ..report.tables import best, overview
     from ..storage import lease
 
-    where = run.directory, run.plan
+    source = run.directory, run.plan
     driver = lease.holder(run.directory)
     return {
         "name": run.sweep.name,
-        "verdict": asdict(summary) if summary else None,
+        "verdict": asdict(answer) if answer else None,
         "complete": run.complete,
         "driver": asdict(driver) if driver else None,
         "missed": [
             asdict(kind) | {"outputs": run.directory.output_folder(kind.audit)}
-            for kind in outcomes.read(*where).missed
+            for kind in outcomes.read(*source).missed
         ],
-        "preparations": list(map(asdict, preparing.states(*where))),
+        "preparations": list(map(asdict, preparing.states(*source))),
         "audits": overview(run),
-        # Without a summary there are so many trials that this would take long.
-        "membership": membership_rates.entries(run) if summary else {},
+        "membership": membership_rates.entries(run) if answer else {},
         "best_certified": best(run),
         "decided": {run.plan.audits[index].id: trials for index, trials in run.decided.items()},
-        "failures": [asdict(failure) for failure in outcomes.failed(*where)],
+        "failures": [asdict(failure) for failure in outcomes.failed(*source)],
     }
 
 

@@ -198,7 +198,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
         bool, typer.Option(help="Follow the log, and exit with the code of the sweep.")
     ] = True,
     python: Annotated[
-        str, typer.Option(metavar="PYTHON", help="Use this Python of the head.")
+        str, typer.Option(metavar="PYTHON", help="Run with this Python of the head.")
     ] = "python",
     install: Annotated[
         bool,

@@ -232,5 +232,5 @@ def _show(verdict: ScriptVerdict, page: Path) -> None:
 
 
 def _put(label: str, text: str) -> None:
-    """Prints a sentence beside its label; later lines are indented as the first."""
+    """Prints a sentence after its label; later lines are indented as the first."""
     terminal.explain(f"{label:<{_LABEL_WIDTH}}{text}", indent=_LABEL_WIDTH)

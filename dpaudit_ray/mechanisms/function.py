@@ -280,7 +280,7 @@ class IsolatedTrials:
         if prepared is not None:
             file = str(self._sandbox.folder / "prepared.npz")
             arrays: dict[str, Any] = {}
-            for number, part in enumerate(prepared):
+            for number, part in enumerate(prepared):  # array `loss` of part 0 is called "0 loss"
                 arrays |= {f"{number} {name}": array for name, array in part.items()}
             np.savez(file, parts=len(prepared), **arrays)
         threads, gpu_share = _torch_limits()

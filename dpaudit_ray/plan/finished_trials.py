@@ -6,7 +6,7 @@ out. All statements about an audit rest on its *prefix*: its finished packs in o
 first pack that is neither stored nor failed, or up to the trials that were enough by `stop_when`.
 
 A file holds one pack, or many that follow each other (`compaction`), and a crash may leave a pack
-in two files. Packs of one file come together: for bounds in between, use `up_to_looks`.
+in two files. Packs of one file come together: for bounds in between, use `parts_between_looks`.
 """
 
 import bisect
@@ -25,7 +25,7 @@ from ..errors import RunDirectoryError
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import Bounds, PackScores, score_frame
 from .model import Pack, Plan, PlannedAudit
-from .score_stream import ConsumedPack, MissedPack, up_to_looks
+from .score_stream import ConsumedPack, MissedPack, parts_between_looks
 
 FEWEST = 64  # packs in a file of several, unless a group has fewer
 READERS = 32  # an object store takes tens of milliseconds to answer each request
@@ -134,7 +134,7 @@ class FinishedTrials:
         """
         most_packs = read_ahead(self.audit)
         for pack in in_order(self._run, self.read, self._ready(), most_packs, self._from_memory):
-            parts = up_to_looks(self.audit, pack, lambda: 0) if one_by_one else (pack,)
+            parts = parts_between_looks(self.audit, pack, lambda: 0) if one_by_one else (pack,)
             for part in parts:
                 self.consumed = self.audit.pack_number(part.last) + 1
                 yield part

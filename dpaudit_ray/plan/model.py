@@ -85,11 +85,12 @@ class PlannedAudit:
         declared: the numbers of trials that were declared in turn; the last one is `trials`.
         claimed: the claim at each recorded step, if computing it takes a user's code
             or data.
-        canaries: so many consecutive trials belong to one training run, or to one pair of runs if
-            `paired`, and a pack holds complete ones; 0 stands for all trials, in all packs.
+        canaries: number of consecutive trials that belong to one training run, or to one pair of
+            runs if `paired`, and are in one pack; 0 stands for all trials, in all packs.
         preparation: the preparation that its packs wait for.
         up_to: the trials to which growth was planned with the first declaration; None: none was.
-        paired: whether two training runs with the same noise make a pair, one with the canary.
+        paired: whether two training runs with the same noise make a pair, in which each canary is
+            in exactly one.
     """
 
     id: str
@@ -172,12 +173,13 @@ class PlannedAudit:
         pair_trials = 2 * canaries
         trials = np.arange(first, last + 1)
         pair, offset = np.divmod(trials, pair_trials)
-        start = first // pair_trials * canaries
-        stop = (last // pair_trials + 1) * canaries
-        of_first_runs = seeds.bits(seed, self.fingerprint, start, stop - 1)
-        canary = pair * canaries + offset % canaries
+        # Drawn bits are numbered without the second runs. These cover all pairs of first..last.
+        first_drawn = first // pair_trials * canaries
+        end_drawn = (last // pair_trials + 1) * canaries
+        of_first_runs = seeds.bits(seed, self.fingerprint, first_drawn, end_drawn - 1)
+        bit_number = pair * canaries + offset % canaries
         in_second_run = offset >= canaries
-        return np.asarray(of_first_runs[canary - start] ^ in_second_run)
+        return np.asarray(of_first_runs[bit_number - first_drawn] ^ in_second_run)
 
 
 @dataclass(frozen=True)

@@ -40,20 +40,20 @@ class MissedPack:
 ConsumedPack = PackScores | MissedPack
 
 
-def up_to_looks(
+def parts_between_looks(
     audit: PlannedAudit, packs: ConsumedPack, due: Callable[[], int]
 ) -> Iterator[ConsumedPack]:
-    """Divides the packs of a file at the looks of a test.
+    """Yields the packs of a file in parts, so that a test can look as soon as a look is due.
 
     Args:
         audit: the audit that they belong to.
         packs: one or more packs that follow each other.
-        due: called after each part; the number of trials after which the next look is due. The
-            part ends where a pack does and that many trials are in.
+        due: called before each part; returns the number of the audit's trials after which the next
+            look is due. The part ends with the pack that has the last of them.
     """
     first = packs.first
     while first <= packs.last:
-        number = audit.pack_number(max(due() - 1, first))
+        number = audit.pack_number(max(due() - 1, first))  # the first trial is 0
         _, end = audit.packs[number]
         yield packs.part(first, min(end, packs.last))
         first = end + 1

@@ -246,14 +246,17 @@ def _with_more_trials(run: Run, enough: int, is_planned: bool) -> Iterator[str]:
 
 
 def _another_threat_model(run: Run, index: int) -> str | None:
-    """Returns the hint at the first adversary that would decide every audit; None without one."""
-    for adversary, does in _STRONGEST.items():
+    """Returns a hint to use the first stronger adversary that would decide the audit.
+
+    Returns None if none would.
+    """
+    for adversary, what_it_does in _STRONGEST.items():
         stronger = _stronger(run, index, adversary)
         if stronger is not None:
-            trials, options = stronger
+            trials, changes = stronger
             return (
-                f"another threat model, {adversary.name}: it {does}; where that shows all that the "
-                f"claim allows, {trials:,} {_EFFECT}: {options}"
+                f"another threat model, {adversary.name}: it {what_it_does}; if that shows all "
+                f"that the claim allows, {trials:,} {_EFFECT}: {changes}"
             )
     return None
 

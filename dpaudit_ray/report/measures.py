@@ -64,9 +64,9 @@ def utilities(
 ) -> Iterator[dict[str, Any]]:
     """Yields each utility of the final models over all training runs ("any"), and by world.
 
-    `mean` and its standard `error` are of so many `trainings`; `diverged` more gave no finite
-    value. Failed trials have no model. The canaries of one training run share its utility: then
-    there are no worlds.
+    `mean` and its standard `error` are over `trainings` runs; `diverged` further ones gave no
+    finite value. Failed trials have no model. The canaries of one training run share its utility:
+    then there are no worlds.
 
     Args:
         audit: the audit.
@@ -149,15 +149,17 @@ class Profile:
 
     @classmethod
     def from_trials(cls, cell: Cell, audit: PlannedAudit, trials: Trials) -> "Profile":
-        """Computes the curves of an audit with independent trials."""
+        """Computes both curves of an audit, whose trials are independent."""
         scores, members = trials.with_errors(), trials.members
-        # A world of so many trials is larger once in 16,000 audits. So one calibration is enough
-        # for all audits of that many; a larger world gets its own (`stats.error_rates`).
+        # Each of the worlds "in" and "out" gets n/2 trials on average, with a standard deviation of
+        # √n/2. Four of these more are exceeded by one of them once in 16,000 audits. So one
+        # calibration for worlds of this size serves all audits of n trials; a larger world gets its
+        # own (`stats.error_rates`).
         n = len(scores)
-        size = math.ceil(n / 2 + 2 * math.sqrt(n))
-        along = profile.mu_profile(scores, members, cell.audit.confidence, size=size)
+        world_size = math.ceil(n / 2 + 2 * math.sqrt(n))
+        mu_bounds = profile.mu_profile(scores, members, cell.audit.confidence, size=world_size)
         observed = ObservedTradeOff.from_scores(scores, members)
-        return cls(observed, along.gaussian, claimed_curve(cell, audit))
+        return cls(observed, mu_bounds.gaussian, claimed_curve(cell, audit))
 
 
 def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:

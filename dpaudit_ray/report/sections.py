@@ -168,13 +168,18 @@ def _options(run: Run) -> Content:
 
 
 def _many(run: Run, progress: verdict.Progress | None) -> Content:
-    """Returns the map and the table of many audits, and the numbers that the browser draws."""
+    """Returns the content of a page on many audits: a map of them, a table, and their numbers.
+
+    The browser draws figures from the numbers, and filters by `facets`, the audits of each verdict.
+    """
     answer = verdict.current(run, progress)
-    numbers = [many_audits.numbers(run, index, audit) for index, audit in enumerate(answer.audits)]
-    entries = [{"id": entry["id"], "numbers": entry} for entry in numbers]
+    audit_numbers = [
+        many_audits.numbers(run, index, audit) for index, audit in enumerate(answer.audits)
+    ]
+    entries = [{"id": entry["id"], "numbers": entry} for entry in audit_numbers]
     keys = many_audits.varied_keys(run)
     audit_map = many_audits.audit_map(keys, len(entries))
-    data = many_audits.data({"map": asdict(audit_map), "audits": numbers})
+    data = many_audits.data({"map": asdict(audit_map), "audits": audit_numbers})
     counts = collections.Counter(str(audit.verdict) for audit in answer.audits)
     return _answer(run, entries, answer) | {
         "many": True,

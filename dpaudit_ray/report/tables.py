@@ -131,11 +131,11 @@ class Run:
         which the claim or its mechanism is not known to have: above the claim, it refutes nothing.
         """
         labels = {audit.id: audit.label for audit in self.plan.audits}
-        planned = {audit.id: audit.looks[0] for audit in self.plan.audits}
+        first_declared = {audit.id: audit.looks[0] for audit in self.plan.audits}
         table = self.estimates.copy()
         table.insert(1, "label", table["audit"].map(labels))
-        partial = table["trials"] < table["audit"].map(planned).astype("int64")
-        table["interim"] = partial & ~table["estimator"].isin(self.anytime)
+        is_partial = table["trials"] < table["audit"].map(first_declared).astype("int64")
+        table["interim"] = is_partial & ~table["estimator"].isin(self.anytime)
         is_gaussian = _claim_is_gaussian(self, table)
         converted = table["mu_lower"].notna() & ~table["status"].isin(_NOT_BY_GAUSSIAN)
         table["assumes_other_curve"] = converted & ~is_gaussian

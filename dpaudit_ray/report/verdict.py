@@ -292,7 +292,7 @@ def _judge_audit(
         if isinstance(pack, PackScores):
             for trial, reason in pack.diverged.items():
                 reasons.append(f"trial {trial} {reason}")
-        for part in score_stream.up_to_looks(audit, pack, lambda: test.due):
+        for part in score_stream.parts_between_looks(audit, pack, lambda: test.due):
             score_stream.feed(watched, part)
             test.look()
         for state in between_looks:

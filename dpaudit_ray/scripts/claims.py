@@ -38,23 +38,25 @@ def groups_of(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
 def steps_on_same_records(claims: Sequence[Claim]) -> History:
     """Returns the steps of claims on the same records, each step once.
 
-    A history that was loaded has steps of engines before it in this process, which are counted
-    there, and steps of another process.
+    The part of a history that was loaded repeats steps: those of earlier engines of this process,
+    which are counted with their engines, and those of an earlier process. Several claims may load
+    the latter, so the largest count of any claim is taken, and no sum.
 
     Args:
         claims: in the order in which their engines were made.
     """
-    here = Counts()
-    elsewhere = Counts()
+    of_this_process = Counts()
+    of_earlier_process = Counts()
     for claim in claims:
         loaded = _counts(claim.loaded)
-        elsewhere |= loaded - here
-        here += _counts(claim.history) - loaded
-    total = here + elsewhere
+        of_earlier_process |= loaded - of_this_process
+        of_this_process += _counts(claim.history) - loaded
+    total = of_this_process + of_earlier_process
     return tuple((noise, rate, steps) for (noise, rate), steps in sorted(total.items()))
 
 
 def _counts(history: History) -> Counts:
+    """Counts the steps of a history by noise and sampling rate, which is 1 at most."""
     counts = Counts()
     for noise, rate, steps in history:
         counts[noise, min(rate, 1.0)] += int(steps)

@@ -304,6 +304,6 @@ def parse_reasons(texts: list[str]) -> dict[str, str]:
             raise SpecError(
                 "--ignore",
                 f"is {text!r}, but no finding has that code; "
-                "the verdict prints it beside the finding",
+                "the verdict prints it with the finding",
             )
     return {text[:6]: text[7:] for text in texts}

@@ -36,7 +36,7 @@ _PINNED = 0.15  # share of the remaining time for each run with pinned releases
 _GRACE = 0.05  # of the budget, that a run may take on top of its time: it ends after a step
 _FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials to begin
 _MOST_EXTENDED = 3.0  # times the budget, for runs that wait for a processor
-_FAILED = 3  # runs with canaries that raise, before no more are tried
+_MOST_FAILURES = 3  # runs with canaries that raise, before no more are tried
 _MOST_RUN_TRIALS = 400
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
@@ -88,13 +88,17 @@ class Audit:
         self._output = ""
         self._answers: dict[str, float] = {}
         self._judgement = Judgement()
-        self._help: list[str] = []
+        self._remedies: list[str] = []
         self._trials: dict[int, CanaryTrials] = {}
         self._failed: list[EndedRun] = []  # with canaries in steps
 
     def verdict(self) -> ScriptVerdict:
-        """Runs the layers. Raises ScriptError if the script cannot be audited as it is."""
-        # Threads of BLAS wait for each other in loops: on busy cores that takes ten times as long.
+        """Runs the layers until one decides; returns the verdict.
+
+        Raises:
+            ScriptError: the script cannot be audited as it is.
+        """
+        # Threads of BLAS spin while they wait for each other: ten times as long on busy cores.
         with contextlib.closing(self._runner), threadpool_limits(1, "blas"):
             self._inspect()
             for layer, run in {1: self._try_steps, 2: self._try_runs}.items():
@@ -131,9 +135,9 @@ class Audit:
                 self._judgement = checks.judge(inspection)
         for check in self._judgement.looks:
             if check.applies and not check.done:
-                self._help.append(f"{check.name}: {check.said}")
+                self._remedies.append(f"{check.name}: {check.said}")
         if math.isnan(self._claim) and self._judgement.complete:
-            self._help.append("no accountant states ε; give it by @audited(delta, epsilon=...)")
+            self._remedies.append("no accountant states ε; give it by @audited(delta, epsilon=...)")
 
     def _state_claim(self, promised: float | None, is_cut: bool) -> None:
         """Sets ε of the claim, and who states it."""
@@ -252,16 +256,25 @@ class Audit:
         return RunRequest(seed=seed, seconds=seconds, answers=self._answers, **fields)
 
     def _canary_runs(
-        self, layer: CanaryTrials, make: Callable[[int], RunRequest], most: int, least: float
+        self,
+        layer: CanaryTrials,
+        make_request: Callable[[int], RunRequest],
+        most_runs: int,
+        least_seconds: float,
     ) -> Iterator[EndedRun]:
-        """Yields up to `most` runs with canaries while `least` seconds remain and trials decide."""
+        """Yields up to `most_runs` runs with canaries, while time remains and trials may decide."""
         phase = {1: "testing steps", 2: "testing whole runs"}[layer.layer]
 
         def requests() -> Iterator[RunRequest]:
-            for number in range(most):
-                if layer.refuted or len(self._failed) >= _FAILED or self._left < least:
+            """Yields requests until the claim is refuted, runs fail, or too little time is left."""
+            for number in range(most_runs):
+                if (
+                    layer.refuted
+                    or len(self._failed) >= _MOST_FAILURES
+                    or self._left < least_seconds
+                ):
                     return
-                yield make(number)
+                yield make_request(number)
 
         self._progress(f"{phase}: 0 of {layer.planned} trials")
         for run in self._run(requests()):
@@ -278,7 +291,7 @@ class Audit:
         steps_taken = sum(self._result.steps)
         if self._noise is None or not steps_taken:
             self._not_done(1, "every step a trial", "no step was accounted")
-            self._help.append("the step test needs an accountant that counts steps")
+            self._remedies.append("the step test needs an accountant that counts steps")
             return
         needed = canary_trials.steps_needed(self._noise)
         affordable = max(self._affordable_runs, 1) * steps_taken
@@ -310,7 +323,7 @@ class Audit:
             runs = math.ceil((needed - layer.count) / steps_taken)
             need = f"{needed} step trials would find 0.7 of the noise; {runs} more runs, about "
             need += f"--budget {self._budget_for(runs)}"
-        self._help.append(f"step test: {need}")
+        self._remedies.append(f"step test: {need}")
 
     def _try_runs(self) -> None:
         """Tests whole runs: each is a trial."""
@@ -344,22 +357,29 @@ class Audit:
         self._judgement.add(Judgement(layer, name).miss(why))
 
     def _sum_up(self) -> ScriptVerdict:
+        """Returns the verdict of all layers that ran.
+
+        Without a violation, it is inconclusive as long as there is something that a user could
+        change, `_remedies`.
+        """
+        # The step test may be left out only if the inspected run shows enough.
         needed = {0} if self._judgement.enough else {0, 1}
         for layer in sorted(needed - set(self._options.layers)):
-            self._help.append(f"the {LAYERS[layer]} (layer {layer}) was left out by --layers")
-        verdict = Verdict.INCONCLUSIVE if self._help else Verdict.CONSISTENT
+            self._remedies.append(f"the {LAYERS[layer]} (layer {layer}) was left out by --layers")
+        verdict = Verdict.INCONCLUSIVE if self._remedies else Verdict.CONSISTENT
         if self._is_decided:
             verdict = Verdict.VIOLATION
         measured = []
-        counts = {1: 0, 2: 0}
+        trial_counts = {1: 0, 2: 0}
         for layer, trials in self._trials.items():
-            counts[layer] = trials.count
+            trial_counts[layer] = trials.count
             bound = trials.measured(self._claim, self._delta) if trials.count else None
             if bound is not None:
                 measured.append(bound)
-        reasons = self._options.silenced
+        silenced_reasons = self._options.silenced
         findings = (
-            replace(item, silenced=reasons.get(item.code, "")) for item in self._judgement.findings
+            replace(item, silenced=silenced_reasons.get(item.code, ""))
+            for item in self._judgement.findings
         )
         return ScriptVerdict(
             script=str(self._target),
@@ -369,10 +389,10 @@ class Audit:
             accountant=self._accountant,
             findings=tuple(findings),
             looks=tuple(self._judgement.looks),
-            help=tuple(self._help) if verdict is Verdict.INCONCLUSIVE else (),
+            help=tuple(self._remedies) if verdict is Verdict.INCONCLUSIVE else (),
             runs=self._runs,
-            step_trials=counts[1],
-            run_trials=counts[2],
+            step_trials=trial_counts[1],
+            run_trials=trial_counts[2],
             seconds=time.monotonic() - self._began,
             output=self._output,
             measured=tuple(measured),

@@ -141,7 +141,7 @@ class LocalRunner:
         self._sandboxes.close()
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Ended runs in the order of their requests; each may take `limits` beside its seconds."""
+        """Yields ended runs in the order of their requests; `limits` add to the seconds of each."""
 
         def call(request: RunRequest) -> EndedRun:
             sandbox = self._free.pop()

@@ -165,7 +165,7 @@ def boundary(
         path = path.plus(costs)
         refuting = int(np.searchsorted(used_level + path.below, allowed, side="right"))
         limits.append(path.first + refuting - 1 if refuting else -1)
-        used_level += float(path.chances[:refuting].sum())
+        used_level += float(path.probabilities[:refuting].sum())
         path = path.above(refuting)
     return tuple(weights for weights, _ in parts), np.array(limits)
 
@@ -386,6 +386,10 @@ class RunTest(_Test):
     def share_found(self, alternative: float, alpha: float, audits: int) -> float:
         """Simulates audits by resampling runs; returns the share of them that refute the claim.
 
+        An outcome is a run's share of right guesses. For a μ-GDP mechanism its mean is Φ(μ/2) at
+        most, and noise times `alternative` divides μ by it. So the measured outcomes are shifted to
+        the mean that this predicts.
+
         Args:
             alternative: noise of the simulated mechanism, as a multiple of the measured one's.
             alpha: level of the test.
@@ -395,16 +399,17 @@ class RunTest(_Test):
         if len(outcomes) == 0:
             return 0.0
         rng = np.random.default_rng(0)
-        mean = float(outcomes.mean())
-        accuracy = min(max(mean, 0.5), 1 - 0.5 / len(outcomes))
-        mu = 2 * float(ndtri(accuracy)) / alternative
-        shifted = np.clip(outcomes - mean + float(ndtr(mu / 2)), 0.0, 1.0)
-        claimed = largest_accuracy(self.curve)
+        measured_mean = float(outcomes.mean())
+        # Not below chance, and below 1, where μ would be infinite.
+        accuracy = min(max(measured_mean, 0.5), 1 - 0.5 / len(outcomes))
+        simulated_mu = 2 * float(ndtri(accuracy)) / alternative
+        shifted = np.clip(outcomes - measured_mean + float(ndtr(simulated_mu / 2)), 0.0, 1.0)
+        claimed_accuracy = largest_accuracy(self.curve)
         runs = max(self.planned // self.canaries - self._runs.skipped, 1)
         refuted = 0
         for _ in range(audits):
-            wealth = e_process.evidence(rng.choice(shifted, runs), claimed)
-            refuted += bool(wealth.max() >= -math.log(alpha))
+            log_wealth = e_process.evidence(rng.choice(shifted, runs), claimed_accuracy)
+            refuted += bool(log_wealth.max() >= -math.log(alpha))
         return refuted / audits
 
     def _wealth(self, curve: Curve) -> Floats:

@@ -295,9 +295,9 @@ class _Population:
     """The n scores of all members, or of all non-members.
 
     Attributes:
-        negated: float64 [n], rising: minus the highest score comes first.
-        runs: number of the training run of each, int32 [n].
-        sizes: scores of each training run, float64 [runs].
+        negated: minus each score, float64 [n], ascending: the highest score comes first.
+        runs: index of the training run of each score, int32 [n].
+        sizes: number of scores of each training run, float64 [runs].
     """
 
     negated: Floats
@@ -306,12 +306,12 @@ class _Population:
 
     @classmethod
     def from_scores(cls, scores: Scores, chosen: Members) -> "_Population":
-        """Sorts the `chosen` ones of scores, float64 [runs, records] like the bool `chosen`."""
+        """Takes the scores for which `chosen` is true, highest first; both are [runs, records]."""
         negated = -scores[chosen]
         order = np.argsort(negated, kind="stable")
         sizes = chosen.sum(axis=1)
-        numbers = np.arange(len(scores), dtype=np.int32)
-        runs = np.repeat(numbers, sizes)
+        run_indices = np.arange(len(scores), dtype=np.int32)
+        runs = np.repeat(run_indices, sizes)
         return cls(negated[order], runs[order], sizes.astype(float))
 
     @property

@@ -90,7 +90,11 @@ class RunAccuracies:
 
 @dataclass
 class SeveralCanaries(ThroughCurve):
-    """Judges training runs of `canaries` canaries each, a random bit for each, by one outcome."""
+    """Judges training runs of several canaries, each with a random bit, by one outcome a run.
+
+    Attributes:
+        canaries: their number in each run.
+    """
 
     canaries: int = 1
     name = "several-canaries"
@@ -101,7 +105,7 @@ class SeveralCanaries(ThroughCurve):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._runs = RunAccuracies(self.canaries)
-        self._computed = (0, 0.0, 0.5)  # trials, alpha, and the bound on the mean from these
+        self._last_bound = (0, 0.0, 0.5)  # trials, alpha, lower bound on the mean accuracy
 
     def _fold(self, scores: Scores, members: Members) -> None:
         self._runs.fold(scores, members)
@@ -111,11 +115,12 @@ class SeveralCanaries(ThroughCurve):
         self._runs.fold(scores, members, ran=False)
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Returns the estimate at δ; the bound on the mean accuracy is kept for other δ."""
         runs = self._runs
         alpha = 1 - confidence
-        if self._computed[:2] != (runs.trials, alpha):
+        if self._last_bound[:2] != (runs.trials, alpha):
             accuracy = e_process.mean_lower(runs.outcomes(), alpha)
-            self._computed = (runs.trials, alpha, accuracy)
-        epsilon, mu = self._read(self._computed[2], delta)
+            self._last_bound = (runs.trials, alpha, accuracy)
+        epsilon, mu = self._read(self._last_bound[2], delta)
         level = delta, confidence
         return self._estimate(epsilon, mu, level, runs.trials, runs.counter.threshold)

@@ -60,9 +60,10 @@ def accuracy_power(
 def trials_needed(
     epsilon: float, within: float, power: float, delta: float, confidence: float
 ) -> int:
-    """Returns the trials from which on the accuracy bound reaches (1 - within) ε.
+    """Returns a number of trials with which the accuracy bound reaches (1 - within) ε.
 
-    Power is a saw-tooth of the number of trials, so a slightly smaller number may do.
+    Power is a saw-tooth in the number of trials: slightly fewer may do, and slightly more may just
+    fall short. The search ends within a thousandth of the number.
 
     Args:
         epsilon: the truth at `delta`, above 0.

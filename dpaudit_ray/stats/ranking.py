@@ -44,7 +44,7 @@ _LLOYD = 20  # iterations at most: two groups part within a few
 _FAR = 9.0  # standard deviations: costs beyond have a probability of 1e-12
 _PATH = 7.5  # standard deviations within which the number of trials above a level is followed
 _PATHS = tuple(np.linspace(0.0, _PATH, 7))  # deviations at which `_largest` bounds the transform
-_FAINT = -31.0  # log of the largest value of a frequency that is skipped: e^-31 = 3e-14
+_NEGLIGIBLE = -31.0  # log of the largest value of a frequency that is skipped: e^-31 = 3e-14
 _LARGE, _FINE = 128, 16  # trials of a group and levels of a claim from which on `_linear` is used
 _ADDED = 0.9  # of the mean that trials between ranks and levels add: the rest is kept as a margin
 _FAULT = 1e-9  # a probability below minus this shows that `_linear` failed
@@ -123,38 +123,38 @@ class Weights:
 
 @dataclass(frozen=True)
 class Costs:
-    """A distribution on whole numbers: `chances` float64 [n] of `first`, `first` + 1, ..."""
+    """A distribution on whole numbers: `probabilities` float64 [n] of `first`, `first` + 1, ..."""
 
     first: int
-    chances: Floats
+    probabilities: Floats
 
     @property
     def below(self) -> Floats:
         """Probability of each of these numbers or a smaller one, float64 [n]."""
-        return np.cumsum(self.chances)
+        return np.cumsum(self.probabilities)
 
     def at_most(self, cost: int) -> float:
         """Returns the probability of `cost` or less, float64 in (0, 1]."""
         end = max(cost - self.first + 1, 1)
-        probability = float(self.chances[:end].sum())
+        probability = float(self.probabilities[:end].sum())
         return min(1.0, probability)
 
     def plus(self, other: Costs) -> Costs:
         """Returns the distribution of the sum with an independent cost."""
-        n = len(self.chances) + len(other.chances) - 1
+        n = len(self.probabilities) + len(other.probabilities) - 1
         length = _fast_length(n)
-        spectrum = np.fft.rfft(self.chances, length)
-        spectrum *= np.fft.rfft(other.chances, length)
-        chances = np.fft.irfft(spectrum, length)[:n]
-        chances = np.maximum(chances, 0.0)
-        return Costs(self.first + other.first, chances)
+        spectrum = np.fft.rfft(self.probabilities, length)
+        spectrum *= np.fft.rfft(other.probabilities, length)
+        probabilities = np.fft.irfft(spectrum, length)[:n]
+        probabilities = np.maximum(probabilities, 0.0)
+        return Costs(self.first + other.first, probabilities)
 
     def above(self, dropped: int) -> Costs:
         """Returns it without its `dropped` smallest numbers, and those below rounding."""
-        chances = self.chances[dropped:]
-        large = np.flatnonzero(chances > ROUNDING / self.chances.size)
+        probabilities = self.probabilities[dropped:]
+        large = np.flatnonzero(probabilities > ROUNDING / self.probabilities.size)
         end = int(large[-1]) + 1 if len(large) else 1
-        return Costs(self.first + dropped, chances[:end])
+        return Costs(self.first + dropped, probabilities[:end])
 
 
 def _fast_length(least: int) -> int:
@@ -175,39 +175,43 @@ def distribution(size: int, claim: Curve) -> tuple[Weights, Costs]:
 
 
 def _costs(weights: Weights, responses: Responses) -> Costs:
-    """Computes the distribution of costs under the worst mechanism of the claim.
+    """Computes the distribution of the total cost of mistakes under the claim's worst mechanism.
 
-    Probability that is lost to rounding is given to the smallest cost.
+    All guesses of a block have the same chance of a mistake, which costs a whole number. The
+    characteristic function of the total is transformed back by FFT, on the window from `first` to
+    `last`: the mean, and _FAR deviations on both sides. Frequencies at which it is negligible are
+    left out. Claims of many levels try the fast `_linear`; if it fails, `_transform` computes the
+    same in more time. Probability that is lost to rounding is given to the smallest cost.
     """
     sizes, costs = np.diff(weights.edges), weights.costs
-    mistakes = sizes * _rates(weights, responses, 0.0)  # expected ones by block
-    mean = float(mistakes @ costs)
-    reach = _FAR * math.sqrt(float(mistakes @ costs**2)) + _FAR
-    first = max(0, math.floor(mean - reach))
-    last = math.ceil(mean + reach) + 6 * int(costs.max())
+    expected_mistakes = sizes * _rates(weights, responses, 0.0)  # of each block
+    mean = float(expected_mistakes @ costs)
+    half_width = _FAR * math.sqrt(float(expected_mistakes @ costs**2)) + _FAR
+    first = max(0, math.floor(mean - half_width))
+    last = math.ceil(mean + half_width) + 6 * int(costs.max())  # the upper tail is longer
     last = min(last, int(sizes @ costs))
     length = _fast_length(last - first + 1)
-    numbers = np.arange(length // 2 + 1, dtype=float)
-    turns = 2 * np.pi / length * numbers
+    indices = np.arange(length // 2 + 1, dtype=float)
+    frequencies = 2 * np.pi / length * indices
 
     transforms = [(_PATHS, _transform)]
     levels = np.count_nonzero(responses.shares)
     if weights.edges[-1] >= _LARGE and levels >= _FINE:
         transforms.insert(0, ((0.0,), _linear))
     for paths, transform in transforms:
-        used = np.flatnonzero(_largest(weights, responses, turns, paths) > _FAINT)
-        spectrum = np.zeros(len(turns), dtype=np.complex128)
+        used = np.flatnonzero(_largest(weights, responses, frequencies, paths) > _NEGLIGIBLE)
+        spectrum = np.zeros(len(frequencies), dtype=np.complex128)
         with np.errstate(over="ignore", invalid="ignore"):  # of `_linear`, on claims of few levels
-            values = transform(weights, responses, turns[used])
-            spectrum[used] = values * np.exp(1j * turns[used] * first)
-        chances = np.fft.irfft(spectrum, length)
-        finite = np.isfinite(chances).all()
-        if finite and chances.min() > -_FAULT:
+            values = transform(weights, responses, frequencies[used])
+            spectrum[used] = values * np.exp(1j * frequencies[used] * first)
+        probabilities = np.fft.irfft(spectrum, length)
+        finite = np.isfinite(probabilities).all()
+        if finite and probabilities.min() > -_FAULT:
             break
-    chances = np.maximum(chances, 0.0)
-    lacking = 1 - float(chances.sum())
-    chances[0] += max(lacking, 0.0) + ROUNDING
-    return Costs(first, chances)
+    probabilities = np.maximum(probabilities, 0.0)
+    missing = 1 - float(probabilities.sum())
+    probabilities[0] += max(missing, 0.0) + ROUNDING
+    return Costs(first, probabilities)
 
 
 def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
@@ -234,41 +238,41 @@ def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
 def _largest(
     weights: Weights,
     responses: Responses,
-    turns: Floats,
+    frequencies: Floats,
     paths: tuple[float, ...],
 ) -> Floats:
-    """Bounds the log of the transform at each of `turns`, on any of these paths of levels.
+    """Bounds the log of the transform at each of `frequencies`, on any of these paths of levels.
 
     Args:
         weights: of the group.
         responses: of the claim.
-        turns: frequencies, float64 [n].
+        frequencies: float64 [n].
         paths: deviations from the expected number of trials above each level.
     """
-    largest = np.full(len(turns), -np.inf)
+    largest = np.full(len(frequencies), -np.inf)
     sizes = np.diff(weights.edges)
     for surer in paths:
-        logs = np.full(len(turns), -(surer**2) / 2)
+        logs = np.full(len(frequencies), -(surer**2) / 2)
         rates = _rates(weights, responses, surer)
         for size, rate, cost in zip(sizes, rates, weights.costs, strict=True):
-            away = 1 - np.cos(turns * cost)
+            away = 1 - np.cos(frequencies * cost)
             squared = 1 - 2 * rate * (1 - rate) * away
             logs += size / 2 * np.log(np.maximum(squared, 1e-300))
         largest = np.maximum(largest, logs)
     return largest
 
 
-def _drops(weights: Weights, turns: Floats) -> Complex:
+def _drops(weights: Weights, frequencies: Floats) -> Complex:
     """Returns 1 - exp(-it cost), complex128 [blocks, n].
 
     A trial that errs with probability e multiplies the transform by 1 - e times this.
     """
-    angles = np.outer(weights.costs, turns)
+    angles = np.outer(weights.costs, frequencies)
     return np.asarray(1 - np.exp(-1j * angles))
 
 
-def _transform(weights: Weights, responses: Responses, turns: Floats) -> Complex:
-    """Computes E[exp(-it cost)] at each t of `turns`, complex128 [n].
+def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> Complex:
+    """Computes E[exp(-it cost)] at each t of `frequencies`, complex128 [n].
 
     Let M_j be the number of trials at the first j levels. Given all M, trials M_{j-1} to M_j err
     with e_j, so they multiply the transform by Q_j(M_j) / Q_j(M_{j-1}), where Q_j(M) is what the
@@ -278,10 +282,10 @@ def _transform(weights: Weights, responses: Responses, turns: Floats) -> Complex
     levels = responses.shares > 0
     shares = responses.shares[levels] / responses.shares[levels].sum()
     mistakes = np.minimum(responses.mistakes[levels], 0.5 - 1e-6)  # of 1/2, all may cancel
-    drops = _drops(weights, turns)
+    drops = _drops(weights, frequencies)
     counts = np.arange(1)  # M_j that are likely enough
     # The transform, summed over the ways to each of these counts.
-    sums = np.ones((1, len(turns)), dtype=np.complex128)
+    sums = np.ones((1, len(frequencies)), dtype=np.complex128)
     log_scale = np.zeros_like(sums)  # by which `sums` are still to be multiplied
     total_share = 0.0
     for level, (share, mistake) in enumerate(zip(shares, mistakes, strict=True)):
@@ -298,10 +302,10 @@ def _transform(weights: Weights, responses: Responses, turns: Floats) -> Complex
         trials = next_counts[:, None] - counts
         most = max(int(trials.max()), 0)
         by_number = _poisson(np.arange(most + 1), size * share)
-        chances = by_number[np.maximum(trials, 0)]
-        chances = np.where(trials >= 0, chances, 0.0)
+        probabilities = by_number[np.maximum(trials, 0)]
+        probabilities = np.where(trials >= 0, probabilities, 0.0)
         sums = sums * np.exp(log_scale + log_before[:1] - log_before)
-        real_sums = chances @ sums.view(np.float64)
+        real_sums = probabilities @ sums.view(np.float64)
         sums = real_sums.view(np.complex128)
         log_scale = _overlap(weights.edges, next_counts) @ log_factors - log_before[:1]
         counts = next_counts
@@ -318,11 +322,11 @@ def _overlap(edges: Counts, ranks: Counts) -> Floats:
 
 def _poisson(counts: Counts, mean: float) -> Floats:
     log_factorials = gammaln(counts + 1)
-    log_chances = xlogy(counts, mean) - mean - log_factorials
-    return np.asarray(np.exp(log_chances))
+    log_probabilities = xlogy(counts, mean) - mean - log_factorials
+    return np.asarray(np.exp(log_probabilities))
 
 
-def _linear(weights: Weights, responses: Responses, turns: Floats) -> Complex:
+def _linear(weights: Weights, responses: Responses, frequencies: Floats) -> Complex:
     """Computes `_transform` to the first order in what lies between ranks and levels.
 
     Let N of n trials be among the surest share E / n, where the claim errs with η. If N < E, the
@@ -340,7 +344,7 @@ def _linear(weights: Weights, responses: Responses, turns: Floats) -> Complex:
     ends = np.cumsum(responses.shares[levels])
     ends = ends / ends[-1]
     inner_ends = ends[:-1]
-    drops = _drops(weights, turns)
+    drops = _drops(weights, frequencies)
 
     # A trial that falls into the block before an edge instead of the one behind it.
     edge_mistakes = mistakes[np.searchsorted(inner_ends, edges)][:, None]
@@ -469,7 +473,10 @@ class Rank(Logged, Estimator):
 
 
 def mu_lower(mistakes: Members, alpha: float) -> float:
-    """Returns the largest μ of a grid that the order of mistakes refutes, or 0.
+    """Returns a large μ that the order of mistakes refutes, or 0.
+
+    It is between the last refuted μ of the grid _SMALLEST * _RATIO^i and the next: where the excess
+    of evidence, interpolated linearly in i, falls to 0.
 
     Args:
         mistakes: bool [n], the surest guess first.
@@ -484,23 +491,23 @@ def mu_lower(mistakes: Members, alpha: float) -> float:
             low = middle
         else:
             high = middle
-    above = _excess_at(low, mistakes, alpha)
-    below = _excess_at(high, mistakes, alpha)
+    excess = _excess_at(low, mistakes, alpha)
+    next_excess = _excess_at(high, mistakes, alpha)
     share = 0.0  # of the way from `low` to `high`
-    if high < _STEPS and below < above:
-        share = above / (above - below)
+    if high < _STEPS and next_excess < excess:
+        share = excess / (excess - next_excess)
     # Down to 2e-8 of μ: matrix products on another number of threads have other last bits.
     share = math.floor(share * 2**20) / 2**20
     return float(_SMALLEST * _RATIO**low * _RATIO**share)
 
 
-def _excess_at(index: int, mistakes: Members, alpha: float) -> float:
+def _excess_at(index: float, mistakes: Members, alpha: float) -> float:
     """Returns how clearly mistakes refute μ number `index` of the grid, in standard deviations."""
     weights, costs = distribution(len(mistakes), _claim_at(index))
     p_value = costs.at_most(weights.cost(mistakes))
     return float(ndtri(alpha) - ndtri(p_value))
 
 
-@functools.cache
-def _claim_at(index: int) -> Curve:
+@functools.lru_cache(maxsize=1024)
+def _claim_at(index: float) -> Curve:
     return gaussian(_SMALLEST * _RATIO**index)

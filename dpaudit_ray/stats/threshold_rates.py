@@ -120,7 +120,9 @@ class EpsDelta(Logged, Estimator):
             choices = ", ".join(SHARES)
             raise ValueError(f"threshold must be one of {choices}, got {self.threshold!r}")
         if (self.threshold == "fixed") != math.isfinite(self.value):
-            raise ValueError(f"threshold: fixed goes with a finite value, got {self.value}")
+            raise ValueError(
+                f"threshold: fixed needs a finite value, others take none; got {self.value}"
+            )
         self.learns = self.threshold != "fixed"
         super().__post_init__()
 

@@ -142,8 +142,12 @@ class Masks:
     def _refit(self) -> None:
         """Estimates P(in) of all groups again from the bits that are revealed."""
         start = self._groups.start
-        inside = self._in_before[start + self._revealed] - self._in_before[start]
-        self._chance, self._fit = self._groups.chance_in(inside, self._revealed, self._fit)
+        # The revealed trials of a group are its first ones.
+        members_revealed = self._in_before[start + self._revealed] - self._in_before[start]
+        self._chance, self._fit = self._groups.chance_in(
+            members_revealed, self._revealed, self._fit
+        )
+        # The chance that the likelier bit is wrong.
         self._doubt = np.minimum(self._chance, 1 - self._chance)
 
     def _reveal(self, alpha: float, revealed: int, missed: int) -> bool:
@@ -328,7 +332,7 @@ def _first_ranks(scores: int) -> Counts:
     """Returns the first rank of each group but the lowest, rising, int64 [groups - 1].
 
     Groups have equal sizes, but those at both ends are divided by halves towards the end: so an
-    event that is rarer than a group has a group of its own in large audits.
+    event that is rarer than a group forms its own group in large audits.
     """
     equal = -(-np.arange(1, GROUPS, dtype=np.int64) * scores // GROUPS)
     halvings = max(int(math.log2(scores / GROUPS / _SMALLEST_GROUP)), 0)

@@ -110,7 +110,10 @@ _LONGEST = 120  # characters of a client's message about no answer
 
 
 def _explained(error: BaseException) -> OSError:
-    """Returns an error of one line, without XML, addresses and the client's internals."""
+    """Returns a store's error as one line, without XML, addresses and the client's internals.
+
+    It is a LastingError if trying again does not help; `renewable` if new credentials may.
+    """
     text = " ".join(str(error).split()).partition(" Debug source:")[0]
     match = _CODE.search(text)
     code = match[1] if match else ""
@@ -120,13 +123,16 @@ def _explained(error: BaseException) -> OSError:
         if code in codes:
             return LastingError(f"{problem}: {code}", remedy, renewable=remedy == _RENEW)
     status = _STATUS.search(text)
-    answer = f"{status[1]} {code}".strip() if status else code
-    if isinstance(error, PermissionDeniedError) or answer.startswith("403"):
-        return LastingError(f"{_DENIED[0]}: {answer}", _DENIED[1])
-    if isinstance(error, UnauthenticatedError) or answer.startswith("401"):
-        return LastingError(f"the store does not accept the credentials: {answer}", _RENEW, True)
-    if answer:
-        return OSError(f"the store answered {answer}")
+    status_and_code = f"{status[1]} {code}".strip() if status else code
+    if isinstance(error, PermissionDeniedError) or status_and_code.startswith("403"):
+        return LastingError(f"{_DENIED[0]}: {status_and_code}", _DENIED[1])
+    if isinstance(error, UnauthenticatedError) or status_and_code.startswith("401"):
+        return LastingError(
+            f"the store does not accept the credentials: {status_and_code}", _RENEW, renewable=True
+        )
+    if status_and_code:
+        return OSError(f"the store answered {status_and_code}")
+    # The client's own messages end in " - reason".
     return OSError(text.rpartition(" - ")[2][:_LONGEST])
 
 
@@ -183,19 +189,21 @@ class Bucket:
     ) -> None:
         """Replaces an object, or creates it.
 
+        If others have replaced the object since its version was read, the upload is tried again.
+
         Args:
             name: path of the object.
-            content: of the object.
-            passage: passed in place of the bucket's own; again after each conflict.
+            content: the whole object.
+            passage: context that is entered for each upload, in place of the bucket's own.
         """
-        enter = passage or self.passage
+        enter_passage = passage or self.passage
         for _ in range(_ATTEMPTS):
-            mode: Any = "create"
+            condition: Any = "create"
             with suppress(FileNotFoundError):
                 old = self._head(name)
-                mode = {tag: old[tag] for tag in ("e_tag", "version") if old[tag] is not None}
-            with enter(), suppress(_ReplacedError, FileExistsError):
-                self._put(name, content, mode)
+                condition = {tag: old[tag] for tag in ("e_tag", "version") if old[tag] is not None}
+            with enter_passage(), suppress(_ReplacedError, FileExistsError):
+                self._put(name, content, condition)
                 return
         raise OSError(
             "the store refuses every upload: others replace it, or a gateway alters ETags"

@@ -81,7 +81,10 @@ def _entry(
     cls: type,
     models: list[type[BaseModel]],
 ) -> Entry:
-    """Describes a class by its docstring, and by the fields of `models`."""
+    """Describes a class by its docstring, and by the fields of `models`.
+
+    An option is listed once. If models take different kinds of values, it has all of them.
+    """
     options: dict[str, Option] = {}
     for model in models:
         properties = model.model_json_schema().get("properties", {})
@@ -94,10 +97,10 @@ def _entry(
             if option.takes != first.takes:
                 both = f"{first.takes} | {option.takes}"
                 options[key] = replace(first, takes=both)
-    options.pop("name", None)
+    options.pop("name", None)  # it chooses the class, and is no option of it
     text = inspect.getdoc(cls) or ""
-    line = text.partition("\n")[0]
-    return Entry(name, line, text, tuple(options.values()))
+    first_line = text.partition("\n")[0]
+    return Entry(name, first_line, text, tuple(options.values()))
 
 
 def _takes(schema: dict[str, Any]) -> str:

@@ -42,12 +42,14 @@ def test_the_sum_of_two_costs_is_a_convolution():
     one, other = (Costs(first, rng.dirichlet(np.ones(n))) for first, n in ((3, 40), (5, 17)))
     both = one.plus(other)
     assert both.first == 8
-    np.testing.assert_allclose(both.chances, np.convolve(one.chances, other.chances), atol=1e-15)
+    np.testing.assert_allclose(
+        both.probabilities, np.convolve(one.probabilities, other.probabilities), atol=1e-15
+    )
 
 
 def test_the_smallest_costs_and_those_below_rounding_are_dropped():
     kept = Costs(3, np.array([0.1, 0.2, 0.3, 0.4, 0.0, 0.0])).above(1)
-    assert (kept.first, kept.chances.tolist()) == (4, [0.2, 0.3, 0.4])
+    assert (kept.first, kept.probabilities.tolist()) == (4, [0.2, 0.3, 0.4])
 
 
 def test_a_diverged_trial_that_tells_nothing_is_the_least_sure():
@@ -102,8 +104,8 @@ def test_the_distribution_of_costs_is_exact(curve):
         for wrong in itertools.product((0, 1), repeat=5):
             chance = ways * np.prod(shares[list(levels)])
             chances[int(each @ wrong)] += chance * np.prod(np.where(wrong, rates, 1 - rates))
-    found = np.zeros(costs.first + len(costs.chances))
-    found[costs.first :] = costs.chances
+    found = np.zeros(costs.first + len(costs.probabilities))
+    found[costs.first :] = costs.probabilities
     # Rates of 1/2 are taken for 1/2 - 1e-6, which only makes small costs likelier.
     assert np.abs(found[: len(chances)] - chances).max() < 1e-5
     assert (found.cumsum()[: len(chances)] >= chances.cumsum() - 1e-13).all()

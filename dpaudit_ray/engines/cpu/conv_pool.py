@@ -48,7 +48,7 @@ def window_of(
 
 
 def _pair(value: int | Sequence[int]) -> Pair:
-    """Returns an option of a layer as numbers down and across."""
+    """Returns an option of a layer, such as its stride, as (vertical, horizontal)."""
     if isinstance(value, int):
         return value, value
     return value[0], value[1]

@@ -99,7 +99,9 @@ class PublicView:
         return x.clone(), y.clone()
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
-        """Returns the parameters after `steps` without noise on the reserved examples.
+        """Trains on the reserved examples for some steps without noise; returns the parameters.
+
+        The learning rate is constant. `seed` determines the initial parameters and the batches.
 
         Raises:
             SpecError: the mechanism reserves no examples.
@@ -109,8 +111,8 @@ class PublicView:
         options = {"steps": steps, "schedule": Constant()}
         recipe = self._training.recipe.model_copy(update=options)
         training = replace(self._training, recipe=recipe)
-        elsewhere = training.elsewhere(*self.outside, seed)
-        *_, last = elsewhere.simulate(1, noisy=False, seed=seed)
+        public_training = training.elsewhere(*self.outside, seed)
+        *_, last = public_training.simulate(1, noisy=False, seed=seed)
         return last[0]
 
     def input_gradient(

@@ -213,9 +213,10 @@ def check_apart(canary: Canary, bits: int) -> None:
 
 
 def _longest(directions: Tensor) -> float:
-    """Returns the largest norm of a row, by float32 or float64, whichever gives less.
+    """Returns the largest norm of a row: in the tensor's precision or in float64, the smaller one.
 
-    Gradients that an adversary scales by their norm in float32 may be longer by 7e-6.
+    Gradients that an adversary scales by their norm in float32 may be longer by 7e-6 in float64,
+    and are not refused for that. Sparse rows are measured in float64 only.
     """
     if directions.is_sparse:
         sparse = directions.coalesce()
@@ -223,11 +224,11 @@ def _longest(directions: Tensor) -> float:
         rows, _ = sparse.indices()
         squares = values.new_zeros(len(directions)).index_add_(0, rows, values**2)
         return float(squares.max().sqrt())
-    norms = []
+    largest = []
     for dtype in (None, torch.float64):
         rows = torch.linalg.vector_norm(directions, dim=-1, dtype=dtype)
-        norms.append(float(rows.max()))
-    return min(norms)
+        largest.append(float(rows.max()))
+    return min(largest)
 
 
 class PackedSteps:
@@ -297,7 +298,7 @@ class PackedSteps:
         return update
 
     def _draw(self, update: Tensor) -> None:
-        """Fills `update` with the noise of one step, or with zeros if there is none."""
+        """Fills `update` with the noise of one step, or with zeros if it has no noise."""
         if self._deviation == 0:
             update.zero_()
             return

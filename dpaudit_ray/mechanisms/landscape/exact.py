@@ -128,8 +128,12 @@ def reach(process: Process, steps: int) -> tuple[float, float]:
     return -distance, process.canary + distance
 
 
-def entries(process: Process, steps: int) -> float:
-    """Returns about how many numbers the transition matrix of `evolve` will have."""
+def matrix_entries(process: Process, steps: int) -> float:
+    """Returns about how many numbers the transition matrix of `evolve` will have.
+
+    A column is a quadrature node, and panels are as wide as a step's noise, with ORDER nodes each.
+    A node has entries for the nodes of one panel, and of REACH panels on both sides of it.
+    """
     low, high = reach(process, steps)
     columns = ORDER * (high - low) / process.step_noise
     return columns * ORDER * (2 * REACH + 1)

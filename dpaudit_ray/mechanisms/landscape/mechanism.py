@@ -148,7 +148,7 @@ class Landscape(Mechanism):
         return estimates
 
     def process(self, adversary: Adversary) -> Process:
-        """Returns the process that this adversary shapes, with its threshold and width found."""
+        """Returns the process of this adversary; searches its threshold or width if options ask."""
         from . import exact
 
         process = Process(
@@ -160,14 +160,17 @@ class Landscape(Mechanism):
             threshold=math.nan,
             width=math.nan,
         )
-        option = cast(LandscapeAdversary, adversary).threshold
-        threshold = process.canary / 2 if isinstance(option, str) else float(option)
+        # The canary and the noise of a step, which both are relative to, are known from here on.
+        threshold_option = cast(LandscapeAdversary, adversary).threshold
+        threshold = (
+            process.canary / 2 if isinstance(threshold_option, str) else float(threshold_option)
+        )
         relative_width = 1.0 if self.width == "tuned" else float(self.width)
         width = process.step_noise * relative_width
         process = replace(process, threshold=threshold, width=width)
         if self._tunes_width:
             width = exact.best_width(process, self.steps)
-        elif option == "searched":
+        elif threshold_option == "searched":
             threshold = exact.best_threshold(process, self.steps)
         return replace(process, threshold=threshold, width=width)
 
@@ -177,7 +180,7 @@ class Landscape(Mechanism):
 
     def _check_grid(self) -> None:
         """Raises SpecError if exact densities would be inaccurate, or take too much memory."""
-        from .exact import MAX_ENTRIES, entries
+        from .exact import MAX_ENTRIES, matrix_entries
 
         if self.noise_multiplier < SMALLEST_NOISE:
             raise SpecError(
@@ -186,7 +189,7 @@ class Landscape(Mechanism):
                 f"{SMALLEST_NOISE}; raise it or use backend: sampled",
             )
         process = self.model_copy(update={"width": 1.0}).process(LandscapeAdversary())
-        required = entries(process, self.steps)
+        required = matrix_entries(process, self.steps)
         if required > MAX_ENTRIES:
             raise SpecError(
                 "mechanism.steps",

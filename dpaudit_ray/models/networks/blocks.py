@@ -137,6 +137,7 @@ class AlexNetBody(nn.Module):
         from torchvision.models import alexnet
 
         super().__init__()
+        # "meta" has no storage: `assign` puts the loaded weights there.
         with torch.device("meta" if state is not None else "cpu"):
             network = alexnet(weights=None)
         del network.classifier[-1]
@@ -148,8 +149,9 @@ class AlexNetBody(nn.Module):
                     raise RuntimeError(f"{name} has a NaN or infinite value")
         for module in network.modules():
             if isinstance(module, nn.ReLU):
-                module.inplace = False
+                module.inplace = False  # hooks and torch.func need unchanged inputs
         self.network = network.float().requires_grad_(False)
+        # Of ImageNet, by channel.
         mean = torch.tensor([0.485, 0.456, 0.406])
         deviation = torch.tensor([0.229, 0.224, 0.225])
         self.register_buffer("mean", mean.view(3, 1, 1))

@@ -18,7 +18,7 @@ from ..protocol import (
 from ..script_findings import ALPHA, Judgement
 
 _TESTS = 5  # noise, correlation, law, rate of sampling, spread of sampling
-SHARE = ALPHA[0] / _TESTS  # probability of a false alarm, of each
+LEVEL_SHARE = ALPHA[0] / _TESTS  # probability of a false alarm, of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +51,18 @@ class PinnedRuns:
     """Runs with the same random numbers in place of releases.
 
     Attributes:
-        alone: with nothing else changed.
+        unchanged: with nothing else changed.
         exchanged: with another record in place of one; or that where a change first shows.
-        noised: with other noise in the steps that have the record; None if it was not needed.
-        shaken: with other random numbers outside of steps; None if it was not needed.
+        other_noise: with other noise in the steps that have the record; None if it was not needed.
+        other_randomness: with other random numbers outside of steps; None if it was not needed.
         varied: with a record of each batch exchanged or left out; None for loops without Opacus.
         missing: why a run is missing that was needed; "" if none is.
     """
 
-    alone: PinnedRun | None = None
+    unchanged: PinnedRun | None = None
     exchanged: PinnedRun | None = None
-    noised: PinnedRun | None = None
-    shaken: PinnedRun | None = None
+    other_noise: PinnedRun | None = None
+    other_randomness: PinnedRun | None = None
     varied: PinnedRun | None = None
     missing: str = ""
 

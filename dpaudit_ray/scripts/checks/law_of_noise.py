@@ -6,7 +6,7 @@ from scipy import special
 
 from ..protocol import Correlation, StepInspection
 from ..script_findings import Judgement
-from .check import SHARE, Check, Inspection, at_step
+from .check import LEVEL_SHARE, Check, Inspection, at_step
 
 _KINDS = 3  # of pairs: steps, tensors, neighbours
 
@@ -23,7 +23,7 @@ class LawOfNoise(Check):
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         steps = inspection.replayed
-        level = SHARE / len(steps)
+        level = LEVEL_SHARE / len(steps)
         for step in steps:
             for pair in step.correlations:
                 if _probability(pair) < level / _KINDS:

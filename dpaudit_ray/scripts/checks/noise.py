@@ -14,7 +14,7 @@ from ..canary_trials import ALTERNATIVE
 from ..claims import events_of
 from ..protocol import EMPTY, ArraysGiven, GhostInspection, Made, Shift, StepInspection, entries_of
 from ..script_findings import Finding, Judgement, finding
-from .check import SHARE, Check, Inspection, at_step, find_uneven, listed
+from .check import LEVEL_SHARE, Check, Inspection, at_step, find_uneven, listed
 
 _MISSED = 0.05  # probability that a shortfall is not found which the sentence states as found
 _SLACK = 1.01  # shortfalls of noise below a hundredth are not reported
@@ -59,21 +59,23 @@ class Noise(Check):
 
 
 def _compare_steps(inspection: Inspection, judgement: Judgement) -> dict[int, _Distance]:
-    """Adds the first shortfall of each check; returns distances by the number of their inspection.
+    """Compares the noise of each replayed step with the claimed one; adds what falls short.
 
-    Steps that diverged, or have no noise, have no distance.
+    Of each check only the first shortfall is added. Returns distances by the index of the step;
+    steps that diverged, or have no noise, have none.
     """
     accounted = {(item.optimizer, item.step): item.noise for item in inspection.result.accounted}
     usual_noise = _usual_noise(inspection)
     steps = inspection.replayed
     distances: dict[int, _Distance] = {}
-    for number, step in enumerate(steps):
+    for index, step in enumerate(steps):
+        # As the step states it, else its accountant, else as usual.
         noise = step.noise or accounted.get((step.optimizer, step.step), usual_noise)
-        distance, shortfall = _compare(step, noise, SHARE / len(steps))
+        distance, shortfall = _compare(step, noise, LEVEL_SHARE / len(steps))
         if distance is not None and math.isfinite(distance.estimate):
-            distances[number] = distance
-        checks = {item.look for item in judgement.findings}
-        if shortfall is not None and shortfall.look not in checks:
+            distances[index] = distance
+        reported = {item.look for item in judgement.findings}
+        if shortfall is not None and shortfall.look not in reported:
             judgement.findings.append(shortfall)  # the other steps would repeat it
     return distances
 

@@ -80,9 +80,9 @@ def acquits(inspection: Inspection) -> bool:
     A record of each batch was another one, or was left out, so that a value of any would differ.
     """
     pinned = inspection.pinned
-    if pinned is None or pinned.alone is None or pinned.varied is None:
+    if pinned is None or pinned.unchanged is None or pinned.varied is None:
         return False
-    alone, other = pinned.alone, pinned.varied
+    alone, other = pinned.unchanged, pinned.varied
     is_whole = not (alone.cut or other.cut) and len(alone.steps) == len(other.steps)
     return is_whole and alone.result.published == other.result.published
 
@@ -98,19 +98,23 @@ class PinnedReleases(Check):
         return inspection.pinned is not None
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Finds values that depend on a record by another way than the noise of steps.
+
+        A value has bypassed that noise if it changes with the record, and not with other noise in
+        the steps of the record. It is doubtful, and no finding, if it changes with random numbers
+        outside of steps as well: these may hide the record.
+        """
         pinned = inspection.pinned or PinnedRuns()
-        alone = pinned.alone
+        alone = pinned.unchanged
         exchanged = pinned.exchanged
         if alone is None or exchanged is None:
             return judgement.miss(pinned.missing)
-        # What noise of the record's steps changes as well is hidden by it; what changes with
-        # random numbers outside of steps may be hidden.
-        bypassing = differences(alone, exchanged) - differences(alone, pinned.noised)
-        doubtful = bypassing & differences(alone, pinned.shaken)
+        bypassing = differences(alone, exchanged) - differences(alone, pinned.other_noise)
+        doubtful = bypassing & differences(alone, pinned.other_randomness)
         certain = sorted(bypassing - doubtful)
         _report_steps(exchanged, certain, judgement)
         names = [item.name for item in certain if item.kind == "published"]
-        decisions = [name for name in names if name.startswith("what ")]
+        decisions = [name for name in names if name.startswith("what ")]  # "what was printed"
         values = [name for name in names if name not in decisions]
         for kind, changed in (("decided", decisions), ("let out", values)):
             if changed:
@@ -122,9 +126,11 @@ class PinnedReleases(Check):
             steps = min(len(alone.steps), len(exchanged.steps))
             why = f"returned values were not compared, only {steps} steps"
             return judgement.miss(f"{why}; give a longer --budget for whole runs")
-        hidden = {item.name or "later steps" for item in doubtful if item.kind != "row"}
-        if hidden:
-            why = f"whether noise outside of steps hides a record in {listed(sorted(hidden))}"
+        perhaps_hidden = {item.name or "later steps" for item in doubtful if item.kind != "row"}
+        if perhaps_hidden:
+            why = (
+                f"whether noise outside of steps hides a record in {listed(sorted(perhaps_hidden))}"
+            )
             return judgement.miss(why)
         summary = f"{len(alone.steps)} steps, repeated with another record in place of "
         summary += exchanged.record.removesuffix(",")

@@ -9,7 +9,7 @@ from ...errors import plain
 from .. import claims
 from ..protocol import Draws, Made, UnevenStep, entries_of
 from ..script_findings import Finding, Judgement, finding
-from .check import SHARE, Check, Inspection, find_uneven
+from .check import LEVEL_SHARE, Check, Inspection, find_uneven
 
 _WHERE = "the sampler"
 _FEW = 10  # draws from which their spread is informative
@@ -70,7 +70,7 @@ def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> 
         if most > inspection.counted:
             judgement.find("too often", _WHERE, counted=inspection.counted, most=most)
         return f"each record in up to all {len(draws.sizes)} steps, as accounted"
-    failed = _failed_test(draws, rate, SHARE / len(result.draws), inspection)
+    failed = _failed_test(draws, rate, LEVEL_SHARE / len(result.draws), inspection)
     if failed is not None:
         judgement.findings.append(failed)
     drawn_rate = sum(draws.sizes) / max(draws.records * len(draws.sizes), 1)

@@ -37,7 +37,10 @@ _QUESTIONS = ("get_epsilon", "get_privacy_spent")
 
 
 def install(run: WatchedRun) -> None:
-    """Watches engines, accountants and networks from now on, if there is Opacus."""
+    """Watches engines, accountants and networks from now on, if there is Opacus.
+
+    Targets of ε and δ are stated by calls that come before `make_private`, which takes them once.
+    """
     if not import_if_there("opacus"):
         return
     from opacus import PrivacyEngine
@@ -63,6 +66,7 @@ def install(run: WatchedRun) -> None:
             if not run.releases:
                 note_initial_statistics(run, module, loader.dataset)
         private = original(engine, module=module, data_loader=loader, **options)
+        # (module, optimizer, loader), or with the criterion before the loader.
         run.loaders.private.append(private[-1])
         networks.batch_first = bool(options.get("batch_first", True))
         records = None
@@ -91,12 +95,12 @@ def install(run: WatchedRun) -> None:
     before(utils, "get_noise_multiplier")(note_target)
 
     @after(PrivacyEngine, "__init__")
-    def prepare(engine: Any, *_: Any, **__: Any) -> None:
+    def note_accountant(engine: Any, *_: Any, **__: Any) -> None:
         run.accountants.of_engines.append(engine.accountant)
 
     watch = AccountantWatch(run)
-    for kind in _subclasses(IAccountant):
-        after(kind, "__init__")(watch.register)
+    for accountant_class in _subclasses(IAccountant):
+        after(accountant_class, "__init__")(watch.register)
     if run.request.inspects:
         _inspect_forward_passes(run)
 

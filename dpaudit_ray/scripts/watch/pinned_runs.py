@@ -49,7 +49,7 @@ def install(run: WatchedRun) -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     exchanges = run.request.pinned == "exchanged"
-    varies = run.request.pinned == "varied"
+    varies_record = run.request.pinned == "varied"
     record = run.request.record or 0
     # By identity of a data set, as it was before the exchange: after it, another would be chosen.
     substitutes: dict[int, int] = {}
@@ -94,19 +94,23 @@ def install(run: WatchedRun) -> None:
         around(torch, name)(draw_alike)
     if opacus := import_if_there("opacus"):
         before(opacus.PrivacyEngine, "make_private")(make_private)
-    numbers = itertools.count()
+    draw_numbers = itertools.count()
 
     @around(_BaseDataLoaderIter, "_next_index")
     def draw(original: Any, iterator: Any) -> Any:
-        """Draws the same indices in each run, whatever random numbers were drawn before."""
+        """Draws the same indices in each run, whatever random numbers were drawn before.
+
+        In runs that vary a record of each batch, it is then exchanged in the batch, or left out.
+        """
         with preserve_generators():
-            seed_generators(run.request.derived("loader", next(numbers)))
+            seed_generators(run.request.derived("loader", next(draw_numbers)))
             indices = original(iterator)
-        items = private_items(run, iterator, indices) if varies else []
-        if not items:
+        private = private_items(run, iterator, indices) if varies_record else []
+        if not private:
             return indices
-        # With workers, a record less would shift random numbers that are not seen here.
-        return _varied_draw(run, indices, items, keeps_size=iterator._num_workers > 0)
+        # A batch that lacks a record would shift the random numbers of worker processes, which are
+        # not pinned: with workers it is exchanged.
+        return _varied_draw(run, indices, private, keeps_size=iterator._num_workers > 0)
 
     @around(_MapDatasetFetcher, "fetch")
     def fetch(original: Any, self: Any, indices: Any) -> Any:

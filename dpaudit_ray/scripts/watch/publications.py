@@ -71,7 +71,7 @@ def _as_tensor(value: Any) -> torch.Tensor | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether a value has numbers and texts alone."""
+    """Returns whether a value is a number, text or bytes, or a collection of only those."""
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     if isinstance(value, (list, tuple, set)):

@@ -28,11 +28,12 @@ def install(run: WatchedRun) -> None:
 
     @around(_BaseDataLoaderIter, "_next_index")
     def draw(original: Any, iterator: Any) -> Any:
+        """Draws indices, and offers their records as the one that pinned runs exchange."""
         indices = original(iterator)
         if run.phase == "main" and run.pinned.batches > 0:
-            items = private_items(run, iterator, indices)
-            if items:
-                choose(run, items, indices)
+            private = private_items(run, iterator, indices)
+            if private:
+                choose(run, private, indices)
         return indices
 
 

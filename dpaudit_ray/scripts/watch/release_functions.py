@@ -45,16 +45,16 @@ def stream_at(name: str, claim: tuple[float, float, float]) -> "Stream | None":
 
 
 class Stream(StepWatch):
-    """Records steps of one call site, and counts them as their calls describe them.
+    """Records the steps of one call site, and counts them by the parameters that calls state.
 
-    The judge composes ε of the counts: the script's environment may have no accountant.
+    The judge composes ε from the counts, as the script's environment may have no accountant.
 
     Attributes:
-        rate: of sampling, as the last call states it.
-        records: of which the last step's were drawn, if stated.
-        sizes: number of examples of each step.
+        rate: the sampling rate that the last call states.
+        records: the number of records that the last step was drawn from, if stated.
+        sizes: the number of examples of each step.
         draws: indices of the records of each step, as far as they are known.
-        released_shapes: of the last step.
+        released_shapes: shapes of the arrays that the last step released.
     """
 
     glance_changes = 2
@@ -66,8 +66,9 @@ class Stream(StepWatch):
         self.sizes: list[int] = []
         self.draws: list[Indices] = []
         self.released_shapes: list[tuple[int, ...]] = []
+        # Steps by noise multiplier and sampling rate.
         self._counts: collections.Counter[Any] = collections.Counter()
-        self._redraws: bool | None = None
+        self._redraws: bool | None = None  # whether a call draws noise of its own; None: untried
         self._scale = 1.0  # of what replaces a pinned release
         self._call: ReleasedArrays = lambda *_: []
 

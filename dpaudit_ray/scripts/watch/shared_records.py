@@ -22,8 +22,8 @@ _LONG_ROW = 8  # numbers; shorter ones may be equal by chance
 _FEWEST_VALUES = 3  # that a row must have, or so many of each of two
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 # Two ways of computing the same differ by less.
-_ABSOLUTE = 1e-4
-_RELATIVE = 1e-3
+_ABSOLUTE_TOLERANCE = 1e-4
+_RELATIVE_TOLERANCE = 1e-3
 
 
 def base_and_rows(data: Any) -> tuple[Any, list[int] | None]:
@@ -101,8 +101,8 @@ def standardised_columns(data: Any) -> int:
         deviation = table.std(0)
         # Divided by n or n - 1, and with something small added to the deviation.
         scaled = deviation[deviation > 0]
-        is_centred = table.mean(0).abs().max() < _ABSOLUTE
-        if len(scaled) > 1 and is_centred and (scaled - 1).abs().max() < _RELATIVE:
+        is_centred = table.mean(0).abs().max() < _ABSOLUTE_TOLERANCE
+        if len(scaled) > 1 and is_centred and (scaled - 1).abs().max() < _RELATIVE_TOLERANCE:
             return len(scaled)
     return 0
 
@@ -116,15 +116,17 @@ def common_scale(data: Any) -> str:
         extremes = torch.stack([varying.amin(0), varying.amax(0)])
         # Values of pixels have many records with the least or the greatest.
         is_single = ((varying == extremes[:, None]).sum(1) == 1).all()
-        if is_single and torch.allclose(extremes, extremes[:, :1], rtol=0, atol=_ABSOLUTE):
+        if is_single and torch.allclose(
+            extremes, extremes[:, :1], rtol=0, atol=_ABSOLUTE_TOLERANCE
+        ):
             return "have the same least and greatest value"
-        if _off_diagonal(torch.corrcoef(varying[:, :_MOST_COLUMNS].T)) < _ABSOLUTE:
+        if _off_diagonal(torch.corrcoef(varying[:, :_MOST_COLUMNS].T)) < _ABSOLUTE_TOLERANCE:
             return "are uncorrelated"
     return ""
 
 
 def _off_diagonal(matrix: torch.Tensor) -> float:
-    """Returns the largest absolute value beside the diagonal."""
+    """Returns the largest absolute value off the diagonal."""
     return float((matrix - matrix.diag().diag()).abs().max())
 
 
@@ -148,28 +150,33 @@ class PrivateRecords:
 
     @functools.cached_property
     def _statistics(self) -> list[torch.Tensor]:
-        """Moments, extremes, quantiles and counts of columns, and counts of classes."""
+        """Statistics of the records that a script may compute: a number for each column or class.
+
+        Of columns these are moments, sums, counts of nonzeros, and quantiles: the record below, the
+        one above, and the value between both. The quantiles 0 and 1 are the extremes. Vectors of
+        nearly equal numbers are left out, since other values would match them by chance.
+        """
         values: list[torch.Tensor] = []
         for table in _wide_tables(self._tables):
-            nonzero = (table != 0).double().sum(0)
+            nonzeros = (table != 0).double().sum(0)
             values += [
                 table.mean(0),
                 table.std(0),
                 table.sum(0),
-                nonzero,
-                nonzero / len(table),
+                nonzeros,
+                nonzeros / len(table),
             ]
             order = table.sort(0).values
             for quantile in _QUANTILES:
-                index = quantile * (len(table) - 1)
-                low, high = order[math.floor(index)], order[math.ceil(index)]
-                values += [low, high, torch.lerp(low, high, index % 1)]
+                rank = quantile * (len(table) - 1)
+                low, high = order[math.floor(rank)], order[math.ceil(rank)]
+                values += [low, high, torch.lerp(low, high, rank % 1)]
         for labels in self._labels:
             if not labels.is_floating_point() and int(labels.min()) >= 0:
                 counts = torch.bincount(labels.long()).double()
                 shares = counts / len(labels)
                 values += [counts, shares, shares.log()]
-        return [value for value in values if float(value.std()) > _ABSOLUTE]
+        return [value for value in values if float(value.std()) > _ABSOLUTE_TOLERANCE]
 
     def has_rows_of(self, tensor: torch.Tensor) -> bool:
         """Returns whether a tensor has private records as rows, or is one, or their labels."""
@@ -198,7 +205,9 @@ class PrivateRecords:
         values = tensor.reshape(-1)
         if len(values) == 1:
             return self._is_label_statistic(float(values))
-        close = functools.partial(torch.allclose, values, rtol=_RELATIVE, atol=_ABSOLUTE)
+        close = functools.partial(
+            torch.allclose, values, rtol=_RELATIVE_TOLERANCE, atol=_ABSOLUTE_TOLERANCE
+        )
         if any(len(values) == len(other) > 1 and close(other) for other in self._statistics):
             return True
         sides = (tensor, tensor.T) if tensor.dim() == 2 else ()
@@ -206,12 +215,12 @@ class PrivateRecords:
 
     def _is_label_statistic(self, number: float) -> bool:
         """Returns whether a number is a mean, logit or deviation of labels, and not a round one."""
-        if math.isclose(number, round(number, 2), rel_tol=_RELATIVE):
+        if math.isclose(number, round(number, 2), rel_tol=_RELATIVE_TOLERANCE):
             return False
         for labels in self._labels:
             mean = labels.double().mean()
             for value in (mean, mean.logit(), labels.double().std()):
-                if math.isclose(number, float(value), rel_tol=_RELATIVE / 100):
+                if math.isclose(number, float(value), rel_tol=_RELATIVE_TOLERANCE / 100):
                     return True
         return False
 
@@ -237,7 +246,7 @@ def _has_axes(rows: torch.Tensor, table: torch.Tensor) -> bool:
         images = vectors @ centred.T @ centred
         factors = (images * vectors).sum(1) / vectors.square().sum(1)
         residuals = images - factors[:, None] * vectors
-        is_axis = residuals.norm(dim=1) < _RELATIVE * images.norm(dim=1)
+        is_axis = residuals.norm(dim=1) < _RELATIVE_TOLERANCE * images.norm(dim=1)
         if not is_axis[0] and any(map(_is_distinct, rows[is_axis[1:]])):
             return True
     return False
@@ -248,7 +257,7 @@ def _has_centres(rows: torch.Tensor, table: torch.Tensor) -> bool:
     nearest = torch.cdist(table, rows).argmin(1)
     is_nearest = torch.nn.functional.one_hot(nearest, len(rows)).to(table)
     means = is_nearest.T @ table / is_nearest.sum(0)[:, None]
-    return torch.allclose(means, rows, rtol=_RELATIVE, atol=_ABSOLUTE)
+    return torch.allclose(means, rows, rtol=_RELATIVE_TOLERANCE, atol=_ABSOLUTE_TOLERANCE)
 
 
 def _has_covariance(rows: torch.Tensor, table: torch.Tensor) -> bool:
@@ -259,12 +268,12 @@ def _has_covariance(rows: torch.Tensor, table: torch.Tensor) -> bool:
     images = rows @ covariance
     products = images @ rows.T
     deviations = products.diag().sqrt()
-    if _off_diagonal(products / deviations / deviations[:, None]) < _ABSOLUTE:
+    if _off_diagonal(products / deviations / deviations[:, None]) < _ABSOLUTE_TOLERANCE:
         return True
     is_square = rows.shape[0] == rows.shape[1]
-    if not is_square or _off_diagonal(rows) < _RELATIVE * float(rows.abs().max()):
+    if not is_square or _off_diagonal(rows) < _RELATIVE_TOLERANCE * float(rows.abs().max()):
         return False
-    return bool((images - covariance @ rows).norm() < _RELATIVE * images.norm())
+    return bool((images - covariance @ rows).norm() < _RELATIVE_TOLERANCE * images.norm())
 
 
 def _is_distinct(row: torch.Tensor) -> bool:

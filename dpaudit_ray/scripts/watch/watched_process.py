@@ -92,10 +92,10 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _delta(state: WatchedRun, option: float | None) -> float:
-    """Returns δ of the claim: stated, or the last one that an accountant was asked for.
+    """Returns δ of the claim: stated, or from the script's last request for ε.
 
     Raises:
-        SpecError: there is none in a run that is inspected.
+        SpecError: an inspected run has no δ.
     """
     published = state.publications
     reports = state.accountants.reports
