@@ -46,10 +46,10 @@ class RunRequest:
         most_steps: the run ends after so many releases.
         seconds: the run ends at its first release after so many.
         one_more: the data set gets one record more.
-        pinned: releases are replaced by random numbers of a seed. "alone" changes nothing else;
+        pinned: releases are replaced by random numbers of a seed. "unchanged" changes nothing else;
             "exchanged" has another record in place of `record`; "varied" exchanges a record of
-            each batch, or leaves one out; "noised" has other noise in the steps with `record`;
-            "shaken" has other random numbers after them.
+            each batch, or leaves one out; "other_noise" has other noise in the steps with `record`;
+            "other_randomness" has other random numbers after them.
         record: index of the record that a pinned run is about; None if it is about each batch's,
             or chooses one.
         answers: ε that engines gave an earlier run, by a digest of the question.
@@ -63,14 +63,14 @@ class RunRequest:
     most_steps: int | None = None
     seconds: float | None = None
     one_more: bool = False
-    pinned: Literal["", "alone", "exchanged", "varied", "noised", "shaken"] = ""
+    pinned: Literal["", "unchanged", "exchanged", "varied", "other_noise", "other_randomness"] = ""
     record: int | None = None
     answers: dict[str, float] = field(default_factory=dict)
 
     def is_about(self, draw: Any) -> bool:
         """Returns whether a pinned run changes something of a draw's step."""
         if self.record is None:
-            return self.pinned != "alone"
+            return self.pinned != "unchanged"
         return self.record in draw
 
     def derived(self, *label: str | int) -> int:

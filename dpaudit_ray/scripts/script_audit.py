@@ -182,7 +182,7 @@ class Audit:
         is_opacus: bool,
     ) -> None:
         """Adds runs until two differ, and then two that show whether noise explains it."""
-        alone = runs["alone"] = self._pinned_run("alone")
+        alone = runs["unchanged"] = self._pinned_run("unchanged")
         records = {"exchanged": alone.result.chosen}
         if is_opacus:
             records["varied"] = None  # one of each batch
@@ -191,8 +191,8 @@ class Audit:
             runs[kind] = replace(changed, record=alone.record)  # which states why it was chosen
             if checks.differences(alone, changed):
                 runs["exchanged"] = runs[kind]
-                runs["noised"] = self._pinned_run("noised", record)
-                runs["shaken"] = self._pinned_run("shaken", record)
+                runs["other_noise"] = self._pinned_run("other_noise", record)
+                runs["other_randomness"] = self._pinned_run("other_randomness", record)
                 return
 
     def _pinned_run(self, kind: Any, record: int | None = None) -> PinnedRun:
@@ -203,7 +203,7 @@ class Audit:
             raise ScriptError(why)
         if run.result is None:
             raise ScriptError(f"the run with pinned releases failed: {run.ended.message}")
-        if run.result.chosen is None and kind == "alone":
+        if run.result.chosen is None and kind == "unchanged":
             raise ScriptError("no draw of four records or more was observed")
         return PinnedRun.from_record(run.result, run.record)
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from dpaudit_ray.scripts import checks
 from dpaudit_ray.scripts.checks import Inspection, sampling
-from dpaudit_ray.scripts.checks.check import SHARE
+from dpaudit_ray.scripts.checks.check import LEVEL_SHARE
 from dpaudit_ray.scripts.finding_kinds import KINDS
 from dpaudit_ray.scripts.protocol import (
     AccountedStep,
@@ -453,7 +453,7 @@ def sampled(*arguments, **options) -> list[Finding]:
 
 def test_poisson_draws_raise_no_alarm():
     """200 runs: at a level of 0.004, five alarms or more come once in 700 such tests."""
-    assert SHARE == 0.002
+    assert LEVEL_SHARE == 0.002
     alarms = sum(bool(sampled(poisson(np.random.default_rng(seed)))) for seed in range(200))
     assert alarms <= 4
 

@@ -44,7 +44,7 @@ def published(mean: str, given: str) -> tuple[tuple[str, str], ...]:
 
 
 def judge(*runs: PinnedRun, **fields: Any) -> Judgement:
-    names = ("alone", "exchanged", "noised", "shaken")
+    names = ("unchanged", "exchanged", "other_noise", "other_randomness")
     pinned = PinnedRuns(**dict(zip(names, runs, strict=False)), **fields)
     inspection = Inspection(record=[], result=result(), delta=DELTA, pinned=pinned)
     return checks.pinned_releases.PinnedReleases().judge(inspection)
@@ -156,9 +156,11 @@ def pinned_check(runner: Runner) -> Judgement:
 
 
 def test_steps_that_a_pinned_run_is_about():
-    requests = {kind: RunRequest(seed=0, pinned=kind) for kind in ("alone", "varied", "noised")}
+    requests = {
+        kind: RunRequest(seed=0, pinned=kind) for kind in ("unchanged", "varied", "other_noise")
+    }
     assert [requests[kind].is_about([1, 2]) for kind in requests] == [False, True, True]
-    about = dataclasses.replace(requests["noised"], record=3)
+    about = dataclasses.replace(requests["other_noise"], record=3)
     assert about.is_about([1, 3])
     assert not about.is_about([1, 2])
 
@@ -186,7 +188,7 @@ def test_pinned_runs_that_differ_in_nothing():
     assert judgement.complete
     assert "record 3, the longest, and with one of each batch" in judgement.looks[0].said
     kinds = [(request.pinned, request.record) for request in runner.requests]
-    assert kinds == [("alone", None), ("exchanged", 3), ("varied", None)]
+    assert kinds == [("unchanged", None), ("exchanged", 3), ("varied", None)]
 
 
 def test_pinned_runs_that_differ_are_explained_by_two_more():
@@ -203,7 +205,7 @@ def test_pinned_runs_that_differ_are_explained_by_two_more():
     (one,) = pinned_check(runner).findings
     assert one.code == "DPA034"
     kinds = [(request.pinned, request.record) for request in runner.requests[2:]]
-    assert kinds == [("varied", None), ("noised", None), ("shaken", None)]
+    assert kinds == [("varied", None), ("other_noise", None), ("other_randomness", None)]
 
 
 UNEXPLAINED = {
@@ -218,7 +220,7 @@ def test_pinned_runs_that_end_alike_acquit(kind):
     same = run("abc", published=(("mean", "1"),))
 
     def outcome(**runs: PinnedRun) -> tuple[bool, list[str]]:
-        pinned = PinnedRuns(**{"alone": same, "exchanged": same} | runs)
+        pinned = PinnedRuns(**{"unchanged": same, "exchanged": same} | runs)
         inspection = Inspection(record=[], result=result(**fields), delta=DELTA, pinned=pinned)
         judgement = checks.judge(inspection)
         (done,) = [item.done for item in judgement.looks if item.name == check]
@@ -240,7 +242,7 @@ def test_pinned_runs_that_end_alike_acquit(kind):
 def test_an_earlier_step_may_be_chosen_by_records_that_change_nothing():
     """One record seldom changes which epoch is best."""
     same = run("abc")
-    pinned = PinnedRuns(alone=same, exchanged=same, varied=same)
+    pinned = PinnedRuns(unchanged=same, exchanged=same, varied=same)
     chosen = result(left=left(earlier=("w of step 3 of 9",)))
     inspection = Inspection(record=[], result=chosen, delta=DELTA, pinned=pinned)
     assert "DPA041" in {item.code for item in checks.judge(inspection).findings}

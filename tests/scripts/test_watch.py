@@ -73,7 +73,7 @@ def test_data_of_files_are_not_changed(tmp_path):
     assert data.memory.tolist() == [2, 1, 2, 3]
 
 
-@pytest.mark.parametrize("pinned", ["alone", "exchanged"])
+@pytest.mark.parametrize("pinned", ["unchanged", "exchanged"])
 def test_records_of_a_custom_loop_are_found_in_its_arrays(tmp_path, monkeypatch, pinned):
     for package in ("jax", "tensorflow"):  # another test may have imported it
         monkeypatch.delitem(sys.modules, package, raising=False)

@@ -78,7 +78,7 @@ for x, y in loader:
 @pytest.mark.parametrize("puts_back", [True, False])
 def test_what_reaches_the_parameters_after_a_pinned_release(warm, tmp_path, puts_back):
     body = RAW_UPDATE if puts_back else RAW_UPDATE.replace("p.grad = gradient", "pass")
-    alone = run(warm, tmp_path, body, pinned="alone", most_steps=3)
+    alone = run(warm, tmp_path, body, pinned="unchanged", most_steps=3)
     record = alone.result.chosen
     exchanged = run(warm, tmp_path, body, pinned="exchanged", record=record, most_steps=3)
     first, second = (entries_of(r.record, PinnedStep) for r in (alone, exchanged))
@@ -179,16 +179,16 @@ other.get_epsilon(1e-6)
 def findings(warm: Sandbox, script: str, function: str) -> list[str]:
     """Returns the checks that find something in the first pinned steps of a script of the zoo."""
     runs: dict[str, PinnedRun] = {}
-    for kind in ("alone", "exchanged", "noised", "shaken"):
-        record = runs["alone"].result.chosen if runs else None
+    for kind in ("unchanged", "exchanged", "other_noise", "other_randomness"):
+        record = runs["unchanged"].result.chosen if runs else None
         request = RunRequest(seed=3, pinned=kind, record=record, most_steps=4)
         target = Target(ZOO / f"{script}.py", function)
         ended = script_runs.run_once(warm, target, request, Limits(1800.0), 1)
         assert ended.result is not None, ended.ended
         runs[kind] = PinnedRun.from_record(ended.result, ended.record)
-        if kind == "exchanged" and not checks.differences(runs["alone"], runs[kind]):
+        if kind == "exchanged" and not checks.differences(runs["unchanged"], runs[kind]):
             break
-    result = runs["alone"].result
+    result = runs["unchanged"].result
     inspection = Inspection(record=[], result=result, delta=1e-5, pinned=PinnedRuns(**runs))
     return [finding.look for finding in PinnedReleases().judge(inspection).findings]
 

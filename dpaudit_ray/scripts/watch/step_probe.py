@@ -120,8 +120,8 @@ class StepWatch:
         """Seeds the step's noise in a pinned run, and what random numbers come after it."""
         run = self.run
         request = run.request
-        run.pinned.shaken |= request.pinned == "shaken" and member
-        seed = request.derived("noise", request.pinned == "noised" and member, *self.at)
+        run.pinned.shaken |= request.pinned == "other_randomness" and member
+        seed = request.derived("noise", request.pinned == "other_noise" and member, *self.at)
         seed_generators(seed, self.generators)
         yield seed
         seed_generators(request.derived("after", run.pinned.shaken, *self.at), self.generators)
