@@ -47,6 +47,19 @@ def test_the_sum_of_two_costs_is_a_convolution():
     )
 
 
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("n", [50, 3000])
+def test_each_bound_on_mu_is_refuted_itself(n, mu):
+    """Interpolated between refuted and other values, one in three bounds was not."""
+    for seed in range(6):
+        scores, members = gaussian_trials(np.random.default_rng(seed), n, mu)
+        mistakes = ranked_mistakes(scores, members, mu / 2, Diverged())
+        bound = ranking.mu_lower(mistakes, 0.05)
+        if bound > 0:
+            weights, costs = distribution(n, gaussian(bound))
+            assert costs.at_most(weights.cost(mistakes)) < 0.05
+
+
 def test_the_smallest_costs_and_those_below_rounding_are_dropped():
     kept = Costs(3, np.array([0.1, 0.2, 0.3, 0.4, 0.0, 0.0])).above(1)
     assert (kept.first, kept.probabilities.tolist()) == (4, [0.2, 0.3, 0.4])
