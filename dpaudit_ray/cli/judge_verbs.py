@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import Exit, and_more, plain
+from ..errors import Exit, SpecError, and_more, plain
 from . import tables, terminal
 from .arguments import (
     ADVANCED,
@@ -71,6 +72,14 @@ def check(
     run: RunPath,
     as_json: AsJson = False,
     trust: TrustedToRead = None,
+    rerun: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Train this share of the packs again, e.g. 1%."),
+    ] = None,
+    commitment: Annotated[
+        str,
+        typer.Option(metavar="SHA256", help="Compare the one that `plan --json` printed."),
+    ] = "",
 ) -> None:
     """Recompute claims, bits, bounds and verdict from the stored scores, and report differences.
 
@@ -78,12 +87,52 @@ def check(
     """
     from ..report import check
 
-    checked = check.check_run(run)
+    checked = check.check_run(run, 0.0 if rerun is None else _share(rerun), commitment)
     if as_json:
         terminal.show_json({"in_order": checked.in_order} | asdict(checked))
     else:
         _show_check(checked)
     raise typer.Exit(Exit.COMPLETE if checked.in_order else Exit.USAGE)
+
+
+def _share(text: str) -> float:
+    """Returns a share such as 1% or 0.01. Raises SpecError for anything else."""
+    try:
+        share = float(text.rstrip(" %")) / (100 if "%" in text else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise SpecError("--rerun", f"is {text}; give a share above 0 and up to 100%, such as 1%")
+    return share
+
+
+@verb(
+    app,
+    ADVANCED,
+    "certify runs/quickstart --commit 3f2a9c1",
+    f"0 written, {ANY_ERROR}, or a run that is not complete or differs",
+    page="evidence",
+)
+def certify(
+    run: RunPath,
+    commit: Annotated[
+        str, typer.Option(metavar="COMMIT", help="State the commit of the audited code.")
+    ] = "",
+    folder: Annotated[
+        Path, typer.Option("--output", metavar="FOLDER", help="Write both files here.")
+    ] = Path("."),
+    trust: TrustedToRead = None,
+) -> None:
+    """Check a run, and write a page on it to sign, with the terms of NIST SP 800-226.
+
+    This writes certificate.html, and certificate.pdf if Chromium is installed.
+    """
+    from ..report import certificate
+
+    html, pdf = certificate.write(open_run(run), commit, folder)
+    terminal.say(str(pdf or html))
+    if pdf is None:
+        terminal.complain("no PDF: Chromium is not installed or failed; print the HTML page")
 
 
 def _show_check(checked: Checked) -> None:

@@ -90,6 +90,7 @@ class Outlook:
     workers: int
     problem: str | None = None  # the reason if no time could be measured
     preparations: tuple[tuple[PreparationState, float], ...] = ()  # with the seconds left
+    commitment: str = ""  # of the plan
 
     @property
     def seconds(self) -> float:
@@ -160,7 +161,8 @@ def forecast(
     limit = sweep.resources.max_concurrent_trainers
     if limit != "auto":
         workers = min(workers, limit)
-    return Outlook(tuple(audits), workers, failure or problem, preparations)
+    reason = failure or problem
+    return Outlook(tuple(audits), workers, reason, preparations, plan.commitment)
 
 
 def _with_bounds(

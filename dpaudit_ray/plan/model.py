@@ -152,9 +152,13 @@ class PlannedAudit:
         """Returns the number of the pack that a trial is in."""
         return bisect.bisect_right(self.packs, trial, key=lambda pack: pack[0]) - 1
 
-    def commitment(self, seed: int) -> str:
-        """Returns the SHA-256 of all secret bits: fixed before training, checkable after it."""
-        bits = self.bits(seed, 0, self.trials - 1)
+    def commitment(self, seed: int, trials: int | None = None) -> str:
+        """Returns the SHA-256 of all secret bits, or of those of so many trials.
+
+        It is fixed before training, and checkable after it.
+        """
+        count = self.trials if trials is None else trials
+        bits = self.bits(seed, 0, count - 1)
         return hashlib.sha256(np.packbits(bits).tobytes()).hexdigest()
 
     def bits(
@@ -195,3 +199,16 @@ class Plan:
     @property
     def trials(self) -> int:
         return sum(audit.trials for audit in self.audits)
+
+    @property
+    def commitment(self) -> str:
+        """The SHA-256 of all audits, with the trials declared first and their secret bits.
+
+        It is known before the first trial, and trials that are added later leave it as it is.
+        """
+        lines = []
+        for audit in self.audits:
+            declared = audit.declared[0]
+            bits = audit.commitment(self.seed, declared)
+            lines.append(f"{audit.fingerprint} {declared} {audit.up_to} {bits}")
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -33,6 +33,7 @@ from ..storage.scores import ESTIMATE_SCHEMA, Bounds, EstimateRow, frame
 from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from . import verdict
+from .rerun import repeated
 from .tables import Run
 
 PLAN, SWEEP, ESTIMATES = record.FILE, record.SWEEP_FILE, "estimates.parquet"
@@ -205,8 +206,17 @@ class _Sources:
     good: set[int] = field(default_factory=set)
 
 
-def check_run(location: str) -> Checked:
+def check_run(
+    location: str,
+    rerun: float = 0.0,
+    commitment: str = "",
+) -> Checked:
     """Recomputes all that follows from the sweep and the scores; writes nothing.
+
+    Args:
+        location: address of the run directory.
+        rerun: share of the stored packs that are trained again.
+        commitment: that of the plan as it was before training, if it is known.
 
     Raises:
         RunDirectoryError: there is no run.
@@ -252,7 +262,22 @@ def check_run(location: str) -> Checked:
         checked.cannot("estimates and verdict", "they rest on records that are damaged")
     else:
         _check_derived(sources, estimates)
+    if commitment:
+        checked.compare(PLAN, plan.commitment, commitment.lower(), position="commitment")
+    if rerun and len(sources.good) == len(plan.audits):
+        _train_again(sources, rerun)
     return checked
+
+
+def _train_again(sources: _Sources, share: float) -> None:
+    """Compares the scores of some packs with those of training them again."""
+    checked = sources.checked
+    for result in repeated(sources.run, sources.sweep, sources.plan, share):
+        checked.count("repeated packs")
+        if result.difference:
+            file = f"scores/{sources.plan.audits[result.pack.audit].id}"
+            position = f"{result.pack.what}, trained again"
+            checked.differs(file, position, result.difference, audit=result.audit)
 
 
 # Plan, preparations and scores, from which all else follows --------------------------------------

@@ -1,0 +1,182 @@
+"""`dpaudit certify`: one page to sign on a run, with the terms of NIST SP 800-226.
+
+It has nothing that the run directory does not show, and the commands by which others check it.
+"""
+
+import datetime
+import hashlib
+import math
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from .. import __version__
+from ..adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
+from ..errors import RunDirectoryError, plain
+from ..plan import record
+from ..plan.finished_trials import FinishedTrials, stored_ranges
+from ..storage.scores import PackScores
+from . import check, verdict
+from .page import environment
+from .tables import Run
+
+HTML, PDF = "certificate.html", "certificate.pdf"
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_PRINT_SECONDS = 120
+_LISTED = 4  # texts of a field, so that all fits one page
+_NOT_COVERED = (
+    "side channels, such as time, logs and error messages",
+    "floating-point arithmetic and the generator of random numbers",
+    "choices on private records: filters, scaling, hyperparameters, stopping",
+    "code and data other than those of the digests",
+)
+Fields = dict[str, str]  # text by its term
+
+
+def write(
+    run: Run,
+    commit: str,
+    folder: Path,
+) -> tuple[Path, Path | None]:
+    """Checks a run, and writes its certificate as HTML and PDF.
+
+    Args:
+        run: the run.
+        commit: the commit of the audited code, as its author states it; may be empty.
+        folder: where both files go.
+
+    Returns:
+        Their paths; None for a PDF that no browser could print.
+
+    Raises:
+        RunDirectoryError: the run is not complete, or does not follow from its scores.
+    """
+    checked = check.check_run(run.directory.location)
+    location = run.directory.location
+    if checked.partial:
+        raise RunDirectoryError(f"{location}: has {checked.partial}; complete it, then certify it")
+    if not checked.in_order:
+        raise RunDirectoryError(
+            f"{location}: differs in {checked.different} places; see `dpaudit check {location}`"
+        )
+    answer = verdict.current(run)
+    page = environment().get_template("certificate.html.j2").render(
+        name=run.sweep.name,
+        answer=answer,
+        guarantee=_guarantee(run, answer),
+        evidence=_evidence(run, answer, checked),
+        identity=_identity(run, commit),
+        unchecked=[*checked.unchecked, *_NOT_COVERED],
+        location=location,
+        commitment=run.plan.commitment,
+        version=__version__,
+        written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+    )  # fmt: skip
+    html = folder / HTML
+    html.write_text(page, encoding="utf-8")
+    return html, _printed(html, folder / PDF)
+
+
+def _guarantee(run: Run, answer: verdict.Answer) -> Fields:
+    """Returns the claim in the terms of NIST SP 800-226."""
+    cells = run.sweep.cells
+    claims = [cell.claimed() for cell in cells if not cell.unimported]
+    quote = answer.quote
+    claimed = "nothing is claimed"
+    if quote.claim < math.inf:
+        claimed = f"ε ≤ {quote.claim:.4g} at δ = {plain(quote.delta)}, by {quote.accountant}"
+    units = _listed([f"one {claim.unit}" for claim in claims]) or "stated in code that was not run"
+    return {
+        "Privacy parameters": claimed,
+        "Claim in words": _listed([claim.words for claim in claims]),
+        "Unit of privacy": units,
+        "Neighbouring data sets": f"differ in {units}, as the accountant compares them",
+        "Algorithm": _listed([cell.mechanism.name for cell in cells]),
+        "Trust model": "central: one party holds all data and runs the algorithm",
+        "Threat model": _listed([_threat(cell.adversary) for cell in cells]),
+    }
+
+
+def _threat(adversary: Adversary) -> str:
+    """Returns an adversary with what it gets to see."""
+    access = "what its page in docs/adversaries.md states"
+    if isinstance(adversary, FinalModelAdversary):
+        access = "the final model"
+    elif isinstance(adversary, TrajectoryAdversary):
+        access = "all models and updates"
+    return f"{adversary.name}, which gets {access}"
+
+
+def _evidence(
+    run: Run,
+    answer: verdict.Answer,
+    checked: check.Checked,
+) -> Fields:
+    """Returns what was measured, how strong the audit was, and what was recomputed."""
+    quote = answer.quote
+    same = [audit for audit in answer.audits if audit.verdict is answer.verdict]
+    extended = any(audit.extended for audit in run.plan.audits)
+    return {
+        "Measured": f"{verdict.measured(quote).removeprefix('Measured ')}, {quote.label}",
+        "Strength": f"{same[0].label}: {same[0].reason}" if same else "",
+        "Audits": f"{len(answer.audits):,}, of which {len(same):,} {answer.verdict}",
+        "Trials": f"{answer.judged:,}, of which {answer.failed_trials:,} ended without a score",
+        "Growth": "trials were added after results were known" if extended else "none unplanned",
+        "Recomputed": ", ".join(f"{count:,} {name}" for name, count in checked.derived.items()),
+    }
+
+
+def _identity(run: Run, commit: str) -> Fields:
+    """Returns commit, versions and digests."""
+    code = run.plan.code[-1]
+    modules = [f"{name} {digest[:16]}" for name, digest in code.modules.items()]
+    files = [f"{Path(file.file).name} {file.sha256[:16]}" for file in run.plan.data]
+    fields = {
+        "Commit of the code": commit or "not stated",
+        "Modules": _listed(modules) or "none outside of dpaudit",
+        "Versions": ", ".join(f"{name} {version}" for name, version in code.versions.items()),
+        "Data files": _listed(files) or "none outside of packages",
+    }
+    for name in (record.SWEEP_FILE, record.FILE):
+        content = run.directory.read_text(name) or ""
+        fields[f"SHA-256 of {name}"] = hashlib.sha256(content.encode()).hexdigest()
+    fields["SHA-256 of all scores"] = _scores_digest(run)
+    return fields
+
+
+def _scores_digest(run: Run) -> str:
+    """Returns a digest of the digests of all packs, in trial order, whatever files they are in."""
+    sha256 = hashlib.sha256()
+    for index, audit in enumerate(run.plan.audits):
+        finished = FinishedTrials(run.directory, run.plan, index)
+        for stored in stored_ranges(run.directory, audit):
+            scores = finished.read(stored)
+            assert isinstance(scores, PackScores)  # no pack that failed is stored
+            for bounds in audit.packs[stored.start : stored.stop]:
+                sha256.update(scores.part(*bounds).digest(audit.id).encode())
+    return sha256.hexdigest()
+
+
+def _listed(texts: list[str]) -> str:
+    """Returns different texts, the first `_LISTED` of them in full."""
+    different = list(dict.fromkeys(texts))
+    in_full = different[:_LISTED]
+    if len(different) > _LISTED:
+        in_full.append(f"{len(different) - _LISTED} more")
+    return "; ".join(in_full)
+
+
+def _printed(html: Path, pdf: Path) -> Path | None:
+    """Prints a page by a headless Chromium; returns None without one, or if it fails."""
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if browser is None:
+        return None
+    with tempfile.TemporaryDirectory() as profile:
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+        command += [f"--user-data-dir={profile}", f"--print-to-pdf={pdf}", html.absolute().as_uri()]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=_PRINT_SECONDS)
+        except (OSError, subprocess.SubprocessError):
+            return None
+    return pdf if pdf.exists() else None

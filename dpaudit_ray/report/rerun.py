@@ -1,0 +1,80 @@
+"""Trains stored packs again: invented scores follow from no training, whatever else agrees."""
+
+import math
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..orchestration.trainer import Brief, PackTrainer
+from ..plan import outcomes, preparing
+from ..plan.finished_trials import FinishedTrials, PackRange, stored_ranges
+from ..plan.model import Pack, Plan
+from ..plan.outcomes import Failure
+from ..storage.arrays import Arrays
+from ..storage.run_directory import RunDirectory
+from ..storage.scores import PackScores
+from ..sweep.spec import Sweep
+
+
+@dataclass(frozen=True)
+class RepeatedPack:
+    """A pack that was trained again.
+
+    Attributes:
+        audit: its audit.
+        pack: its trials.
+        difference: the first difference of the new scores from the stored ones, empty without one.
+    """
+
+    audit: str
+    pack: Pack
+    difference: str = ""
+
+
+def repeated(
+    run: RunDirectory,
+    sweep: Sweep,
+    plan: Plan,
+    share: float,
+) -> Iterator[RepeatedPack]:
+    """Trains a share of all stored and failed packs again, in this process; writes nothing.
+
+    The operating system draws them, so that no one who writes a run can foresee which.
+
+    Args:
+        run: the run directory.
+        sweep: its sweep.
+        plan: its plan.
+        share: between 0 and 1; at least one pack is trained.
+    """
+    packs = []
+    for index, audit in enumerate(plan.audits):
+        for stored in stored_ranges(run, audit):
+            for number in range(stored.start, stored.stop):
+                packs.append((index, PackRange(stored.file, number, number + 1)))
+    for failure in outcomes.failed(run, plan):
+        index = failure.pack.audit
+        number = plan.audits[index].pack_number(failure.pack.first)
+        packs.append((index, PackRange(None, number, number + 1)))
+
+    def prepared(method: str, audit: int) -> tuple[Arrays, ...]:
+        """Answers the trainer, which asks its aggregator only for prepared parts."""
+        parts = preparing.all_parts(plan, [audit])
+        return tuple(run.read_part(part.preparation, part.first) for part in parts)
+
+    trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), prepared)
+    chosen = secrets.SystemRandom().sample(packs, math.ceil(share * len(packs)))
+    for index, single in sorted(chosen, key=lambda entry: (entry[0], entry[1].start)):
+        audit = plan.audits[index]
+        pack = Pack(index, *audit.packs[single.start])
+        scores = FinishedTrials(run, plan, index).read(single)
+        trained = trainer.attempt(pack, afresh=True)
+        difference: str | None = None
+        if isinstance(trained, Failure):
+            if isinstance(scores, PackScores):
+                difference = f"cannot be trained again ({trained.message})"
+        elif isinstance(scores, PackScores):
+            difference = scores.difference(trained)
+        else:
+            difference = "gives scores, but is recorded as failed"
+        yield RepeatedPack(audit.label, pack, difference or "")
