@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,9 @@ _FEWEST_DRAWS = 4
 _MOST_DRAWS = 64
 _SECONDS = 3.0
 _COMPARED = 4096  # numbers of each tensor whose noise is compared over steps and tensors
+_MOST_NUMBERS = 200_000  # of the last steps, whose law is computed
 _FEWEST_COMPARED = 16
 _FEWEST_NEIGHBOURS = 32
-Kind = Literal["steps", "tensors", "neighbours"]
 _ROUNDING = 1e-12  # relative: what rounding leaves of the spread of equal numbers
 
 
@@ -81,13 +81,13 @@ def draw_noise(actual: Release, draw: Callable[[int], Release]) -> NoiseDraws:
     return NoiseDraws(draws, spread, mean, constant)
 
 
-class NoiseCorrelations:
-    """Compares the noise of steps with each other, and parts of it within a step."""
+class StepNoise:
+    """Compares the noise of steps with each other and with the normal law, and parts of a step."""
 
     def __init__(self) -> None:
         self._noise: list[tuple[int, Vector]] = []  # of earlier steps
 
-    def strongest(self, draws: NoiseDraws, step: int) -> tuple[Correlation, ...]:
+    def strongest_correlations(self, draws: NoiseDraws, step: int) -> tuple[Correlation, ...]:
         """Returns the pair of each kind that chance explains least, and stores the step's noise.
 
         The draws' deviations bring all tensors to one scale. Tensors without noise, or of one
@@ -95,9 +95,9 @@ class NoiseCorrelations:
         """
         parts = []
         for part, square in zip(draws.mean, draws.squares, strict=True):
-            deviation = float(np.sqrt(square / ((draws.count - 1) * len(part))))
-            varies = deviation > 0 and len(part) > 1
-            parts.append(-part[:_COMPARED] / deviation if varies else np.zeros(0))
+            variance = square / ((draws.count - 1) * len(part)) * (1 + 1 / draws.count)
+            varies = variance > 0 and len(part) > 1
+            parts.append(-part[:_COMPARED] / np.sqrt(variance) if varies else np.zeros(0))
         noise = np.concatenate(parts)
         steps = []
         for before, old in self._noise:
@@ -115,10 +115,14 @@ class NoiseCorrelations:
                 neighbours.append(_correlation("neighbours", (i, i), part[:-1], part[1:]))
         return tuple(_strongest(kind) for kind in (steps, tensors, neighbours) if kind)
 
+    def law_distance(self) -> LawDistance | None:
+        """Returns the distance of all steps' noise from the normal law; a small step shows none."""
+        noises = [noise for _, noise in self._noise]
+        every = np.concatenate(noises)[-_MOST_NUMBERS:]
+        return _distance_from_normal(every) if len(every) else None
 
-def _correlation(
-    kind: Kind, between: tuple[int, int], first: Vector, second: Vector
-) -> Correlation:
+
+def _correlation(kind: Any, between: tuple[int, int], first: Vector, second: Vector) -> Correlation:
     norm = float(np.sqrt(np.dot(first, first) * np.dot(second, second)))
     value = float(np.dot(first, second)) / norm if norm > 0 else 0.0
     return Correlation(kind, between, len(first), value, pairs=1)
@@ -129,15 +133,9 @@ def _strongest(correlations: Sequence[Correlation]) -> Correlation:
     return dataclasses.replace(strongest, pairs=len(correlations))
 
 
-def distance_from_normal(draws: NoiseDraws) -> LawDistance:
-    """Returns the Kolmogorov distance of the step's standardised noise from the normal law."""
-    parts = []
-    for part, square in zip(draws.mean, draws.squares, strict=True):
-        if square > 0:
-            variance = square / ((draws.count - 1) * len(part)) * (1 + 1 / draws.count)
-            parts.append(-part[:_COMPARED] / np.sqrt(variance))
-    values = np.sort(np.concatenate(parts))
-    below = torch.special.ndtr(torch.from_numpy(values)).numpy()
+def _distance_from_normal(values: Vector) -> LawDistance:
+    """Returns the Kolmogorov distance of standardised noise from the normal law."""
+    below = torch.special.ndtr(torch.from_numpy(np.sort(values))).numpy()
     n = len(values)
     grid = np.arange(n + 1) / n
     distance = max(float(np.max(grid[1:] - below)), float(np.max(below - grid[:-1])))

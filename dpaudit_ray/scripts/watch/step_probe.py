@@ -18,12 +18,7 @@ import torch
 from ..protocol import EMPTY, ArraysGiven, Shift, StepInspection, Trial
 from .generators import Generator, preserve_generators, seed_generators, state_of_all
 from .loaders import ReleaseKey
-from .noise_draws import (
-    NoiseCorrelations,
-    distance_from_normal,
-    draw_noise,
-    draw_once,
-)
+from .noise_draws import StepNoise, draw_noise, draw_once
 from .run_state import WatchedRun
 from .tensors import (
     Release,
@@ -89,7 +84,7 @@ class StepWatch:
         self.rows = 0
         self.shapes: list[tuple[int, ...]] | None = None
         self.generators: list[Generator] = []
-        self._correlations = NoiseCorrelations()
+        self._noise = StepNoise()
         self._states_after: set[str] = set()  # of generators, after the step and its changes
         self._trial: _CanaryTrial | None = None
 
@@ -202,8 +197,8 @@ class StepWatch:
         if in_full:
             draws = draw_noise(actual, lambda n: self.released(seed=seed + n))
             if sum(draws.squares) > 0:
-                correlations = self._correlations.strongest(draws, self.steps)
-                law = distance_from_normal(draws)
+                correlations = self._noise.strongest_correlations(draws, self.steps)
+                law = self._noise.law_distance()
                 entry = replace(entry, correlations=correlations, law=law)
         else:
             draws = draw_once(actual, self.released(seed=seed))
