@@ -25,6 +25,7 @@ run: WatchedRun | None = None  # that is watched in this process
 
 _WILD = 1000  # times the values of a record
 _MOST_ROWS = 200_000  # of all steps, that are searched among the records
+_LIMIT = 6.0  # standard deviations of the number of rows that are never drawn
 
 Arrays = list[Any]
 ReleasedArrays = Callable[[Change, int | None], Arrays]  # after a change, by generators or a seed
@@ -145,13 +146,21 @@ class Stream(StepWatch):
                 return
 
     def counted_draws(self) -> Draws | None:
-        """Returns counts of the draws; None if it is not stated of how many records they are."""
-        if not self.records:
-            return None
-        is_whole = self.records == len(self.run.pinned.numbers)
-        if is_whole and len(self.draws) == self.steps and len(self._counts) == 1:
-            return draw_counts(self.draws, self.records, self.rate)
-        return Draws(self.records, tuple(self.sizes))
+        """Returns counts of the draws; None if it is unknown of how many records they are.
+
+        If that is not stated, it is the number of rows of the array that has them, unless so many
+        are never drawn that it has other rows as well.
+        """
+        rows = len(self.run.pinned.numbers)
+        is_known = rows > 0 and len(self.draws) == self.steps and len(self._counts) == 1
+        if is_known and self.records in (None, rows):
+            counts = draw_counts(self.draws, rows, self.rate)
+            undrawn = rows - len(np.unique(np.concatenate(self.draws)))
+            rate = sum(counts.sizes) / (rows * self.steps)
+            expected = rows * (1 - rate) ** self.steps
+            if self.records or undrawn <= expected + _LIMIT * math.sqrt(expected):
+                return counts
+        return Draws(self.records, tuple(self.sizes)) if self.records else None
 
     def _draws_noise(self, redraws: bool | None) -> bool:
         if redraws is not None:
