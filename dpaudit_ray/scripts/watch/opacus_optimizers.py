@@ -13,6 +13,7 @@ a new one, by a noisy count of records, which is then part of the release.
 import contextlib
 import copy
 import functools
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterator
@@ -292,6 +293,8 @@ class OptimizerWatch(StepWatch):
     def _begin_pinned(self, passes: Passes) -> None:
         run = self.run
         params = list(self.optimizer.params)
+        # Under autocast, gradients have fewer digits than parameters.
+        computed = itertools.chain(params, *passes)
         # A record more in a batch may shift what its other records draw.
         generators = [*self.generators, *generators_in(run.networks.data, depth=3)]
         draws = run.loaders.last
@@ -302,7 +305,7 @@ class OptimizerWatch(StepWatch):
             member=run.request.is_about(draw),
             release=(),
             rows=tuple(_row_lengths(passes)),
-            rounding=max((torch.finfo(p.dtype).eps for p in params), default=0.0),
+            rounding=max((torch.finfo(t.dtype).eps for t in computed), default=0.0),
             state=state_of_all(generators) + b"".join(map(sample_digest, params)).hex(),
             drawn=len(draw),
         )
