@@ -157,10 +157,10 @@ KINDS: dict[str, FindingKind] = {
         "DPA029", "records elsewhere", _W, _WITHOUT_NOISE,
         "{value}, trained on them by an optimizer that no engine wraps",
         "train it privately, or on public data: what private steps learn from it has no noise"),
-    "standardised": FindingKind(
+    "common scale": FindingKind(
         "DPA030", "records elsewhere", _W, "data scaled by constants, or by public values",
-        "mean 0 and deviation 1 of {value} columns: the records were scaled by themselves",
-        "scale by constants, or by means that have noise and are accounted"),
+        "columns that {what}: the records were scaled, or rotated, by themselves",
+        "scale by constants, or by values that have noise and are accounted"),
     "unwatched process": FindingKind(
         "DPA031", "records elsewhere", _N, "all training in this process",
         "{count} processes ({process}): their steps were not observed",
@@ -282,10 +282,6 @@ KINDS: dict[str, FindingKind] = {
         "DPA063", "accounting", _W, "less than 1 in {records}, the number of records",
         "that much or more, which publishing one of them at random keeps, too",
         "ask for ε at a smaller δ"),
-    "common scale": FindingKind(
-        "DPA064", "records elsewhere", _W, "data scaled by constants, or by public values",
-        "columns that {what}: the records were scaled, or rotated, by themselves",
-        "scale by constants, or by values that have noise and are accounted"),
     "initial values": FindingKind(
         "DPA065", "records elsewhere", _V, "networks that begin with constants or random numbers",
         "{names}, which began as statistics of the records: no noise hides these",

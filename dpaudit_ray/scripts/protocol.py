@@ -52,6 +52,8 @@ class RunRequest:
             "other_randomness" has other random numbers after them.
         record: index of the record that a pinned run is about; None if it is about each batch's,
             or chooses one.
+        tables: digests of the data set's arrays. The "exchanged" run has other records in half of
+            them until training is private.
         answers: ε that engines gave an earlier run, by a digest of the question.
     """
 
@@ -65,6 +67,7 @@ class RunRequest:
     one_more: bool = False
     pinned: Literal["", "unchanged", "exchanged", "varied", "other_noise", "other_randomness"] = ""
     record: int | None = None
+    tables: tuple[str, ...] = ()
     answers: dict[str, float] = field(default_factory=dict)
 
     def is_about(self, draw: Any) -> bool:
@@ -248,7 +251,7 @@ class PinnedStep(Entry):
         update: digests of the gradients that reached the optimizer in place of the pinned ones;
             the same as pinned if nothing came in between.
         rows: length of each example's gradient.
-        rounding: relative distance of neighbouring numbers of the parameters' type.
+        rounding: relative distance of neighbouring numbers of the gradients' type.
         state: digests of the generator's state and of the parameters before the step.
         drawn: number of records.
     """
@@ -348,11 +351,11 @@ class UnevenStep:
 class OutsideSteps:
     """Steps of an optimizer that no engine wraps.
 
-    `when`: "import", "before" or "after" training became private. `private`: it updates parameters
+    `when`: "before" or "after" training became private. `private`: it updates parameters
     of a private network, with these `names`.
     """
 
-    when: Literal["import", "before", "after"]
+    when: Literal["before", "after"]
     private: bool
     optimizer: str
     names: tuple[str, ...]
@@ -379,8 +382,9 @@ class RunResult:
         unused: sizes of draws that led to no step.
         warmed: private parameters that the records trained before, without noise.
         beside: classes of other networks that the records trained without noise.
-        standardised: columns that were scaled by themselves.
-        common_scale: what all columns have in common that were scaled in another way; "" if none.
+        fed_early: the private network got records before training was private.
+        tables: digests of the data sets' arrays.
+        common_scale: what all columns have in common that were scaled by themselves; "" if none.
         initial_statistics: private parameters that began as statistics of the records.
         seeded: generators seeded with constants, as "torch.manual_seed(3)".
         noise_seeds: first seeds of the optimizers' own generators.
@@ -389,8 +393,7 @@ class RunResult:
         copies: records of the first batches that equal another one.
         lines: the script's line for each place that a finding names.
         left: names of values that are returned or saved, by what they carry.
-        final: digests of the private parameters.
-        seconds: that training took, and `inspecting` those that the watcher took of them.
+        inspecting: seconds that the watcher took.
         waited: seconds that the run waited for a processor.
         returned_nothing: the function returned None.
     """
@@ -406,7 +409,8 @@ class RunResult:
     uneven: tuple[UnevenStep, ...] = ()
     warmed: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
-    standardised: int = 0
+    fed_early: bool = False
+    tables: tuple[str, ...] = ()
     common_scale: str = ""
     initial_statistics: tuple[str, ...] = ()
     outside: tuple[OutsideSteps, ...] = ()
@@ -419,8 +423,6 @@ class RunResult:
     copies: int = 0
     lines: dict[str, str] = field(default_factory=dict)
     left: dict[Leftover, list[str]] = field(default_factory=dict)
-    final: str = ""
-    seconds: float = 0.0
     inspecting: float = 0.0
     waited: float = 0.0
     returned_nothing: bool = False

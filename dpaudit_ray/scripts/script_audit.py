@@ -171,7 +171,7 @@ class Audit:
         runs: dict[str, PinnedRun] = {}
         missing = ""
         try:
-            self._compare_pinned(runs, is_opacus=inspection.uses_opacus)
+            self._compare_pinned(runs, inspection)
         except ScriptError as error:
             missing = str(error)
         return replace(inspection, pinned=PinnedRuns(**runs, missing=missing))
@@ -179,15 +179,17 @@ class Audit:
     def _compare_pinned(
         self,
         runs: dict[str, PinnedRun],
-        is_opacus: bool,
+        inspection: Inspection,
     ) -> None:
         """Adds runs until two differ, and then two that show whether noise explains it."""
         alone = runs["unchanged"] = self._pinned_run("unchanged")
         records = {"exchanged": alone.result.chosen}
-        if is_opacus:
+        if inspection.uses_opacus:
             records["varied"] = None  # one of each batch
+        uses_early = inspection.result.fed_early or inspection.result.beside
+        tables = alone.result.tables if uses_early else ()
         for kind, record in records.items():
-            changed = self._pinned_run(kind, record)
+            changed = self._pinned_run(kind, record, tables)
             runs[kind] = replace(changed, record=alone.record)  # which states why it was chosen
             if checks.differences(alone, changed):
                 runs["exchanged"] = runs[kind]
@@ -195,9 +197,11 @@ class Audit:
                 runs["other_randomness"] = self._pinned_run("other_randomness", record)
                 return
 
-    def _pinned_run(self, kind: Any, record: int | None = None) -> PinnedRun:
+    def _pinned_run(
+        self, kind: Any, record: int | None = None, tables: tuple[str, ...] = ()
+    ) -> PinnedRun:
         """Returns one run with pinned releases. Raises ScriptError if it is missing."""
-        run = self._run_once("pinned", share=_PINNED, pinned=kind, record=record)
+        run = self._run_once("pinned", share=_PINNED, pinned=kind, record=record, tables=tables)
         if run.ended.how == "hung":
             why = "the run with pinned releases took too long; give a larger --budget"
             raise ScriptError(why)

@@ -264,7 +264,7 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
         why = f"took no private step itself: {result.unwatched_processes}"
         why += "; train in the main process (nprocs=1)"
     elif result.made:
-        why = f"took no step within {result.seconds:.0f} s; give a longer --budget"
+        why = "took no step with the optimizer of make_private; take one, or give a longer --budget"
     elif result.outside:
         source = target.script.read_text(encoding="utf-8", errors="replace")
         is_claimed = target.epsilon is not None or result.marks.epsilon is not None

@@ -2,10 +2,12 @@
 
 import importlib
 import os
+from collections.abc import Iterable
 
 import torch
 
 from dpaudit_ray.scripts.protocol import RunRequest
+from dpaudit_ray.scripts.watch import release_functions, watched_process
 from dpaudit_ray.scripts.watch.generators import seed_generators
 from dpaudit_ray.scripts.watch.tensors import digest
 
@@ -15,9 +17,18 @@ def run(request: dict) -> str:
     torch.set_num_threads(1)
     seed_generators(RunRequest(seed=request["seed"]).derived("start"))
     script = importlib.import_module(f"jobs.zoo.{request['script']}")
-    model = getattr(script, request["function"])()
-    digests = [digest(p).hex() for p in model.parameters() if p.requires_grad]
-    return "".join(digests)
+    return _digests(getattr(script, request["function"])().parameters())
+
+
+def under_watch(request: dict) -> str:
+    """Digests of the parameters that a watched run ends with."""
+    watched_process.run(request)
+    (optimizer,) = release_functions.run.optimizers
+    return _digests(optimizer.optimizer.params)
+
+
+def _digests(parameters: Iterable[torch.Tensor]) -> str:
+    return "".join(digest(p).hex() for p in parameters if p.requires_grad)
 
 
 def in_folder(request: dict) -> object:

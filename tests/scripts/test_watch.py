@@ -28,10 +28,10 @@ from dpaudit_ray.scripts.watch import (
 )
 from dpaudit_ray.scripts.watch.accountants import Accountants
 from dpaudit_ray.scripts.watch.forward_passes import repeat_forward
-from dpaudit_ray.scripts.watch.publications import digests_of_all_networks, named_tensors
+from dpaudit_ray.scripts.watch.publications import digests_of_all_networks
 from dpaudit_ray.scripts.watch.run_state import WatchedRun
 from dpaudit_ray.scripts.watch.shared_records import PrivateRecords
-from dpaudit_ray.scripts.watch.tensors import digest
+from dpaudit_ray.scripts.watch.tensors import digest, has_numbers
 
 
 def watched(tmp_path: Path, **fields: object) -> WatchedRun:
@@ -219,7 +219,8 @@ def test_other_values_have_other_digests(tmp_path, first, second):
 def test_arrays_that_are_returned_have_names_and_other_values_are_left_out():
     odd = [nn.LazyLinear(2), nn.Linear(2, 2, device="meta"), torch.eye(2).to_sparse()]
     returned = {"model": nn.Linear(2, 1), "odd": odd, "loss": torch.tensor(1.0), "epochs": 3}
-    names = [(name, kind) for name, kind, _ in named_tensors(returned | {"means": torch.ones(2)})]
+    values = publications.named_values(returned | {"means": torch.ones(2)})
+    names = [(name, kind) for name, kind, value in values if has_numbers(value)]
     assert names == [("model.weight", "Linear"), ("model.bias", "Linear"), ("means", "")]
 
 
@@ -295,8 +296,8 @@ def test_a_released_gradient_in_half_precision_is_the_released_one(tmp_path):
 def test_data_that_were_scaled_by_themselves():
     x = random_numbers(200, 3) * 2 + 1
     raw, scaled = TensorDataset(x), TensorDataset((x - x.mean(0)) / x.std(0))
-    assert shared_records.standardised_columns(scaled) == 3
-    assert shared_records.standardised_columns(raw) == 0
+    assert shared_records.common_scale(scaled) == "have mean 0 and deviation 1"
+    assert shared_records.common_scale(raw) == ""
 
 
 def test_columns_that_have_a_scale_in_common():
@@ -336,12 +337,12 @@ def test_networks_that_private_records_trained(tmp_path):
     updates = run.updates
     updates.params = {id(p): p for p in teacher.parameters()}
     rows = shared_records.keys_of(data.tensors)
-    updates.fed = {key: (p, "Linear", rows) for key, p in updates.params.items()}
-    assert other_updates.trained_by_records(run) == ((), ("Linear",))
-    updates.copies = {id(student.weight): id(teacher.weight)}
-    assert other_updates.trained_by_records(run) == (("weight",), ())
-    updates.fed = {key: (p, "Linear", set()) for key, p in updates.params.items()}
-    assert other_updates.trained_by_records(run) == ((), ())
+    updates.fed = {(key, True): (p, "Linear", rows) for key, p in updates.params.items()}
+    assert other_updates.trained_by_records(run) == ((), ("Linear",), False)
+    updates.fed = {(key, True): (p, "Linear", set()) for key, p in updates.params.items()}
+    assert other_updates.trained_by_records(run) == ((), (), False)
+    updates.fed = {(id(student.weight), False): (student.weight, "Linear", rows)}
+    assert other_updates.trained_by_records(run) == ((), (), True)
 
 
 # Forward passes

@@ -48,9 +48,12 @@ BY_LOOK = {
     "scale": "true_batch_size",
     "secret size": "secret_size",
     "seeds": "constant_seed constant_seed:global_seed",
-    "state": ("raw_momentum state:hidden state:residual state:samples state:second_moment"),
+    "state": (
+        "raw_momentum same_records:copied state:hidden state:residual state:samples "
+        "state:second_moment"
+    ),
     "updates": (
-        "nonprivate_model_trained own_head_optimizer same_records:copied same_records:whole_batch "
+        "nonprivate_model_trained own_head_optimizer same_records:whole_batch "
         "state:plateau trainers:lightning_best warm_up"
     ),
 }

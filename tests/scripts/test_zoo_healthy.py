@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Iterable
+from dataclasses import asdict
 
 import pytest
 
@@ -51,11 +52,17 @@ def cases(names: Iterable[str]) -> list:
 
 
 @pytest.mark.parametrize("name", cases(BITWISE))
-def test_looking_changes_no_bit_of_the_parameters(warm, name):
+def test_looking_changes_no_bit_of_the_parameters(warm, name, tmp_path):
     request = {"script": "healthy", "function": name, "seed": SEED}
     plain = warm.call("tests.scripts.plainly:run", request, Limits(1800.0))
     assert plain.how == "returned", plain.traceback
-    assert looked_into(warm, name).result.final == plain.value
+    argument = {
+        "script": str(ZOO / "healthy.py"), "function": name, "delta": None, "arguments": (),
+        "threads": 1, "record": str(tmp_path / "record.jsonl"),
+        "request": asdict(RunRequest(seed=SEED, inspects=True)),
+    }  # fmt: skip
+    watched = warm.call("tests.scripts.plainly:under_watch", argument, Limits(1800.0))
+    assert watched.value == plain.value
 
 
 @pytest.mark.parametrize("name", cases(SCRIPTS))

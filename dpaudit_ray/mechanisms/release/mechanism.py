@@ -139,10 +139,7 @@ class Release(Mechanism):
             return None
         identity = self.identity()
         identity.pop("claim")
-        settings: dict[str, Any] = {"release": identity, "adversary": adversary.identity()}
-        if self._delta:
-            settings["delta"] = self._delta
-        return Preparation(pairs, settings)
+        return Preparation(pairs, {"release": identity, "adversary": adversary.identity()})
 
     def prepare_part(
         self,
@@ -154,7 +151,7 @@ class Release(Mechanism):
         pattern, pair = named_pairs(self.pairs)[part]
         rng = np.random.default_rng(seeds.part)
         draws = self._draws(pair)
-        promise = cast(OutputAdversary, adversary).promise(draws, rng, self._delta)
+        promise = cast(OutputAdversary, adversary).promise(draws, rng)
         _log.info("%s promises ε = %.3g", pattern, promise)
         return {"promise": np.array([promise])}
 
@@ -176,12 +173,7 @@ class Release(Mechanism):
         draws = self._draws(pair)
         rng = np.random.default_rng(craft_seed)
         attacker = cast(OutputAdversary, adversary)
-        return _Releases(draws, attacker.scorer(draws, pair, rng, self._delta))
-
-    @property
-    def _delta(self) -> float:
-        """δ of the claim, if it has one: rarer events than that refute nothing."""
-        return float(getattr(self.claim, "delta", 0.0))
+        return _Releases(draws, attacker.scorer(draws, pair, rng))
 
     def _release(self) -> Callable[..., Outputs]:
         arguments = ("data", "rng", "n")

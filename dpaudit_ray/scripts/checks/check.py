@@ -107,8 +107,7 @@ class Inspection:
     @property
     def counted(self) -> int:
         """Number of steps in the histories of all accountants."""
-        counts = [int(steps) for _, _, steps in events_of(self.result)]
-        return sum(counts)
+        return sum(int(steps) for _, _, steps in events_of(self.result))
 
     @property
     def is_unsampled(self) -> bool:

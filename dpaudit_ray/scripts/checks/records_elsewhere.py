@@ -14,8 +14,6 @@ class RecordsElsewhere(Check):
         result = inspection.result
         if result.beside:
             judgement.find("beside", "an optimizer without noise", value=listed(result.beside))
-        if result.standardised:
-            judgement.find("standardised", "the data set", value=result.standardised)
         if result.common_scale:
             judgement.find("common scale", "the data set", what=result.common_scale)
         if result.initial_statistics:

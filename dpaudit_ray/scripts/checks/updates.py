@@ -32,7 +32,7 @@ class Updates(Check):
 def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Judgement) -> None:
     """Judges steps of one optimizer that no engine wraps."""
     is_own_loop = not inspection.uses_opacus and inspection.taken > 0
-    if is_own_loop or outside.when == "import":
+    if is_own_loop:
         return  # it steps by releases of the script's own loop
     line = inspection.result.lines.get(outside.optimizer, "")
     where = with_line(f"{outside.optimizer}, {outside.steps} steps", line)

@@ -19,9 +19,8 @@ class Accountants:
     """Accountants of a run.
 
     Attributes:
-        of_engines: the accountant of each engine.
+        of_engines: the accountant of each engine that made a network private.
         all: those of the script, whether an engine has them or not.
-        has_engine: an engine made a network private.
         accounted: noise and rate of each release, as far as it was accounted.
         reports: ε that the script got, by accountant.
         answers: ε by a digest of the question, for later runs.
@@ -30,7 +29,6 @@ class Accountants:
 
     of_engines: list[Any] = field(default_factory=list)
     all: list[Any] = field(default_factory=list)
-    has_engine: bool = False
     accounted: list[AccountedStep] = field(default_factory=list)
     reports: list[tuple[Any, Report]] = field(default_factory=list)
     answers: dict[str, float] = field(default_factory=dict)
@@ -40,7 +38,7 @@ class Accountants:
 
     def claiming(self) -> list[Any]:
         """Returns those whose claim is the script's: its engines', or its own without engine."""
-        if self.has_engine:
+        if self.of_engines:
             return self.of_engines  # others computed a noise multiplier or a plan
         return [accountant for accountant in self.all if accountant.history]
 

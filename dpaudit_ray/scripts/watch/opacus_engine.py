@@ -17,7 +17,7 @@ from . import hooks
 from .accountants import history_of
 from .forward_passes import Inputs, in_functorch, lies_time_first, mapped_batch, repeat_forward
 from .hooks import after, around, before, import_if_there
-from .other_updates import note_copies, note_initial_statistics, note_input
+from .other_updates import note_initial_statistics, note_input
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
 
@@ -58,11 +58,11 @@ def install(run: WatchedRun) -> None:
         networks.accountants.append(engine.accountant)
         networks.modules.append(module)
         networks.rate = 1 / max(1, len(loader))
-        run.accountants.has_engine = True
+        if engine.accountant not in run.accountants.of_engines:
+            run.accountants.of_engines.append(engine.accountant)
         run.note_line("the sampler", "the accountant", "the data set", "before make_private")
         if run.request.inspects:
             run.publications.before |= digests_of_all_networks()
-            note_copies(run, module)
             if not run.releases:
                 note_initial_statistics(run, module, loader.dataset)
         private = original(engine, module=module, data_loader=loader, **options)
@@ -93,10 +93,6 @@ def install(run: WatchedRun) -> None:
 
     before(PrivacyEngine, "make_private_with_epsilon")(note_target)
     before(utils, "get_noise_multiplier")(note_target)
-
-    @after(PrivacyEngine, "__init__")
-    def note_accountant(engine: Any, *_: Any, **__: Any) -> None:
-        run.accountants.of_engines.append(engine.accountant)
 
     watch = AccountantWatch(run)
     for accountant_class in _subclasses(IAccountant):
@@ -175,25 +171,28 @@ def _caller() -> str:
 
 
 def _inspect_forward_passes(run: WatchedRun) -> None:
-    passes = collections.Counter[int]()  # by network
+    passes = collections.Counter[tuple[int, bool, bool]]()  # by network, and their kind
 
     @before(torch.nn.Module, "__call__")
     def forward(module: Any, /, *args: Any, **kwargs: Any) -> None:
-        if not (run.inspects and module.training):
+        if not run.inspects:
             return
         # `_NO_HOOKS` calls the network's forward, and not the network.
         network = module._module if type(module).__name__ == _NO_HOOKS else module
         is_private = any(network is private for private in run.networks.modules)
         is_mapped = in_functorch()
-        trains = torch.is_grad_enabled() or (is_private and is_mapped)
-        if not trains or passes[id(module)] >= (_REPEATED if is_private else _NOTED):
+        trains = module.training and (torch.is_grad_enabled() or (is_private and is_mapped))
+        is_early = not run.networks.modules
+        most = _REPEATED if is_private else _NOTED
+        key = id(module), trains, is_early
+        if not (trains or is_early) or passes[key] >= most:
             return
-        passes[id(module)] += 1
+        passes[key] += 1
         if is_private:
             inspect = _inspect_mapped if is_mapped else _inspect_forward
             run.put(inspect(run, module, (args, kwargs)))
         elif not is_mapped:
-            note_input(run, module, [*args, *kwargs.values()])
+            note_input(run, module, [*args, *kwargs.values()], trains)
 
 
 def _inspect_forward(run: WatchedRun, module: Any, inputs: Inputs) -> ForwardInspection:

@@ -12,14 +12,14 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import Dataset, StackDataset
+from torch.utils.data import DataLoader, Dataset, StackDataset
 
 from ..protocol import PinnedStep
 from .forward_passes import in_functorch
@@ -29,7 +29,7 @@ from .loaders import Indices
 from .record_choice import FEWEST, conspicuous_record, private_items
 from .run_state import WatchedRun
 from .shared_records import arrays_of, base_and_rows
-from .tensors import is_array, is_numeric, row_keys
+from .tensors import is_array, is_numeric, row_keys, sample_digest
 
 _CANDIDATES = 100  # records that one might be exchanged for
 _MOST_ROWS = 200_000  # of an array in which a step's examples are searched
@@ -54,8 +54,17 @@ def install(run: WatchedRun) -> None:
     # By identity of a data set, as it was before the exchange: after it, another would be chosen.
     substitutes: dict[int, int] = {}
     searched: set[int] = set()  # data sets whose first batch was searched for numbers of records
+    replaced: list[tuple[Any, Any]] = []  # arrays, and copies of what they had
+    if run.request.tables:
+
+        @before(torch.nn.Module, "__call__")
+        def forward(*_: Any, **__: Any) -> None:
+            if not (replaced or run.networks.modules):
+                replaced.extend(_replace_half(run))
 
     def make_private(_: Any, *, data_loader: Any, **options: Any) -> None:
+        for array, values in replaced:
+            array[:] = values
         run.pinned.leaves_out = options.get("poisson_sampling", True)
         if not run.networks.modules:
             _watch_decisions(run)
@@ -124,6 +133,23 @@ def install(run: WatchedRun) -> None:
             searched.add(key)
             _exchange_looked_up(run, self.dataset, batch, indices, (record, substitutes[key]))
         return batch
+
+
+def table_digests(data: Iterable[Any]) -> Iterator[str]:
+    """Yields digests of the arrays of data sets."""
+    for data_set in data:
+        for array in arrays_of(base_and_rows(data_set)[0]):
+            yield sample_digest(torch.as_tensor(array)).hex()
+
+
+def _replace_half(run: WatchedRun) -> Iterator[tuple[Any, Any]]:
+    """Puts other records in place of half of the data; yields arrays, and what they had."""
+    for array in _arrays_of_script():
+        values = torch.as_tensor(array)
+        if array.ndim > 1 and sample_digest(values).hex() in run.request.tables:
+            yield array, values.clone()
+            half = len(array) // 2
+            array[:half] = array[-half:]
 
 
 def _drop_alike(original: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -197,7 +223,9 @@ def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
     if {"jax", "tensorflow"} & {*sys.modules} or len(examples[0]) < FEWEST:
         return
     pinned = run.pinned
-    tables = _arrays_of_script()
+    batch = len(examples[0])
+    # Batches are among them, and the shortest array that has more rows is what they are drawn from.
+    tables = sorted(_arrays_of_script(), key=lambda table: (len(table) <= batch, len(table)))
     keys = [list(row_keys(rows)) for rows in examples]
     for table, number in itertools.product(tables, range(len(examples))):
         shape = table.shape[1:]
@@ -233,15 +261,15 @@ def has_row(run: WatchedRun, examples: Sequence[Any]) -> bool:
 
 
 def _arrays_of_script() -> list[Any]:
-    """Returns arrays that may have the records, the longest first: batches are among them."""
+    """Returns arrays that may have the records: batches are among them."""
     leaves: list[Any] = []
     for frame in users_frames():
         for value in tree_leaves([dict(frame.f_locals), frame.f_globals]):
+            value = value.dataset if isinstance(value, DataLoader) else value
             is_data = isinstance(value, Dataset)
             leaves += arrays_of(base_and_rows(value)[0]) if is_data else [value]
     arrays = [leaf for leaf in leaves if is_array(leaf) or is_numeric(leaf)]
-    tables = [a for a in arrays if a.ndim > 0 and len(a) <= _MOST_ROWS and owns_memory(a)]
-    return sorted(tables, key=len, reverse=True)
+    return [a for a in arrays if a.ndim > 0 and len(a) <= _MOST_ROWS and owns_memory(a)]
 
 
 def other_record(data: Any, record: int) -> int:

@@ -29,8 +29,8 @@ def digests_of_all_networks() -> set[bytes]:
         if issubclass(type(thing), torch.nn.Module) and "_parameters" in vars(thing)
     ]
     # A layer is part of several networks: each tensor is read once.
-    tensors = {id(tensor): tensor for _, _, tensor in named_tensors(networks)}
-    return set(map(digest, tensors.values()))
+    tensors = {id(part): part for _, _, part in named_values(networks)}
+    return {digest(part) for part in tensors.values() if has_numbers(part, least=0)}
 
 
 def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -53,13 +53,6 @@ def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
     elif isinstance(value, (dict, list, tuple)):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from named_values(part, f"{prefix}{key}")
-
-
-def named_tensors(value: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yields those of `named_values` that are tensors of floats: networks' own, or not scalars."""
-    for name, network, part in named_values(value):
-        if has_numbers(part, least=0 if network else 1):
-            yield name, network, part
 
 
 def _as_tensor(value: Any) -> torch.Tensor | None:

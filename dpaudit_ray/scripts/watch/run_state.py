@@ -39,7 +39,6 @@ class Clock:
         self._limit = seconds
         self._start = time.monotonic()
         self._waited = waited()
-        self._training_start = 0.0
 
     @property
     def waited(self) -> float:
@@ -50,19 +49,11 @@ class Clock:
         """Seconds since the start without waits."""
         return time.monotonic() - self._start - self.waited
 
-    def begin_training(self) -> None:
-        self._training_start = self.elapsed
-
-    @property
-    def training(self) -> float:
-        """Seconds since training began."""
-        return self.elapsed - self._training_start
-
     @property
     def has_time(self) -> bool:
         """Whether a step may be inspected: the first part of the run, and a third of all time."""
         is_early = self.elapsed < _INSPECTING * (self._limit or 0.0)
-        return is_early or self.inspecting < _FREE_SECONDS + self.training / 3
+        return is_early or self.inspecting < _FREE_SECONDS + self.elapsed / 3
 
     @property
     def is_over(self) -> bool:
@@ -125,16 +116,14 @@ class OtherUpdates:
         steps: counts of steps, by their description without the count.
         params: parameters, by identity, that another optimizer stepped.
         warmed: parameters, by identity, stepped before, and the data set that was read then.
-        copies: private parameters that are copies of such ones, by identities.
-        fed: by identity of a parameter, the parameter, the class of its network, and digests of
-            the first rows of its inputs.
+        fed: by identity of a parameter, and whether its network is in training, the parameter, the
+            class of its network, and digests of the first rows of its inputs.
     """
 
     steps: dict[OutsideSteps, int] = field(default_factory=dict)
     params: dict[int, torch.Tensor] = field(default_factory=dict)
     warmed: dict[int, Any] = field(default_factory=dict)
-    copies: dict[int, int] = field(default_factory=dict)
-    fed: dict[int, tuple[Any, str, set[bytes]]] = field(default_factory=dict)
+    fed: dict[tuple[int, bool], tuple[Any, str, set[bytes]]] = field(default_factory=dict)
 
 
 @dataclass

@@ -95,23 +95,16 @@ def groups_by_records(datas: Sequence[Any], owners: Sequence[Any]) -> list[int]:
     return groups
 
 
-def standardised_columns(data: Any) -> int:
-    """Returns the number of columns if all have mean 0 and deviation 1 but for rounding; else 0."""
-    for table in _wide_tables(tables_of(data)):
-        deviation = table.std(0)
-        # Divided by n or n - 1, and with something small added to the deviation.
-        scaled = deviation[deviation > 0]
-        is_centred = table.mean(0).abs().max() < _ABSOLUTE_TOLERANCE
-        if len(scaled) > 1 and is_centred and (scaled - 1).abs().max() < _RELATIVE_TOLERANCE:
-            return len(scaled)
-    return 0
-
-
 def common_scale(data: Any) -> str:
     """Returns in words what all columns have in common if they were scaled by themselves, or ""."""
     for table in _wide_tables(tables_of(data)):
         varying = table[:, table.amax(0) > table.amin(0)]
-        if varying.shape[1] < _FEWEST_COLUMNS:
+        columns = varying.shape[1]
+        is_centred = columns > 1 and varying.mean(0).abs().max() < _ABSOLUTE_TOLERANCE
+        # Deviations are divided by n or n - 1, and by something small in addition.
+        if is_centred and (varying.std(0) - 1).abs().max() < _RELATIVE_TOLERANCE:
+            return "have mean 0 and deviation 1"
+        if columns < _FEWEST_COLUMNS:
             continue
         extremes = torch.stack([varying.amin(0), varying.amax(0)])
         # Values of pixels have many records with the least or the greatest.

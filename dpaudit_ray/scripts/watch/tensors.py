@@ -4,6 +4,7 @@ A release is one flat float64 vector per tensor.
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -88,17 +89,16 @@ def along(release: Release, direction: Release) -> float:
 def squared_lengths(release: Release) -> list[float]:
     """Returns the squared length of each part; inf where it is not finite."""
     squares = [float(np.dot(part, part)) for part in release]
-    return [square if np.isfinite(square) else float("inf") for square in squares]
+    return [square if np.isfinite(square) else math.inf for square in squares]
 
 
 def random_direction(shapes: Iterable[Sequence[int]], seed: int) -> list[torch.Tensor]:
     """Returns a random direction of length one over all tensors, float32, by its own generator."""
     generator = torch.Generator().manual_seed(seed % 2**63)
     parts = [torch.randn(tuple(shape), generator=generator) for shape in shapes]
-    square = torch.zeros((), dtype=torch.float64)
-    for part in parts:
-        square += part.double().square().sum()
-    return [part / square.sqrt().to(part.dtype) for part in parts]
+    squares = (float(part.double().square().sum()) for part in parts)
+    length = math.sqrt(sum(squares))
+    return [part / length for part in parts]
 
 
 def spread_indices(count: int, most: int) -> list[int]:

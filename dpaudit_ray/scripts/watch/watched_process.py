@@ -32,7 +32,6 @@ from .generators import seed_generators
 from .hooks import around, before, calling_line
 from .loaders import Indices, ReleaseKey, draw_counts
 from .run_state import EnoughSeen, WatchedRun
-from .tensors import digest
 
 _SAVING = (
     ("torch", "save"),
@@ -59,7 +58,6 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     release_functions.run = state
     main = script_loading.load(state, script, name, request["arguments"])
     state.phase = "main"
-    state.clock.begin_training()
     returned = None
     has_ended = False
     try:
@@ -79,13 +77,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     if state.request.pinned and not state.was_cut:
         publications.pin_publications(state, returned)
     state.phase = "after"
-    seconds = state.clock.training
     delta = _delta(state, request["delta"])
     remarks = publications.remarks(state, returned) + state.publications.saved
     result = replace(
         _result(state, delta),
         left=publications.leftovers(remarks),
-        seconds=seconds,
         returned_nothing=returned_nothing,
     )
     return asdict(result)
@@ -157,10 +153,8 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
     streams = list(state.streams.values())
     draws = _draws(state)
     draws += filter(None, [stream.counted_draws() for stream in streams])
-    params: list[torch.Tensor] = []
-    for watched in state.optimizers:
-        params += watched.optimizer.params
-    warmed, networks = other_updates.trained_by_records(state) if inspects else ((), ())
+    trained = other_updates.trained_by_records(state) if inspects else ((), (), False)
+    warmed, networks, fed_early = trained
     data = state.networks.data if inspects else ()
     return RunResult(
         made=len(state.networks.modules),
@@ -174,7 +168,8 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         uneven=tuple(state.uneven),
         warmed=warmed,
         beside=networks,
-        standardised=max(map(shared_records.standardised_columns, data), default=0),
+        fed_early=fed_early,
+        tables=tuple(pinned_runs.table_digests(state.networks.data)),
         common_scale=max(map(shared_records.common_scale, data), default=""),
         initial_statistics=tuple(state.networks.initial_statistics),
         outside=other_updates.outside_steps(state),
@@ -186,7 +181,6 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         chosen_as=state.pinned.chosen_as,
         copies=_copies(list(state.pinned.keys.values())),
         lines=state.lines,
-        final=b"".join(map(digest, params)).hex(),
         inspecting=state.clock.inspecting,
         waited=state.clock.waited,
         marks=state.publications.marks,
@@ -251,7 +245,4 @@ def _draws(state: WatchedRun) -> list[Draws]:
     for (key, release), parts in releases.items():  # a script may add up several draws
         rate = accounted.get(release, usual)
         groups.setdefault((key, rate), []).append(np.concatenate(parts))
-    counts = []
-    for (key, rate), draws in groups.items():
-        counts.append(draw_counts(draws, records[key], rate))
-    return counts
+    return [draw_counts(draws, records[key], rate) for (key, rate), draws in groups.items()]
