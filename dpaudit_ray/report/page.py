@@ -83,6 +83,7 @@ def environment(**options: Any) -> jinja2.Environment:
         "plain": plain,
         "percent": percent,
         "coded": _coded,
+        "explained": _explained,
         "embedded": lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
         "short": many_audits.short,
         "measure": words.MEASURES.__getitem__,
@@ -94,6 +95,15 @@ def _coded(text: str) -> markupsafe.Markup:
     """Returns text as HTML, with what is in backticks as code."""
     escaped = str(markupsafe.escape(lines(text)))
     return markupsafe.Markup(re.sub("`([^`]*)`", r"<code>\1</code>", escaped))
+
+
+def _explained(text: str) -> markupsafe.Markup:
+    """Returns a word of the glossary with its meaning, which a pointer or a tap shows."""
+    meaning = words.GLOSSARY.get(text.removesuffix(" ≥").removesuffix(" ="))
+    if meaning is None:
+        return markupsafe.escape(text)
+    markup = markupsafe.Markup('<abbr tabindex="0" title="{}">{}</abbr>')
+    return markup.format(meaning, text)
 
 
 def _shown(value: Any) -> Any:

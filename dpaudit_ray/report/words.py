@@ -28,6 +28,19 @@ ASSUMPTIONS = {
     "not final": "trials are missing, and the confidence holds only after the last of them",
     "extended": "trials were added after looking, for which it does not hold",
 }
+# Words of reports, explained where a pointer rests on them.
+GLOSSARY = ASSUMPTIONS | {
+    "VIOLATION": "the trials refute the claim",
+    "CONSISTENT": "no violation was found, and 30 % less noise would probably have been detected",
+    "INCONCLUSIVE": "no violation was found, but 30 % less noise could have gone undetected",
+    "verdict": "the result of a test of the whole claim, which no single bound decides",
+    "ε": "the privacy loss that this adversary has shown: quote this number",
+    "claim": "the privacy loss that the accountant allows at most",
+    "ε / claim": "the share of the claim that this adversary has shown",
+    "assumes": "the condition under which the bound holds",
+    "trials": "training runs with a secret bit: done / planned",
+    "assumption-free": "holds for any mechanism",
+}
 # Column heads of utilities: there is an estimator `accuracy`, too, and an adversary `loss`.
 MEASURES = {"accuracy": "test accuracy", "loss": "test loss", "determined": "determined"}
 MU = (

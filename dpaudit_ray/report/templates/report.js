@@ -1,4 +1,12 @@
 "use strict";
+const copy = document.getElementById("copy");
+copy.addEventListener("click", async () => {
+  const sentence = document.getElementById("sentence");
+  getSelection().selectAllChildren(sentence);
+  let copied = false;
+  try { await navigator.clipboard.writeText(sentence.textContent); copied = true; } catch { copied = document.execCommand("copy"); }
+  copy.textContent = copied ? "Copied" : "Selected";
+});
 const table = document.getElementById("overview");
 const rows = Array.from(table.tBodies[0].rows);
 const value = (row, column) => {
@@ -34,6 +42,8 @@ const narrow = () => {
     const facet = !facets.length || wanted.includes(row.cells[1].textContent.trim());
     row.hidden = !(facet && words.every((word) => matches(row, texts[at], word)));
   });
+  const out = new Set(original.filter((row) => row.hidden).map((row) => row.querySelector("a").getAttribute("href")));
+  for (const cell of document.querySelectorAll(".cell")) cell.classList.toggle("out", out.has(cell.getAttribute("href")));
   document.getElementById("shown").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
 };
 filter?.addEventListener("input", narrow);
