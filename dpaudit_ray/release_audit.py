@@ -30,6 +30,7 @@ _SCORING_SECONDS = 2e-5  # for scoring an output and judging its trial
 _SHARE = 0.5  # of a budget that is for trials; the rest is for learning, starting and judging
 _LARGEST_FIT = 200_000  # runs to learn from
 _LARGEST_SEARCH = 20_000  # runs for each pair of inputs
+_RARE_EVENTS = 100  # runs of a search in which events as rare as δ occur
 _FITTED_PER_SECOND = 5000  # runs to learn from, for each second of the budget
 _DEEPEST = 4  # functions that call each other, whose values count
 _DEFAULT_DELTA = 1e-6  # of claims that promise no ε at δ = 0
@@ -91,14 +92,17 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         seconds = _seconds(budget)
         trials = _affordable(release, mechanism, seconds)
         largest_fit = min(largest_fit, int(seconds * _FITTED_PER_SECOND))
-    if settings["name"] == "learned":
-        settings.setdefault("fit", max(min(largest_fit, trials), 100))
-        settings.setdefault("search", max(min(_LARGEST_SEARCH, trials // 10), 100))
     if delta is None:
         delta = getattr(promised, "delta", None)
     if delta is None:
         is_pure = np.isfinite(promised.epsilon_at(0.0))
         delta = 0.0 if is_pure else _DEFAULT_DELTA
+    if settings["name"] == "learned":
+        settings.setdefault("fit", max(min(largest_fit, trials), 100))
+        search = min(_LARGEST_SEARCH, trials // 10)
+        if delta > 0:  # events of a few times δ must be frequent among these runs
+            search = max(search, int(min(_RARE_EVENTS / delta, largest_fit / 2, trials)))
+        settings.setdefault("search", max(search, 100))
     sweep = {
         "seed": seed,
         "mechanism": mechanism,

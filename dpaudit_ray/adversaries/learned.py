@@ -10,11 +10,12 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
+from scipy.special import logit
 from threadpoolctl import threadpool_limits
 
-from .. import stats
 from ..errors import unknown_name
-from ..stats.error_rates import Floats
+from ..stats.error_rates import Floats, clopper_pearson_lower
+from ..stats.one_run import most_revealed
 from .outputs import Encoder, Outputs
 from .release import Draw, OutputAdversary, Scorer, rounded
 
@@ -34,6 +35,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "LogisticRegression": {"max_iter": 300},
 }
 _HELD_OUT = 3  # one of so many own runs compares the models
+_NUMBERS = 100  # numbers of guesses that are tried
+_LEVEL = 1e-3  # of the bound for each of them
 _FEW_RUNS = 8  # runs of a cell, on average, from which counts are estimates
 _REACH = 10.0  # robust deviations beyond which a column is clipped
 _LEAST = 1e-12  # probabilities nearer to 0 or 1 have the log odds of this
@@ -89,9 +92,10 @@ class Learned(OutputAdversary):
         draw: Draw,
         pair: tuple[Any, Any],
         rng: Generator,
+        delta: float = 0.0,
     ) -> Scorer:
         encoder, x, y = self._own_runs(draw, self.fit, rng)
-        learn, _ = self._best(x, y, rng)
+        learn, _ = self._best(x, y, rng, delta)
         predict = learn(x, y)
 
         def score(outputs: Outputs) -> Floats:
@@ -103,9 +107,10 @@ class Learned(OutputAdversary):
         self,
         draw: Draw,
         rng: Generator,
+        delta: float = 0.0,
     ) -> float:
         _, x, y = self._own_runs(draw, self.search, rng)
-        return self._best(x, y, rng)[1]
+        return self._best(x, y, rng, delta)[1]
 
     def _own_runs(
         self, draw: Draw, runs: int, rng: Generator
@@ -126,6 +131,7 @@ class Learned(OutputAdversary):
         x: Floats,
         y: NDArray[np.bool_],
         rng: Generator,
+        delta: float,
     ) -> tuple[Learn, float]:
         """Returns the way of learning that does best on held-out runs, and its result.
 
@@ -142,9 +148,7 @@ class Learned(OutputAdversary):
         for name, learn in ways.items():
             predict = learn(x[held_out:], y[held_out:])
             log_odds = predict(x_held_out)
-            estimator = stats.make("one-run", held_out, independent=True, log_odds=True)
-            estimator.fold(log_odds, y_held_out)
-            bound = estimator.bound(delta=0.0, confidence=0.95).epsilon_lower
+            bound = _shown(log_odds, y_held_out, delta)
             log_odds_of_other = np.where(y_held_out, -log_odds, log_odds)
             cross_entropy = float(np.logaddexp(0.0, log_odds_of_other).mean())
             results[name] = bound + math.log(2) - cross_entropy
@@ -164,6 +168,32 @@ class Learned(OutputAdversary):
                 yield name, functools.partial(_learn, name, seed)
             elif cells * _FEW_RUNS <= runs or self.model == CELLS:
                 yield name, _count
+
+
+def _shown(
+    log_odds: Floats,
+    inside: NDArray[np.bool_],
+    delta: float,
+) -> float:
+    """Estimates the ε at `delta` that guesses on own runs show, whatever number of them is best.
+
+    Unlike a bound on trials, it may choose that number by the bits, so it notices rarer events.
+
+    Args:
+        log_odds: of "in", float64 [n].
+        inside: the worlds, bool [n].
+        delta: δ of the claim.
+    """
+    runs = len(inside)
+    surest = np.argsort(-np.abs(log_odds))
+    is_right = (log_odds > 0) == inside
+    right = np.cumsum(is_right[surest])
+    guesses = np.unique(np.geomspace(1, runs, _NUMBERS).astype(np.int64))
+    revealed, _ = most_revealed(runs, delta, _LEVEL)
+    counted = np.maximum(guesses - revealed, 1)
+    counted_right = np.maximum(right[guesses - 1] - revealed, 0)
+    rates = clopper_pearson_lower(np.minimum(counted_right, counted), counted, _LEVEL)
+    return max(float(logit(rates).max()), 0.0)
 
 
 def _joined(

@@ -31,7 +31,9 @@ class LogRatio(OutputAdversary):
         """The module that `path` names."""
         return (*super().named_modules(), self.path.partition(":")[0])
 
-    def scorer(self, draw: Draw, pair: tuple[Any, Any], rng: Generator) -> Scorer:
+    def scorer(
+        self, draw: Draw, pair: tuple[Any, Any], rng: Generator, delta: float = 0.0
+    ) -> Scorer:
         log_ratio = imports.function(self.path, "adversary.path", "outputs", "pair")
 
         def score(outputs: Outputs) -> Any:

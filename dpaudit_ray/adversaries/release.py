@@ -34,17 +34,20 @@ class OutputAdversary(Adversary):
     searches: ClassVar[bool] = False  # whether it compares pairs of inputs by `promise`
 
     @abstractmethod
-    def scorer(self, draw: Draw, pair: tuple[Any, Any], rng: Generator) -> Scorer:
+    def scorer(
+        self, draw: Draw, pair: tuple[Any, Any], rng: Generator, delta: float = 0.0
+    ) -> Scorer:
         """Prepares to score outputs for one pair of inputs.
 
         Args:
             draw: runs the mechanism on the first input (False) or the second.
             pair: the two inputs.
             rng: the adversary's own randomness, for its own runs too.
+            delta: δ of the claim.
         """
 
-    def promise(self, draw: Draw, rng: Generator) -> float:
-        """Estimates the ε that a pair of inputs shows, from runs that are no trials."""
+    def promise(self, draw: Draw, rng: Generator, delta: float = 0.0) -> float:
+        """Estimates the ε at `delta` that a pair of inputs shows, from runs that are no trials."""
         raise NotImplementedError(f"{self.name} compares no pairs")
 
 

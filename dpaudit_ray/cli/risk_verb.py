@@ -135,6 +135,5 @@ def _show_risks(label: str, risks: dict[str, Risk]) -> None:
     if "measured" in risks:
         terminal.explain("measured: what this ε allows; the mechanism keeps no smaller one")
     if first.unlimited:
-        terminal.explain(
-            f"no belief is bounded with a chance of δ = {plain(first.unlimited)} for each record"
-        )
+        chance = f"δ = {plain(first.unlimited)} for each {first.unit}"
+        terminal.explain(f"no belief is bounded with a chance of {chance}")

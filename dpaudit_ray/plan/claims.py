@@ -187,7 +187,8 @@ def test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
     if audit.independent:
         alternatives = None if claimed.worst_is_gaussian else curves
         log_odds = cell.adversary.log_odds
-        return ClaimTest(curve, first, alternatives, tuple(later), log_odds)
+        delta = cell.audit.delta if log_odds else None
+        return ClaimTest(curve, first, alternatives, tuple(later), log_odds, delta)
     planned = audit.looks[-1] if later else first
     return RunTest(curve, planned, audit.together, audit.paired)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..stats.base import Estimator, Members, Scores, alike_in_a_row
-from ..stats.claim_verdict import ClaimTest, DeclaredTest, RunTest
+from ..stats.claim_verdict import BoundTest, ClaimTest, DeclaredTest, RunTest
 from ..stats.growth import Growing
 from ..stats.guess_count_bound import GuessCounter
 from ..storage.scores import PackScores
@@ -60,7 +60,7 @@ def parts_between_looks(
 
 
 def feed(
-    state: Estimator | Growing | ClaimTest | RunTest | GuessCounter | DeclaredTest,
+    state: Estimator | Growing | ClaimTest | RunTest | GuessCounter | DeclaredTest | BoundTest,
     pack: ConsumedPack | Trials,
     column: int = -1,
 ) -> None:

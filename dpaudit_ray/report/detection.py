@@ -87,10 +87,10 @@ def chance_to_refute(test: Test, alpha: float) -> float:
     if len(looks) == 1 and not isinstance(alternative, Curve):
         smaller = math.floor(alternative / _GRAIN) * _GRAIN
         for trials in _SHORTER:
-            shorter = test.curve, (trials,), smaller, trials, alpha
+            shorter = test.curve, (trials,), smaller, trials, alpha, test.delta
             if trials < test.planned and _share_found(*shorter, required=1.0) == 1:
                 return 1.0  # fewer trials and a smaller effect are enough
-    return _share_found(test.curve, looks, alternative, test.horizon, alpha)
+    return _share_found(test.curve, looks, alternative, test.horizon, alpha, test.delta)
 
 
 def _with_less_noise(test: ClaimTest, rate: float, guesses: int) -> float | Curve | None:
@@ -137,9 +137,12 @@ def _share_found(
     alternative: float | Curve,
     trials: int,
     alpha: float,
+    delta: float | None = None,
     required: float = 0.0,
 ) -> float:
     """Returns the share of simulated audits that refute a claim.
+
+    A bound at `delta`, which the audit tests, too, is left out: it could only raise the share.
 
     Args:
         curve: the claim.
@@ -148,6 +151,7 @@ def _share_found(
             curve of which scores are the likelihood ratios.
         trials: trials of a simulated audit.
         alpha: error probability at which the claim counts as refuted.
+        delta: as of `ClaimTest`.
         required: the simulation ends early once the share cannot reach this.
     """
     rng = np.random.default_rng(0)
@@ -158,7 +162,7 @@ def _share_found(
             scores = Responses.from_curve(alternative).scores(members, rng)
         else:
             scores = rng.normal(size=trials) + alternative * members
-        audit = ClaimTest(curve, looks[0], later=looks[1:])
+        audit = ClaimTest(curve, looks[0], later=looks[1:], delta=delta)
         # Not `audit.fold`: it would also count correct guesses, which nothing here reads.
         audit.process.fold(scores, members)
         for part in audit.declared:
@@ -405,7 +409,9 @@ def _finds(
         return False
     if trials not in looks:
         looks = (trials,)
-    share = _share_found(test.curve, looks, alternative, trials, alpha, REQUIRED_POWER)
+    share = _share_found(
+        test.curve, looks, alternative, trials, alpha, test.delta, required=REQUIRED_POWER
+    )
     return share >= REQUIRED_POWER
 
 

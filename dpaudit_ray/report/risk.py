@@ -34,6 +34,7 @@ class Risk:
         members: share of members that are found, by the share of non-members that are accused.
         beliefs: what a belief in a record's membership can become, by the belief before.
         unlimited: chance that a release is outside the bound of `beliefs`: δ.
+        unit: what the claim protects.
     """
 
     claim: str
@@ -41,13 +42,15 @@ class Risk:
     members: dict[float, float]
     beliefs: dict[float, float]
     unlimited: float
+    unit: str = "record"
 
     @property
     def sentence(self) -> str:
         """The accuracy in words."""
         return (
-            f"an attacker who knows all other records, and guesses whether one is in, is right in "
-            f"at most {_percent(self.accuracy)} of cases, where blind guessing is right in 50 %"
+            f"an attacker who knows all other {self.unit}s, and guesses whether one is in, is "
+            f"right in at most {_percent(self.accuracy)} of cases, where blind guessing is right "
+            f"in 50 %"
         )
 
 
@@ -84,7 +87,7 @@ class Subject:
             odds = largest_ratio * prior / (1 - prior)
             beliefs[prior] = odds / (1 + odds)
         rates = dict(zip(FPRS, true_positives.tolist(), strict=True))
-        return Risk(claim.words, largest_accuracy(curve), rates, beliefs, self.delta)
+        return Risk(claim.words, largest_accuracy(curve), rates, beliefs, self.delta, claim.unit)
 
     def picture(self) -> bytes:
         """Draws the share of members found over that of non-members accused; a PNG's content."""
@@ -118,7 +121,7 @@ def of_claim(claim: Claim, delta: float) -> Subject:
         delta = claim.delta
         if delta > 0:
             mu = float(gdp.mu(claim.epsilon, delta))
-            by_name["Gaussian noise"] = GaussianDp(mu)
+            by_name["Gaussian noise"] = GaussianDp(mu, claim.unit)
     accountant = "gaussian" if claim.gaussian else "pld"
     return Subject(by_name, delta, accountant)
 
@@ -131,11 +134,12 @@ def of_run(run: Run) -> dict[str, Subject]:
     subjects = {}
     for index, (audit, cell) in enumerate(run.pairs):
         quoted = quote(run, index)
+        unit = cell.claimed().unit
         claims = dict[str, Claim]()
         if audit.claim < math.inf:
             claims["claimed"] = cell.claimed()
         if quoted.epsilon is not None:
-            claims["measured"] = EpsilonDelta(quoted.epsilon, quoted.delta)
+            claims["measured"] = EpsilonDelta(quoted.epsilon, quoted.delta, unit)
         if claims:
             subjects[audit.label] = Subject(claims, quoted.delta, audit.accountant)
     if not subjects:

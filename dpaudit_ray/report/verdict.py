@@ -477,7 +477,7 @@ def in_words(run: Run, verdict: RunVerdict) -> Answer:
     headline = _headline(run, verdict.verdict, audits)
     return Answer(
         verdict=verdict.verdict,
-        sentence=f"{verdict.verdict}: {_sentence(run, verdict, audits, headline)}",
+        sentence=f"{verdict.verdict}: {_sentence(run, verdict, audits, headline)}{_unit(run)}",
         help=tuple(_help(run, verdict)),
         audits=tuple(audits),
         quote=headline,
@@ -639,6 +639,14 @@ def _sentence(
     if several and done < run.plan.trials and not run.complete:
         finding = f"{done:,} of {run.plan.trials:,} trials are done"
     return f"no violation found, but {finding}. {quoted}."
+
+
+def _unit(run: Run) -> str:
+    """Returns a sentence on what the claims protect; "" if it is each record."""
+    units = {cell.claimed().unit for cell in run.sweep.cells if cell.sampled}
+    if units <= {"record"}:
+        return ""
+    return f" The claim is for each {' or '.join(sorted(units))}."
 
 
 def measured(quote: Quote, label: str = "") -> str:

@@ -198,7 +198,10 @@ class Audit:
                 return
 
     def _pinned_run(
-        self, kind: Any, record: int | None = None, tables: tuple[str, ...] = ()
+        self,
+        kind: Any,
+        record: int | None = None,
+        tables: tuple[str, ...] = (),
     ) -> PinnedRun:
         """Returns one run with pinned releases. Raises ScriptError if it is missing."""
         run = self._run_once("pinned", share=_PINNED, pinned=kind, record=record, tables=tables)

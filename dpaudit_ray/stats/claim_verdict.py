@@ -36,6 +36,7 @@ from .error_rates import Counts, Floats, clopper_pearson_lower, first_where
 from .growth import shares
 from .guess_count_bound import GuessCounter
 from .multi_canary import RunAccuracies
+from .one_run import OneRun
 from .paired import PairOutcomes
 from .ranking import Costs, Weights, distribution, ranked_mistakes, two_means
 from .trial_log import Diverged, TrialLog
@@ -138,6 +139,41 @@ class DeclaredTest:
         trials_left = self.trials - int(diverged[_LESSONS - 1]) - 1
         counts = (mistakes, len(later), trials_left)
         return one_sided_p_value(Responses.from_curve(curve), counts, _RARE * alpha)
+
+
+class BoundTest:
+    """Test by a lower bound on ε after a declared number of trials; later ones are ignored.
+
+    Rare events hardly change the order of mistakes. `one-run` guesses by them alone.
+
+    Args:
+        planned: declared number of trials.
+        delta: δ at which the bound is compared with a claim.
+        log_odds: as of `DeclaredTest`.
+    """
+
+    def __init__(self, planned: int, delta: float, log_odds: bool = False) -> None:
+        self._missing = planned
+        self._delta = delta
+        self._state = OneRun(planned, independent=True, log_odds=log_odds)
+        self._epsilons: dict[float, float] = {}  # by level: a search for the noise asks again
+
+    def fold(self, scores: Scores, members: Members) -> None:
+        self._state.fold(scores[: self._missing], members[: self._missing])
+        self._missing = max(self._missing - len(scores), 0)
+
+    def miss(self, members: Members) -> None:
+        self._state.miss(members[: self._missing])
+        self._missing = max(self._missing - len(members), 0)
+
+    def refuted_after(self, curve: Curve, alpha: float) -> int | None:
+        """Returns the declared number if the bound is above the claim at `alpha`; None if not."""
+        claimed = curve.epsilons[curve.deltas <= self._delta]
+        if self._missing or len(claimed) == 0:
+            return None
+        if alpha not in self._epsilons:
+            self._epsilons[alpha] = self._state.bound(self._delta, 1 - alpha).epsilon_lower
+        return self._state.planned if self._epsilons[alpha] > claimed.min() else None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -279,6 +315,7 @@ class ClaimTest(_Test):
     alternatives: Callable[[float], Curve] | None = None
     later: tuple[int, ...] = ()  # declared with `planned`: each has a `DeclaredTest`
     log_odds: bool = False  # whether scores are log odds of the bit
+    delta: float | None = None  # that of a `BoundTest`, which has half of the declared tests' error
     _reached: list[tuple[int, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -286,7 +323,14 @@ class ClaimTest(_Test):
         self.hits = GuessCounter()
         numbers = (self.planned, *self.later)
         self.declared = [DeclaredTest(number, self.log_odds) for number in numbers]
-        self.between_looks: tuple[GuessCounter | DeclaredTest, ...] = (self.hits, *self.declared)
+        self.bounds: list[BoundTest] = []
+        if self.delta is not None:
+            self.bounds.append(BoundTest(self.planned, self.delta, self.log_odds))
+        self.between_looks: tuple[GuessCounter | DeclaredTest | BoundTest, ...] = (
+            self.hits,
+            *self.declared,
+            *self.bounds,
+        )
 
     @property
     def trials(self) -> int:
@@ -333,13 +377,11 @@ class ClaimTest(_Test):
 
     def _crossings(self, curve: Curve, alpha: float) -> list[int]:
         """Returns the trials after which each test for a declared number refuted `curve`."""
-        level = (1 - EVIDENCE_SHARE) * alpha
-        crossings = []
+        level = (1 - EVIDENCE_SHARE) * alpha / (1 + len(self.bounds))
+        crossings = [bound.refuted_after(curve, level) for bound in self.bounds]
         for test, share in zip(self.declared, shares(len(self.declared)), strict=True):
-            trials = test.refuted_after(curve, share * level)
-            if trials is not None:
-                crossings.append(trials)
-        return crossings
+            crossings.append(test.refuted_after(curve, share * level))
+        return [trials for trials in crossings if trials is not None]
 
 
 @dataclass

@@ -265,3 +265,22 @@ def test_a_learned_score_ranks_outputs_by_their_likelihood(model):
     scores = score(np.array([0, 1, 2, 3]))
     assert scores[0] > scores[3]
     assert scores[1] > scores[2]
+
+
+def test_a_pair_is_chosen_at_the_delta_of_the_claim():
+    """An event of .005 shows more than ε = .5 at δ = 0, and nothing at δ = .01."""
+
+    def rare(member, runs, rng):
+        return 1 * (member & (rng.random(runs) < 0.005))
+
+    def half(member, runs, rng):
+        return 1 * (member ^ (rng.random(runs) < 1 / (1 + np.exp(0.5))))
+
+    learned = Learned(search=20_000)
+    promises = {}
+    for delta in (0.0, 0.01):
+        promises[delta] = [
+            learned.promise(draw, np.random.default_rng(0), delta) for draw in (rare, half)
+        ]
+    assert promises[0.0][0] > promises[0.0][1]
+    assert promises[0.01][0] < promises[0.01][1]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.command import completed, dpaudit, inline, refused, write_sweep
+from tests.command import changed, completed, dpaudit, inline, refused, write_sweep
 
 
 def count(member: bool, seed: int, scale: float = 1.0) -> float:
@@ -122,3 +122,16 @@ def test_gaussian_releases_may_be_stated_as_a_claim(tmp_path):
     raw = sweep({"noise_multiplier": 1.0, "steps": 1}, 1e-5)
     planned = dpaudit("plan", write_sweep(tmp_path, raw))
     assert " 4.377 " in planned.out, planned
+
+
+def test_what_a_claim_protects_is_in_the_words_of_the_verdict(tmp_path):
+    claim = {"epsilon": 1, "unit": "user"}
+    few = changed(sweep(claim), "audit.trials", 400)
+    done = inline(write_sweep(tmp_path, few), tmp_path / "runs")
+    run = tmp_path / "runs" / "stated"
+    assert "The claim is for each user." in " ".join(completed(done).out.split())
+    completed(dpaudit("report", run))
+    assert "The claim is for each user." in (run / "report.html").read_text()
+    risk = completed(dpaudit("risk", run, "--trust", "tests")).out
+    assert "who knows all other users, and" in " ".join(risk.split())
+    assert completed(dpaudit("check", run, "--trust", "tests"))

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from scipy import special
 
+from dpaudit_ray import accounting
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.claim import LOSSES, OUTCOMES, PLAIN, WINS, Claim, Portfolio
-from dpaudit_ray.stats.claim_verdict import ClaimTest, DeclaredTest, boundary
+from dpaudit_ray.stats.claim_verdict import BoundTest, ClaimTest, DeclaredTest, boundary
 from dpaudit_ray.stats.curve import Curve, Responses, gaussian
 from tests.long import LONG
 from tests.stats.reference import drawn_costs, gaussian_trials
@@ -241,3 +242,62 @@ def test_a_search_of_sampled_claims_errs_at_its_level_whatever_their_tests_depen
 def test_noise_that_is_not_refuted_bounds_it_whatever_smaller_noise_is(monkeypatch):
     monkeypatch.setattr(ClaimTest, "_refutes", lambda *_: lambda noise: not 0.1 < noise < 0.2)
     assert 0.2 <= ClaimTest(gaussian(1.0), 100).effective_noise(float, 1.0, 0.05, False) < 0.22
+
+
+def pure(epsilon):
+    return accounting.Claim(epsilon=epsilon).curve
+
+
+def rare(trials, rng, share=0.02):
+    """Log odds of an output that shows the bit of few members, and else nothing."""
+    members = rng.random(trials) < 0.5
+    shown = members & (rng.random(trials) < share)
+    return np.where(shown, 5.0, 0.0), members
+
+
+def folded(test, scores, members):
+    test.fold(scores, members)
+    test.look(now=True)
+    return test
+
+
+def test_a_rare_event_refutes_by_its_bound():
+    """Of 5000 trials, some 50 show the bit: the order of all mistakes hardly changes."""
+    claim = pure(1.0)
+    scores, members = rare(5000, np.random.default_rng(0))
+    by_order = folded(ClaimTest(claim, 5000, log_odds=True), scores, members)
+    by_bound = folded(ClaimTest(claim, 5000, log_odds=True, delta=0.0), scores, members)
+    assert by_order.refuted_after(0.05) is None
+    assert by_bound.refuted_after(0.05) == 5000
+    assert by_bound.effective_noise(lambda noise: pure(1 / noise), 1.0, 0.05) < 0.6
+
+    partial = folded(ClaimTest(claim, 6000, log_odds=True, delta=0.0), scores, members)
+    assert partial.refuted_after(0.05) is None, "the bound is for the declared number"
+    at_delta = folded(ClaimTest(claim, 5000, log_odds=True, delta=0.05), scores, members)
+    assert at_delta.refuted_after(0.05) is None, "so rare an event is what δ allows"
+
+
+def test_a_bound_ignores_trials_beyond_the_declared_and_counts_misses_as_wrong():
+    claim = pure(1.0)
+    scores, members = rare(8000, np.random.default_rng(1))
+    first = folded(ClaimTest(claim, 5000, log_odds=True, delta=0.0), scores[:5000], members[:5000])
+    longer = folded(ClaimTest(claim, 5000, log_odds=True, delta=0.0), scores, members)
+    assert [t.bounds[0].refuted_after(claim, 0.05) for t in (first, longer)] == [5000, 5000]
+
+    missed = BoundTest(5000, 0.0, log_odds=True)
+    missed.fold(scores[:4000], members[:4000])
+    missed.miss(members[4000:])
+    assert missed.refuted_after(claim, 0.05) is None
+
+
+def test_true_claims_stand_with_their_bound():
+    """200 audits of a tight claim at a level of .2: 57 refuted have a probability of 0.3 %."""
+    claim = pure(1.0)
+    worst = Responses.from_curve(claim)
+    rng = np.random.default_rng(2)
+    refuted = 0
+    for _ in range(200):
+        members = rng.random(300) < 0.5
+        test = ClaimTest(claim, 300, log_odds=True, delta=0.0)
+        refuted += folded(test, worst.scores(members, rng), members).refuted_after(0.2) is not None
+    assert refuted <= 56

@@ -139,7 +139,10 @@ class Release(Mechanism):
             return None
         identity = self.identity()
         identity.pop("claim")
-        return Preparation(pairs, {"release": identity, "adversary": adversary.identity()})
+        settings: dict[str, Any] = {"release": identity, "adversary": adversary.identity()}
+        if self._delta:
+            settings["delta"] = self._delta
+        return Preparation(pairs, settings)
 
     def prepare_part(
         self,
@@ -151,7 +154,7 @@ class Release(Mechanism):
         pattern, pair = named_pairs(self.pairs)[part]
         rng = np.random.default_rng(seeds.part)
         draws = self._draws(pair)
-        promise = cast(OutputAdversary, adversary).promise(draws, rng)
+        promise = cast(OutputAdversary, adversary).promise(draws, rng, self._delta)
         _log.info("%s promises ε = %.3g", pattern, promise)
         return {"promise": np.array([promise])}
 
@@ -173,7 +176,12 @@ class Release(Mechanism):
         draws = self._draws(pair)
         rng = np.random.default_rng(craft_seed)
         attacker = cast(OutputAdversary, adversary)
-        return _Releases(draws, attacker.scorer(draws, pair, rng))
+        return _Releases(draws, attacker.scorer(draws, pair, rng, self._delta))
+
+    @property
+    def _delta(self) -> float:
+        """δ of the claim, if it has one: rarer events than that refute nothing."""
+        return float(getattr(self.claim, "delta", 0.0))
 
     def _release(self) -> Callable[..., Outputs]:
         arguments = ("data", "rng", "n")

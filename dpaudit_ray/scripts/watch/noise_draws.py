@@ -122,7 +122,12 @@ class StepNoise:
         return _distance_from_normal(every) if len(every) else None
 
 
-def _correlation(kind: Any, between: tuple[int, int], first: Vector, second: Vector) -> Correlation:
+def _correlation(
+    kind: Any,
+    between: tuple[int, int],
+    first: Vector,
+    second: Vector,
+) -> Correlation:
     norm = float(np.sqrt(np.dot(first, first) * np.dot(second, second)))
     value = float(np.dot(first, second)) / norm if norm > 0 else 0.0
     return Correlation(kind, between, len(first), value, pairs=1)

@@ -11,7 +11,12 @@ from .shared_records import PrivateRecords, keys_of, tables_of
 from .tensors import row_keys
 
 
-def note_input(run: WatchedRun, module: Any, arguments: list[Any], trains: bool) -> None:
+def note_input(
+    run: WatchedRun,
+    module: Any,
+    arguments: list[Any],
+    trains: bool,
+) -> None:
     """Notes the first record that a network is given, which it trains with or not."""
     tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
     if not tensors or tensors[0].dim() < 2 or len(tensors[0]) == 0:
@@ -38,7 +43,13 @@ def count_step(run: WatchedRun, optimizer: Any) -> None:
     if run.phase == "main":  # what trains as a module is imported is part of its constants
         kind = type(optimizer).__name__
         names = tuple(run.networks.names(inside))
-        key = OutsideSteps(when, private=bool(inside), optimizer=kind, names=names, steps=0)
+        key = OutsideSteps(
+            when,
+            private=bool(inside),
+            optimizer=kind,
+            names=names,
+            steps=0,
+        )
         updates.steps[key] = updates.steps.get(key, 0) + 1
         run.note_line(kind)
     updates.params.update({id(p): p for p in params})
