@@ -41,6 +41,9 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
     per_example: Sequence[Any] | None = None,
     of: int | None = None,
     name: str = "step",
+    strategy: Any = None,
+    separation: int = 1,
+    indices: Sequence[int] | None = None,
 ) -> list[Any]:
     """Returns the noisy sum of one step.
 
@@ -55,6 +58,11 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
         per_example: gradients, an array [examples, ...] per tensor.
         of: how many records the step's were drawn from.
         name: of this call, if a script has several.
+        strategy: the matrix C [T, T] of correlated noise C⁻¹ z, lower triangular: z then has the
+            deviation `noise_multiplier` times `max_grad_norm` and the sensitivity of C, and the
+            claim is one release of all T steps.
+        separation: steps from one participation of a record to the next, as claimed with it.
+        indices: of the step's records among all, with correlated noise.
 
     Returns:
         total + noise, an array per tensor.
@@ -65,6 +73,11 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
     if callable(total) and per_example is None:
         raise TypeError("audited_step takes per_example where total is a function of it")
     examples = list(per_example or [])
+    stream = _stream(name, noise_multiplier, max_grad_norm, sample_rate)
+    arrays: Noise | None = None
+    if stream and strategy is not None and not stream.run.request.pinned:
+        arrays = list(noise() if callable(noise) else noise)
+        stream.whiten(arrays, strategy, separation, indices)
 
     def released(change: Any, seed: int | None) -> list[Any]:
         """Returns the sums with one example changed, plus noise, drawn if it is a function."""
@@ -76,10 +89,10 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
                 change and change[0] == "appended"
             ):  # clipped already, so a canary has the largest norm
                 sums = [a + _like(a, row / 1e3) for a, row in zip(sums, change[1], strict=True)]
-        noises = noise() if callable(noise) else noise
+        source = noise if arrays is None else arrays
+        noises = source() if callable(source) else source
         return [a + b for a, b in zip(sums, noises, strict=True)]
 
-    stream = _stream(name, noise_multiplier, max_grad_norm, sample_rate)
     if not stream:
         return released(None, None)
     shapes = [tuple(array.shape[1:]) for array in examples]

@@ -286,6 +286,10 @@ KINDS: dict[str, FindingKind] = {
         "DPA065", "records elsewhere", _V, "networks that begin with constants or random numbers",
         "{names}, which began as statistics of the records: no noise hides these",
         "begin with constants, or add noise to the statistics and account for that"),
+    "participation": FindingKind(
+        "DPA066", "sampling", _V, "records that take part every {b} steps, as claimed",
+        "record {record} in steps {first} and {second}",
+        "order batches so that a record is only in each separation-th step, or claim less"),
 }
 # fmt: on
 

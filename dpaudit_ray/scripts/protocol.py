@@ -240,6 +240,19 @@ class ArraysGiven(Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Participation(Entry):
+    """Claim of correlated noise that a record takes part every `separation` steps.
+
+    `has_indices`: steps state the indices of their records. `record` is the index of one that takes
+    part otherwise, with two of its steps.
+    """
+
+    separation: int
+    has_indices: bool = True
+    record: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PinnedStep(Entry):
     """A step of a pinned run.
 

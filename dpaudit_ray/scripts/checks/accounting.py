@@ -4,7 +4,7 @@ import math
 
 from ...errors import plain
 from .. import claims
-from ..protocol import CarriedSum, Claim, Made, Report, entries_of
+from ..protocol import CarriedSum, Claim, Made, Participation, Report, entries_of
 from ..script_findings import Judgement
 from .check import Check, Inspection, at_step
 
@@ -23,6 +23,8 @@ class Accounting(Check):
         for entry in entries_of(inspection.record, CarriedSum)[:1]:
             judgement.find("carried sum", at_step(entry.step, entry.line))
         summary = f"{counted} of {steps_taken} steps accounted"
+        if entries_of(inspection.record, Participation):
+            summary = f"{steps_taken} steps accounted as one release"
         if inspection.cut:  # a script may account, or ask for ε, after its steps
             return judgement.miss(f"{summary}, and then {inspection.cut}")
         self._judge_targets(inspection, judgement)

@@ -7,9 +7,9 @@ from scipy import special
 
 from ...errors import plain
 from .. import claims
-from ..protocol import Draws, Made, UnevenStep, entries_of
+from ..protocol import Draws, Made, Participation, UnevenStep, entries_of
 from ..script_findings import Finding, Judgement, finding
-from .check import LEVEL_SHARE, Check, Inspection, find_uneven
+from .check import LEVEL_SHARE, Check, Inspection, at_step, find_uneven
 
 _WHERE = "the sampler"
 _FEW = 10  # draws from which their spread is informative
@@ -29,6 +29,19 @@ class Sampling(Check):
             if made.replaced_sampler:
                 where = made.line or "make_private"
                 judgement.find("sampler", where, sampler=made.replaced_sampler)
+        participations = entries_of(inspection.record, Participation)
+        for entry in participations:
+            if not entry.has_indices:
+                return judgement.miss("which records take part is not known; give indices=")
+            if entry.record is not None:
+                record, first, second = entry.record
+                steps = {"first": first + 1, "second": second + 1}
+                where = at_step(second, entry.line)
+                judgement.find("participation", where, record=record, b=entry.separation, **steps)
+                break
+        if participations:
+            separation = participations[0].separation
+            return judgement.observe(f"each record in every {separation}th step, as claimed")
         if not result.draws:
             if inspection.is_unsampled:
                 return judgement.observe("every record in every step, as accounted")

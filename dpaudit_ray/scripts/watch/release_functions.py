@@ -12,14 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..protocol import ArraysGiven, Draws, History, PinnedStep
+from ..protocol import ArraysGiven, Draws, History, Participation, PinnedStep, Shift, StepInspection
 from . import pinned_runs
 from .generators import script_generators
 from .loaders import Indices, draw_counts
+from .noise_draws import NoiseDraws
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
 from .step_probe import INSPECTED, Change, StepWatch
-from .tensors import Release, difference, flat_vectors, row_keys, sample_digest
+from .tensors import (
+    Release,
+    difference,
+    flat_vectors,
+    row_keys,
+    sample_digest,
+    squared_lengths,
+)
 
 run: WatchedRun | None = None  # that is watched in this process
 
@@ -71,6 +79,9 @@ class Stream(StepWatch):
         self._counts: collections.Counter[Any] = collections.Counter()
         self._redraws: bool | None = None  # whether a call draws noise of its own; None: untried
         self._scale = 1.0  # of what replaces a pinned release
+        self._noises: list[Release] = []  # of all steps, if noise is correlated
+        self._white: Release | None = None  # the step's noise that no earlier step determines
+        self._first_steps: dict[int, int] = {}  # of records, by their index
         self._call: ReleasedArrays = lambda *_: []
 
     @property
@@ -121,7 +132,9 @@ class Stream(StepWatch):
                 self.generators = script_generators()
             if inspects and not clips:
                 run.put(ArraysGiven(kind="sum"))
-            if self._draws_noise(redraws):
+            if self._white is not None:
+                self._inspect_white(self._white)
+            elif self._draws_noise(redraws):
                 self.inspect()
             elif inspects:
                 run.put(ArraysGiven(kind="noise"))
@@ -132,9 +145,89 @@ class Stream(StepWatch):
             change = self.begin_trial(self.rate)
         arrays = self._pin(records) if run.request.pinned else call(change, None)
         self.released_shapes = [tuple(array.shape) for array in arrays]
-        self._counts[self.noise, self.rate] += 1
-        self.end_step(_flat(arrays), self.noise, self.rate)
+        release = _flat(arrays)
+        if self._white is None:
+            self._counts[self.noise, self.rate] += 1
+        else:  # an adversary knows the noise of earlier steps
+            past = difference(self._noises[-1], self._white)
+            release = difference(release, past)
+        self.end_step(release, self.noise, self.rate)
         return arrays
+
+    def whiten(
+        self, noise: Arrays, strategy: Any, separation: int, indices: Sequence[int] | None
+    ) -> None:
+        """Notes the noise n_t of the next step: C n must be independent, and as large as claimed.
+
+        Multiplied by C, the releases g + n of all steps are C g + z. So step t is one of DP-SGD
+        with the noise z_t / C_tt, which has the claimed multiplier times the sensitivity of C.
+
+        Args:
+            noise: n_t, an array per tensor.
+            strategy: C [T, T].
+            separation: b, of a record that takes part in steps o, o + b, ...
+            indices: of the step's records, if known.
+
+        Raises:
+            ValueError: C has too few rows.
+        """
+        matrix = np.asarray(strategy, dtype=float)
+        step = self.steps
+        if step >= len(matrix):
+            raise ValueError(f"strategy has {len(matrix)} rows; give one for each step")
+        self._noises.append(_flat(noise))
+        row = matrix[step] / matrix[step, step]
+        white = [np.zeros_like(part) for part in self._noises[-1]]
+        for weight, noises in zip(row, self._noises, strict=False):
+            white = [total + weight * part for total, part in zip(white, noises, strict=True)]
+        self._white = white
+        sizes = []
+        for first in range(min(separation, len(matrix))):
+            change = np.abs(matrix)[:, first::separation].sum(axis=1)
+            sizes.append(float(np.linalg.norm(change)))
+        assert self.noise is not None
+        self._counts = collections.Counter({(self.noise, 1.0): 1})
+        self.rate = 1.0
+        self.noise *= max(sizes) / matrix[step, step]
+        has_indices = indices is not None
+        if not step:
+            self.run.put(Participation(separation=separation, has_indices=has_indices))
+        for index in indices or ():
+            earlier = self._first_steps.setdefault(int(index), step)
+            if (step - earlier) % separation:
+                pair = (int(index), earlier, step)
+                self.run.put(Participation(separation=separation, record=pair))
+                break
+
+    def _inspect_white(self, white: Release) -> None:
+        """Inspects a step of correlated noise, which is known, and not drawn again."""
+        if not self.run.request.inspects:
+            return
+        count = 2  # draws that say as much as one around a known mean
+        mean = [-math.sqrt(1 + 1 / count) * part for part in white]
+        constant = [np.zeros(len(part), dtype=np.bool_) for part in white]
+        draws = NoiseDraws(count, squared_lengths(white), mean, constant)
+        with self.run.replay():
+            actual = self.released()
+            shifts = []
+            for what, change in self.changes():
+                shift = difference(self.released(change), actual)
+                shifts.append(Shift(what, tuple(squared_lengths(shift))))
+        self.run.put(
+            StepInspection(
+                step=self.steps,
+                optimizer=self.number,
+                names=tuple(self.names(len(actual))),
+                sizes=tuple(map(len, actual)),
+                norms=tuple(squared_lengths(actual)),
+                noise=self.noise,
+                draws=count,
+                squares=tuple(draws.squares),
+                shifts=tuple(shifts),
+                correlations=self._noise.strongest_correlations(draws, self.steps),
+                law=self._noise.law_distance(),
+            )
+        )
 
     def _note_draw(self, records: Sequence[Any]) -> None:
         """Notes which records the step's examples are, if one of their arrays shows it."""
