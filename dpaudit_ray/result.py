@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,8 @@ from .storage.scores import without_gaps
 if TYPE_CHECKING:
     from .report.tables import Run
     from .report.verdict import Answer, Verdict
+
+FigureKind = Literal["bars", "steps", "trend", "heatmap"]
 
 
 @dataclass(frozen=True)
@@ -165,35 +167,68 @@ class Result:
         """Returns VIOLATION, CONSISTENT or INCONCLUSIVE, as `dpaudit verify` does."""
         return self.answer.verdict
 
-    def plot(self, steps: bool = False, ax: Any = None) -> Any:
+    def plot(
+        self,
+        steps: bool = False,
+        ax: Any = None,
+        *,
+        kind: FigureKind = "bars",
+        style: Literal["screen", "paper"] = "screen",
+        columns: int = 1,
+    ) -> Any:
         """Draws lower bounds and claims with matplotlib.
 
         Args:
-            steps: draws all recorded steps, a plot for each claim; by default the last step of all
-                audits in one plot.
-            ax: axes to draw in; by default those of a new figure.
+            steps: the same as `kind="steps"`.
+            ax: axes to draw in, for bars and steps; by default those of a new figure.
+            kind: "bars" of the last step of all audits; "steps", a plot for each claim; "trend",
+                over the only key of the grid with three or more numbers; "heatmap", over two keys.
+            style: "paper" has the width of `columns` of a page, and type of 8 points.
+            columns: 1 or 2.
 
         Returns:
-            The axes; an array of them for `steps`.
+            The axes; an array of them for steps and heat maps.
 
         Raises:
-            SpecError: there are too few axes, or a single step is recorded.
+            SpecError: there are too few axes, or the run has nothing to draw in this way.
         """
         from matplotlib import pyplot as plt  # looks for a display
 
-        from .report.figures import whole_run
+        from .report.figures import paper, whole_run
 
+        if kind not in get_args(FigureKind):
+            raise SpecError("kind", f"is {kind!r}; give {', '.join(get_args(FigureKind))}")
+        if steps:
+            kind = "steps"
         # A notebook's backend that is loaded while a figure is styled shows no later one.
         plt.switch_backend(plt.get_backend())
         with self._reading:
-            bounds = whole_run.bounds_table(self.run)
-            draw = whole_run.evolution_figure if steps else whole_run.bars_figure
-            figure = draw(bounds, new=plt.figure, ax=ax)
-            if not figure:
-                raise SpecError("steps", "cannot be drawn: one alone is recorded; leave it out")
+            if kind == "trend":
+                figure = whole_run.trend_figure(self.run, None)
+                reason = "not exactly one key of the grid has three or more numbers; use heatmap"
+            elif kind == "heatmap":
+                figure = paper.heat_map(self.run)
+            else:
+                bounds = whole_run.bounds_table(self.run)
+                draw = whole_run.evolution_figure if kind == "steps" else whole_run.bars_figure
+                figure = draw(bounds, new=plt.figure, ax=ax)
+                reason = "one alone is recorded; leave it out"
+            if figure is None:
+                raise SpecError(kind, f"cannot be drawn: {reason}")
+        if style == "paper" and ax is None:
+            paper.fit_columns(figure, columns)
         if ax is not None:
             return ax
-        return np.array(figure.axes) if steps else figure.axes[0]
+        if kind in ("steps", "heatmap"):
+            return np.array(figure.axes)
+        return figure.axes[0]
+
+    def to_latex(self) -> str:
+        """Returns the audits as a table of LaTeX, which needs the package booktabs."""
+        from .report.figures import paper
+
+        with self._reading:
+            return paper.latex(self.run)
 
     def report(self) -> str:
         """Writes report.html and figures/ into the run directory; returns the report's address."""

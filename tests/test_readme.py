@@ -89,14 +89,16 @@ def test_every_command_runs_in_its_order(commanded, monkeypatch):
 def test_python_example_runs(commanded, monkeypatch, capsys):
     """On a run that is complete: `dpaudit run` is the same call, and has started it."""
     monkeypatch.chdir(commanded)
-    short, long = (block for block in blocks("python") if "da.run" in block)
+    short, long = (block for block in blocks("python") if 'da.run("jobs/' in block)
     exec(short, {})
     exec(long, {})
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed == "9.482 if-gaussian, claim 9.997"
     assert f"It prints `{printed}`" in GUIDE
-    exec(block("python", "da.open"), {})
+    exec(block("python", "da.open"), namespace := {})
     assert Path("bounds.pdf").read_bytes().startswith(b"%PDF")
+    exec(block("python", "to_latex"), namespace)
+    assert Path("paper.pdf").read_bytes().startswith(b"%PDF")
     exec(block("python", "read_parquet"), {})
 
 

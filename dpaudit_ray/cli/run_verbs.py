@@ -92,7 +92,8 @@ def run(  # noqa: PLR0913 (options of a command line)
     else:
         _show_end(opened, summary, result, missed, details)
     if on_finish is not None:
-        done = subprocess.run(on_finish, shell=True, text=True, input=terminal.json_text(entries))
+        content = terminal.json_text(entries)
+        done = subprocess.run(on_finish, shell=True, text=True, input=content)
         if done.returncode:
             terminal.complain(f"--on-finish ended with exit code {done.returncode}: {on_finish}")
     raise typer.Exit(code)

@@ -154,7 +154,8 @@ def _scores_digest(run: Run) -> str:
             scores = finished.read(stored)
             assert isinstance(scores, PackScores)  # no pack that failed is stored
             for bounds in audit.packs[stored.start : stored.stop]:
-                sha256.update(scores.part(*bounds).digest(audit.id).encode())
+                digest = scores.part(*bounds).digest(audit.id)
+                sha256.update(digest.encode())
     return sha256.hexdigest()
 
 

@@ -63,8 +63,10 @@ def repeated(
         return tuple(run.read_part(part.preparation, part.first) for part in parts)
 
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), prepared)
-    chosen = secrets.SystemRandom().sample(packs, math.ceil(share * len(packs)))
-    for index, single in sorted(chosen, key=lambda entry: (entry[0], entry[1].start)):
+    count = math.ceil(share * len(packs))
+    numbers = secrets.SystemRandom().sample(range(len(packs)), count)
+    for position in sorted(numbers):
+        index, single = packs[position]
         audit = plan.audits[index]
         pack = Pack(index, *audit.packs[single.start])
         scores = FinishedTrials(run, plan, index).read(single)
