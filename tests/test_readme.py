@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import dpaudit_ray as da
+from dpaudit_ray.accounting.claim import from_fields
 from dpaudit_ray.forecast import bench
 from dpaudit_ray.sweep import spec, yamlfile
 from tests.command import completed, dpaudit
@@ -137,6 +138,24 @@ def ran(workplace: Path, sweep: object, *files: str, trials: int | None = None) 
 def test_adversary_example_runs(workplace, tiny):
     tiny["grid"] = {"adversary": [{"name": "last_bias:LastBias", "strength": 0.5}]}
     assert len(ran(workplace, tiny, "last_bias.py").scores) == 90 * 2
+
+
+def test_mechanism_with_its_claim_runs(workplace):
+    """20,000 trials of an honest release: a VIOLATION at another seed in at most 5 %."""
+    sweep = yaml.safe_load(block("yaml", "name: my-survey"))
+    sweep["adversary"] = {"name": "learned", "fit": 20_000}
+    result = ran(workplace, sweep, "my_survey.py", trials=20_000)
+    assert result.verdict() == "CONSISTENT"
+    assert result.answer.quote.claim == pytest.approx(0.5, abs=1e-3)
+
+
+def test_kind_of_claim_of_the_page_is_a_claim(workplace):
+    exec(block("python", "# renyi.py"), {"__name__": "renyi"})
+    claim = da.Claim(renyi=0.1, order=8.0)
+    assert claim.epsilon_at(1e-5) == pytest.approx(0.1 + math.log(1e5) / 7)
+    assert claim.weakened(0.7).delta_at(1.0) > claim.delta_at(1.0)
+    assert from_fields(claim.as_fields()) == claim
+    assert claim.curve.deltas[0] == 1
 
 
 def test_label_example_runs(workplace):
