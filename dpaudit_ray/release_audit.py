@@ -28,8 +28,10 @@ _LONG_ENOUGH = 0.1  # seconds of a call by which its speed is measured
 _MOST_AT_ONCE = 100_000  # outputs of such a call
 _SCORING_SECONDS = 2e-5  # for scoring an output and judging its trial
 _SHARE = 0.5  # of a budget that is for trials; the rest is for learning, starting and judging
-_LARGEST_FIT = 200_000  # runs to learn from
-_LARGEST_SEARCH = 20_000  # runs for each pair of inputs
+# Runs to learn from, and for each pair of inputs; audits with many trials show rarer events, and
+# take a tenth and a fiftieth of them.
+_FIT, _SEARCH = 200_000, 20_000
+_LARGEST_FIT = 1_000_000
 _RARE_EVENTS = 100  # runs of a search in which events as rare as δ occur
 _FITTED_PER_SECOND = 5000  # runs to learn from, for each second of the budget
 _DEEPEST = 4  # functions that call each other, whose values count
@@ -98,10 +100,11 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         is_pure = np.isfinite(promised.epsilon_at(0.0))
         delta = 0.0 if is_pure else _DEFAULT_DELTA
     if settings["name"] == "learned":
-        settings.setdefault("fit", max(min(largest_fit, trials), 100))
-        search = min(_LARGEST_SEARCH, trials // 10)
+        fit = min(largest_fit, trials, max(_FIT, trials // 10))
+        settings.setdefault("fit", max(fit, 100))
+        search = min(max(_SEARCH, trials // 50), trials // 10)
         if delta > 0:  # events of a few times δ must be frequent among these runs
-            search = max(search, int(min(_RARE_EVENTS / delta, largest_fit / 2, trials)))
+            search = max(search, int(min(_RARE_EVENTS / delta, _FIT / 2, trials)))
         settings.setdefault("search", max(search, 100))
     sweep = {
         "seed": seed,
