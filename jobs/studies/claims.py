@@ -5,6 +5,7 @@ so many audits of a mechanism whose privacy loss is known; its trials are drawn 
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -174,28 +175,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--audits", type=int, default=1000)
     parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--said", type=int, default=10, help="audits whose chance is printed")
+    parser.add_argument("--said", type=int, default=60, help="audits whose chance is averaged")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--power", action="store_true", help="print the last table only")
     arguments = parser.parse_args()
     rng = np.random.default_rng(arguments.seed)
+    if not arguments.power:
+        verdicts(arguments.audits, arguments.trials, rng)
+    if arguments.said:
+        power(arguments.said, arguments.audits, rng)
+
+
+def verdicts(audits: int, trials: int, rng: np.random.Generator) -> None:
+    """Prints the tables of healthy mechanisms and of broken twins."""
     say("| mechanism | violations | bounds above | certified / true | trials needed |")
     for entry in HEALTHY:
-        say(row(entry, arguments.audits, arguments.trials, rng))
+        say(row(entry, audits, trials, rng))
     for entry in BROKEN:
-        say(row(entry, max(arguments.audits // 10, 1), arguments.trials, rng))
+        say(row(entry, max(audits // 10, 1), trials, rng))
+
+
+def power(printed: int, audits: int, rng: np.random.Generator) -> None:
+    """Prints the chance that audits print to notice less noise, and the share that notices it."""
     say("| claim | trials | said | true |")
-    for claim, mechanism in POWER if arguments.said else ():
+    for claim, mechanism in POWER:
         for trials in (200, 500, 1000):
             said = []
-            for _ in range(arguments.said):
+            for _ in range(printed):
                 said.append(chance_to_refute(test_of(claim, mechanism(1.0), trials, rng), LEVEL))
-            audits = max(arguments.audits // 5, 1)
+            runs = max(audits // 5, 1)
             found = 0
-            for _ in range(audits):
+            for _ in range(runs):
                 test = test_of(claim, mechanism(ALTERNATIVE), trials, rng)
                 found += test.refuted_after(LEVEL) is not None
-            share = found / audits
-            say(f"| {claim.words} | {trials} | {np.mean(said):.2f} | {share:.2f} |")
+            error = np.std(said) / math.sqrt(printed)
+            share = found / runs
+            said_mean = f"{np.mean(said):.2f} ± {error:.2f}"
+            say(f"| {claim.words} | {trials} | {said_mean} | {share:.2f} |")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from scipy import integrate, special, stats
 
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.sweep import spec
-from jobs.studies import claims
+from jobs.studies import claims, releases
 from jobs.studies.coverage import RATE, draw, subsampled_noise
 from jobs.studies.extending import Extending, errors
 from jobs.studies.table import tabulate, tabulate_verdicts, true_epsilon, true_mu
@@ -135,3 +135,12 @@ def test_the_study_of_stated_claims_runs_and_tells_broken_twins(monkeypatch, cap
     assert len(violations) == 1 + len(claims.HEALTHY) + len(claims.BROKEN)
     assert all(violations[entry.name] == "0" for entry in claims.HEALTHY)
     assert violations["one seed"] == violations["sensitivity of half"] == "1"
+
+
+def test_the_study_of_releases_runs(monkeypatch, capsys):
+    """One audit of 500 trials each: a claim is refuted once in 20 audits at most."""
+    monkeypatch.setattr("sys.argv", ["releases", "--runs", "1", "--trials", "500", "--seed", "1"])
+    releases.main()
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert {row[0].strip() for row in rows} == {entry.name for entry in releases.studies()}
+    assert all(row[4].strip() == "0" for row in rows)
