@@ -14,6 +14,7 @@ import dpaudit_ray as da
 from dpaudit_ray.accounting import Sampling, Training
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.stats import TradeOff, gdp
+from tests.long import long
 from tests.mechanisms.test_checkpointing import Cut, CutError
 from tests.trainings import PRECISE, cell, gradient, opened
 
@@ -171,6 +172,17 @@ def test_refused_options(adversary, options, message, tiny):
     assert "\n" not in str(refused.value)
 
 
+def test_noise_of_an_epsilon_is_checked_before_anything_starts(tiny):
+    unit = {
+        **CLIENT,
+        "quantile": 0.5,
+    }  # 8 clients: noise of .4
+    options = {**FEDERATED, "unit": unit, "noise_multiplier": None, "epsilon": 1.0, "delta": 1e-5}
+    mechanism, _ = cell(tiny, "loss", **options, accountant="gaussian")
+    with pytest.raises(SpecError, match=r"mechanism\.unit\.count_noise: is 0\.4, but a"):
+        mechanism.check_inputs()
+
+
 def test_watched_records_take_independent_noise(tiny):
     with pytest.raises(SpecError, match="is correlated; use adversary"):
         federated(tiny, "watched-records", noise="tree")
@@ -238,9 +250,16 @@ AUDITS = {
     "drawn twice": {"unit": {**CLIENT, "name": f"{TWINS}:DrawnTwice"}},
     "mean clipped": {"unit": {**CLIENT, "name": f"{TWINS}:MeanClipped"}},
 }
+QUICK = ("healthy", "divided twice", "mean clipped")
 
 
-@pytest.mark.parametrize("server", AUDITS)
+SERVERS = [
+    pytest.param(server, marks=() if server in QUICK else long("a server of the same kind"))
+    for server in AUDITS
+]
+
+
+@pytest.mark.parametrize("server", SERVERS)
 def test_verdicts_on_servers(server, tiny, tmp_path):
     """400 trainings at level 0.95; a healthy one is refuted with probability 0.05 at most."""
     tiny["mechanism"] |= {**FEDERATED, "unit": CLIENT, "noise_multiplier": 1.0, **AUDITS[server]}

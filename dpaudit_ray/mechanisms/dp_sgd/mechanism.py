@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from ...accounting import Adjacency, Claim, Sampling, Training
 from ...adversaries.base import Adversary
 from ...data.base import Data, Dataset
+from ...errors import SpecError
 from ...plugins import Plugin, is_users
 from ...stats import TradeOff
 from ..base import (
@@ -130,7 +131,12 @@ class DpSgd(Recipe, Mechanism):
 
         data = self.data.load()
         _ = self.sizes  # refuses a batch size above the number of records
-        divide(self.recipe, data, seed=0)
+        recipe = self.recipe
+        divide(recipe, data, seed=0)
+        try:
+            recipe.unit.check(recipe)  # again, with the noise multiplier of `epsilon`
+        except SpecError as error:
+            raise error.under("mechanism") from error
         self.check_views(data.x.shape[1:])
         self.check_model(data)
 
