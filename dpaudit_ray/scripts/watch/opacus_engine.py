@@ -31,8 +31,8 @@ _USUAL_SAMPLERS = {
     "UniformWithReplacementSampler",
     "DistributedUniformWithReplacementSampler",
 }
-_REPEATED = 2  # forward passes of each private network
-_NOTED = 3  # forward passes of each other network, by the first record of their inputs
+# Forward passes of each network: of a private one they are repeated, of others inputs are noted.
+_INSPECTED_PASSES = 2
 _QUESTIONS = ("get_epsilon", "get_privacy_spent")
 
 
@@ -183,9 +183,8 @@ def _inspect_forward_passes(run: WatchedRun) -> None:
         is_mapped = in_functorch()
         trains = module.training and (torch.is_grad_enabled() or (is_private and is_mapped))
         is_early = not run.networks.modules
-        most = _REPEATED if is_private else _NOTED
         key = id(module), trains, is_early
-        if not (trains or is_early) or passes[key] >= most:
+        if not (trains or is_early) or passes[key] >= _INSPECTED_PASSES:
             return
         passes[key] += 1
         if is_private:

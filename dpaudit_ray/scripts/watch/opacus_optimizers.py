@@ -13,7 +13,6 @@ a new one, by a noisy count of records, which is then part of the release.
 import contextlib
 import copy
 import functools
-import itertools
 import math
 import types
 from collections.abc import Callable, Iterator
@@ -294,7 +293,7 @@ class OptimizerWatch(StepWatch):
         run = self.run
         params = list(self.optimizer.params)
         # Under autocast, gradients have fewer digits than parameters.
-        computed = itertools.chain(params, *passes)
+        computed = sum(passes, params)
         # A record more in a batch may shift what its other records draw.
         generators = [*self.generators, *generators_in(run.networks.data, depth=3)]
         draws = run.loaders.last
