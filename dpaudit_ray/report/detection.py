@@ -11,10 +11,12 @@ import math
 import operator
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy.special import bdtrik, ndtri
+from numpy.random import Generator
+from scipy.special import bdtrik, expit, ndtri
 
 from .. import stats
 from ..adversaries.base import Adversary, FinalModelAdversary, TrajectoryAdversary
@@ -23,9 +25,10 @@ from ..adversaries.watched_dimension import WatchedDimension
 from ..errors import DpauditError, percent
 from ..plan import claims
 from ..stats import TradeOff, base, clopper_pearson_lower, gdp, growth
+from ..stats.base import Members, Scores
 from ..stats.claim_verdict import ClaimTest, RunTest, largest_accuracy
 from ..stats.curve import Curve, Responses
-from ..stats.error_rates import root
+from ..stats.error_rates import Floats, root
 from ..stats.one_run import balanced, hits_of
 from ..stats.one_run_fdp import SHARE, gaussian_mu
 from ..stats.order_statistics import OrderStatistics
@@ -69,7 +72,8 @@ def chance_to_refute(test: Test, alpha: float) -> float:
     """Returns the probability that this adversary refutes the claim if there is less noise.
 
     Simulated at a fixed seed with ALTERNATIVE times the noise that the adversary's hit rate
-    implies; 0 if the claim allows that. Scores are Gaussian, or those of the claim's own curve.
+    implies; 0 if the claim allows that. Scores are Gaussian, or those of the claim's own curve; if
+    they are log odds, the audit's own, with larger losses.
 
     Args:
         test: the test of the claim, after the trials of the audit.
@@ -80,10 +84,18 @@ def chance_to_refute(test: Test, alpha: float) -> float:
     hits = test.hits
     if hits.guesses == 0:
         return 0.0
+    looks = (test.planned, *test.later)
+    if test.log_odds:
+        odds = test.fitted_odds()
+        if len(looks) == 1 and len(odds):
+            for trials in _SHORTER:
+                is_shorter = trials < test.planned
+                if is_shorter and _share_by_odds(test, odds, (trials,), trials, alpha, 1.0) == 1:
+                    return 1.0
+        return _share_by_odds(test, odds, looks, test.horizon, alpha) if len(odds) else 0.0
     alternative = _with_less_noise(test, hits.hits / hits.guesses, hits.guesses)
     if alternative is None:
         return 0.0
-    looks = (test.planned, *test.later)
     if len(looks) == 1 and not isinstance(alternative, Curve):
         smaller = math.floor(alternative / _GRAIN) * _GRAIN
         for trials in _SHORTER:
@@ -154,27 +166,84 @@ def _share_found(
         delta: as of `ClaimTest`.
         required: the simulation ends early once the share cannot reach this.
     """
+
+    def draw(rng: Generator) -> tuple[Scores, Members]:
+        members = rng.random(trials) < 0.5
+        if isinstance(alternative, Curve):
+            return Responses.from_curve(alternative).scores(members, rng), members
+        return rng.normal(size=trials) + alternative * members, members
+
+    audit = ClaimTest(curve, looks[0], later=looks[1:], delta=delta)
+    return _share_refuted(audit, draw, alpha, required)
+
+
+def _share_refuted(
+    audit: ClaimTest,
+    draw: Callable[[Generator], tuple[Scores, Members]],
+    alpha: float,
+    required: float,
+    with_bounds: bool = False,
+) -> float:
+    """Returns the share of simulated audits that refute a claim.
+
+    Args:
+        audit: a test without trials, of which each audit has a copy.
+        draw: draws the scores and bits of an audit.
+        alpha: error probability at which the claim counts as refuted.
+        required: the simulation ends early once the share cannot reach this.
+        with_bounds: whether audits test bounds on ε, too; without them the share is not larger.
+    """
     rng = np.random.default_rng(0)
     refuted = 0
     for simulated in range(1, SIMULATIONS + 1):
-        members = rng.random(trials) < 0.5
-        if isinstance(alternative, Curve):
-            scores = Responses.from_curve(alternative).scores(members, rng)
-        else:
-            scores = rng.normal(size=trials) + alternative * members
-        audit = ClaimTest(curve, looks[0], later=looks[1:], delta=delta)
-        # Not `audit.fold`: it would also count correct guesses, which nothing here reads.
-        audit.process.fold(scores, members)
-        for part in audit.declared:
+        scores, members = draw(rng)
+        test = replace(audit)
+        # Not `fold`: it would also count correct guesses, which nothing here reads.
+        test.process.fold(scores, members)
+        for part in test.declared:
             part.fold(scores, members)
-        audit.look(now=True)
-        if audit.refuted_after(alpha) is not None:
+        for bound in test.bounds if with_bounds else ():
+            bound.fold(scores, members)
+        test.look(now=True)
+        if test.refuted_after(alpha) is not None:
             refuted += 1
         reachable = (refuted + SIMULATIONS - simulated) / SIMULATIONS
         all_agree = simulated == _AGREE and refuted in (0, simulated)
         if reachable < required or all_agree:
             break
     return refuted / simulated
+
+
+def _share_by_odds(
+    test: ClaimTest,
+    odds: Floats,
+    looks: tuple[int, ...],
+    trials: int,
+    alpha: float,
+    required: float = 0.0,
+) -> float:
+    """Returns the share of simulated audits that refute a claim, by scores that are log odds.
+
+    A rate of correct guesses would not tell rare, sure ones from many that are less sure. So scores
+    are drawn from those of the audit, and bits by log odds that are 1 / ALTERNATIVE times as large:
+    privacy losses of Laplace noise and of random answers grow by that factor, those of Gaussian
+    noise by more.
+
+    Args:
+        test: the test of the claim.
+        odds: log odds of its trials, as of `ClaimTest.fitted_odds`.
+        looks: declared numbers of trials.
+        trials: trials of a simulated audit.
+        alpha: error probability at which the claim counts as refuted.
+        required: the simulation ends early once the share cannot reach this.
+    """
+
+    def draw(rng: Generator) -> tuple[Scores, Members]:
+        drawn = rng.choice(odds, trials)
+        return drawn, rng.random(trials) < expit(drawn / ALTERNATIVE)
+
+    audit = replace(test, planned=looks[0], later=looks[1:])
+    return _share_refuted(audit, draw, alpha, required, with_bounds=trials <= _MOST)
 
 
 def for_weak(
@@ -402,13 +471,19 @@ def _finds(
     """
     if trials > _MOST:
         return False
+    if trials not in looks:
+        looks = (trials,)
+    if test.log_odds and rate is not None:
+        odds = test.fitted_odds()
+        if len(odds) == 0:
+            return False
+        share = _share_by_odds(test, odds, looks, trials, alpha, REQUIRED_POWER)
+        return share >= REQUIRED_POWER
     if rate is None:
         rate = bdtrik(_LUCK, trials, largest_accuracy(test.curve)) / trials
     alternative = _with_less_noise(test, rate, _MOST)
     if alternative is None:
         return False
-    if trials not in looks:
-        looks = (trials,)
     share = _share_found(
         test.curve, looks, alternative, trials, alpha, test.delta, required=REQUIRED_POWER
     )

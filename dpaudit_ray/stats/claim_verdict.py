@@ -26,13 +26,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import bdtr, ndtr, ndtri
+from scipy.special import bdtr, expit, ndtr, ndtri
 
 from . import cut, e_process
 from .base import Members, Scores
 from .claim import Claim
 from .curve import Curve, Responses
-from .error_rates import Counts, Floats, clopper_pearson_lower, first_where
+from .error_rates import Counts, Floats, clopper_pearson_lower, first_where, root
 from .growth import shares
 from .guess_count_bound import GuessCounter
 from .multi_canary import RunAccuracies
@@ -51,6 +51,7 @@ _FEWEST = 8  # trials between two looks
 _SHARE = 0.7  # of the error, for the order of mistakes; the remainder is for diverged trials
 _SHAPE = 0.8  # boundary ~ share of the trials to the power of -0.8: nearly all is spent at the end
 _LESSONS = 8  # diverged trials that decide how later ones are guessed
+_MOST_FITTED = 200_000  # trials by which log odds are fitted to bits
 _RARE = 0.1  # share of the error of diverged trials, for how many of them there are
 
 
@@ -88,6 +89,11 @@ class DeclaredTest:
         if self.trials < self._ends[-1]:
             self._log.miss(members)
             self._rank()
+
+    def first_trials(self, number: int) -> tuple[Scores, Members]:
+        """Returns scores and bits of the first trials, at most this number."""
+        scores, members = self._log.arrays()
+        return scores[:number], members[:number]
 
     def refuted_after(self, curve: Curve, alpha: float) -> int | None:
         """Returns the trials after which `curve` was refuted; None if it is not.
@@ -350,6 +356,23 @@ class ClaimTest(_Test):
     def miss(self, members: Members) -> None:
         for part in (self.process, *self.between_looks):
             part.miss(members)
+
+    def fitted_odds(self) -> Floats:
+        """Returns finite scores, which are log odds, so that they fit the bits of their trials.
+
+        They are multiplied by the factor, 1 at most, by which logistic regression explains bits
+        best. The result is empty if no factor above 0 explains any.
+        """
+        scores, members = self.declared[-1].first_trials(_MOST_FITTED)
+        finite = np.isfinite(scores)
+        odds, bits = scores[finite], members[finite]
+
+        def slope(factor: float) -> float:
+            return float(odds @ (bits - expit(factor * odds)))
+
+        if slope(0.0) <= 0:
+            return odds[:0]
+        return odds if slope(1.0) >= 0 else odds * root(slope, 0.0, 1.0, xtol=1e-6)
 
     def look(self, now: bool = False) -> None:
         """Updates the evidence if there are 2 % more trials than at the last look, or `now`."""
