@@ -239,8 +239,8 @@ def _share_by_odds(
     """
 
     def draw(rng: Generator) -> tuple[Scores, Members]:
-        drawn = rng.choice(odds, trials)
-        return drawn, rng.random(trials) < expit(drawn / ALTERNATIVE)
+        resampled = rng.choice(odds, trials)
+        return resampled, rng.random(trials) < expit(resampled / ALTERNATIVE)
 
     audit = replace(test, planned=looks[0], later=looks[1:])
     return _share_refuted(audit, draw, alpha, required, with_bounds=trials <= _MOST)
