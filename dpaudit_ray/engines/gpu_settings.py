@@ -20,6 +20,13 @@ def device(gpu: bool) -> torch.device:
     return torch.device("cuda" if gpu else "cpu")
 
 
+def sent(values: torch.Tensor, to: torch.device) -> torch.Tensor:
+    """Returns values on a device, by a copy that the host does not wait for."""
+    if to.type == "cuda":
+        values = values.pin_memory()
+    return values.to(to, non_blocking=True)
+
+
 def take_share(gpus: float) -> None:
     """Limits torch to its share of a GPU, `resources.num_gpus`, 0 for none: Ray only counts."""
     global _share

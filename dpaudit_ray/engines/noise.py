@@ -7,7 +7,8 @@ turn words into normals.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from ..errors import first_line
+
+_LOG = logging.getLogger(__name__)
 
 State = dict[str, NDArray[Any]]
 
@@ -50,6 +55,8 @@ class CpuNoise:
 
 _BLOCKS_AT_ONCE = 1 << 22  # intermediate results of so many blocks take some 600 MiB
 _WORD = 0xFFFFFFFF  # mask of 32 bits
+# Numbers for which a compiled kernel is compared, and their block, key and upper half.
+_COMPARED, _FAR = 100_001, (5 << 31, (1 << 64) - 3, (1 << 64) - 5)
 
 
 class GpuNoise:
@@ -67,28 +74,74 @@ class GpuNoise:
 
     def fill(self, out: Tensor) -> None:
         """Fills a contiguous tensor in memory order, with the same bits on every device."""
+        write = _writer(self._device)
+        table = coefficients(self._device)
         for part in torch.split(out.view(-1), 2 * _BLOCKS_AT_ONCE):
-            blocks = (len(part) + 1) // 2
-            end = self._next_block + blocks
-            numbers = torch.arange(self._next_block, end, dtype=torch.int64, device=self._device)
-            counter = (
-                numbers & _WORD,
-                (numbers >> 32) & _WORD,
-                torch.full_like(numbers, self._upper & _WORD),
-                torch.full_like(numbers, self._upper >> 32),
-            )
-            a, b, c, d = philox(self._key, counter)
-            pairs = torch.stack([normals(a, b), normals(c, d)], dim=-1)
-            values = pairs.view(-1)
-            # Rounded once, by the copy: a product with a power of two keeps all bits.
-            part.copy_(values[: len(part)]).mul_(UNIT)
-            self._next_block = end
+            write(part, table, self._next_block, self._key, self._upper)
+            self._next_block += (len(part) + 1) // 2
 
     def state(self) -> State:
         return {"philox4x32": np.array([self._next_block], dtype=np.uint64)}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self._next_block = int(state["philox4x32"][0])
+
+
+Word = int | Tensor  # 64 bits: a number, or int64 without dimensions
+Writer = Callable[[Tensor, Tensor, int, int, int], None]
+
+
+def write_normals(
+    out: Tensor,
+    table: Tensor,
+    first_block: Word,
+    key: Word,
+    upper: Word,
+) -> None:
+    """Writes normals into `out` [any number], from blocks `first_block` on, by a `table`."""
+    numbers = torch.arange((len(out) + 1) // 2, device=out.device) + first_block
+    zeros = torch.zeros_like(numbers)
+    counter = (
+        numbers & _WORD,
+        (numbers >> 32) & _WORD,
+        zeros + (upper & _WORD),
+        zeros + (upper >> 32 & _WORD),
+    )
+    a, b, c, d = philox(key, counter)
+    pairs = torch.stack([normals(a, b, table), normals(c, d, table)], dim=-1)
+    # Rounded once, by the copy: a product with a power of two keeps all bits.
+    out.copy_(pairs.view(-1)[: len(out)]).mul_(UNIT)
+
+
+@functools.cache
+def _writer(device: torch.device) -> Writer:
+    """Returns `write_normals`, on a GPU compiled if that works and keeps all bits."""
+    if device.type != "cuda":
+        return write_normals
+    try:
+        return compiled_writer(device)
+    except Exception as error:  # noqa: BLE001 (there may be no compiler, or another one)
+        _LOG.warning("noise is drawn by 200 operations, not by one: %s", first_line(error))
+        return write_normals
+
+
+def compiled_writer(device: torch.device) -> Writer:
+    """Returns `write_normals` as one kernel. Raises ArithmeticError if it has other bits."""
+    compiled = torch.compile(write_normals, fullgraph=True, dynamic=True)
+
+    def write(out: Tensor, table: Tensor, *numbers: int) -> None:
+        # As tensors, since each number would be compiled anew; signed, of the same bits.
+        signed = (number - (number >> 63 << 64) for number in numbers)
+        compiled(out, table, *(torch.full((), n, dtype=torch.int64, device=device) for n in signed))
+
+    values = torch.empty(_COMPARED, device=device)
+    expected = torch.empty_like(values)
+    table = coefficients(device)
+    write(values, table, *_FAR)
+    write_normals(expected, table, *_FAR)
+    if not torch.equal(values, expected):
+        raise ArithmeticError("the compiled kernel has other bits")
+    return write
 
 
 def noise_source(seed: int, device: torch.device) -> CpuNoise | GpuNoise:
@@ -103,7 +156,7 @@ _ROUNDS = 10
 
 
 def philox(
-    key: int,
+    key: Word,
     counter: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns four words of 32 random bits for each counter, int64 each (Philox4x32-10).
@@ -142,13 +195,17 @@ _MANTISSA_BITS, _EXPONENT_BIAS = 52, 1023  # of float64
 
 
 @functools.cache
-def _coefficients(device: torch.device) -> Tensor:
+def coefficients(device: torch.device) -> Tensor:
+    """Returns the table of polynomials on a device."""
     table = np.ascontiguousarray(np.load(COEFFICIENTS, allow_pickle=False))
     return torch.from_numpy(table).to(device)
 
 
-def normals(high: Tensor, low: Tensor) -> Tensor:
-    """Returns normals in `UNIT`s, int64, from two words of 32 random bits each, int64 too."""
+def normals(high: Tensor, low: Tensor, table: Tensor) -> Tensor:
+    """Returns normals in `UNIT`s, int64, from two words of 32 random bits each, int64 too.
+
+    `table` has the `coefficients`.
+    """
     high_bits = high & 0x7FFFFFFF  # without the sign
     nonzero_word = torch.where(high_bits > 0, high_bits, low).clamp(min=1)
     # The exponent of a float64 is the index of the leading one: exact below 2^53.
@@ -157,7 +214,7 @@ def normals(high: Tensor, low: Tensor) -> Tensor:
     octave = torch.where(high_bits > 0, 30 - leading_one, 62 - leading_one)
     # The 63 bits behind the leading one, filled up with zeros.
     remaining = (((high_bits << 32) | low) << (octave + 1)) & 0x7FFFFFFFFFFFFFFF
-    rows = _coefficients(high.device)[octave * PARTS + (remaining >> 60)]
+    rows = table[octave * PARTS + (remaining >> 60)]
     argument = (remaining >> 29) & 0x7FFFFFFF
     value = rows[..., 0]
     for power in range(1, DEGREE + 1):

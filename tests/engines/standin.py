@@ -83,7 +83,8 @@ class StandIn(TorchDispatchMode):
         given = kwargs or {}
         distant = any(isinstance(leaf, Distant) for leaf in tree_leaves((args, given)))
         asked = given.get("device")
-        if distant and (func in WAITS or _comes_back(func, asked) or _by_mask(func, args)):
+        comes_back = distant and (_comes_back(func, asked) or _by_mask(func, args))
+        if (distant and func in WAITS) or comes_back or _goes_out(func, args, given):
             self.waits[str(func)] += 1
         if distant or (asked is not None and torch.device(asked).type == GPU.type):
             return _done(func, args, given)
@@ -108,11 +109,13 @@ _ITEMS = (Tensor.__getitem__, Tensor.__setitem__)
 def _index(given: Any) -> Any:
     if isinstance(given, tuple):
         return tuple(map(_index, given))
-    return torch.tensor(list(given)).to(GPU) if isinstance(given, range | list) else given
+    if not isinstance(given, range | list):
+        return given
+    return torch.tensor(list(given)).to(GPU, non_blocking=True)
 
 
 def _number(given: Any) -> Any:
-    return given if isinstance(given, Tensor) else torch.tensor(given).to(GPU)
+    return given if isinstance(given, Tensor) else torch.tensor(given).to(GPU, non_blocking=True)
 
 
 @contextlib.contextmanager
@@ -124,6 +127,17 @@ def standing_in() -> Iterator[StandIn]:
 
 def _comes_back(func: object, device: object) -> bool:
     return func in COPIES and device is not None and torch.device(str(device)).type == "cpu"
+
+
+def _goes_out(func: object, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
+    """A copy to the device that the host waits for, as it does but for pinned memory."""
+    if func not in COPIES or given.get("non_blocking") or True in args[2:]:
+        return False
+    to_device = func is not _aten._to_copy.default and isinstance(args[0], Distant)
+    asked = given.get("device")
+    to_device |= asked is not None and torch.device(asked).type == GPU.type
+    source = args[0] if func is _aten._to_copy.default else args[1]
+    return to_device and isinstance(source, Tensor) and not isinstance(source, Distant)
 
 
 def _by_mask(func: object, args: tuple[Any, ...]) -> bool:

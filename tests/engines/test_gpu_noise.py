@@ -12,9 +12,11 @@ from dpaudit_ray.engines import gpu_settings, noise
 from dpaudit_ray.engines.noise import GpuNoise
 from dpaudit_ray.orchestration.trainer import Brief, PackTrainer
 from tests.engines.normals import fitted_coefficients
+from tests.long import long
 
 CPU = torch.device("cpu")
 WORD = 2**32 - 1
+TABLE = noise.coefficients(CPU)
 SEED = 0x0123456789ABCDEF_FEDCBA9876543210
 
 
@@ -33,6 +35,26 @@ SEED = 0x0123456789ABCDEF_FEDCBA9876543210
 def test_philox_is_what_was_published(key, counter, expected):
     found = noise.philox(key, tuple(torch.tensor([word]) for word in counter))
     assert tuple(int(word) for word in found) == expected == slow_philox(key, counter)
+
+
+@long("compiles for some 20 s")
+def test_a_compiled_kernel_has_the_same_bits():
+    write = noise.compiled_writer(CPU)
+    for count, numbers in ((5, (0, 3, 0)), (524_289, (2**33, 2**64 - 1, 2**63 + 1))):
+        found, expected = torch.empty(count), torch.empty(count)
+        write(found, TABLE, *numbers)
+        noise.write_normals(expected, TABLE, *numbers)
+        assert torch.equal(found, expected)
+
+
+def test_noise_is_drawn_by_single_operations_where_nothing_compiles(monkeypatch, caplog):
+    def no_compiler(*_: object, **__: object) -> object:
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    assert noise._writer.__wrapped__(torch.device("cuda")) is noise.write_normals
+    assert "no compiler" in caplog.text
+    assert "at all" not in caplog.text
 
 
 def slow_philox(key: int, counter: tuple[int, ...]) -> tuple[int, ...]:
@@ -110,11 +132,13 @@ def test_normals_are_quantiles_in_every_octave():
         tails = [(1 << (62 - octave)) + int(rng.random() * (1 << (62 - octave))) for _ in range(40)]
         high = torch.tensor([tail >> 32 for tail in tails])
         low = torch.tensor([tail & WORD for tail in tails])
-        found = noise.normals(high, low).numpy() * noise.UNIT
+        found = noise.normals(high, low, TABLE).numpy() * noise.UNIT
         wanted = -special.ndtri((np.array(tails, dtype=np.float64) + 0.5) / 2.0**64)
         near = 3 * noise.UNIT + 2.0 ** (octave - 62) / wanted  # the half that a tail stands for
         assert np.all(np.abs(found - wanted) <= near), octave
-        assert torch.equal(noise.normals(high | 1 << 31, low), -noise.normals(high, low))
+        assert torch.equal(
+            noise.normals(high | 1 << 31, low, TABLE), -noise.normals(high, low, TABLE)
+        )
 
 
 def asked(_: int) -> list[str]:

@@ -15,7 +15,7 @@ from dpaudit_ray.adversaries.base import Adversary
 from dpaudit_ray.data.base import Data, Dataset
 from dpaudit_ray.engines import gpu_settings
 from dpaudit_ray.engines.cpu import conv_pool
-from dpaudit_ray.engines.noise import GpuNoise
+from dpaudit_ray.engines.noise import GpuNoise, coefficients
 from dpaudit_ray.engines.packing import packed
 from dpaudit_ray.engines.packing.selfcheck import Way
 from dpaudit_ray.mechanisms.base import Measured, PartSeeds, Session
@@ -187,6 +187,7 @@ def test_every_training_scores_as_on_a_cpu(name, adversary):
 def waits(asked: DpSgd, adversary: Adversary) -> dict[str, int]:
     with standing_in() as mode:
         session = opened(asked, adversary, gpu=True)
+        coefficients(GPU)  # loaded once in a process
         mode.waits.clear()
         session.run(bits(adversary), 7, (asked.steps,))
         return dict(mode.waits)
@@ -270,8 +271,13 @@ def test_the_stand_in_sees_what_a_gpu_would_not_do():
             far[torch.tensor([0, 1])]
         with pytest.raises(TypeError, match="numpy"):
             far.numpy()
+        near.to(GPU, non_blocking=True)
         assert not mode.waits
-        assert float(far.sum()) == 3
+        near.to(GPU)
+        far.copy_(near + 1)
+        assert sum(mode.waits.values()) == 2
+        mode.waits.clear()
+        assert float(far.sum()) == 6
         assert far[far > 0].shape == (3,)
         assert len(far.nonzero()) == 3
         assert sum(mode.waits.values()) >= 3

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit_ray.engines.packing import selfcheck
-from dpaudit_ray.engines.packing.memory import ONE_BY_ONE
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules.base import SampleGradients
 from dpaudit_ray.engines.rules.linear import LinearRule
@@ -61,7 +60,6 @@ def test_code_that_meets_the_batch_again_gets_it_once_for_each_model(kind, large
     model, x, y = settled(module)
     assert model._alone is None
     assert model._passes.mapped
-    assert model._groups != ONE_BY_ONE
     theta = model.initial + 0.01 * torch.randn(2, model.size)
     found = model.clipped_sums(theta, x, y, 0.5)
     assert all(worker._passes.mapped for worker in model._workers)
@@ -69,14 +67,14 @@ def test_code_that_meets_the_batch_again_gets_it_once_for_each_model(kind, large
     torch.testing.assert_close(found, slow, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_wrong_with_many_rows_is_computed_one_by_one():
-    """A copy of the batch for every model does not help here."""
+def test_what_is_wrong_with_many_rows_is_computed_alone():
+    """Rules with `vmap` around them do not help here."""
     module = Made(
         lambda self, x: self.out(Crowded.apply(self.fc(x.flatten(1)))),
         fc=nn.Linear(72, 5), out=nn.Linear(5, 3),
     )  # fmt: skip
     model, _, _ = settled(module)
-    assert (model._groups, model._passes.mapped) == (ONE_BY_ONE, False)
+    assert model._alone is not None
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])

@@ -181,7 +181,8 @@ def test_groups_on_a_gpu_follow_from_its_budget_and_not_from_what_is_free(monkey
     monkeypatch.setattr(memory, "free_bytes", lambda: 1)
     for share, groups in ((1, 16), (0.25, 4), (0, 16)):
         gpu_settings.take_share(share)
-        assert Groups.for_gpu(1 << 20) == memory.GPU_MOST
+        assert Groups.for_gpu(1 << 16) == memory.GPU_MOST
+        assert Groups.for_gpu(1 << 24) == Groups(16 * groups, 16 * groups)
         assert Groups.for_gpu(1 << 28) == Groups(groups, groups)
         assert Groups.for_gpu(1 << 40) == Groups(1, 1)
 

@@ -130,7 +130,7 @@ def converted(
         setattr(module, name, converted(child, slots, passes, f"{path}{name}."))
     if type(module).__module__ == nn.ReLU.__module__ and getattr(module, "inplace", False):
         vars(module)["inplace"] = False  # a rule's output may be a view of all models' outputs
-    if is_plain(module, nn.Sequential):
+    if is_plain(module, nn.Sequential) and passes.by_loops:
         from ..cpu import conv_pool  # numba takes half a second to import
 
         assert isinstance(module, nn.Sequential)

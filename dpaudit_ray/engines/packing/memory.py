@@ -54,7 +54,7 @@ class Groups:
 
     @classmethod
     def for_gpu(cls, bytes_per_model: int) -> Groups:
-        """Returns groups of as many models as fit into the budget, up to the number that pays."""
+        """Returns groups of as many models as fit into the budget, up to `GPU_MOST`."""
         return GPU_MOST.at_most(budget() // max(1, 2 * bytes_per_model))
 
     def fitted(self, bytes_per_model: int) -> Groups:
@@ -85,7 +85,7 @@ def _is_of_this_package(module: nn.Module) -> bool:
     return any(name.startswith(f"{package}.models.") for name in classes)
 
 
-GPU_MOST = Groups(256, 256)  # more are hardly faster
+GPU_MOST = Groups(4096, 4096)  # in which small networks have some 70 launches for all models
 ONE_BY_ONE = Groups(1, 1)
 
 

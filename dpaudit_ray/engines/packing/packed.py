@@ -26,7 +26,7 @@ from .conversion import (
     refuse_layers,
     warn_of_slow_way,
 )
-from .memory import Groups, one_model_too_large, slices, warn_of_short_memory
+from .memory import Groups, one_model_too_large, warn_of_short_memory
 from .passes import Passes, Step
 from .samplewise import Samplewise
 from .selfcheck import Candidate, Way, fastest_right_way
@@ -69,8 +69,8 @@ class PackedModel:
         self._viewed: Samplewise | None = None
         self._settled = False
         self._threaded = True
-        self._rows: int | None = None  # the most that may go through together
         self._passes = Passes()
+        self._passes.by_loops = self.initial.device.type == "cpu"  # they need numba, a GPU does not
         self._loops: Loops | None = None  # of the whole network
         self._convolutions_in_loops = 0
         self._obstacle = find_obstacle(module)
@@ -83,7 +83,8 @@ class PackedModel:
             self._obstacle = obstacle_at("", module, problem)
             return
         self._passes.module = packed
-        self._loops, self._convolutions_in_loops = find_loops(module, packed, slots)
+        if self._passes.by_loops:
+            self._loops, self._convolutions_in_loops = find_loops(module, packed, slots)
 
     def settle(
         self,
@@ -117,8 +118,6 @@ class PackedModel:
         self.single = way.single
         if way.alone is not None:
             self._alone = Samplewise(self._source, self.loss, way.alone, way.single)
-        if way.groups is not None:
-            self._groups, self._rows = way.groups, way.rows
         if has_loops and not way.loops:
             self._loops = None
             self._passes.by_loops = False
@@ -156,9 +155,6 @@ class PackedModel:
         self.settle(x, x.new_zeros(len(x), dtype=torch.long))
         if self._alone is not None:
             return self._alone.outputs(theta, x)
-        if self._rows is not None and len(x) > self._rows:
-            parts = [self.outputs(theta, part) for part in torch.split(x, self._rows)]
-            return torch.cat(parts, 1)
         outputs: list[Tensor] = []
 
         def compute(models: slice, at_once: int) -> None:
@@ -195,10 +191,6 @@ class PackedModel:
         n, batch = len(theta), len(y)
         if weights is None:
             weights = theta.new_ones(n, batch)
-        if self._rows is not None and batch > self._rows:
-            for part in slices(batch, self._rows):
-                out += self.clipped_sums(theta, x[part], y[part], clip_norm, weights[:, part])
-            return out
 
         def sums(thread: int, models: slice) -> None:
             step = Step(x, y, clip_norm, self.loss)

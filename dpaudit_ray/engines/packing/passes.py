@@ -283,6 +283,12 @@ class Layer(nn.Module):
         self.passes = passes
         self.saved: Any = None
 
+    @property
+    def weight(self) -> Tensor:
+        """Dtype and shape for code that asks for them, without any numbers."""
+        shape, dtype = self.rule.weight.shape, self.passes.theta.dtype
+        return torch.empty(shape, dtype=dtype, device="meta")
+
     def forward(self, x: Tensor) -> Tensor:
         """Returns the output [n*B, ...] of x [n*B, ...], or of the batch [B, ...] itself."""
         shared = False

@@ -193,7 +193,7 @@ def _mappable(module: nn.Module) -> Iterator[None]:
     """Lets `vmap` take recurrent layers.
 
     Torch adds to the first hidden state in place, so that needs the examples' dimension, which
-    zeros made by the layer lack; and oneDNN's LSTM has no batching rule.
+    zeros made by the layer lack; and no batching rule has oneDNN's LSTM, or a layer of cuDNN.
     """
     recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
     with ExitStack() as stack:
@@ -203,6 +203,8 @@ def _mappable(module: nn.Module) -> Iterator[None]:
         if recurrent:
             stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
             torch._C._set_mkldnn_enabled(False)
+            stack.callback(torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled())
+            torch._C._set_cudnn_enabled(False)
         yield
 
 

@@ -43,8 +43,6 @@ _OTHER_SUMS = "gives other sums or outputs when it is packed"
 class Way:
     """A way to compute a module's clipped sums; by default the fastest one."""
 
-    groups: Groups | None = None  # None for as many models as is fast
-    rows: int | None = None  # the most that go through together, if more would be wrong
     loops: bool = False  # whether compiled loops are right
     mapped: bool = False  # whether `vmap` gives the module one example at a time, around rules
     alone: int | None = None  # None unless examples go alone; models that `vmap` takes together
@@ -147,24 +145,16 @@ def _first_right(candidate: Candidate, expected: "_Expected") -> Way:
         obstacle = packed
     else:
 
-        def difference(groups: Groups | None, mapped: bool = False) -> str | None:
+        def difference(groups: Groups | None, mapped: bool) -> str | None:
             return _difference(candidate, partial(packed, groups, False, mapped), expected)
 
-        def among_many(groups: Groups | None, mapped: bool = False) -> str | None:
-            return _difference_among_many(candidate, packed, expected, groups, mapped)
-
-        rows = None
-        mapped = False
-        problem = difference(None) or difference(GPU_MOST)
-        if problem is not None:
-            mapped = (difference(None, True) or difference(GPU_MOST, True)) is None
-        if problem is None or mapped:
-            problem = among_many(None, mapped)
+        for mapped in (False, True):
+            problem = difference(None, mapped) or difference(GPU_MOST, mapped)
+            if problem is None:
+                problem = _difference_among_many(candidate, packed, expected, mapped)
             if problem is None:
                 return Way(mapped=mapped)
-            rows = len(candidate.y)
-        if difference(ONE_BY_ONE) is None and among_many(ONE_BY_ONE) is None:
-            return Way(ONE_BY_ONE, rows)
+        assert problem is not None
         obstacle = obstacle_at("", module, problem)
     for models in (MODELS, 1, 0):
         alone = partial(Samplewise, module, candidate.loss, models)
@@ -263,17 +253,16 @@ def _difference_among_many(
     candidate: Candidate,
     packed: Make,
     expected: _Expected,
-    groups: Groups | None,
     mapped: bool,
 ) -> str | None:
-    """Returns why many rows cannot go through `groups` together; None if they can."""
+    """Returns why many rows cannot go through together; None if they can."""
     dtype = expected.theta.dtype
 
     def make(groups: Groups | None) -> Any:
         return packed(groups, False, mapped)
 
     try:
-        count = make(groups).together(cast(candidate.x, dtype), candidate.y)
+        count = make(None).together(cast(candidate.x, dtype), candidate.y)
         error = _error_among_many(candidate, make, count, expected.clip_norm)
     except MemoryError:
         raise

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ...adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCanary
 from ...engines.cpu.threads import start_in_background, torch_on_one_thread
+from ...engines.gpu_settings import sent
 from ...engines.noise import noise_source
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import trained
@@ -71,7 +72,7 @@ class Inserted:
     def _indices(self, bits: Tensor) -> tuple[Tensor, ...]:
         canary = self.canary
         values = canary.x if isinstance(canary, SampleCanary) else canary.direction
-        return tuple(row.nonzero()[:, 0].to(values.device) for row in bits)
+        return tuple(sent(row.nonzero()[:, 0], values.device) for row in bits)
 
     def direction(self, model: int) -> Tensor | None:
         """The gradient that joins the sum of this model, float [p], if any."""
@@ -92,7 +93,7 @@ def summed(directions: Tensor, inside: Tensor) -> Tensor:
         directions: gradients g_j of m canaries, float [m, p], may be sparse.
         inside: bits b [n, m].
     """
-    bits = inside.to(directions.device)
+    bits = sent(inside, directions.device)
     return (directions.t() @ bits.t()).t()
 
 
@@ -132,7 +133,7 @@ class Insertion:
         for_sampled = canary.memoryless and has_one_bit and not coins.all()
         rows: Any = slice(None)
         if for_sampled:
-            rows = torch.from_numpy(np.flatnonzero(coins)).to(theta.device)
+            rows = sent(torch.from_numpy(np.flatnonzero(coins)), theta.device)
         crafted = canary.at(step, theta[rows].clone())
         bits = 1 if has_one_bit else self.inside.shape[1]
         check_claim(crafted, theta.shape[1], self.clip_norm, bits)

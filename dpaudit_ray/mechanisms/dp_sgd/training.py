@@ -76,7 +76,7 @@ def draw_views(
         rows[:, :, None],
         columns[:, None, :],
     )
-    indices = tuple(torch.from_numpy(index).to(x.device) for index in pixels)
+    indices = tuple(gpu_settings.sent(torch.from_numpy(index), x.device) for index in pixels)
     padded = F.pad(x, (_PAD,) * 4, mode="reflect")
     views = padded.movedim(1, -1)[indices].movedim(-1, 1)
     return views.reshape(len(x), count, *x.shape[1:])
