@@ -128,13 +128,13 @@ class Result:
         self,
         audit: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the last scores and the bits of an audit, for `dpaudit_ray.membership`.
+        """Returns scores at the last step, and bits, of an audit for `dpaudit_ray.membership`.
 
         Args:
             audit: index of the audit.
 
         Returns:
-            Scores and bits [training runs, records].
+            Scores and bits [training runs, records]; a bit is True if the record was in.
         """
         from .report import membership_rates
 

@@ -19,7 +19,10 @@ class Cosine(FinalModelAdversary[GradientCanary]):
     name: Literal["cosine"] = "cosine"
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
-        """Samples p normal numbers and scales them to norm C; Alg. 8 prints another scale."""
+        """Samples p normal numbers and scales them to norm C.
+
+        Alg. 8 of Cebere et al. (2024) prints another scale.
+        """
         vector = rng.standard_normal(len(public.initial))
         norm = float((vector**2).sum()) ** 0.5
         scaled = vector * (public.clip_norm / norm)

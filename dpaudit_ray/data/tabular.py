@@ -216,7 +216,10 @@ def _read_table(
     types: Mapping[str, type],
     **options: Any,
 ) -> Any:
-    """Reads the columns of `types`, in this order; only `options` name missing values."""
+    """Reads the columns of `types`, in this order.
+
+    A value counts as missing only if `options` say so. Errors end with `remedy`.
+    """
     options |= {"usecols": list(types), "dtype": types, "keep_default_na": False}
     table = read_csv(file, remedy, **options)
     if table.empty:

@@ -136,7 +136,7 @@ def _answer(
 
 
 def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
-    """Kills all processes below this one, except those `spared`, until there are none.
+    """Kills all processes below this one but `spared`, until none is left or _END_SECONDS are over.
 
     A process that has lost its parent becomes a child of this one, which is its subreaper.
     """

@@ -48,7 +48,8 @@ class Aggregator:
 
     def _open(self) -> Aggregation:
         """Returns the aggregation, read by the first call; raises what its thread has raised."""
-        # Not in the constructor: there, a damaged run directory is an actor's death to the driver.
+        # Not in the constructor: if that raised, as for a damaged run directory, the driver would
+        # learn no more than that the actor died.
         with self._opening:
             if not self._opened:
                 run = RunDirectory(self._location, place.RUNNING, self._owner)

@@ -197,7 +197,7 @@ class Aggregation:
             )
 
     def _settled(self, index: int) -> tuple[AuditState, Snapshot]:
-        """Folds an audit's new packs into its estimates, too; returns it with its snapshot."""
+        """Returns an audit and a snapshot of it, whose packs are now folded into its estimates."""
         with self._turn:
             audit = self._audits[index]
             snapshot = audit.take_snapshot()

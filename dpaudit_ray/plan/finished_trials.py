@@ -293,6 +293,8 @@ def prefix_ranges(
 ) -> Iterator[PackRange]:
     """Yields packs from number `start` to the first that is neither stored nor failed.
 
+    A failed pack comes alone, with None for its file.
+
     Args:
         audit: the audit as planned.
         stored: the stored packs, in order.
@@ -301,6 +303,7 @@ def prefix_ranges(
         end: the first trial that is not needed, None for all.
     """
     stop = len(audit.packs) if end is None else bisect.bisect_left(audit.packs, (end,))
+    # The empty range at the end is for packs that failed after the last stored one.
     for packs in (*stored, PackRange(None, stop, stop)):
         for number in range(start, min(packs.start, stop)):
             if audit.packs[number] not in failed:

@@ -460,12 +460,13 @@ def _finds(
     trials: int,
     alpha: float,
 ) -> bool:
-    """Returns whether so many trials have the required power.
+    """Returns whether an audit of this many trials refutes the claim with the required power.
 
     Args:
         test: the test of the claim.
-        looks: declared numbers of trials; a new run declares other `trials` alone.
-        rate: share of correct guesses; None for all that the claim allows.
+        looks: numbers of trials at which the run has declared to test the claim. If `trials` is not
+            among them, a new run is assumed, which tests once, after `trials`.
+        rate: share of guesses that are correct; None for the most that the claim allows.
         trials: trials of the audit.
         alpha: error probability at which the claim counts as refuted.
     """
@@ -480,6 +481,7 @@ def _finds(
         share = _share_by_odds(test, odds, looks, trials, alpha, REQUIRED_POWER)
         return share >= REQUIRED_POWER
     if rate is None:
+        # A low quantile of the share of correct guesses, each as often right as is allowed.
         rate = bdtrik(_LUCK, trials, largest_accuracy(test.curve)) / trials
     alternative = _with_less_noise(test, rate, _MOST)
     if alternative is None:

@@ -58,7 +58,7 @@ class Quote:
 
     @property
     def level(self) -> str:
-        """δ, confidence and assumption."""
+        """δ in words, and unless the bound is exact, its confidence and assumption."""
         share = percent(self.confidence)
         level = f"{share}, {self.assumes}"
         if self.assumes == "not final":

@@ -67,8 +67,8 @@ def _counts(history: History) -> Counts:
 def composed_epsilon(history: History, delta: float) -> float:
     """Returns ε at δ of these steps by PLD; infinite if a step has no noise.
 
-    Each kind of step takes half a second. A schedule of many noise multipliers is bundled, and ε
-    is then from below, by some thousandths.
+    Composing takes half a second for each kind of step. A history of more than _MOST_KINDS kinds is
+    therefore bundled into fewer, and ε is then too small by some thousandths.
     """
     if len(history) > _MOST_KINDS and all(noise > 0 for noise, _, _ in history):
         history = _bundled(history)

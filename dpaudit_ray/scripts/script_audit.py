@@ -84,13 +84,13 @@ class Audit:
         self._began = time.monotonic()
         self._runs = 0
         self._waited = 0.0  # seconds of ended runs
-        self._already_waited = processor.waited()
+        self._already_waited = processor.waited()  # seconds of this process before the audit
         self._output = ""
-        self._answers: dict[str, float] = {}
+        self._answers: dict[str, float] = {}  # ε that engines gave, by a digest of the question
         self._judgement = Judgement()
-        self._remedies: list[str] = []
-        self._trials: dict[int, CanaryTrials] = {}
-        self._failed: list[EndedRun] = []  # with canaries in steps
+        self._remedies: list[str] = []  # what a user can change for a conclusive verdict
+        self._trials: dict[int, CanaryTrials] = {}  # by layer
+        self._failed: list[EndedRun] = []  # failed runs with canaries in steps
 
     def verdict(self) -> ScriptVerdict:
         """Runs the layers until one decides; returns the verdict.
@@ -369,7 +369,7 @@ class Audit:
         Without a violation, it is inconclusive as long as there is something that a user could
         change, `_remedies`.
         """
-        # The step test may be left out only if the inspected run shows enough.
+        # Layer 0 inspects a run. Layer 1, the step test, may be left out only if that shows enough.
         needed = {0} if self._judgement.enough else {0, 1}
         for layer in sorted(needed - set(self._options.layers)):
             self._remedies.append(f"the {LAYERS[layer]} (layer {layer}) was left out by --layers")
@@ -377,7 +377,7 @@ class Audit:
         if self._is_decided:
             verdict = Verdict.VIOLATION
         measured = []
-        trial_counts = {1: 0, 2: 0}
+        trial_counts = {1: 0, 2: 0}  # by layer: of single steps, of whole runs
         for layer, trials in self._trials.items():
             trial_counts[layer] = trials.count
             bound = trials.measured(self._claim, self._delta) if trials.count else None

@@ -272,54 +272,56 @@ def unpool(emit: _Emitter) -> None:
 
 @_vectorised
 def gather(emit: _Emitter) -> None:
-    """Writes the sum, over listed starts, of g times some rows of the patch that begins there.
+    """Writes out[r, c] = Σ_i g[i] · x[start[i] + r · row_length + c]: a sum of patches of an image.
 
-    `arrays`: x, the listed starts, their g, out, and a vector that squares are added to; `numbers`:
-    the starts in x, in both lists and in out, the number of listed starts, the length of an image
-    row, and that of a patch's row, behind which zeros are written. `static`: lanes, rows, and
-    vectors of a row.
+    From column `width` on, out is 0. Squares of out are added to a vector.
+
+    `arrays`: x, start, g, out, squares. `numbers`: offset in x, offset in start and g, offset in
+    out, number of starts, length of an image row, width of a patch. `static`: lanes of a vector,
+    rows of a patch, vectors in each.
     """
     builder = emit.builder
-    x_at, list_at, out_at, count, row, width = emit.numbers
-    rows, parts = emit.sizes
-    sums = emit.sums(rows, parts)
+    x_offset, start_offset, out_offset, count, row_length, width = emit.numbers
+    rows, vectors = emit.sizes
+    sums = emit.sums(rows, vectors)
     (squares,) = emit.sums(1).values()
     with cgutils.for_range(builder, count) as e:
-        listed = builder.load(emit.at(1, list_at, e.index))
-        patch = emit.at(0, x_at, builder.sext(listed, _I64))
-        g = emit.splat(builder.load(emit.at(2, list_at, e.index)))
+        start = builder.load(emit.at(1, start_offset, e.index))
+        patch = emit.at(0, x_offset, builder.sext(start, _I64))
+        g = emit.splat(builder.load(emit.at(2, start_offset, e.index)))
         for (r, v), slot in sums.items():
-            x = emit.load(emit.at(patch, (row, r), v * emit.lanes))
+            x = emit.load(emit.at(patch, (row_length, r), v * emit.lanes))
             emit.add(slot, g, x)
     builder.store(emit.load(emit.at(4)), squares)
-    for n, slot in enumerate(sums.values()):
-        column = n % parts * emit.lanes
+    for vector, slot in enumerate(sums.values()):
+        column = vector % vectors * emit.lanes
         inside = emit.below(column, width)
         total = builder.select(inside, builder.load(slot), emit.zero)
-        emit.store(total, emit.at(3, out_at, n * emit.lanes))
+        emit.store(total, emit.at(3, out_offset, vector * emit.lanes))
         emit.add(squares, total, total)
     emit.store(builder.load(squares), emit.at(4))
 
 
 @_vectorised
 def scatter(emit: _Emitter) -> None:
-    """Adds Σ g · weights of the listed outputs to some rows of one patch of the image.
+    """Adds Σ g · weights, over the listed outputs, to some rows of one patch of the image.
 
-    `arrays`: image, g, w, the list; `numbers`: the starts in the first three, the lengths of the
-    list, of an image row, and of an output's weights. `static` is that of `gather`.
+    `arrays`: the image; g, a number for each output; w, the weights of each output; and the list.
+    `numbers`: where to start in the first three; the lengths of the list, of an image row, and of
+    an output's weights. `static`: lanes, rows of the patch, and vectors in each.
     """
     builder = emit.builder
-    image_at, g_at, w_at, count, row, patch = emit.numbers
+    image_at, g_at, w_at, count, row_length, weights_length = emit.numbers
     rows, parts = emit.sizes
     sums = emit.sums(rows, parts)
     with cgutils.for_range(builder, count) as e:
         output = builder.load(emit.at(3, e.index))
         g = emit.splat(builder.load(emit.at(1, g_at, output)))
-        weights = emit.at(2, w_at, (output, patch))
+        weights = emit.at(2, w_at, (output, weights_length))
         for n, slot in enumerate(sums.values()):
             w = emit.load(emit.at(weights, n * emit.lanes))
             emit.add(slot, g, w)
     for (r, v), slot in sums.items():
-        target = emit.at(0, image_at, (row, r), v * emit.lanes)
+        target = emit.at(0, image_at, (row_length, r), v * emit.lanes)
         total = builder.fadd(emit.load(target), builder.load(slot))
         emit.store(total, target)

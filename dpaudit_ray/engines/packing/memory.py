@@ -59,10 +59,10 @@ class Groups:
 
     def fitted(self, bytes_per_model: int) -> Groups:
         """Returns groups that fit into a CPU's memory, by the bytes that one model's pass keeps."""
-        needed = max(1, 2 * bytes_per_model)
-        usual = self.at_most(max(_KEPT_BYTES, bytes_per_model) // needed)
-        groups = usual.at_most(int(_FREE_SHARE * free_bytes()) // needed)
-        if groups.outer < usual.outer:
+        bytes_needed = max(1, 2 * bytes_per_model)  # gradients take as much again
+        preferred = self.at_most(max(_KEPT_BYTES, bytes_per_model) // bytes_needed)
+        groups = preferred.at_most(int(_FREE_SHARE * free_bytes()) // bytes_needed)
+        if groups.outer < preferred.outer:
             warn_of_short_memory(groups.outer)
         return groups
 

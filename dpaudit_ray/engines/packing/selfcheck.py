@@ -77,11 +77,15 @@ class Candidate:
         return cast(self.x[rows], dtype), self.y[rows]
 
     def models(self, count: int) -> Tensor:
-        """Returns parameters close to the module's own, float [count, p]."""
+        """Returns parameters close to the module's own, float [count, p].
+
+        Of large ones, random numbers would take longer than the check: they are
+        (1 + 0.1 s) initial + 0.01 s, with s from 1 to -1.
+        """
         initial = self.initial
         if self.large or count * len(initial) > _SAMPLED:
-            signs = torch.linspace(1, -1, count).to(initial).unsqueeze(1)
-            return torch.addcmul(0.01 * signs, 1 + 0.1 * signs, initial)
+            shifts = torch.linspace(1, -1, count).to(initial).unsqueeze(1)
+            return torch.addcmul(0.01 * shifts, 1 + 0.1 * shifts, initial)
         generator = torch.Generator().manual_seed(1)
         deviations = torch.randn(count, len(initial), generator=generator)
         return initial + _SPREAD * deviations.to(initial)
@@ -115,7 +119,7 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
             if single:
                 obstacle = obstacle_at("", candidate.module, _READS)
                 return Way(alone=0, single=True, obstacle=obstacle)
-            way = _first_right(candidate, expected)
+            way = _fastest_right(candidate, expected)
         if not has_loops or way != Way():
             return way
         # In the dtype that loops will have: they are compiled for it, in seconds, and for no other.
@@ -128,7 +132,7 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
 
 
 def _why_it_fails(module: nn.Module, batch: Tensor, error: Exception) -> str:
-    """Returns a clause on a module that raised an error for some examples of a batch."""
+    """Returns why a module raised an error: only one example alone fails, or a whole batch, too."""
     with contextlib.suppress(Exception), torch.no_grad():  # a user's code may raise anything
         module(batch.clone())
         return (
@@ -138,18 +142,24 @@ def _why_it_fails(module: nn.Module, batch: Tensor, error: Exception) -> str:
     return f"does not run on these examples: {first_line(error)}"
 
 
-def _first_right(candidate: Candidate, expected: "_Expected") -> Way:
-    """Returns the first way without loops, of the fastest on, that agrees with autograd."""
+def _fastest_right(candidate: Candidate, expected: "_Expected") -> Way:
+    """Returns the fastest way without compiled loops whose gradients equal autograd's.
+
+    In this order: packed by rules, with all models at once and in groups as on a GPU; the same
+    within `vmap` over examples (`mapped`); each example by `Samplewise`, for many models at once,
+    for one, or without `vmap`. `obstacle` states why a faster way failed. The last way computes
+    what autograd does, so if it fails, the module does not repeat itself.
+    """
     packed, module = candidate.packed, candidate.module
     if isinstance(packed, str):
         obstacle = packed
     else:
 
-        def difference(groups: Groups | None, mapped: bool) -> str | None:
+        def problem_of(groups: Groups | None, mapped: bool) -> str | None:
             return _difference(candidate, partial(packed, groups, False, mapped), expected)
 
         for mapped in (False, True):
-            problem = difference(None, mapped) or difference(GPU_MOST, mapped)
+            problem = problem_of(None, mapped) or problem_of(GPU_MOST, mapped)
             if problem is None:
                 problem = _difference_among_many(candidate, packed, expected, mapped)
             if problem is None:

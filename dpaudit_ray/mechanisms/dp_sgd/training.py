@@ -258,7 +258,11 @@ class DpSgdTraining:
         canary: SampleCanary | None = None,
         period: int = 1,
     ) -> Iterator[Tensor]:
-        """Implements `PublicKnowledge.simulate`: yields θ_0, ..., θ_T of `runs` simulations."""
+        """Implements `PublicKnowledge.simulate`: yields θ_0, ..., θ_T of `runs` simulations.
+
+        Each simulation with noise has the canary, if there is one. Without noise, `canary` and
+        `period` are ignored.
+        """
         if noisy:
             in_all = self.initial.new_ones(runs)
             for theta in self.run(in_all, seed, canary, period):

@@ -161,10 +161,15 @@ def evolve(
 
 
 def _transition(process: Process, panels: Panels) -> sparse.csc_array:
-    """Returns kernel times weight, [nodes, nodes]: densities after a step from those before it."""
+    """Returns the matrix [nodes, nodes] that turns densities at nodes into those one step later.
+
+    An entry is the Gaussian kernel times the quadrature weight.
+    """
     nodes = panels.nodes.ravel()
     noise = process.step_noise
     centres = process.moved(nodes)
+    # Column j has the nodes within REACH deviations of where a step moves node j: rows first[j],
+    # first[j] + 1, and so on.
     first = np.searchsorted(nodes, centres - REACH * noise)
     counts = np.searchsorted(nodes, centres + REACH * noise) - first
     starts = np.append(0, np.cumsum(counts)).astype(np.int32)

@@ -81,7 +81,7 @@ class Accounting(Check):
                 judgement.find("target", made.line or "make_private_with_epsilon", **values)
 
     def _judge_early_reports(self, inspection: Inspection, judgement: Judgement) -> None:
-        """Notes that the script got an ε, but not at the end at δ of the claim."""
+        """Adds a finding if the script got an ε, but none after its last step at δ of the claim."""
         reports = inspection.result.reported
         steps_taken = inspection.taken
         if not reports or math.isnan(claims.composed(inspection.result, inspection.delta)):

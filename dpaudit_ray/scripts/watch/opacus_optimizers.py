@@ -444,7 +444,7 @@ class OptimizerWatch(StepWatch):
                     closure()
             caught.append(gradients(params))
 
-        with self._copies() as before:
+        with self._step_undone() as before:
             optimizer.original_optimizer.step = catch
             with self._arm(change):
                 self._call()
@@ -461,8 +461,11 @@ class OptimizerWatch(StepWatch):
             return [*release, np.array([published])]
 
     @contextlib.contextmanager
-    def _copies(self) -> Iterator[list[torch.Tensor]]:
-        """Copies what a step may alter, and puts it back; yields parameters as they were."""
+    def _step_undone(self) -> Iterator[list[torch.Tensor]]:
+        """Undoes, at the end, what a step inside has altered; yields the parameters as they were.
+
+        It restores the parameters, attributes of both optimizers, and histories of accountants.
+        """
         optimizer = self.optimizer
         inner = optimizer.original_optimizer
         accountants = self.run.accountants.all
