@@ -49,6 +49,8 @@ def play(sampled: str, exact: str) -> None:
         dpaudit("status", run)
         dpaudit("verify", run)
         dpaudit("plan", f"{run}/sweep.yaml", "--storage-path", f"{run}/..")
+    with contextlib.chdir(f"{sampled}/.."):  # names as short as people type them
+        dpaudit("status", "sampled", "exact")
     dpaudit("report", sampled, "--format", "table")
     dpaudit("compare", sampled, exact)
     few = tables._MANY

@@ -156,7 +156,7 @@ def test_levels_outside_their_bounds_are_refused(name, value):
             "unknown method 'gdp'; it was removed: use accuracy, whose",
         ),
         (lambda: stats.make("eps-delta", 10, threshold="best"), "threshold must be one of past"),
-        (lambda: stats.make("eps-delta", 10, threshold="fixed"), "fixed goes with a finite value"),
+        (lambda: stats.make("eps-delta", 10, threshold="fixed"), "fixed needs a finite value"),
     ],
 )
 def test_refusals_name_value_and_bound(call, message):
