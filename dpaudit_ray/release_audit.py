@@ -35,6 +35,7 @@ _LARGEST_FIT = 1_000_000
 _RARE_EVENTS = 100  # runs of a search in which events as rare as δ occur
 _FITTED_PER_SECOND = 5000  # runs to learn from, for each second of the budget
 _DEEPEST = 4  # functions that call each other, whose values count
+_LONGEST_NAME = 80  # characters of a function's name, in that of its folder
 _DEFAULT_DELTA = 1e-6  # of claims that promise no ε at δ = 0
 
 
@@ -112,7 +113,8 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         "adversary": settings,
         "audit": {"trials": trials, "delta": delta, "confidence": confidence},
     }
-    function = re.sub(r"\W+", "-", getattr(release, "__name__", "release")).strip("-") or "release"
+    function = re.sub(r"[^A-Za-z0-9_]+", "-", getattr(release, "__name__", ""))[:_LONGEST_NAME]
+    function = function.strip("-_") or "release"
     name = f"{function}-{digest(sweep)[:8]}"
     return run({"name": name, **sweep}, storage_path, executor="inline")
 

@@ -9,7 +9,7 @@ frequent among the first outputs of an `Encoder` get a column each.
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class Raised:
     """A release that raised an exception, which is an output like others."""
 
     kind: str  # name of the exception's class
+    message: str = field(default="", compare=False)  # its first line, for people
 
 
 @dataclass(frozen=True)

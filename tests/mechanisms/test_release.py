@@ -186,7 +186,7 @@ def test_a_trial_is_stored_in_less_than_8_bytes(tmp_path):
 
 REFUSED = {
     "noise once": ({"path": "noise_once"}, "16 equal outputs in each call"),
-    "raises": ({"path": "always_raises"}, "raises KeyError for the first input of the pairs"),
+    "raises": ({"path": "always_raises"}, "raises KeyError for the first input of the pairs ("),
     "too few": ({"path": "too_few"}, "must return n = 16 outputs, got (15,)"),
     "options": ({"options": {"sigma": 1}}, "does not take (data, rng, n, sigma)"),
     "pairs": ({"pairs": f"{HERE}:records"}, "must return a list of pairs of inputs"),

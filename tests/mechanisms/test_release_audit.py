@@ -78,6 +78,18 @@ def test_another_closure_of_the_same_source_is_another_run(tmp_path):
     assert da.audit(release_of(0.3), **call).verdict() == "VIOLATION"
 
 
+@pytest.mark.parametrize("name", ["_private", "für_ρ", "<lambda>", "__call__", "long" * 40])
+def test_any_name_of_a_function_names_a_folder(tmp_path, name):
+    def release(data, rng, n):
+        return data + rng.laplace(0, 1.0, n)
+
+    release.__name__ = name
+    result = da.audit(
+        release, pairs=[(0, 1)], claim={"epsilon": 1}, trials=1000, storage_path=tmp_path
+    )
+    assert result.complete
+
+
 @pytest.mark.parametrize(("budget", "fewest", "most"), [("1s", 5000, 30_000), (0.001, 1000, 1000)])
 def test_a_budget_gives_a_number_of_trials(tmp_path, budget, fewest, most):
     """A trial of numpy takes a microsecond or less, so that scoring decides the number."""

@@ -26,7 +26,7 @@ from ...accounting.claim import StatedClaim
 from ...adversaries.base import Adversary
 from ...adversaries.outputs import Encoder, Outputs, Raised
 from ...adversaries.release import OutputAdversary, Scorer
-from ...errors import SpecError
+from ...errors import SpecError, first_line
 from ...stats.base import curve_free_method
 from ..base import (
     Arrays,
@@ -234,7 +234,7 @@ class _Draws:
             except MemoryError:
                 raise
             except Exception as error:  # noqa: BLE001 (boundary to a user's function)
-                yield Raised(type(error).__name__)
+                yield Raised(type(error).__name__, first_line(error))
             else:
                 yield _counted(outputs, 1, self.path)[0]
 
@@ -290,10 +290,11 @@ def _check_apart(draw: _Draws) -> None:
         except TypeError as error:
             raise SpecError("mechanism.path", str(error)) from error
     if all(isinstance(output, Raised) for output in calls[0]):
+        raised = calls[0][0]
         raise SpecError(
             "mechanism.path",
-            f"{draw.path} raises {calls[0][0].kind} for the first input of the pairs; mend it, or "
-            "give inputs that it takes",
+            f"{draw.path} raises {raised.kind} for the first input of the pairs ({raised.message}); "
+            "mend it, or give inputs that it takes",
         )
     encoder = Encoder(calls[0])
     first, second = (encoder.columns(outputs) for outputs in calls)
