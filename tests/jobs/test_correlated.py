@@ -8,6 +8,7 @@ import yaml
 from jobs.correlated import shares
 from tests.conftest import ROOT, write_sweep
 from tests.jobs.small import JOBS, names, run_small
+from tests.long import long
 from tests.trainings import cell
 
 PAGE = (ROOT / "docs/correlated-noise.md").read_text()
@@ -15,7 +16,13 @@ README = (JOBS / "correlated/README.md").read_text()
 SCORES = ("watched-dimension", "gradient", "biased-dimension")
 
 
-@pytest.mark.parametrize("name", names("correlated"))
+NAMES = [
+    name if name in ("tree", "many") else pytest.param(name, marks=long("as `tree` does"))
+    for name in names("correlated")
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_sweep_file_runs_and_has_the_exact_shares_of_the_readme(name, tmp_path, capsys):
     """With 1000 trials an audit for 5000: measured shares within four standard errors."""
     file = JOBS / f"correlated/{name}.yaml"
