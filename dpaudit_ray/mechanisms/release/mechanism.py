@@ -293,8 +293,8 @@ def _check_apart(draw: _Draws) -> None:
         raised = calls[0][0]
         raise SpecError(
             "mechanism.path",
-            f"{draw.path} raises {raised.kind} for the first input of the pairs ({raised.message}); "
-            "mend it, or give inputs that it takes",
+            f"{draw.path} raises {raised.kind} for the first input of the pairs "
+            f"({raised.message}); mend it, or give inputs that it takes",
         )
     encoder = Encoder(calls[0])
     first, second = (encoder.columns(outputs) for outputs in calls)
