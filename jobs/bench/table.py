@@ -6,13 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
 import dpaudit_ray as da
+from jobs.audits import too_many
 
 from .entry import VIOLATION, Entry
-
-LEVEL = 0.05  # at which verdicts on healthy mechanisms may be wrong
 
 HEAD = (
     "| mechanism | source | claim | truth | certified | share | verdict | trials | seconds |",
@@ -120,7 +117,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
     missed = [row.name for row in wrong if row.verdict != VIOLATION]
     refuted = [row.name for row in wrong if row.verdict == VIOLATION]
     healthy = [row for row in rows if row.is_expected == (row.verdict != VIOLATION)]
-    if len(refuted) > stats.binom.ppf(0.99, len(healthy), LEVEL):
+    if too_many(len(refuted), len(healthy)):
         return missed + refuted
     return missed
 
