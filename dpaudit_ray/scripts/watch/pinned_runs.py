@@ -48,30 +48,19 @@ def install(run: WatchedRun) -> None:
     from torch.utils.data._utils.fetch import _MapDatasetFetcher
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    exchanges = run.request.pinned == "exchanged"
-    varies_record = run.request.pinned == "varied"
-    record = run.request.record or 0
-    # By identity of a data set, as it was before the exchange: after it, another would be chosen.
-    substitutes: dict[int, int] = {}
-    searched: set[int] = set()  # data sets whose first batch was searched for numbers of records
-    replaced: list[tuple[Any, Any]] = []  # arrays, and copies of what they had
+    _seed_entropy(run)
+    _draw_alike(run)
+    private_data = _PrivateData(run)
     if run.request.tables:
+        before(torch.nn.Module, "__call__")(private_data.replace_half)
+    if opacus := import_if_there("opacus"):
+        before(opacus.PrivacyEngine, "make_private")(private_data.make_private)
+    around(_BaseDataLoaderIter, "_next_index")(private_data.draw)
+    around(_MapDatasetFetcher, "fetch")(private_data.fetch)
 
-        @before(torch.nn.Module, "__call__")
-        def forward(*_: Any, **__: Any) -> None:
-            if not (replaced or run.networks.modules):
-                replaced.extend(_replace_half(run))
 
-    def make_private(_: Any, *, data_loader: Any, **options: Any) -> None:
-        for array, values in replaced:
-            array[:] = values
-        run.pinned.leaves_out = options.get("poisson_sampling", True)
-        if not run.networks.modules:
-            _watch_decisions(run)
-        if exchanges:
-            substitutes[id(data_loader.dataset)] = other_record(data_loader.dataset, record)
-            exchange(data_loader.dataset, record)
-
+def _seed_entropy(run: WatchedRun) -> None:
+    """Makes random seeds those of the request."""
     entropy = random.Random(run.request.derived("entropy"))
 
     @around(os, "urandom")
@@ -82,11 +71,16 @@ def install(run: WatchedRun) -> None:
     def default_rng(original: Any, seed: Any = None) -> Any:
         return original(entropy.getrandbits(64) if seed is None else seed)
 
-    for name in _DROPPING:
-        around(torch.nn.functional, name)(_drop_alike)
 
-    def draw_alike(original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Draws the same numbers for each record of the batch, likewise."""
+def _draw_alike(run: WatchedRun) -> None:
+    """Draws the same numbers for each record: a batch of another size then draws no others."""
+
+    def drop(original: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dim() < 2 or in_functorch():
+            return original(x, *args, **kwargs)
+        return x * original(x.new_ones(1, *x.shape[1:]), *args, **kwargs)
+
+    def draw(original: Any, *args: Any, **kwargs: Any) -> Any:
         size: Any = args  # of what is drawn: integers, or a tuple, or a tensor that has this size
         if args and isinstance(args[-1], (tuple, list, torch.Tensor)):
             size = args[-1]
@@ -99,39 +93,70 @@ def install(run: WatchedRun) -> None:
         numbers = original(*(args[:-1] if size is not args else ()), smaller, **kwargs)
         return numbers.repeat(records, *[1] * (len(shape) - 1))
 
+    for name in _DROPPING:
+        around(torch.nn.functional, name)(drop)
     for name in _DRAWING:
-        around(torch, name)(draw_alike)
-    if opacus := import_if_there("opacus"):
-        before(opacus.PrivacyEngine, "make_private")(make_private)
-    draw_numbers = itertools.count()
+        around(torch, name)(draw)
 
-    @around(_BaseDataLoaderIter, "_next_index")
-    def draw(original: Any, iterator: Any) -> Any:
+
+class _PrivateData:
+    """Exchanges records in what private loaders read; its methods are called by their libraries."""
+
+    def __init__(self, run: WatchedRun) -> None:
+        self._run = run
+        self._record = run.request.record or 0
+        # By identity of a data set, as it was before the exchange: after it, another one would be
+        # chosen.
+        self._substitutes: dict[int, int] = {}
+        self._searched: set[int] = set()  # data sets whose first batch was searched for numbers
+        self._replaced: list[tuple[Any, Any]] = []  # arrays, and copies of what they had
+        self._draw_numbers = itertools.count()
+
+    def replace_half(self, *_: Any, **__: Any) -> None:
+        """Puts other records in place of half of the data, until training is private."""
+        if not (self._replaced or self._run.networks.modules):
+            self._replaced.extend(_replace_half(self._run))
+
+    def make_private(self, _: Any, *, data_loader: Any, **options: Any) -> None:
+        run = self._run
+        for array, values in self._replaced:
+            array[:] = values
+        run.pinned.leaves_out = options.get("poisson_sampling", True)
+        if not run.networks.modules:
+            _watch_decisions(run)
+        if run.request.pinned == "exchanged":
+            data = data_loader.dataset
+            self._substitutes[id(data)] = other_record(data, self._record)
+            exchange(data, self._record)
+
+    def draw(self, original: Any, iterator: Any) -> Any:
         """Draws the same indices in each run, whatever random numbers were drawn before.
 
         In runs that vary a record of each batch, it is then exchanged in the batch, or left out.
         """
+        run = self._run
         with preserve_generators():
-            seed_generators(run.request.derived("loader", next(draw_numbers)))
+            seed_generators(run.request.derived("loader", next(self._draw_numbers)))
             indices = original(iterator)
-        private = private_items(run, iterator, indices) if varies_record else []
+        varies = run.request.pinned == "varied"
+        private = private_items(run, iterator, indices) if varies else []
         if not private:
             return indices
         # A batch that lacks a record would shift the random numbers of worker processes, which are
         # not pinned: with workers it is exchanged.
         return _varied_draw(run, indices, private, keeps_size=iterator._num_workers > 0)
 
-    @around(_MapDatasetFetcher, "fetch")
-    def fetch(original: Any, self: Any, indices: Any) -> Any:
-        key = id(self.dataset)
-        if key not in substitutes:
-            return original(self, indices)
-        substitute = {record: substitutes[key]}
-        indices = tree_map(lambda index: substitute.get(index, index), indices)
-        batch = original(self, indices)
-        if key not in searched and len(indices) >= FEWEST:
-            searched.add(key)
-            _exchange_looked_up(run, self.dataset, batch, indices, (record, substitutes[key]))
+    def fetch(self, original: Any, fetcher: Any, indices: Any) -> Any:
+        """Fetches a batch, with another record in place of the one."""
+        data = fetcher.dataset
+        if id(data) not in self._substitutes:
+            return original(fetcher, indices)
+        other = self._substitutes[id(data)]
+        indices = tree_map(lambda index: other if index == self._record else index, indices)
+        batch = original(fetcher, indices)
+        if id(data) not in self._searched and len(indices) >= FEWEST:
+            self._searched.add(id(data))
+            _exchange_looked_up(self._run, data, batch, indices, (self._record, other))
         return batch
 
 
@@ -150,13 +175,6 @@ def _replace_half(run: WatchedRun) -> Iterator[tuple[Any, Any]]:
             yield array, values.clone()
             half = len(array) // 2
             array[:half] = array[-half:]
-
-
-def _drop_alike(original: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Drops the same of each record: a batch of another size then draws no other numbers."""
-    if x.dim() < 2 or in_functorch():
-        return original(x, *args, **kwargs)
-    return x * original(x.new_ones(1, *x.shape[1:]), *args, **kwargs)
 
 
 def _batch_size(run: WatchedRun) -> int:

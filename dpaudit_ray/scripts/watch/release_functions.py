@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..protocol import ArraysGiven, Draws, History, Participation, PinnedStep, Shift, StepInspection
+from ..protocol import ArraysGiven, Draws, History, Participation, PinnedStep
 from . import pinned_runs
 from .generators import script_generators
 from .loaders import Indices, draw_counts
@@ -209,25 +209,8 @@ class Stream(StepWatch):
         draws = NoiseDraws(count, squared_lengths(white), mean, constant)
         with self.run.replay():
             actual = self.released()
-            shifts = []
-            for what, change in self.changes():
-                shift = difference(self.released(change), actual)
-                shifts.append(Shift(what, tuple(squared_lengths(shift))))
-        self.run.put(
-            StepInspection(
-                step=self.steps,
-                optimizer=self.number,
-                names=tuple(self.names(len(actual))),
-                sizes=tuple(map(len, actual)),
-                norms=tuple(squared_lengths(actual)),
-                noise=self.noise,
-                draws=count,
-                squares=tuple(draws.squares),
-                shifts=tuple(shifts),
-                correlations=self._noise.strongest_correlations(draws, self.steps),
-                law=self._noise.law_distance(),
-            )
-        )
+            entry = self.with_changes(self.inspection(actual), actual, draws, in_full=True)
+        self.run.put(entry)
 
     def _note_draw(self, records: Sequence[Any]) -> None:
         """Notes which records the step's examples are, if one of their arrays shows it."""

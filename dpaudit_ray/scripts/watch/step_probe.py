@@ -18,7 +18,7 @@ import torch
 from ..protocol import EMPTY, ArraysGiven, Shift, StepInspection, Trial
 from .generators import Generator, preserve_generators, seed_generators, state_of_all
 from .loaders import ReleaseKey
-from .noise_draws import StepNoise, draw_noise, draw_once
+from .noise_draws import NoiseDraws, StepNoise, draw_noise, draw_once
 from .run_state import WatchedRun
 from .tensors import (
     Release,
@@ -171,37 +171,43 @@ class StepWatch:
             self._states_after.clear()
             actual = self.released()
             again = self.released()
-            entry = StepInspection(
-                step=self.steps,
-                optimizer=self.number,
-                names=tuple(self.names(len(actual))),
-                sizes=tuple(map(len, actual)),
-                norms=tuple(squared_lengths(actual)),
-                noise=self.noise,
-                bound=self.length,
-                ghost=self.ghost,
-                counts=self.counts,
-                replays=all(map(_is_same, actual, again)),
-            )
-            if entry.replays:
-                entry = self._try_changes(entry, actual, in_full)
+            entry = self.inspection(actual)
+            if not all(map(_is_same, actual, again)):
+                entry = replace(entry, replays=False)
+            else:
+                seed = self.run.request.derived("draws", *self.at) // 2
+                if in_full:
+                    draws = draw_noise(actual, lambda n: self.released(seed=seed + n))
+                else:
+                    draws = draw_once(actual, self.released(seed=seed))
+                entry = self.with_changes(entry, actual, draws, in_full)
         # If other numbers are drawn without a record, releases differ by their noise.
         if len(self._states_after) > 1:
             self.run.put(ArraysGiven(kind="draws"))
             return
         self.run.put(entry)
 
-    def _try_changes(self, entry: StepInspection, actual: Release, in_full: bool) -> StepInspection:
+    def inspection(self, actual: Release) -> StepInspection:
+        """Describes a step by what it releases, before anything is changed."""
+        return StepInspection(
+            step=self.steps,
+            optimizer=self.number,
+            names=tuple(self.names(len(actual))),
+            sizes=tuple(map(len, actual)),
+            norms=tuple(squared_lengths(actual)),
+            noise=self.noise,
+            bound=self.length,
+            ghost=self.ghost,
+            counts=self.counts,
+        )
+
+    def with_changes(
+        self, entry: StepInspection, actual: Release, draws: NoiseDraws, in_full: bool
+    ) -> StepInspection:
         """Adds what other draws of the step's noise and changes of its examples show."""
-        seed = self.run.request.derived("draws", *self.at) // 2
-        if in_full:
-            draws = draw_noise(actual, lambda n: self.released(seed=seed + n))
-            if sum(draws.squares) > 0:
-                correlations = self._noise.strongest_correlations(draws, self.steps)
-                law = self._noise.law_distance()
-                entry = replace(entry, correlations=correlations, law=law)
-        else:
-            draws = draw_once(actual, self.released(seed=seed))
+        if in_full and sum(draws.squares) > 0:
+            correlations = self._noise.strongest_correlations(draws, self.steps)
+            entry = replace(entry, correlations=correlations, law=self._noise.law_distance())
         shifts = []
         without_noise: set[int] = set()
         changes = itertools.islice(self.changes(), None if in_full else self.glance_changes)
