@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
+from dpaudit_ray.errors import SpecError
 from dpaudit_ray.opacus import Marks, audited, marks_of
 from dpaudit_ray.scripts.protocol import PinnedStep, Report, RunRequest
 from dpaudit_ray.scripts.watch import (
@@ -25,6 +26,7 @@ from dpaudit_ray.scripts.watch import (
     record_choice,
     run_state,
     shared_records,
+    watched_process,
 )
 from dpaudit_ray.scripts.watch.accountants import Accountants
 from dpaudit_ray.scripts.watch.forward_passes import repeat_forward
@@ -58,6 +60,15 @@ def test_a_record_is_exchanged_in_memory():
     assert x[3].tolist() == [2.0, 3.0]
     pinned_runs.exchange(data, 7)  # there is none
     assert y.tolist() == [0, 1, 2, 1]
+
+
+def test_delta_is_that_of_the_last_request_for_noise(tmp_path):
+    run = watched(tmp_path, inspects=True)
+    with pytest.raises(SpecError, match="--delta"):
+        watched_process._delta(run, None)
+    run.networks.delta = 1e-6
+    assert watched_process._delta(run, None) == 1e-6
+    assert watched_process._delta(run, 1e-3) == 1e-3
 
 
 def test_data_of_files_are_not_changed(tmp_path):

@@ -89,7 +89,8 @@ def install(run: WatchedRun) -> None:
         return private
 
     def note_target(*_: Any, **kwargs: Any) -> None:
-        networks.target = (kwargs.get("target_epsilon"), kwargs.get("target_delta"))
+        networks.delta = kwargs.get("target_delta")
+        networks.target = (kwargs.get("target_epsilon"), networks.delta)
 
     before(PrivacyEngine, "make_private_with_epsilon")(note_target)
     before(utils, "get_noise_multiplier")(note_target)

@@ -81,6 +81,7 @@ class PrivateNetworks:
         records_each: most records that one mapped forward pass had for each gradient.
         initial_statistics: names of parameters that began as statistics of the records.
         target: ε and δ for which the next network's noise is computed.
+        delta: for which noise was computed last.
     """
 
     modules: list[Any] = field(default_factory=list)
@@ -91,6 +92,7 @@ class PrivateNetworks:
     records_each: int = 1
     initial_statistics: list[str] = field(default_factory=list)
     target: tuple[float | None, float | None] = (None, None)
+    delta: float | None = None
 
     def parameters(self) -> dict[int, torch.Tensor]:
         """Returns all their parameters by identity."""

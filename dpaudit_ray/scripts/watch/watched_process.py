@@ -88,16 +88,16 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _delta(state: WatchedRun, option: float | None) -> float:
-    """Returns δ of the claim: stated, or from the script's last request for ε.
+    """Returns δ of the claim: stated, or of the script's last request for ε, or for noise.
 
     Raises:
         SpecError: an inspected run has no δ.
     """
     published = state.publications
     reports = state.accountants.reports
-    if published.marks.delta is None and reports:
-        delta = reports[-1][1].delta
-        published.marks = replace(published.marks, delta=delta)
+    requested = reports[-1][1].delta if reports else state.networks.delta
+    if published.marks.delta is None:
+        published.marks = replace(published.marks, delta=requested)
     stated = option or published.marks.delta
     if stated is None and state.request.inspects:
         why = "is missing, and the script neither uses @audited(delta=...) nor asks for an ε"
