@@ -159,6 +159,7 @@ class StepInspection(Entry):
     """
 
     step: int
+        has_gaps: numbers of releases are zero in some draws, and not in others.
     optimizer: int
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -177,6 +178,7 @@ class StepInspection(Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
+    has_gaps: bool = False
 class GhostInspection(Entry):
     """Longest clipped gradient of one record in a backward pass of ghost clipping."""
 

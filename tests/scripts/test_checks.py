@@ -310,6 +310,14 @@ def test_time_in_place_of_records_names_batch_first():
         assert "batch_first=False" in one.remedy
 
 
+def test_releases_of_which_draws_leave_out_numbers_are_not_judged():
+    """Their noise has no law of its own: it is that of those numbers, or none."""
+    assert [item.code for item in judge(step(0.5)).violations] == ["DPA003"]
+    found = judge(step(0.5, has_gaps=True))
+    assert not found.findings
+    assert [item.name for item in found.looks if "some draws" in item.said] == ["zeros"]
+
+
 BARE = step(
     names=("weight", "bias"),
     sizes=(100_000, 10, 1),

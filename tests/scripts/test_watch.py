@@ -30,6 +30,7 @@ from dpaudit_ray.scripts.watch import (
 )
 from dpaudit_ray.scripts.watch.accountants import Accountants
 from dpaudit_ray.scripts.watch.forward_passes import repeat_forward
+from dpaudit_ray.scripts.watch.noise_draws import draw_noise
 from dpaudit_ray.scripts.watch.publications import digests_of_all_networks
 from dpaudit_ray.scripts.watch.run_state import WatchedRun
 from dpaudit_ray.scripts.watch.shared_records import PrivateRecords
@@ -42,6 +43,18 @@ def watched(tmp_path: Path, **fields: object) -> WatchedRun:
 
 def random_numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_numbers_that_some_draws_leave_out_are_gaps(masks):
+    source = np.random.default_rng(3)
+
+    def draw(_: int) -> list[Any]:
+        noise = source.normal(size=50)
+        noise[:5] = 0.0  # in no draw
+        return [np.where(source.random(50) < 0.5, noise, 0.0) if masks else noise]
+
+    assert draw_noise(draw(0), draw).has_gaps == masks
 
 
 # Records in memory

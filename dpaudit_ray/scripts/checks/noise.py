@@ -121,6 +121,9 @@ def _judge_arrays(inspection: Inspection, judgement: Judgement) -> None:
         why = f"at {arrays['noise']} steps noise was given as arrays; "
         why += "pass a function that draws it"
         judgement.miss(why, name="noise given")
+    if any(step.has_gaps for step in inspection.replayed):
+        why = "numbers of a release are zero in some draws; leave them out after the call"
+        judgement.miss(why, name="zeros")
 
 
 def _usual_noise(inspection: Inspection) -> float | None:
@@ -206,7 +209,7 @@ def _compare(
         bare = "parts of " + listed(names[i] for i in step.without_noise)
     if bare:
         return None, finding("bare", where, bare=bare)
-    if noise is None:
+    if noise is None or step.has_gaps:
         return None, None
     shifted = noise**2 * shifted[:, is_noisy]
     squares = squares[is_noisy]

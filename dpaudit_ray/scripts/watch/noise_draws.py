@@ -33,12 +33,14 @@ class NoiseDraws:
         squares: squared distance from their mean, by tensor.
         mean: of them; the negative step's own noise, but for the noise of the mean.
         constant: which numbers no draw changed.
+        has_gaps: a number is zero in some releases, and not in others.
     """
 
     count: int
     squares: list[float]
     mean: Release
     constant: list[npt.NDArray[np.bool_]]
+    has_gaps: bool = False
 
 
 def draw_once(actual: Release, other: Release) -> NoiseDraws:
@@ -61,15 +63,18 @@ def draw_noise(actual: Release, draw: Callable[[int], Release]) -> NoiseDraws:
     total = [np.zeros_like(part) for part in actual]
     squared = [0.0] * len(actual)
     constant = [np.ones(len(part), dtype=np.bool_) for part in actual]
+    zeros = [np.zeros(len(part), dtype=np.int64) for part in actual]  # draws that have them
     end = time.monotonic() + _SECONDS
     draws = 0
     while draws < planned and (draws < _FEWEST_DRAWS or time.monotonic() < end):
-        change = difference(draw(draws), actual)
+        release = draw(draws)
+        change = difference(release, actual)
         squares = squared_lengths(change)
         for index, part in enumerate(change):
             total[index] += part
             squared[index] += squares[index]
             constant[index] &= part == 0
+            zeros[index] += release[index] == 0
         draws += 1
         if squared[-1] > 0 and len(actual[-1]) == 1:
             planned = _MOST_DRAWS  # one number alone is drawn each time
@@ -78,7 +83,8 @@ def draw_noise(actual: Release, draw: Callable[[int], Release]) -> NoiseDraws:
     for square, part in zip(squared, mean, strict=True):
         around_mean = square - draws * float(np.dot(part, part))
         spread.append(around_mean if around_mean > _ROUNDING * square else 0.0)
-    return NoiseDraws(draws, spread, mean, constant)
+    has_gaps = any(bool(((part > 0) & (part < draws)).any()) for part in zeros)
+    return NoiseDraws(draws, spread, mean, constant, has_gaps)
 
 
 class StepNoise:

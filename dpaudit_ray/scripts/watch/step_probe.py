@@ -85,6 +85,7 @@ class StepWatch:
         self.shapes: list[tuple[int, ...]] | None = None
         self.generators: list[Generator] = []
         self._noise = StepNoise()
+        self._has_gaps = False  # in draws of a step until now
         self._states_after: set[str] = set()  # of generators, after the step and its changes
         self._trial: _CanaryTrial | None = None
 
@@ -205,7 +206,8 @@ class StepWatch:
         self, entry: StepInspection, actual: Release, draws: NoiseDraws, in_full: bool
     ) -> StepInspection:
         """Adds what other draws of the step's noise and changes of its examples show."""
-        if in_full and sum(draws.squares) > 0:
+        self._has_gaps |= draws.has_gaps
+        if in_full and sum(draws.squares) > 0 and not self._has_gaps:
             correlations = self._noise.strongest_correlations(draws, self.steps)
             entry = replace(entry, correlations=correlations, law=self._noise.law_distance())
         shifts = []
@@ -223,6 +225,7 @@ class StepWatch:
             squares=tuple(draws.squares),
             shifts=tuple(shifts),
             without_noise=tuple(sorted(without_noise)),
+            has_gaps=self._has_gaps,
         )
 
     def begin_trial(self, rate: float) -> Change:
