@@ -48,8 +48,9 @@ class RunRequest:
         one_more: the data set gets one record more.
         pinned: releases are replaced by random numbers of a seed. "unchanged" changes nothing else;
             "exchanged" has another record in place of `record`; "varied" exchanges a record of
-            each batch, or leaves one out; "other_noise" has other noise in the steps with `record`;
-            "other_randomness" has other random numbers after them.
+            each batch, or leaves one out; "halved" has every other record twice;
+            "other_noise" has other noise in the steps with `record`; "other_randomness" has other
+            random numbers after them.
         record: index of the record that a pinned run is about; None if it is about each batch's,
             or chooses one.
         tables: digests of the data set's arrays. The "exchanged" run has other records in half of
@@ -65,7 +66,9 @@ class RunRequest:
     most_steps: int | None = None
     seconds: float | None = None
     one_more: bool = False
-    pinned: Literal["", "unchanged", "exchanged", "varied", "other_noise", "other_randomness"] = ""
+    pinned: Literal[
+        "", "unchanged", "exchanged", "varied", "halved", "other_noise", "other_randomness"
+    ] = ""
     record: int | None = None
     tables: tuple[str, ...] = ()
     answers: dict[str, float] = field(default_factory=dict)
@@ -156,10 +159,10 @@ class StepInspection(Entry):
         shifts: how far changes of one example moved the release.
         without_noise: indices of tensors with numbers that a record moves and no draw does.
         counts: the last number of the release is a count that sets the clipping bound.
+        has_gaps: numbers of releases are zero in some draws, and not in others.
     """
 
     step: int
-        has_gaps: numbers of releases are zero in some draws, and not in others.
     optimizer: int
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -175,10 +178,10 @@ class StepInspection(Entry):
     correlations: tuple[Correlation, ...] = ()
     law: LawDistance | None = None
     counts: bool = False
+    has_gaps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-    has_gaps: bool = False
 class GhostInspection(Entry):
     """Longest clipped gradient of one record in a backward pass of ghost clipping."""
 
@@ -408,6 +411,7 @@ class RunResult:
         copies: records of the first batches that equal another one.
         lines: the script's line for each place that a finding names.
         left: names of values that are returned or saved, by what they carry.
+        publishes_more: values are returned or saved that are no numbers of networks.
         inspecting: seconds that the watcher took.
         waited: seconds that the run waited for a processor.
         returned_nothing: the function returned None.
@@ -438,6 +442,7 @@ class RunResult:
     copies: int = 0
     lines: dict[str, str] = field(default_factory=dict)
     left: dict[Leftover, list[str]] = field(default_factory=dict)
+    publishes_more: bool = False
     inspecting: float = 0.0
     waited: float = 0.0
     returned_nothing: bool = False

@@ -186,11 +186,16 @@ class Audit:
         records = {"exchanged": alone.result.chosen}
         if inspection.uses_opacus:
             records["varied"] = None  # one of each batch
-        uses_early = inspection.result.fed_early or inspection.result.beside
+        result = inspection.result
+        if result.publishes_more or {"tensors", "earlier"} & result.left.keys():
+            records["halved"] = None  # each second one
+        uses_early = result.fed_early or result.beside
         tables = alone.result.tables if uses_early else ()
         for kind, record in records.items():
             changed = self._pinned_run(kind, record, tables)
-            runs[kind] = replace(changed, record=alone.record)  # which states why it was chosen
+            # The first run states why the record was chosen.
+            name = "every other record" if kind == "halved" else alone.record
+            runs[kind] = replace(changed, record=name)
             if checks.differences(alone, changed):
                 runs["exchanged"] = runs[kind]
                 runs["other_noise"] = self._pinned_run("other_noise", record)

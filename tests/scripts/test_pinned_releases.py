@@ -145,11 +145,11 @@ class Runner:
             yield EndedRun(request, self.ended, self.entries, self.returned)
 
 
-def pinned_check(runner: Runner) -> Judgement:
-    """Runs pinned releases for a script with a tensor that nothing explains."""
+def pinned_check(runner: Runner, **fields: Any) -> Judgement:
+    """Runs pinned releases for a script; by default, with a tensor that nothing explains."""
     audit = Audit(Target(ZOO / "healthy.py", "mlp"), runner, Options(), lambda _: None)
-    unexplained = result(left=left(tensors=("mean",)))
-    inspection = Inspection(record=[], result=unexplained, delta=DELTA)
+    fields = fields or {"left": left(tensors=("mean",))}
+    inspection = Inspection(record=[], result=result(**fields), delta=DELTA)
     audit._judgement = checks.judge(inspection)
     inspection = audit._with_pinned_runs(inspection)
     return checks.pinned_releases.PinnedReleases().judge(inspection)
@@ -181,14 +181,22 @@ def test_a_run_without_a_draw_of_four_records_is_not_complete():
 
 
 def test_pinned_runs_that_differ_in_nothing():
-    """A record of each batch is exchanged, too, as it may have gone into the tensor."""
+    """A record of each batch, and half of all are exchanged: they may be in the tensor."""
     chosen = RunResult(chosen=3, chosen_as="the longest")
     runner = Runner(Ended("returned"), chosen)
     judgement = pinned_check(runner)
     assert judgement.complete
     assert "record 3, the longest, and with one of each batch" in judgement.looks[0].said
     kinds = [(request.pinned, request.record) for request in runner.requests]
-    assert kinds == [("unchanged", None), ("exchanged", 3), ("varied", None)]
+    runs = [("unchanged", None), ("exchanged", 3), ("varied", None), ("halved", None)]
+    assert kinds == runs
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_values_beside_networks_are_compared_with_other_data(more):
+    runner = Runner(Ended("returned"), RunResult(chosen=3))
+    pinned_check(runner, publishes_more=more)
+    assert ("halved" in [request.pinned for request in runner.requests]) == more
 
 
 def test_pinned_runs_that_differ_are_explained_by_two_more():

@@ -75,6 +75,15 @@ def test_a_record_is_exchanged_in_memory():
     assert y.tolist() == [0, 1, 2, 1]
 
 
+def test_every_other_record_is_exchanged_in_memory():
+    x, y = torch.arange(10.0).reshape(5, 2), torch.arange(5)
+    data = Subset(TensorDataset(x, y), [4, 2, 0])
+    assert pinned_runs.exchange_half(data) == {0: 1}
+    assert y.tolist() == [0, 1, 2, 3, 2]
+    assert x[4].tolist() == [4.0, 5.0]
+    assert pinned_runs.exchange_half(iter([1, 2])) == {}
+
+
 def test_delta_is_that_of_the_last_request_for_noise(tmp_path):
     run = watched(tmp_path, inspects=True)
     with pytest.raises(SpecError, match="--delta"):

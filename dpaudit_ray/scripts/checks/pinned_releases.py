@@ -136,6 +136,8 @@ class PinnedReleases(Check):
         summary += exchanged.record.removesuffix(",")
         if pinned.varied is not None:
             summary += ", and with one of each batch exchanged or left out"
+        if pinned.halved is not None:
+            summary += ", and with every other record in place of its neighbour"
         return judgement.observe(summary)
 
 

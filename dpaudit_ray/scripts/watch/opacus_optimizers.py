@@ -303,7 +303,7 @@ class OptimizerWatch(StepWatch):
             line=calling_line(),
             member=run.request.is_about(draw),
             release=(),
-            rows=tuple(_row_lengths(passes)),
+            rows=() if run.request.pinned == "halved" else tuple(_row_lengths(passes)),
             rounding=max((torch.finfo(t.dtype).eps for t in computed), default=0.0),
             state=state_of_all(generators) + b"".join(map(sample_digest, params)).hex(),
             drawn=len(draw),

@@ -105,9 +105,9 @@ class _PrivateData:
     def __init__(self, run: WatchedRun) -> None:
         self._run = run
         self._record = run.request.record or 0
-        # By identity of a data set, as it was before the exchange: after it, another one would be
-        # chosen.
-        self._substitutes: dict[int, int] = {}
+        # Indices of other records, by identity of a data set and index. They are chosen before an
+        # exchange: after it, others would be.
+        self._substitutes: dict[int, dict[int, int]] = {}
         self._searched: set[int] = set()  # data sets whose first batch was searched for numbers
         self._replaced: list[tuple[Any, Any]] = []  # arrays, and copies of what they had
         self._draw_numbers = itertools.count()
@@ -124,10 +124,12 @@ class _PrivateData:
         run.pinned.leaves_out = options.get("poisson_sampling", True)
         if not run.networks.modules:
             _watch_decisions(run)
+        data = data_loader.dataset
         if run.request.pinned == "exchanged":
-            data = data_loader.dataset
-            self._substitutes[id(data)] = other_record(data, self._record)
+            self._substitutes[id(data)] = {self._record: other_record(data, self._record)}
             exchange(data, self._record)
+        elif run.request.pinned == "halved":
+            self._substitutes[id(data)] = exchange_half(data)
 
     def draw(self, original: Any, iterator: Any) -> Any:
         """Draws the same indices in each run, whatever random numbers were drawn before.
@@ -151,12 +153,14 @@ class _PrivateData:
         data = fetcher.dataset
         if id(data) not in self._substitutes:
             return original(fetcher, indices)
-        other = self._substitutes[id(data)]
-        indices = tree_map(lambda index: other if index == self._record else index, indices)
+        substitutes = self._substitutes[id(data)]
+        indices = tree_map(lambda index: substitutes.get(index, index), indices)
         batch = original(fetcher, indices)
-        if id(data) not in self._searched and len(indices) >= FEWEST:
+        is_unsearched = id(data) not in self._searched and len(indices) >= FEWEST
+        if is_unsearched and self._run.request.pinned == "exchanged":
             self._searched.add(id(data))
-            _exchange_looked_up(self._run, data, batch, indices, (self._record, other))
+            pair = (self._record, substitutes[self._record])
+            _exchange_looked_up(self._run, data, batch, indices, pair)
         return batch
 
 
@@ -267,12 +271,14 @@ def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
         _watch_decisions(run)
     if run.request.pinned == "exchanged":
         exchange(StackDataset(*pinned.tables), pinned.chosen)
+    elif run.request.pinned == "halved":
+        exchange_half(StackDataset(*pinned.tables))
 
 
 def has_row(run: WatchedRun, examples: Sequence[Any]) -> bool:
     """Returns whether examples have the chosen record; True if that is unknown."""
     pinned = run.pinned
-    if not pinned.tables or pinned.chosen is None or not examples:
+    if run.request.pinned == "halved" or not pinned.tables or pinned.chosen is None or not examples:
         return True
     (row,) = row_keys(pinned.tables[0][pinned.chosen : pinned.chosen + 1])
     return any(row in row_keys(rows) for rows in examples)
@@ -306,18 +312,33 @@ def other_record(data: Any, record: int) -> int:
 def exchange(data: Any, record: int) -> None:
     """Puts another record in the place of one, in arrays that a data set has in memory."""
     other = other_record(data, record)
-    if other == record:
-        return
+    if other != record:
+        _overwrite(data, {record: other})
+
+
+def exchange_half(data: Any) -> dict[int, int]:
+    """Puts each second record in the place of the one before it; returns indices, likewise."""
+    size = len(data) if hasattr(data, "__len__") else 0  # of a stream, nothing is exchanged
+    substitutes = {index: index + 1 for index in range(0, size - 1, 2)}
+    _overwrite(data, substitutes)
+    return substitutes
+
+
+def _overwrite(data: Any, substitutes: dict[int, int]) -> None:
+    """Puts records in the place of others, in arrays that a data set has in memory."""
     base, rows = base_and_rows(data)
+    targets = list(substitutes)
+    sources = list(substitutes.values())
     if rows is not None:
-        record, other = rows[record], rows[other]
+        targets = [rows[index] for index in targets]
+        sources = [rows[index] for index in sources]
     arrays = arrays_of(base)
     for array in _arrays_of_script():  # the script may have the data twice
         if any(_is_equal(array, table) for table in arrays_of(base)):
             arrays.append(array)
     with torch.no_grad():
         for array in {id(array): array for array in arrays if owns_memory(array)}.values():
-            array[record] = array[other]
+            array[targets] = array[sources]
 
 
 def _is_equal(array: Any, other: Any) -> bool:

@@ -113,6 +113,7 @@ def remarks(
         if not is_public:
             check = tensors.check_values if has_floats else tensors.check_records
             check(file + key, part)
+            run.publications.more |= not (has_floats or network)
     if tensors.shapes and tensors.unmatched == tensors.shapes:
         # Releases are of other shapes than what is returned.
         return [remark for remark in tensors.remarks if remark[0] != "tensors"]

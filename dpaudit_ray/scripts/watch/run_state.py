@@ -138,6 +138,7 @@ class Publications:
         saved: remarks on what was saved, as `publications.remarks` returns them.
         before: digests of what networks had when training became private.
         versions: by first numbers of a parameter, its optimizer and the step that left them.
+        more: whether values are published that are no numbers of networks.
         pinned: of a pinned run, names and digests.
         records: private records, by the identities of their data sets and arrays.
     """
@@ -147,6 +148,7 @@ class Publications:
     saved: list[tuple[Any, str]] = field(default_factory=list)
     before: set[bytes] = field(default_factory=set)
     versions: dict[bytes, tuple[Any, int]] = field(default_factory=dict)
+    more: bool = False
     pinned: list[tuple[str, str]] = field(default_factory=list)
     records: dict[tuple[int, ...], PrivateRecords] = field(default_factory=dict)
 

@@ -82,6 +82,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     result = replace(
         _result(state, delta),
         left=publications.leftovers(remarks),
+        publishes_more=state.publications.more,
         returned_nothing=returned_nothing,
     )
     return asdict(result)
