@@ -32,7 +32,7 @@ from .unchecked import unchecked_in
 
 _FOR_RUNS = 0.9  # of the budget; the rest is for judging them
 _INSPECTING = 0.85  # of that, after which the inspected run ends with its step
-_PINNED = 0.15  # share of the remaining time for each run with pinned releases
+_PINNED = 0.3  # share of the remaining time for each run with pinned releases
 _GRACE = 0.05  # of the budget, that a run may take on top of its time: it ends after a step
 _FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials to begin
 _MOST_EXTENDED = 3.0  # times the budget, for runs that wait for a processor
