@@ -45,6 +45,11 @@ def random_numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def test_the_watch_imports_nothing_that_torch_2_1_lacks():
+    for file in Path(watched_process.__file__).parent.glob("*.py"):
+        assert "_pytree import tree_leaves" not in file.read_text(encoding="utf-8"), file
+
+
 @pytest.mark.parametrize("masks", [False, True])
 def test_numbers_that_some_draws_leave_out_are_gaps(masks):
     source = np.random.default_rng(3)

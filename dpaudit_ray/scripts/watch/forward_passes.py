@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ..protocol import ForwardInspection
 from .generators import preserve_attributes, preserve_generators
+from .tensors import tree_leaves
 
 _FEWEST = 3  # records
 _REGISTERED = ("_parameters", "_buffers", "_modules")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, StackDataset
 
 from ..protocol import PinnedStep
@@ -29,7 +29,7 @@ from .loaders import Indices
 from .record_choice import FEWEST, conspicuous_record, private_items
 from .run_state import WatchedRun
 from .shared_records import arrays_of, base_and_rows
-from .tensors import is_array, is_numeric, row_keys, sample_digest
+from .tensors import is_array, is_numeric, row_keys, sample_digest, tree_leaves
 
 _CANDIDATES = 100  # records that one might be exchanged for
 _MOST_ROWS = 200_000  # of an array in which a step's examples are searched

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ..protocol import Leftover
 from .run_state import WatchedRun
 from .shared_records import PrivateRecords, tables_of
-from .tensors import digest, has_numbers, is_array, sample_digest
+from .tensors import digest, has_numbers, is_array, sample_digest, tree_leaves
 
 Remark = tuple[Leftover, str]  # and the name of the value
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from .generators import generators_in, preserve_generators
 from .hooks import around
 from .run_state import WatchedRun
-from .tensors import digest, has_numbers, is_array, is_numeric
+from .tensors import digest, has_numbers, is_array, is_numeric, tree_leaves
 
 FEWEST = 4  # records of the batch that the record is chosen from
 _FEWEST_VALUES = 8  # of a record; records with fewer may be equal by chance

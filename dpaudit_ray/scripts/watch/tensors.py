@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils._pytree import tree_flatten
 
 _SAMPLED = 4096  # numbers of a tensor that stand for it in a digest
 _CHUNK = 1024  # rows that are converted at once
 
 Vector = npt.NDArray[np.float64]
 Release = list[Vector]
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """Returns what nested containers have; torch 2.1 lacks this function."""
+    return tree_flatten(tree)[0]
 
 
 def flat_vectors(tensors: Iterable[torch.Tensor]) -> Release:
