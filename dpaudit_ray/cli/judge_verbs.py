@@ -114,7 +114,12 @@ def _share(text: str) -> float:
     page="evidence",
 )
 def certify(
-    run: RunPath,
+    audit: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|PAGE.html", help="Run directory, or the page that `dpaudit audit` wrote."
+        ),
+    ],
     commit: Annotated[
         str, typer.Option(metavar="COMMIT", help="State the commit of the audited code.")
     ] = "",
@@ -123,13 +128,18 @@ def certify(
     ] = Path("."),
     trust: TrustedToRead = None,
 ) -> None:
-    """Check a run, and write a page on it to sign, with the terms of NIST SP 800-226.
+    """Check a run, or read a script's audit, and write a page to sign in terms of NIST SP 800-226.
 
     This writes certificate.html, and certificate.pdf if Chromium is installed.
     """
     from ..report import certificate
+    from ..scripts import script_certificate
 
-    html, pdf = certificate.write(open_run(run), commit, folder)
+    if audit.endswith(".html"):
+        content = script_certificate.of_page(Path(audit), commit)
+    else:
+        content = certificate.of_run(open_run(audit), commit)
+    html, pdf = certificate.write(content, folder)
     terminal.say(str(pdf or html))
     if pdf is None:
         terminal.complain("no PDF: Chromium is not installed or failed; print the HTML page")

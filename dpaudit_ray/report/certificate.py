@@ -1,6 +1,7 @@
-"""`dpaudit certify`: one page to sign on a run, with the terms of NIST SP 800-226.
+"""`dpaudit certify`: one page to sign on an audit, with the terms of NIST SP 800-226.
 
-It has nothing that the run directory does not show, and the commands by which others check it.
+The page of a run has nothing that the run directory does not show, and the commands by which others
+check it. `scripts/script_certificate` fills the same page for a script.
 """
 
 import datetime
@@ -9,6 +10,7 @@ import math
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from .. import __version__
@@ -25,29 +27,61 @@ HTML, PDF = "certificate.html", "certificate.pdf"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PRINT_SECONDS = 120
 _LISTED = 4  # texts of a field, so that all fits one page
-_NOT_COVERED = (
+_COMMITMENT = (
+    "SHA-256 of the secret bits and of the trials that were declared first: `{}`. `dpaudit plan "
+    "--json` prints it before training. If a second party received it then, bits and trials were "
+    "not chosen after the results."
+)
+_CHECKS = (
+    "`dpaudit check {0} --commitment {1}` recomputes claims, bits, bounds and verdict from the "
+    "scores.",
+    "`dpaudit check {0} --rerun 1%` also trains 1 % of the packs again, which the checker's "
+    "machine draws. Invented scores differ.",
+    "`dpaudit certify {0}` must give the same digests as this page.",
+)
+NOT_COVERED = (
+    "floating-point arithmetic and the generator of random numbers",  # scripts list it themselves
     "side channels, such as time, logs and error messages",
-    "floating-point arithmetic and the generator of random numbers",
     "choices on private records: filters, scaling, hyperparameters, stopping",
     "code and data other than those of the digests",
 )
+CENTRAL = "central: one party holds all data and runs the algorithm"
 Fields = dict[str, str]  # text by its term
 
 
-def write(
-    run: Run,
-    commit: str,
-    folder: Path,
-) -> tuple[Path, Path | None]:
-    """Checks a run, and writes its certificate as HTML and PDF.
+@dataclass(frozen=True)
+class Certificate:
+    """Content of the page.
+
+    Attributes:
+        name: of the audit.
+        verdict: its word.
+        sentence: the verdict in a sentence.
+        guarantee: what is claimed.
+        evidence: what was measured.
+        unchecked: what was not covered.
+        identity: versions and digests.
+        commitment: who could choose the secret bits, with code in backticks.
+        checks: what a third party does, likewise.
+    """
+
+    name: str
+    verdict: str
+    sentence: str
+    guarantee: Fields
+    evidence: Fields
+    unchecked: list[str]
+    identity: Fields
+    commitment: str
+    checks: list[str]
+
+
+def of_run(run: Run, commit: str) -> Certificate:
+    """Checks a run, and returns its certificate.
 
     Args:
         run: the run.
         commit: the commit of the audited code, as its author states it; may be empty.
-        folder: where both files go.
-
-    Returns:
-        Their paths; None for a PDF that no browser could print.
 
     Raises:
         RunDirectoryError: the run is not complete, or does not follow from its scores.
@@ -61,15 +95,28 @@ def write(
             f"{location}: differs in {checked.different} places; see `dpaudit check {location}`"
         )
     answer = verdict.current(run)
-    page = environment().get_template("certificate.html.j2").render(
+    commitment = run.plan.commitment
+    return Certificate(
         name=run.sweep.name,
-        answer=answer,
+        verdict=str(answer.verdict),
+        sentence=answer.sentence,
         guarantee=_guarantee(run, answer),
         evidence=_evidence(run, answer, checked),
+        unchecked=[*checked.unchecked, *NOT_COVERED],
         identity=_identity(run, commit),
-        unchecked=[*checked.unchecked, *_NOT_COVERED],
-        location=location,
-        commitment=run.plan.commitment,
+        commitment=_COMMITMENT.format(commitment),
+        checks=[check.format(location, commitment) for check in _CHECKS],
+    )
+
+
+def write(certificate: Certificate, folder: Path) -> tuple[Path, Path | None]:
+    """Writes a certificate as HTML and PDF.
+
+    Returns:
+        Their paths; None for a PDF that no browser could print.
+    """
+    page = environment().get_template("certificate.html.j2").render(
+        page=certificate,
         version=__version__,
         written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     )  # fmt: skip
@@ -86,15 +133,15 @@ def _guarantee(run: Run, answer: verdict.Answer) -> Fields:
     claimed = "nothing is claimed"
     if quote.claim < math.inf:
         claimed = f"ε ≤ {quote.claim:.4g} at δ = {plain(quote.delta)}, by {quote.accountant}"
-    units = _listed([f"one {claim.unit}" for claim in claims]) or "stated in code that was not run"
+    units = listed([f"one {claim.unit}" for claim in claims]) or "stated in code that was not run"
     return {
         "Privacy parameters": claimed,
-        "Claim in words": _listed([claim.words for claim in claims]),
+        "Claim in words": listed([claim.words for claim in claims]),
         "Unit of privacy": units,
         "Neighbouring data sets": f"differ in {units}, as the accountant compares them",
-        "Algorithm": _listed([cell.mechanism.name for cell in cells]),
-        "Trust model": "central: one party holds all data and runs the algorithm",
-        "Threat model": _listed([_threat(cell.adversary) for cell in cells]),
+        "Algorithm": listed([cell.mechanism.name for cell in cells]),
+        "Trust model": CENTRAL,
+        "Threat model": listed([_threat(cell.adversary) for cell in cells]),
     }
 
 
@@ -134,9 +181,9 @@ def _identity(run: Run, commit: str) -> Fields:
     files = [f"{Path(file.file).name} {file.sha256[:16]}" for file in run.plan.data]
     fields = {
         "Commit of the code": commit or "not stated",
-        "Modules": _listed(modules) or "none outside of dpaudit",
+        "Modules": listed(modules) or "none outside of dpaudit",
         "Versions": ", ".join(f"{name} {version}" for name, version in code.versions.items()),
-        "Data files": _listed(files) or "none outside of packages",
+        "Data files": listed(files) or "none outside of packages",
     }
     for name in (record.SWEEP_FILE, record.FILE):
         content = run.directory.read_text(name) or ""
@@ -159,7 +206,7 @@ def _scores_digest(run: Run) -> str:
     return sha256.hexdigest()
 
 
-def _listed(texts: list[str]) -> str:
+def listed(texts: list[str]) -> str:
     """Returns different texts, the first `_LISTED` of them in full."""
     different = list(dict.fromkeys(texts))
     in_full = different[:_LISTED]

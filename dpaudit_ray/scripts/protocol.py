@@ -415,6 +415,8 @@ class RunResult:
         inspecting: seconds that the watcher took.
         waited: seconds that the run waited for a processor.
         returned_nothing: the function returned None.
+        sources: SHA-256 of the script and of the modules beside it, by their paths from its folder.
+        versions: of Python and of packages that it computes with, by their names.
     """
 
     made: int = 0
@@ -446,6 +448,8 @@ class RunResult:
     inspecting: float = 0.0
     waited: float = 0.0
     returned_nothing: bool = False
+    sources: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     marks: Marks = field(default_factory=Marks)
 
     @property

@@ -11,6 +11,7 @@ import importlib
 import math
 import os
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +20,15 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from ..errors import ScriptError, SpecError
+from .. import __version__
+from ..errors import ScriptError, SpecError, plain
 from ..isolation import Limits
 from ..report.verdict import Verdict
 from . import canary_trials, checks, claims, processor, script_runs
 from .canary_trials import CanaryTrials
 from .checks import Inspection, PinnedRun, PinnedRuns
 from .protocol import Made, RunRequest, Trial, entries_of
-from .script_findings import LAYERS, Finding, Judgement, ScriptVerdict
+from .script_findings import LAYERS, AuditedCode, Finding, Judgement, ScriptVerdict
 from .script_runs import EndedRun, Runner, Target
 from .unchecked import unchecked_in
 
@@ -291,7 +293,8 @@ class Audit:
         self._progress(f"{phase}: 0 of {layer.planned} trials")
         for run in self._run(requests()):
             yield run
-            self._progress(f"{phase}: {layer.count} of {layer.planned} trials")
+            counted = min(layer.count, layer.planned)  # a run may have more steps than are needed
+            self._progress(f"{phase}: {counted} of {layer.planned} trials")
 
     def _budget_for(self, runs: int) -> str:
         """Returns the budget that would pay for so many runs more, as `--budget` takes it."""
@@ -413,6 +416,29 @@ class Audit:
             ratios=self._judgement.ratios,
             unchecked=unchecked_in(self._target.script, self._result),
             waited=self._waited,
+            code=self._code(),
+        )
+
+    def _code(self) -> AuditedCode:
+        """Returns the identity of the audited code, with the command that audits it again."""
+        options = self._options
+        script = self._target.script.name
+        if self._target.function:
+            script += f":{self._target.function}"
+        command = ["dpaudit", "audit", script, "--seed", str(options.seed)]
+        command += ["--delta", plain(self._delta), "--budget", f"{options.budget:.0f}s"]
+        command += ["--layers", ",".join(map(str, options.layers))]
+        if options.secret_size:
+            command.append("--secret-size")
+        for code, reason in options.silenced.items():
+            command += ["--ignore", f"{code}={reason}"]
+        if self._target.arguments:
+            command += ["--", *self._target.arguments]
+        return AuditedCode(
+            command=shlex.join(command),
+            seed=options.seed,
+            sources=self._result.sources,
+            versions={"dpaudit": __version__} | self._result.versions,
         )
 
 

@@ -147,6 +147,23 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class AuditedCode:
+    """Code that was audited, and the command that audits it again with the same coins.
+
+    Attributes:
+        command: of the shell, from the script's folder.
+        seed: of all secret bits.
+        sources: SHA-256 of the script and of the modules beside it, by their paths.
+        versions: by the names of packages.
+    """
+
+    command: str = ""
+    seed: int = 0
+    sources: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ScriptVerdict:
     """Audit of a script: verdict, claim, findings, and outcomes of all checks.
 
@@ -161,6 +178,7 @@ class ScriptVerdict:
         ratios: of noise to sensitivity, relative to what is accounted, with their steps from 1.
         unchecked: what this kind of audit does not check in this script.
         waited: seconds that its runs waited for a processor.
+        code: identity of the script, for a certificate.
     """
 
     script: str
@@ -183,6 +201,7 @@ class ScriptVerdict:
     ratios: tuple[tuple[int, float], ...] = ()
     unchecked: tuple[str, ...] = ()
     waited: float = 0.0
+    code: AuditedCode = field(default_factory=AuditedCode)
 
     @property
     def claim_text(self) -> str:

@@ -3,6 +3,7 @@
 import datetime
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,7 +23,13 @@ def html(verdict: ScriptVerdict) -> str:
     environment = page.environment(trim_blocks=True, lstrip_blocks=True)
     template = environment.get_template("script.html.j2")
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return template.render(audit=verdict, layers=LAYERS, version=__version__, written=written)
+    return template.render(
+        audit=verdict,
+        layers=LAYERS,
+        record=json.dumps(asdict(verdict), ensure_ascii=False),
+        version=__version__,
+        written=written,
+    )
 
 
 def junit(verdict: ScriptVerdict) -> str:

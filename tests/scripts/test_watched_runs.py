@@ -102,6 +102,11 @@ for number, (x, y) in enumerate(loader):
     assert result.steps == (5,)
     assert len(result.draws[0].sizes) == 5, "two draws make one of a higher rate"
     assert (result.unused, result.uneven) == ((), ())
+    digests = list(result.sources.values())
+    written = [hashlib.sha256(file.read_bytes()).hexdigest() for file in tmp_path.glob("*.py")]
+    assert set(digests) <= set(written)
+    assert digests
+    assert {"python", "torch", "opacus"} <= set(result.versions)
 
 
 @pytest.mark.parametrize("records", [1, 4])

@@ -3,7 +3,9 @@
 A run that carries no canary ends with the same parameters, to the bit, as one without watch.
 """
 
+import hashlib
 import math
+import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -39,6 +41,7 @@ _SAVING = (
     ("numpy", "savez"),
     ("pickle", "dump"),
 )
+_PACKAGES = ("torch", "opacus", "numpy", "jax", "tensorflow", "lightning", "transformers")
 _FEW_COPIES = 0.02  # of the records; in public tables some thousandths are copies
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is computed, beside its own
 
@@ -85,7 +88,36 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         publishes_more=state.publications.more,
         returned_nothing=returned_nothing,
     )
+    if state.request.inspects:
+        result = replace(result, sources=_source_digests(script), versions=_versions())
     return asdict(result)
+
+
+def _source_digests(script: Path) -> dict[str, str]:
+    """Returns SHA-256 of the script and of loaded modules below its folder, by their paths."""
+    folder = script.parent.resolve()
+    files = {script.resolve()}
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if not isinstance(name, str):
+            continue
+        file = Path(name).resolve()
+        if file.is_relative_to(folder) and "site-packages" not in file.parts and file.is_file():
+            files.add(file)
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(files)
+    }
+
+
+def _versions() -> dict[str, str]:
+    """Returns versions of Python and of the packages that a training computes with."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            versions[name] = str(version)
+    return versions
 
 
 def _delta(state: WatchedRun, option: float | None) -> float:
