@@ -204,7 +204,8 @@ class Result:
         plt.switch_backend(plt.get_backend())
         with self._reading:
             if kind == "trend":
-                figure = whole_run.trend_figure(self.run, None)
+                trend = whole_run.trend(self.run, None)
+                figure = None if trend is None else whole_run.trend_figure(trend)
                 reason = "not exactly one key of the grid has three or more numbers; use heatmap"
             elif kind == "heatmap":
                 figure = paper.heat_map(self.run)

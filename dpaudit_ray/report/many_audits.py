@@ -16,6 +16,7 @@ import pandas as pd
 
 from ..plan.model import PlannedAudit
 from ..sweep.cell import Cell
+from .charts import rounded
 from .figures.whole_run import step_bounds
 from .measures import HitRate
 from .tables import Run, with_options
@@ -131,7 +132,7 @@ def numbers(
         "verdict": str(answer.verdict),
         "reason": answer.reason,
         "epsilon": measured(quote),
-        "ratio": _rounded(share),
+        "ratio": rounded(share),
     }
     bounds = step_bounds(run, audit).set_index("step")["bound"]
     claims = audit.claims[audit.accountant]
@@ -141,12 +142,12 @@ def numbers(
     if len(positions) > 1:
         steps = [audit.horizons[position] for position in positions]
         content["steps"] = steps
-        content["bounds"] = [_rounded(bounds.get(step, math.nan)) for step in steps]
-        content["claims"] = [_rounded(claims[position]) for position in positions]
+        content["bounds"] = [rounded(bounds.get(step, math.nan)) for step in steps]
+        content["claims"] = [rounded(claims[position]) for position in positions]
     content["estimates"] = []
     for row in run.last_rows(audit).values():
         mark = OTHER_CURVE_MARK if row["assumes_other_curve"] else ""
-        values = _rounded(row["mu_lower"]), _rounded(row["epsilon_lower"])
+        values = rounded(row["mu_lower"]), rounded(row["epsilon_lower"])
         content["estimates"].append([row["estimator"], *values, mark])
     if cell.sampled:
         content |= _scores(run, audit, cell)
@@ -190,7 +191,7 @@ def _scores(
         if np.isfinite(edges).all() and edges[0] < edges[-1]:
             outside, _ = np.histogram(last[finite & ~scored.members], edges)
             inside, _ = np.histogram(last[finite & scored.members], edges)
-            ends = [_rounded(edges[0]), _rounded(edges[-1])]
+            ends = [rounded(edges[0]), rounded(edges[-1])]
             content["scores"] = [ends, outside.tolist(), inside.tolist()]
     return content
 
@@ -200,8 +201,3 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return "–" if math.isnan(value) else f"{value:.12g}"
     return str(value)
-
-
-def _rounded(value: float) -> float | None:
-    """Returns five digits of a number, more than a figure shows; None if it is not finite."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None

@@ -29,7 +29,7 @@ def write(run: Run, progress: Progress | None = None) -> str:
     from . import sections  # matplotlib takes a while to load
 
     templates = environment()
-    files = ["report.js"]
+    files = ["report.js", "charts.js"]
     if len(run.plan.audits) > many_audits.FEW:
         files.append("many.js")
     script = "".join(templates.get_template(file).render() for file in files)

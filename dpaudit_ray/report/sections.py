@@ -16,8 +16,7 @@ from ..plan import outcomes
 from ..plugins import Plugin
 from ..stats import Status
 from ..storage.scores import UTILITY
-from . import many_audits, verdict, words
-from .figures import one_audit, whole_run
+from . import charts, many_audits, pictures, verdict, words
 from .measures import HitRate, Profile, utilities
 from .membership_rates import Reading
 from .tables import Run, overview
@@ -44,9 +43,9 @@ def all_sections(run: Run, progress: verdict.Progress | None) -> Content:
 
 
 def _audit(run: Run, index: int) -> Content:
-    """Returns the content on one audit, with its figure.
+    """Returns the content on one audit, with its charts.
 
-    Its trade-off curve and guesses are drawn only if its trials are independent.
+    Its trade-off curve and guesses are shown only if its trials are independent.
     """
     audit, cell = run.pairs[index]
     trials = run.trials(audit)
@@ -67,7 +66,7 @@ def _audit(run: Run, index: int) -> Content:
         "canaries": audit.in_a_training,
         "paired": audit.paired,
         "utility": list(utilities(audit, trials)),
-        **dict.fromkeys(("counts", "figure", "curves", "hits", "membership", "roc")),
+        **dict.fromkeys(("counts", "charts", "curves", "hits", "membership", "roc")),
     }
     scored = trials.shown
     has_scores = bool(len(scored.members))
@@ -95,9 +94,7 @@ def _audit(run: Run, index: int) -> Content:
             content["most"] = math.nan
             if curves.claim.epsilons[0] == 0:
                 content["most"] = (1 + float(curves.claim.deltas[0])) / 2
-    figure = one_audit.audit_figure(audit.label, estimates, scored, curves)
-    run.directory.write_figure(f"{audit.id}.png", figure)
-    return content | {"figure": figure}
+    return content | {"charts": charts.of_audit(estimates, scored, curves)}
 
 
 def _answer(
@@ -189,19 +186,19 @@ def _many(run: Run, progress: verdict.Progress | None) -> Content:
         "data": data,
         "sampled": any(cell.sampled for cell in run.sweep.cells),
         "pictures": [],
+        "charts": many_audits.data({}),
     }
 
 
 def _figures(run: Run, audits: list[Content]) -> Content:
-    """Draws the figures of the whole run, and writes them into its directory."""
-    figures = list(whole_run.all_figures(run))
+    """Returns all charts by the place that they are drawn in; writes PNG files of the run's."""
     curves = [audit["roc"] for audit in audits if audit["roc"] is not None]
-    if curves:
-        caption = "Members that the scores of the first six audits find, with bands and claims"
-        figures.append(("membership", caption, whole_run.roc_figure(curves)))
-    for name, _, figure in figures:
-        run.directory.write_figure(f"{name}.png", figure)
-    return {"pictures": [{"text": caption, "figure": figure} for _, caption, figure in figures]}
+    of_run = list(pictures.of_run(run, curves))
+    for picture in of_run:
+        run.directory.write_figure(f"{picture.name}.png", picture.png)
+    by_place = {picture.name: picture.charts for picture in of_run}
+    by_place |= {audit["id"]: audit["charts"] for audit in audits if audit["charts"]}
+    return {"pictures": of_run, "charts": many_audits.data(by_place)}
 
 
 def _reading(run: Run) -> Content:

@@ -117,7 +117,10 @@ def _identity(
     script = audit.script.partition(":")[0].partition(" ")[0]
     if script in sources:
         fields[f"SHA-256 of {script}"] = sources[script]
-    beside = [f"{name} {digest[:16]}" for name, digest in sources.items() if name != script]
+    beside = []
+    for name, digest in sources.items():
+        if name != script:
+            beside.append(f"{name} {digest[:16]}")
     fields["Modules beside it"] = listed(beside) or "none"
     fields["SHA-256 of the audit's record"] = hashlib.sha256(record.encode()).hexdigest()
     return fields

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dpaudit_ray.plan.score_stream import Trials
-from dpaudit_ray.report.figures import one_audit, whole_run
+from dpaudit_ray.report import charts
+from dpaudit_ray.report.figures import whole_run
 from dpaudit_ray.report.figures.whole_run import is_axis
 from dpaudit_ray.report.measures import HitRate, ObservedTradeOff, gaussian_trade_off
 from dpaudit_ray.report.tables import Run
@@ -36,21 +37,20 @@ def test_repetitions_are_one_line_and_claims_one_panel(tiny, tmp_path):
         assert tuple(mine["claim"]) == audit.claims["gaussian"]
 
 
-def test_axes_say_at_which_delta_and_legends_stand_above_bounds(tiny, tmp_path, monkeypatch):
+def test_axes_say_at_which_delta(tiny, tmp_path):
     """A run that records one step has no evolution."""
     tiny["audit"] |= {"trials": 10, "record_every": 6}
     run = Run.open(str(played(tiny, tmp_path, 10_000)))
     bounds = whole_run.bounds_table(run)
     assert whole_run.evolution_figure(bounds) is None
     assert whole_run.bars_figure(bounds).axes[0].get_xlabel() == "ε at δ = 1e-5"
-    monkeypatch.setattr(one_audit, "png", lambda figure: figure)
     audit, none = run.plan.audits[0], np.zeros(0, bool)
     trials = Trials(audit.horizons, none, np.zeros((0, 1)), none, {})
-    figure = one_audit.audit_figure("audit", run.rows(audit), trials, None)
-    (axes,), title = figure.axes, figure._suptitle.get_window_extent()
-    assert axes.get_ylabel() == "ε at δ = 1e-5"
-    legend = axes.get_legend().get_window_extent()
-    assert axes.get_window_extent().y1 <= legend.y0 < legend.y1 <= title.y0
+    (by_step,) = charts.of_audit(run.rows(audit), trials, None)
+    assert by_step["y"] == "ε at δ = 1e-5"
+    bars = charts.of_bounds(bounds)
+    assert bars["x"] == "ε at δ = 1e-5"
+    assert [row[0] for row in bars["rows"]] == [audit.label for audit in run.plan.audits]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What real runs of small scripts record."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,27 +41,19 @@ _MOST = 2 * len(COLOURS)  # histograms in a figure
 _BINS = 60  # of a histogram
 
 
-def all_figures(run: Run) -> Iterator[tuple[str, str, bytes]]:
-    """Yields all figures of a run that have content: name, caption, and PNG."""
-    yield "overview", "Lower bound and claim of every audit", png(bars_figure(bounds_table(run)))
-    captions = dict[str | None, str]({None: ""})  # by estimator; None is the audit's own
+def captions(run: Run) -> dict[str | None, str]:
+    """Returns the estimators whose bounds are drawn, with what they add to captions.
+
+    None is the audit's own.
+    """
+    by_estimator = dict[str | None, str]({None: ""})
     if not any(cell.sampled for cell in run.sweep.cells):
         estimated = set(run.estimates["estimator"])
         for cell in run.sweep.cells:
             for name, what in cell.mechanism.exact_estimators.items():
                 if what and name in estimated:
-                    captions[name] = f" {what}"
-    for estimator, caption in captions.items():
-        suffix = f"-{estimator}" if estimator else ""
-        bounds = bounds_table(run, estimator)
-        evolution = evolution_figure(bounds, small=estimator == "closed-form")
-        if evolution is not None:
-            yield f"evolution{suffix}", f"Bounds and claims over steps{caption}", png(evolution)
-        trend = trend_figure(run, estimator)
-        if trend is not None:
-            text = f"Bounds and claims over what the sweep varies{caption}"
-            yield f"trend{suffix}", text, png(trend)
-    yield from _distributions(run)
+                    by_estimator[name] = f" {what}"
+    return by_estimator
 
 
 def roc_figure(curves: list[pd.DataFrame]) -> bytes:
@@ -309,7 +302,7 @@ def evolution_figure(
         for axes, panel in zip(grid, panels, strict=False):
             claim = panel.drop_duplicates("step").rename(columns={"step": "x", "claim": "y"})
             lines(axes, claim.assign(series="claim"), color="black")
-            lines(axes, _evolution(panel), marker="o", ms=2.5)
+            lines(axes, evolution(panel), marker="o", ms=2.5)
             axes.set(xlabel="step", ylabel=epsilon_at(panel["delta"]))
             axes.set_title(panel["title"].iloc[0], fontsize=8)
             if small:
@@ -323,7 +316,7 @@ def evolution_figure(
         return figure
 
 
-def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
+def evolution(panel: pd.DataFrame) -> pd.DataFrame:
     """Returns mean and range over repetitions at each step of each line, for `lines`."""
     by_step = panel.groupby(["line", "step"], as_index=False)
     means = by_step.agg(
@@ -344,8 +337,26 @@ def _evolution(panel: pd.DataFrame) -> pd.DataFrame:
     return means.assign(series=names.where(proved, assuming))
 
 
-def trend_figure(run: Run, estimator: str | None) -> Figure | None:
-    """Draws bounds over a key of the grid, a line for each choice of the other keys.
+@dataclass(frozen=True)
+class Trend:
+    """Bounds over a key of the grid: `table` has columns `series`, `x`, `y` and `claim`.
+
+    `wide`: only a logarithmic axis shows all values of the key.
+    """
+
+    key: str
+    table: pd.DataFrame
+    wide: bool
+    deltas: tuple[float, ...]
+
+    @property
+    def claims(self) -> pd.DataFrame:
+        """The claims as the table's `y`."""
+        return self.table.assign(y=self.table["claim"])
+
+
+def trend(run: Run, estimator: str | None) -> Trend | None:
+    """Returns bounds over a key of the grid, a series for each choice of the other keys.
 
     None unless exactly one key has three or more numbers.
 
@@ -369,27 +380,35 @@ def trend_figure(run: Run, estimator: str | None) -> Figure | None:
         positive = bound if bound > 0 else math.nan
         rows.append((series, float(values[position]), positive, audit.claim))
     table = pd.DataFrame(rows, columns=["series", "x", "y", "claim"])
-    table = table.sort_values("x", kind="stable")
+    return Trend(
+        key=name,
+        table=table.sort_values("x", kind="stable"),
+        wide=0 < _WIDE * min(grid[key]) < max(grid[key]),
+        deltas=tuple(cell.audit.delta for cell in run.sweep.cells),
+    )
+
+
+def trend_figure(bounds: Trend) -> Figure:
+    """Draws bounds over a key of the grid, a line for each choice of the other keys."""
     # Only the first claim is in the legend: mostly all series have the same.
-    later = table["series"].unique()[1:]
+    later = bounds.table["series"].unique()[1:]
     styles = {series: {"label": "_claim"} for series in later}
     with canvas(7.5, 3.6) as (figure, (axes,)):
-        claims = table.assign(y=table["claim"])
         lines(
             axes,
-            claims,
+            bounds.claims,
             styles,
             color="black",
             lw=1,
             ls="-",
             label="claim",
         )
-        lines(axes, table, marker="o", ms=3)
+        lines(axes, bounds.table, marker="o", ms=3)
         logarithmic(axes, "y")
-        if 0 < _WIDE * min(grid[key]) < max(grid[key]):
+        if bounds.wide:
             logarithmic(axes, "x")
-        axes.set_xlabel(name)
-        axes.set_ylabel(epsilon_at([cell.audit.delta for cell in run.sweep.cells]))
+        axes.set_xlabel(bounds.key)
+        axes.set_ylabel(epsilon_at(bounds.deltas))
         _legend_outside(figure)
         return figure
 
@@ -400,8 +419,18 @@ def is_axis(key: str, values: Sequence[Any]) -> bool:
     return numbers and len(values) >= _FEWEST and not key.endswith("seed")
 
 
-def _distributions(run: Run) -> Iterator[tuple[str, str, bytes]]:
-    """Draws histograms of the quantities that mechanisms compute from finished preparations."""
+@dataclass(frozen=True)
+class Distribution:
+    """Shares of a quantity that mechanisms compute, in bins between `edges`, by audit label."""
+
+    quantity: str
+    caption: str
+    edges: Floats
+    shares: dict[str, Floats]
+
+
+def distributions(run: Run) -> Iterator[Distribution]:
+    """Yields histograms of the quantities that mechanisms compute from finished preparations."""
     prepared = Prepared(run.directory, run.plan)
     quantities = collections.defaultdict[str, dict[str, Floats]](dict)
     for index, (audit, cell) in enumerate(run.pairs):
@@ -410,36 +439,37 @@ def _distributions(run: Run) -> Iterator[tuple[str, str, bytes]]:
         parts = prepared.complete(index)
         if audit.preparation and not parts:
             continue
-        distributions = cell.mechanism.distributions(cell.adversary, cell.audit.delta, parts)
-        for quantity, values in distributions.items():
+        by_quantity = cell.mechanism.distributions(cell.adversary, cell.audit.delta, parts)
+        for quantity, values in by_quantity.items():
             finite = values[np.isfinite(values)]
             if len(finite):
                 quantities[quantity][audit.label] = finite
-    for number, (quantity, by_label) in enumerate(quantities.items(), start=1):
+    for quantity, by_label in quantities.items():
         caption = f"How often: {quantity}"
         if len(by_label) > _MOST:
             caption += f" ({len(by_label) - _MOST} audits more are left out)"
-        visible = list(by_label.items())[:_MOST]
-        largest = max(float(values.max()) for _, values in visible)
+        visible = dict(list(by_label.items())[:_MOST])
+        largest = max(float(values.max()) for values in visible.values())
         edges = np.linspace(0.0, largest if largest > 0 else 1.0, _BINS + 1)
-        with canvas(9, 3.6) as (figure, (axes,)):
-            for number_in_figure, (label, values) in enumerate(visible):
-                dash, colour = divmod(number_in_figure, len(COLOURS))
-                style = {"color": COLOURS[colour], "ls": DASHES[dash]}
-                weights = np.full(len(values), 1 / len(values))
-                axes.hist(
-                    values,
-                    edges,
-                    weights=weights,
-                    histtype="step",
-                    label=label,
-                    **style,
-                )
-            logarithmic(axes, "y")  # for the tails
-            axes.set_xlabel(quantity)
-            axes.set_ylabel("share")
-            _legend_outside(figure)
-            yield f"distribution-{number}", caption, png(figure)
+        shares = {}
+        for label, values in visible.items():
+            counts, _ = np.histogram(values, edges)
+            shares[label] = counts / len(values)
+        yield Distribution(quantity, caption, edges, shares)
+
+
+def distribution_figure(distribution: Distribution) -> Figure:
+    """Draws the outlines of histograms."""
+    with canvas(9, 3.6) as (figure, (axes,)):
+        for number, (label, shares) in enumerate(distribution.shares.items()):
+            dash, colour = divmod(number, len(COLOURS))
+            style = {"color": COLOURS[colour], "ls": DASHES[dash]}
+            axes.stairs(shares, distribution.edges, label=label, **style)
+        logarithmic(axes, "y")  # for the tails
+        axes.set_xlabel(distribution.quantity)
+        axes.set_ylabel("share")
+        _legend_outside(figure)
+        return figure
 
 
 def _legend_outside(figure: Figure) -> None:

@@ -2,20 +2,6 @@
 const source = document.getElementById("numbers");
 if (source) {
   const { map, audits } = JSON.parse(source.textContent);
-  const NS = "http://www.w3.org/2000/svg";
-  const drawn = (parent, name, attributes = {}, text = "") => {
-    const element = document.createElementNS(NS, name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    if (text) element.textContent = text;
-    return parent.appendChild(element);
-  };
-  const added = (parent, name, text = "") => {
-    const element = document.createElement(name);
-    element.textContent = text;
-    return parent.appendChild(element);
-  };
-  const clear = (element) => { while (element.firstChild) element.firstChild.remove(); };
-
   // The map of all audits.
   const CELL = 24, LEFT = map.down ? 74 : 4, TOP = map.across ? 46 : 4;
   const cells = new Map();
@@ -43,39 +29,21 @@ if (source) {
       drawn(link, "text", { x: x + CELL / 2, y: y + 16, "text-anchor": "middle" }, audit.verdict[0]);
       cells.set(audit.id, link);
     }
+    const rows = places.map(([index, column, row]) => [audits[index].label, map.columns[column], map.rows[row], audits[index].verdict, audits[index].epsilon, audits[index].ratio]);
+    buttons(figure, svg, `Map of all audits ${title}`, ["audit", map.across, map.down, "verdict", "measured", "ratio"], rows);
   }
 
   // The figures of one audit.
-  const W = 420, H = 210, EDGE = 44;
-  const frame = (parent, title, [low, high], [bottom, top]) => {
-    const figure = added(parent, "figure");
-    added(figure, "figcaption", title);
-    const svg = drawn(figure, "svg", { viewBox: `0 0 ${W} ${H}`, width: W, height: H, role: "img", "aria-label": title });
-    const x = (value) => EDGE + (W - EDGE - 8) * (value - low) / (high - low || 1);
-    const y = (value) => H - 24 - (H - 34) * (value - bottom) / (top - bottom || 1);
-    drawn(svg, "path", { d: `M${EDGE} 8V${H - 24}H${W - 8}`, class: "axis" });
-    for (const value of [low, high]) drawn(svg, "text", { x: x(value), y: H - 8, "text-anchor": value === low ? "start" : "end" }, String(value));
-    for (const value of [bottom, top]) drawn(svg, "text", { x: EDGE - 4, y: y(value) + 4, "text-anchor": "end" }, String(+value.toPrecision(3)));
-    return [svg, x, y];
-  };
-  const line = ([svg, x, y], xs, ys, kind) => {
-    const points = xs.map((value, at) => ys[at] === null ? null : `${x(value)} ${y(ys[at])}`).filter(Boolean);
-    if (points.length) drawn(svg, "path", { d: `M${points.join("L")}`, class: kind });
-  };
-  const steps = (parent, audit) => {
-    const finite = [...audit.bounds, ...audit.claims].filter((value) => value !== null);
-    const ends = [audit.steps[0], audit.steps[audit.steps.length - 1]];
-    const axes = frame(parent, "ε by step: shown (line), claimed (dashed)", ends, [0, Math.max(...finite, 0)]);
-    line(axes, audit.steps, audit.claims, "claim");
-    line(axes, audit.steps, audit.bounds, "bound");
-  };
-  const histogram = (parent, [ends, outside, inside]) => {
-    const axes = frame(parent, "Scores: with canary (line), without (dashed)", ends, [0, Math.max(...outside, ...inside)]);
-    const width = (ends[1] - ends[0]) / inside.length;
-    for (const [counts, kind] of [[outside, "claim"], [inside, "bound"]]) {
-      const xs = counts.flatMap((_, at) => [ends[0] + at * width, ends[0] + (at + 1) * width]);
-      line(axes, xs, counts.flatMap((count) => [count, count]), kind);
-    }
+  const steps = (parent, audit) => chart(parent, {
+    title: "Bound by step", x: "step", y: "ε", log: "",
+    series: [{ name: "claim", kind: "claim", x: audit.steps, y: audit.claims }, { name: "lower bound", kind: "line", x: audit.steps, y: audit.bounds }],
+  }, `Bounds of ${audit.label}`);
+  const histogram = (parent, audit) => {
+    const [[low, high], ...counts] = audit.scores;
+    const width = (high - low) / counts[0].length;
+    const xs = counts[0].flatMap((_, at) => [low + at * width, low + (at + 1) * width]);
+    const series = ["without the canary", "with the canary"].map((name, at) => ({ name, kind: "step", x: xs, y: counts[at].flatMap((count) => [count, count]) }));
+    chart(parent, { title: "Scores at the last step", x: "score", y: "trials", log: "", series }, `Scores of ${audit.label}`);
   };
   const chosen = document.getElementById("chosen");
   const choose = () => {
@@ -96,9 +64,9 @@ if (source) {
       added(chosen, "p", `${rate} % of ${guesses} guesses are right (${low} to ${high} %).`);
     }
     const pictures = added(chosen, "div");
-    pictures.className = "map";
+    pictures.className = "charts";
     if (audit.steps) steps(pictures, audit);
-    if (audit.scores) histogram(pictures, audit.scores);
+    if (audit.scores) histogram(pictures, audit);
     const listed = audit.estimates.map(([name, mu, epsilon, mark]) => `${name}: ε ${epsilon ?? "–"}${mark}${mu === null ? "" : `, μ ${mu}`}`);
     added(chosen, "p", `At the last step, each alone: ${listed.join("; ") || "nothing"}.`).className = "small";
     chosen.scrollIntoView({ block: "nearest" });
