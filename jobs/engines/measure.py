@@ -24,6 +24,7 @@ from dpaudit_ray.engines.packing.memory import ONE_BY_ONE
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.packing.samplewise import MODELS, Samplewise, placed
 from dpaudit_ray.engines.rules.base import parameters_of
+from dpaudit_ray.engines.rules.losses import losses
 from dpaudit_ray.errors import SpecError, first_line
 
 from .networks import CLASSES, NETWORKS, TEXT, TOKENS
@@ -77,7 +78,7 @@ def measured(name: str, models: int, batch: int, rounds: int, extras: frozenset[
         candidate = _sums_of(packed, theta, x, y)
         if other != way and _agrees(candidate, expected):
             sums[other] = candidate
-    peers: dict[str, Sums] = {"by model": lambda: by_model(module, theta, x, y)}
+    peers: dict[str, Sums] = {"by model": lambda: by_model(module, theta, x, y, _CLIP)}
     if "compiled" in extras:
         peers["compiled"] = _compiled(module, theta, x, y)
     peers = {peer: call for peer, call in peers.items() if _agrees(call, expected)}
@@ -150,12 +151,14 @@ def in_turn(calls: dict[str, Sums], rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def _gradients(module: nn.Module) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
+def gradients_by_example(
+    module: nn.Module,
+) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
     """Returns what has the gradient of every example, float [B, p], as `torch.func` shows it."""
 
     def loss(parameters: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
         outputs = functional_call(module, parameters, (example.unsqueeze(0),))
-        return F.cross_entropy(outputs, label.unsqueeze(0))
+        return losses(outputs, label.unsqueeze(0)).sum()
 
     def gradients(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         by_name = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
@@ -164,25 +167,27 @@ def _gradients(module: nn.Module) -> Callable[[dict[str, Tensor], Tensor, Tensor
     return gradients
 
 
-def _clipped(gradients: Tensor) -> Tensor:
-    """Returns the clipped sum of gradients [..., B, p]."""
+def clipped(gradients: Tensor, clip: float) -> Tensor:
+    """Returns the sum of gradients [..., B, p], each clipped to this norm."""
     norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
-    return (gradients * (_CLIP / norms.clamp(min=_CLIP))).sum(-2)
+    return (gradients * (clip / norms.clamp(min=clip))).sum(-2)
 
 
-def by_model(module: nn.Module, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def by_model(module: nn.Module, theta: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
     """Returns clipped sums as a user of `torch.func` computes them, one model after another."""
-    gradients = _gradients(module)
-    return torch.stack([_clipped(gradients(parameters_of(module, row), x, y)) for row in theta])
+    gradients = gradients_by_example(module)
+    return torch.stack(
+        [clipped(gradients(parameters_of(module, row), x, y), clip) for row in theta]
+    )
 
 
 def _compiled(module: nn.Module, theta: Tensor, x: Tensor, y: Tensor) -> Sums:
     """Returns a compiled `vmap` over all models of the same."""
-    gradients = _gradients(module)
+    gradients = gradients_by_example(module)
 
     def sums(theta: Tensor) -> Tensor:
         mapped = vmap(lambda row: gradients(parameters_of(module, row), x, y))
-        return _clipped(mapped(theta))
+        return clipped(mapped(theta), _CLIP)
 
     compiled = torch.compile(sums)
     return lambda: compiled(theta)
@@ -205,7 +210,7 @@ def error_of(model: PackedModel, module: nn.Module, theta: Tensor, x: Tensor, y:
                 whole = torch.cat(
                     [(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs]
                 )
-                total += _clipped(whole[None])
+                total += clipped(whole[None], _CLIP)
         worst = max(worst, float((row_sums - total).abs().max() / total.abs().max()))
     module.float()
     return worst
