@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import inspect
+import math
 import pickle
 import re
 import time
@@ -14,6 +15,7 @@ import numpy as np
 
 from . import imports
 from .accounting.claim import Claim, from_fields
+from .adversaries.learned import CLOSER, CLOSER_RUNS
 from .api import run
 from .errors import SpecError
 from .mechanisms.release.mechanism import Release
@@ -32,6 +34,9 @@ _SHARE = 0.5  # of a budget that is for trials; the rest is for learning, starti
 # take a tenth and a fiftieth of them.
 _FIT, _SEARCH = 200_000, 20_000
 _LARGEST_FIT = 1_000_000
+# Runs that are drawn to learn from the surest, for each trial: with a known number of trials, and
+# within a budget. Audits of no more than _LARGEST_FIT trials draw none.
+_ZOOMED, _ZOOMED_WITHIN_BUDGET = 1.5, 0.25
 _RARE_EVENTS = 100  # runs of a search in which events as rare as δ occur
 _FITTED_PER_SECOND = 5000  # runs to learn from, for each second of the budget
 _DEEPEST = 4  # functions that call each other, whose values count
@@ -91,10 +96,12 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     }
     settings = dict(adversary)
     largest_fit = _LARGEST_FIT
+    zoomed = _ZOOMED
     if trials is None:
         seconds = _seconds(budget)
         trials = _affordable(release, mechanism, seconds)
         largest_fit = min(largest_fit, int(seconds * _FITTED_PER_SECOND))
+        zoomed = _ZOOMED_WITHIN_BUDGET
     if delta is None:
         delta = getattr(promised, "delta", None)
     if delta is None:
@@ -107,6 +114,9 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         if delta > 0:  # events of a few times δ must be frequent among these runs
             search = max(search, int(min(_RARE_EVENTS / delta, _FIT / 2, trials)))
         settings.setdefault("search", max(search, 100))
+        stages = int(math.log(max(zoomed * trials / CLOSER_RUNS, 1), CLOSER))
+        if trials > _LARGEST_FIT and stages:
+            settings.setdefault("zoom", stages)
     sweep = {
         "seed": seed,
         "mechanism": mechanism,

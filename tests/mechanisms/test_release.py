@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dpaudit_ray.adversaries import learned as learned_adversary
 from dpaudit_ray.adversaries.learned import Learned
 from dpaudit_ray.adversaries.outputs import Encoder, Raised
 from dpaudit_ray.mechanisms.release import pairs as of_pairs
@@ -265,6 +266,34 @@ def test_a_learned_score_ranks_outputs_by_their_likelihood(model):
     scores = score(np.array([0, 1, 2, 3]))
     assert scores[0] > scores[3]
     assert scores[1] > scores[2]
+
+
+def test_closer_look_at_the_surest_runs_tells_rarer_events(monkeypatch):
+    """Of the smaller ten-thousandth of outputs, one world has ever more the smaller they are."""
+
+    def draw(inside, n, rng):
+        return rng.random(n) ** (1.5 if inside else 1.0)  # log odds log(2/3) - log(x) / 3
+
+    monkeypatch.setattr(learned_adversary, "CLOSER_RUNS", 10_000)
+    outputs = np.geomspace(1e-6, 1e-4, 5)
+    truth = np.log(2 / 3) - np.log(outputs) / 3
+    errors = {}
+    for zoom in (0, 1):
+        learned = Learned(fit=20_000, zoom=zoom, model="HistGradientBoostingClassifier")
+        score = learned.scorer(draw, (0, 1), np.random.default_rng(0))
+        errors[zoom] = np.abs(score(outputs) - truth).max()
+    assert errors[1] < 0.75 * errors[0]
+
+
+def test_closer_look_needs_both_worlds():
+    """All surest runs are of one world, which leaves nothing to learn."""
+
+    def draw(inside, n, rng):
+        return np.full(n, float(inside))
+
+    score = Learned(fit=1000, zoom=2, model="cells").scorer(draw, (0, 1), np.random.default_rng(0))
+    low, high = score(np.array([0.0, 1.0]))
+    assert low < 0 < high
 
 
 def test_a_pair_is_chosen_at_the_delta_of_the_claim():
