@@ -114,8 +114,9 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         if delta > 0:  # events of a few times δ must be frequent among these runs
             search = max(search, int(min(_RARE_EVENTS / delta, _FIT / 2, trials)))
         settings.setdefault("search", max(search, 100))
-        stages = int(math.log(max(zoomed * trials / CLOSER_RUNS, 1), CLOSER))
-        if trials > _LARGEST_FIT and stages:
+        if trials > _LARGEST_FIT:
+            most_drawn = max(zoomed * trials, CLOSER_RUNS)
+            stages = int(math.log(most_drawn / CLOSER_RUNS, CLOSER))
             settings.setdefault("zoom", stages)
     sweep = {
         "seed": seed,

@@ -112,7 +112,8 @@ class Learned(OutputAdversary):
         learn, _ = self._best(x, y, rng, delta)
         stages = [_Stage(0.0, learn(x, y))]
         for _ in range(self.zoom):
-            least = float(np.quantile(np.abs(_log_odds(stages, x)), 1 - 1 / CLOSER))
+            sureness = np.abs(_log_odds(stages, x))
+            least = float(np.quantile(sureness, 1 - 1 / CLOSER))
             x, y = _surest_runs(draw, encoder, stages, least, rng)
             closer = self._closer(stages, x, y, rng, delta)
             if closer is None:
@@ -133,7 +134,7 @@ class Learned(OutputAdversary):
         delta: float,
     ) -> Predict | None:
         """Learns from the surest runs alone; returns None if that predicts them no better."""
-        if len(y) < _HELD_OUT or y.all() or not y.any():
+        if len(np.unique(y)) < 2:
             return None
         learn, _ = self._best(x, y, rng, delta)
         held_out = len(y) // _HELD_OUT
@@ -213,7 +214,8 @@ def _shuffled(
     encoder: Encoder, outside: Outputs, inside: Outputs, rng: Generator
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Returns the columns of outputs of both worlds in a random order, and their worlds."""
-    x = np.concatenate([encoder.columns(outputs) for outputs in (outside, inside)])
+    by_world = encoder.columns(outside), encoder.columns(inside)
+    x = np.concatenate(by_world)
     y = np.arange(len(x)) >= len(outside)
     order = rng.permutation(len(x))
     return x[order], y[order]
