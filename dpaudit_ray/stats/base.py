@@ -82,12 +82,13 @@ class Estimator(ABC):
         self, epsilon: float, mu: float, level: tuple[float, float], trials: int,
         threshold: float = math.nan,
     ) -> Estimate:  # fmt: skip
+        """Makes the estimate of this method; `level` is (δ, confidence), μ NaN if none was used."""
         # It follows from what was computed: no class can declare a conversion certified.
         status = self._status_at(mu) if self.status.holds else self.status
         return Estimate(self.name, status, epsilon, mu, *level, trials, threshold)
 
     def _status_at(self, mu: float) -> Status:
-        """Returns the status of a bound that is valid at its level."""
+        """Returns the status of a bound that is valid at its level; `mu` is NaN if it used no μ."""
         if self.assumes:
             return Status.IF_ASSUMED
         return Status.CERTIFIED if math.isnan(mu) else Status.IF_GAUSSIAN
@@ -265,7 +266,7 @@ def check_coins(members: Members, judge: Estimator) -> None:
     """Raises ValueError if a share, or an order that `judge` learns from, is unlike coins'."""
     n = len(members)
     inside = int(members.sum())
-    p_value = 2 * bdtr(min(inside, n - inside), n, 0.5)
+    p_value = 2 * bdtr(min(inside, n - inside), n, 0.5)  # two-sided: P(Bin(n, 1/2) so far off)
     if judge.fair and p_value < _FALSE_ALARM:
         spread = _FAR * math.sqrt(n) / 2
         raise ValueError(
@@ -290,6 +291,7 @@ def _order(members: Members) -> tuple[int, float, bool]:
     """
     n = len(members)
     inside = int(members.sum())
+    # Mean and variance of the number of runs, given how many of the n bits are 1.
     expected = 1 + 2 * inside * (n - inside) / max(n, 1)
     variance = (expected - 1) * (expected - 2) / max(n - 1, 1)
     runs = 1 + int(np.count_nonzero(members[1:] != members[:-1]))
@@ -317,6 +319,11 @@ def check_apart(scores: Scores, members: Members, remedy: str) -> None:
     Ranks counted from the top in one world and from the bottom in the other find what makes
     neighbouring guesses succeed together. Scores that drift are refused, too. A part that all
     scores share is not found, nor anything if bits are in order.
+
+    Args:
+        scores: float64 [n], in trial order.
+        members: the secret bits, bool [n].
+        remedy: what the user can do, for the message.
     """
     n = len(scores)
     in_order = n < 2 or _order(members)[2]  # all of one world first: nothing tells drift from bits
@@ -329,6 +336,7 @@ def check_apart(scores: Scores, members: Members, remedy: str) -> None:
         ranks[world[rising]] = np.linspace(-1, 1, len(world) + 2)[1:-1]
     limit = _CORRELATED / math.sqrt(n)
     for series in (ranks, np.where(members, ranks, -ranks)):
+        # A constant series has no correlation; the tiny number prevents 0 / 0.
         total = max(float(series @ series), 1e-300)
         for lag in range(1, min(_LAGS, n - 1) + 1):
             correlation = float(series[lag:] @ series[:-lag]) / total

@@ -63,11 +63,17 @@ _CAUTIONS = np.array([0.4, 1.0])  # shares of the recommended mixture that are s
 
 
 def _slots() -> tuple[NDArray[np.bool_], NDArray[np.bool_], Floats]:
-    """Returns outcomes that slots win and lose by, bool [slots, outcomes], and shares of δ."""
+    """Makes the table of slots: all directions at all thresholds, and one for diverged trials.
+
+    Returns:
+        Outcomes by which each slot wins, and those by which it loses, bool [slots, OUTCOMES]; and
+        the share of δ in its mean payoff, float64 [slots]: half for one direction, all for both.
+    """
     kinds = ((1, 0, 0), (0, 1, 0), (1, 1, 0), (1, 1, 1))  # up, down, diverged
     slots = [*itertools.product(kinds, range(_K)), ((0, 0, 1), 0)]
     wins, losses = np.zeros((2, len(slots), OUTCOMES), dtype=bool)
     shares = []
+    # Who passed threshold k or a later one also passed k, so slot k wins by the outcomes from k on.
     for slot, ((up, down, diverged), k) in enumerate(slots):
         wins[slot, _UP_RIGHT[k:]] = up
         losses[slot, _UP_WRONG[k:]] = up
@@ -106,6 +112,12 @@ class Wagers:
     _cut: Cut | None = None
 
     def fold(self, scores: Scores, members: Members) -> None:
+        """Adds trials in order.
+
+        Args:
+            scores: float64 [n], not finite where diverged.
+            members: the secret bits, bool [n].
+        """
         for part in self._parts(len(scores)):
             self._count(self._outcomes(scores[part], members[part]))
             self._remember(scores[part], members[part])
@@ -134,6 +146,7 @@ class Wagers:
                 self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
 
     def _count(self, outcomes: NDArray[np.int64]) -> None:
+        """Adds outcomes, int64 [n], to the epoch; drops those before the first thresholds."""
         is_placed = not math.isnan(self.centre + self.spread)
         if self.epochs and is_placed:
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
@@ -152,6 +165,8 @@ class Wagers:
             distance = np.where(finite, distance, 0.0)[:, None]
             passed_up = (distance >= self.spread * OFFSETS).sum(axis=1)
             passed_down = (distance < -self.spread * OFFSETS).sum(axis=1)
+        # Indices of the furthest threshold passed. The -1 of a side that was not passed selects an
+        # entry that is not used: every score passes the first threshold on one side.
         highest = passed_up - 1
         up = np.where(members, _UP_RIGHT[highest], _UP_WRONG[highest])
         lowest = passed_down - 1
@@ -161,7 +176,8 @@ class Wagers:
             diverged = ~finite & (members == bool(world))
             totals = np.cumsum(np.concatenate([[count], diverged]))
             diverged_before.append(totals[:-1])
-        guess_in = diverged_before[1] >= diverged_before[0]
+        diverged_out, diverged_in = diverged_before
+        guess_in = diverged_in >= diverged_out
         if_diverged = np.where(guess_in == members, DIVERGED_RIGHT, DIVERGED_WRONG)
         if_finite = np.where(passed_up > 0, up, down)
         return np.where(finite, if_finite, if_diverged)
@@ -209,9 +225,14 @@ class Wagers:
 
 
 class ConstantStakes:
-    """Constant stakes at some (ε, δ), with logarithms that serve many looks."""
+    """Constant stakes at some (ε, δ), with logarithms that serve many looks.
+
+    A stake u multiplies the wealth by 1 + u (Y - mean) / (e^ε + mean), with the payoff Y of the
+    module's docstring and its largest mean: 1 - u for a wrong guess, whatever ε is.
+    """
 
     def __init__(self, epsilons: ArrayLike, deltas: ArrayLike) -> None:
+        # Arrays are [points, slots, stakes].
         odds = np.exp(-as_floats(epsilons))[:, None, None]
         mean = as_floats(deltas)[:, None, None] * SHARES[:, None]
         share = STAKES * odds / (1 + mean * odds)
@@ -272,6 +293,7 @@ class Portfolio:
             best = self.values[int(np.argmax(slopes))]
             difference = best - mixed
             low, high = 0.0, _LARGEST_SHARE
+            # Bisects the share at which growth is largest: where its derivative falls to 0.
             for _ in range(_STEPS):
                 share = (low + high) / 2
                 growth = difference / (mixed + share * difference)
@@ -309,6 +331,7 @@ class EpsDeltaAnytime(Wagered, Estimator):
     interim_valid = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Bounds ε by the mean wealth of constant stakes, one search for all slots and stakes."""
         wagers = self._wagers
         counts = wagers.counts
         log_alpha = math.log(1 - confidence)
@@ -362,10 +385,11 @@ class Claim(Wagered, Estimator):
     def _constant(self, stakes: ConstantStakes) -> tuple[float, float]:
         """Bets constant stakes at points of a curve: in all slots, and on diverged trials alone."""
         wealth = stakes.log_wealth(self._wagers.counts)
-        bold = wealth[:, -1, -_BOLD:]
+        bold = wealth[:, -1, -_BOLD:]  # the last slot guesses diverged trials only
         return float(log_mean(wealth.ravel())), float(log_mean(bold.ravel()))
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Bounds μ by the largest Gaussian curve that is refuted, and converts it to ε."""
         target = -math.log(1 - confidence)
 
         def excess(mu: float) -> float:  # without a portfolio: this runs after every pack
@@ -379,5 +403,6 @@ class Claim(Wagered, Estimator):
 
 
 def _constant_stakes(curve: Curve) -> ConstantStakes:
+    """Returns constant stakes at a few points of a curve, evenly over ε."""
     few = curve.thinned(_CONSTANT_POINTS)
     return ConstantStakes(few.epsilons, few.deltas)

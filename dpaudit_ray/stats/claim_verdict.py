@@ -86,6 +86,7 @@ class DeclaredTest:
             self._rank()
 
     def miss(self, members: Members) -> None:
+        """Adds trials without an output, with bits bool [n]."""
         if self.trials < self._ends[-1]:
             self._log.miss(members)
             self._rank()
@@ -112,9 +113,11 @@ class DeclaredTest:
         return None
 
     def _rank(self) -> None:
-        """Ranks the trials before each look that is due, around the midpoint of all outputs.
+        """Ranks the trials before each look that is due, and adds their mistakes to `_groups`.
 
-        If earlier bits show that means do not separate the worlds, around their `cut`.
+        Guesses are around the midpoint of all outputs. If earlier bits show that means do not
+        separate the worlds, they are around the `cut` of earlier trials instead. Log odds are
+        guessed around 0.
         """
         scores, members = self._log.arrays()
         first = self._ends[len(self._groups) - 1] if self._groups else 0
@@ -134,7 +137,11 @@ class DeclaredTest:
             first = end
 
     def _diverging(self, curve: Curve, alpha: float) -> float:
-        """Computes the p-value of the diverged trials after the first, for a test at `alpha`."""
+        """Computes the p-value of the diverged trials after the first, for a test at `alpha`.
+
+        All later ones are guessed alike: as the majority of the first `_LESSONS`. It is 1 without
+        any.
+        """
         scores, members = self._log.arrays()
         diverged = np.flatnonzero(np.isinf(scores[: self.trials]))
         if len(diverged) <= _LESSONS:
@@ -165,10 +172,12 @@ class BoundTest:
         self._epsilons: dict[float, float] = {}  # by level: a search for the noise asks again
 
     def fold(self, scores: Scores, members: Members) -> None:
+        """Adds trials in order, up to the declared number: float64 scores and bits, [n]."""
         self._state.fold(scores[: self._missing], members[: self._missing])
         self._missing = max(self._missing - len(scores), 0)
 
     def miss(self, members: Members) -> None:
+        """Adds trials without an output, with bits bool [n]."""
         self._state.miss(members[: self._missing])
         self._missing = max(self._missing - len(members), 0)
 
@@ -179,7 +188,8 @@ class BoundTest:
             return None
         if alpha not in self._epsilons:
             self._epsilons[alpha] = self._state.bound(self._delta, 1 - alpha).epsilon_lower
-        return self._state.planned if self._epsilons[alpha] > claimed.min() else None
+        is_refuted = self._epsilons[alpha] > claimed.min()
+        return self._state.planned if is_refuted else None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -187,6 +197,9 @@ def boundary(
     claim: Curve, ends: tuple[int, ...], alpha: float
 ) -> tuple[tuple[Weights, ...], Counts]:
     """Computes the costs that refute a claim at each look.
+
+    The error spent by the time t, a share of the trials, is Φ(Φ⁻¹(α) t^-0.8): nearly all of it at
+    the end. Each look refutes the smallest costs, as many as the error that is due allows.
 
     Args:
         claim: the claimed curve.
@@ -200,7 +213,7 @@ def boundary(
     parts = [distribution(int(size), claim) for size in np.diff([0, *ends])]
     trial_shares = np.array(ends) / ends[-1]
     due = ndtr(ndtri(alpha) * trial_shares**-_SHAPE)
-    path = Costs(0, np.ones(1))
+    path = Costs(0, np.ones(1))  # the sum of costs so far, of claims that are not refuted yet
     used_level = 0.0
     limits = []
     for (_, costs), allowed in zip(parts, due, strict=True):
@@ -225,12 +238,13 @@ def one_sided_p_value(
         rare: error of a bound on the probability of a guess.
     """
     mistakes, guesses, trials = counts
-    q = clopper_pearson_lower(guesses, trials, rare)
+    guess_rate = clopper_pearson_lower(guesses, trials, rare)
     mistake_rate = 0.0
-    if q > 0:
+    if guess_rate > 0:
+        # The surest share `guess_rate` of the worst mechanism's answers makes the fewest mistakes.
         sides = responses.one_sided
         ends, errors = sides.cumulated(sides.mistakes)
-        mistake_rate = float(np.interp(q, ends, errors)) / q
+        mistake_rate = float(np.interp(guess_rate, ends, errors)) / guess_rate
     return min(1.0, rare + float(bdtr(mistakes, guesses, mistake_rate)))
 
 
@@ -265,7 +279,7 @@ class _Test(ABC):
 
     @abstractmethod
     def _refutes(self, alpha: float) -> Callable[[Curve], bool]:
-        """Returns the test at level `alpha` of any claim, on the trials so far."""
+        """Returns a function that tests any claim on the trials so far, at level `alpha`."""
 
     def effective_noise(
         self,
@@ -296,6 +310,7 @@ class _Test(ABC):
         def is_refuted(step: int) -> bool:
             return refutes(family(claimed * _RATIO**step))
 
+        # Steps of the grid that are searched: 170 below the claimed noise, or 170 above it.
         if is_refuted(0):
             first = -_STEPS
             level = alpha if gaussian else alpha / _HALVINGS
@@ -354,6 +369,7 @@ class ClaimTest(_Test):
             part.fold(scores, members)
 
     def miss(self, members: Members) -> None:
+        """Adds trials without an output, with bits bool [n]."""
         for part in (self.process, *self.between_looks):
             part.miss(members)
 
@@ -386,11 +402,13 @@ class ClaimTest(_Test):
 
     def refuted_after(self, alpha: float) -> int | None:
         """Returns the trials after which the claim was refuted at `alpha`; None if it is not."""
+        # The log e-value from which on the claim is refuted at the e-process's share of the error.
         limit = -math.log(EVIDENCE_SHARE * alpha)
         reached = [trials for trials, best in self._reached if best >= limit]
         return min([*reached, *self._crossings(self.curve, alpha)], default=None)
 
     def _refutes(self, alpha: float) -> Callable[[Curve], bool]:
+        """Implements `_Test._refutes`: by the e-process, or by a test for a declared number."""
         limit = -math.log(EVIDENCE_SHARE * alpha)
 
         def refutes(curve: Curve) -> bool:
@@ -402,7 +420,8 @@ class ClaimTest(_Test):
         """Returns the trials after which each test for a declared number refuted `curve`."""
         level = (1 - EVIDENCE_SHARE) * alpha / (1 + len(self.bounds))
         crossings = [bound.refuted_after(curve, level) for bound in self.bounds]
-        for test, share in zip(self.declared, shares(len(self.declared)), strict=True):
+        test_shares = shares(len(self.declared))
+        for test, share in zip(self.declared, test_shares, strict=True):
             crossings.append(test.refuted_after(curve, share * level))
         return [trials for trials in crossings if trials is not None]
 
@@ -424,9 +443,11 @@ class RunTest(_Test):
         return self._runs.trials
 
     def fold(self, scores: Scores, members: Members) -> None:
+        """Adds scores in order, run after run, with their bits; float64 and bool [n]."""
         self._runs.fold(scores, members)
 
     def miss(self, members: Members) -> None:
+        """Adds trials without an output: their run has the outcome 0."""
         self._runs.fold(np.full(len(members), math.nan), members, ran=False)
 
     def look(self, now: bool = False) -> None:
@@ -445,8 +466,8 @@ class RunTest(_Test):
         return runs * self.canaries
 
     def _refutes(self, alpha: float) -> Callable[[Curve], bool]:
-        mean = e_process.mean_lower(self._runs.outcomes(), alpha)
-        return lambda curve: mean > largest_accuracy(curve)
+        accuracy = e_process.mean_lower(self._runs.outcomes(), alpha)
+        return lambda curve: accuracy > largest_accuracy(curve)
 
     def share_found(self, alternative: float, alpha: float, audits: int) -> float:
         """Simulates audits by resampling runs; returns the share of them that refute the claim.
@@ -468,7 +489,8 @@ class RunTest(_Test):
         # Not below chance, and below 1, where μ would be infinite.
         accuracy = min(max(measured_mean, 0.5), 1 - 0.5 / len(outcomes))
         simulated_mu = 2 * float(ndtri(accuracy)) / alternative
-        shifted = np.clip(outcomes - measured_mean + float(ndtr(simulated_mu / 2)), 0.0, 1.0)
+        simulated_mean = float(ndtr(simulated_mu / 2))
+        shifted = np.clip(outcomes - measured_mean + simulated_mean, 0.0, 1.0)
         claimed_accuracy = largest_accuracy(self.curve)
         runs = max(self.planned // self.canaries - self._runs.skipped, 1)
         refuted = 0
@@ -478,10 +500,14 @@ class RunTest(_Test):
         return refuted / audits
 
     def _wealth(self, curve: Curve) -> Floats:
+        """Returns the log wealth of bets against `curve` after each run, float64 [runs]."""
         return e_process.evidence(self._runs.outcomes(), largest_accuracy(curve))
 
 
 def largest_accuracy(curve: Curve) -> float:
-    """Returns the largest rate of correct guesses of a fair coin that the claim allows."""
+    """Returns the largest rate of correct guesses of a fair coin that the claim allows.
+
+    It is the least of (e^ε + δ) / (e^ε + 1) over the points of the curve (Kairouz et al. 2015).
+    """
     odds = np.exp(-curve.epsilons)
     return float(np.min((1 + curve.deltas * odds) / (1 + odds)))

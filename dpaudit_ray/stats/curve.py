@@ -33,6 +33,7 @@ class Curve:
     deltas: Floats
 
     def __post_init__(self) -> None:
+        """Checks the points, and makes arrays of them."""
         e = np.atleast_1d(as_floats(self.epsilons))
         d = np.atleast_1d(as_floats(self.deltas))
         are_alike = e.ndim == 1 and e.shape == d.shape
@@ -129,11 +130,14 @@ class Responses:
             members: the secret bits, bool [n].
             rng: of the draws.
         """
-        level = rng.choice(len(self.shares), size=len(members), p=self.shares / self.shares.sum())
-        is_wrong = rng.random(len(members)) < self.mistakes[level]
+        trials = len(members)
+        probabilities = self.shares / self.shares.sum()
+        level = rng.choice(len(self.shares), size=trials, p=probabilities)
+        is_wrong = rng.random(trials) < self.mistakes[level]
         sureness = self.log_odds.copy()
         sureness[0] += 1  # what reveals the bit is surer than all else
-        return np.asarray(np.where(members ^ is_wrong, 1, -1) * sureness[level])
+        sign = np.where(members ^ is_wrong, 1, -1)
+        return np.asarray(sign * sureness[level])
 
     @property
     def one_sided(self) -> "Responses":
@@ -151,7 +155,8 @@ class Responses:
     def cumulated(self, values: Floats) -> tuple[Floats, Floats]:
         """Cumulates shares and `values` of the trials down to each level, float64 [n + 1] each."""
         shares = np.append(0.0, np.cumsum(self.shares))
-        return shares, np.append(0.0, np.cumsum(self.shares * values))
+        totals = np.cumsum(self.shares * values)
+        return shares, np.append(0.0, totals)
 
     def mean_log_odds(self, low: ArrayLike, high: ArrayLike) -> Floats:
         """Averages log odds between two shares of the trials, counted from the surest; [n] each."""
@@ -164,7 +169,10 @@ class Responses:
 
 
 def gaussian(mu: float) -> Curve:
-    """Returns the claim "μ-GDP", at points spaced by trials and by mistakes, half each."""
+    """Returns the claim "μ-GDP" as points (ε, δ), `_POINTS` of them and a tail of surer ones.
+
+    Quantiles of the trials' log odds make the points; half by trials, half by expected mistakes.
+    """
     nonnegative("mu", mu)
     if mu in (0, np.inf):  # no leak at all, or no claim
         return Curve(np.zeros(1), np.full(1, mu > 0, float))

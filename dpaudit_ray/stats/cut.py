@@ -60,6 +60,7 @@ class Cut:
         return sign * np.maximum(distance, 1e-9)
 
     def _normal(self, scores: Scores) -> Floats:
+        """Averages the normal scores among both worlds, float64 [n]: each weighs the same."""
         inside = normal_scores(scores, self.inside)
         return (inside + normal_scores(scores, self.outside)) / 2
 
@@ -89,8 +90,9 @@ def _fitted(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
         median_out = np.median(outside)
         medians_middle = median_in / 2 + median_out / 2
         differences = np.concatenate([inside - median_in, outside - median_out])
-        deviation = np.median(np.abs(differences)) / ndtri(0.75)
+        deviation = np.median(np.abs(differences)) / ndtri(0.75)  # the median deviation is .67 σ
         inverse_counts = 1 / len(inside) + 1 / len(outside)
+        # Of the midpoint of two medians: each has a variance of σ² π / (2 n).
         variance = math.pi / 8 * inverse_counts
         error = math.sqrt(variance) * deviation
         is_near = abs(means_middle - medians_middle) <= _FAR * error
@@ -128,9 +130,11 @@ def _of_ranks(inside: Floats, outside: Floats) -> tuple[Cut, int]:
     is_end = np.concatenate([[True], differs_from_last, [True]])
     below = np.flatnonzero(is_end)
     ends = np.concatenate([[-np.inf], pooled])[below]
-    missed = np.searchsorted(inside, ends, side="right")
-    alarms = len(outside) - np.searchsorted(outside, ends, side="right")
-    mistakes = missed + alarms if rising else trials - missed - alarms
+    false_negatives = np.searchsorted(inside, ends, side="right")
+    false_positives = len(outside) - np.searchsorted(outside, ends, side="right")
+    mistakes = false_negatives + false_positives
+    if not rising:
+        mistakes = trials - mistakes
     distance = np.abs(below - below_middle)
     best = int(np.argmin(mistakes + _STRAY * distance))
     threshold = _between(pooled, int(below[best]))
@@ -138,7 +142,10 @@ def _of_ranks(inside: Floats, outside: Floats) -> tuple[Cut, int]:
 
 
 def _between(pooled: Floats, below: int) -> float:
-    """Returns a threshold above `below` sorted scores, as far from either side in its unit."""
+    """Returns a threshold between the sorted scores number `below` - 1 and `below`.
+
+    It is as far from either, in units of how far the next scores on that side are spread.
+    """
     if below in (0, len(pooled)):
         return math.inf if below else -math.inf
     last = below - 1
@@ -154,7 +161,10 @@ def _between(pooled: Floats, below: int) -> float:
 
 
 def normal_scores(scores: Scores, earlier: Floats) -> Floats:
-    """Returns the normal quantile of each score's rank among `earlier` ones, which are sorted."""
+    """Returns the normal quantile of each score's rank among `earlier` ones, which are sorted.
+
+    With n of them, a score above k has rank (k + 1/2) / (n + 1); ties have their mean rank.
+    """
     below = np.searchsorted(earlier, scores, "left")
     up_to = np.searchsorted(earlier, scores, "right")
     intervals = len(earlier) + 1

@@ -39,6 +39,7 @@ def mean_lower(outcomes: ArrayLike, alpha: float) -> float:
     moments = _moments(values)
 
     def excess(m: float) -> float:
+        """Returns the largest log wealth of any look against a mean of `m`, less ln(1 / α)."""
         wealth = [_log_wealth(values, *gambler, m) for gambler in moments]
         most = np.maximum.reduce(wealth)
         # A mean is below the largest of its terms: no other look can have the largest mean.
@@ -121,7 +122,14 @@ def anytime_lower(
     alpha: float,
     prior: tuple[float, float] = UNIFORM,
 ) -> float:
-    """Returns the largest refuted hit rate; 1/2 if chance itself is not refuted."""
+    """Returns the largest refuted hit rate; 1/2 if chance itself is not refuted.
+
+    Args:
+        hits: number of correct guesses.
+        trials: number of guesses.
+        alpha: error of all looks together, in (0, 1).
+        prior: parameters (a, b) of the Beta distribution that likelihood ratios are mixed over.
+    """
     in_unit("alpha", alpha)
     if not 0 <= hits <= trials:
         raise ValueError(f"hits must lie in 0..{trials}, got {hits}")
@@ -145,7 +153,14 @@ def log_mixture(
     trials: int,
     prior: tuple[float, float] = UNIFORM,
 ) -> float:
-    """Averages the likelihood ratio against `rate` over rates above it, Beta(prior); its log."""
+    """Averages the likelihood ratio against `rate` over rates above it, Beta(prior); its log.
+
+    Arguments are those of `anytime_lower`. With B of the Beta function and P of a Beta variable it
+    is
+
+        B(a + hits, b + misses) P(posterior > rate)
+        / (B(a, b) P(prior > rate) rate^hits (1 - rate)^misses).
+    """
     a, b = prior
     misses = trials - hits
     after = (a + hits, b + misses)

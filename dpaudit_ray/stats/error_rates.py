@@ -87,6 +87,7 @@ def check_counts(
 def _checked(
     successes: ArrayLike, trials: ArrayLike, alpha: ArrayLike
 ) -> tuple[Floats, Floats, Floats]:
+    """Returns arrays of all three. Raises ValueError unless 0 ≤ successes ≤ trials, 0 < α < 1."""
     k = nonnegative("successes", successes)
     n = as_floats(trials)
     if not np.all(k <= n):

@@ -62,6 +62,7 @@ def _log_delta(epsilon: Floats, mu: Floats) -> Floats:
         ratio = -epsilon / mu
         first = log_ndtr(ratio + mu / 2)
         second = epsilon + log_ndtr(ratio - mu / 2)
+        # log(e^first - e^second), and never the log of a negative number
         share = np.exp(np.minimum(second - first, 0.0))
         log_delta = first + np.log1p(-share)
     return np.where(mu > 0, log_delta, -np.inf)

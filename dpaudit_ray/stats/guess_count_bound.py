@@ -215,6 +215,7 @@ class Guesses(ThroughCurve):
         """Returns a bound that exceeds the hit rate with probability `alpha` at most."""
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Bounds ε by the hit rate so far; the threshold is that of the next guess."""
         counter = self._counter
         rate = self._rate(1 - confidence)
         level = delta, confidence
@@ -258,7 +259,8 @@ class Anytime(Guesses):
         guessed, right = self._counter.fold(scores, members)
         hits = hits_before + np.cumsum(right)
         guesses = guesses_before + np.cumsum(guessed)
-        # About the lower bound on the hit rate after each trial, to choose a look.
+        # About the lower bound on the hit rate after each trial, to choose a look: the rate so far
+        # less √(6 + ln n) standard deviations. Any choice is valid, since all looks hold together.
         trials = guesses + 1.0
         rate = (hits + 0.5) / trials
         lower = rate - np.sqrt((6 + np.log(trials)) * rate * (1 - rate) / trials)

@@ -67,6 +67,7 @@ class Membership:
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
+        """Checks scores and bits, and makes [training runs, records] arrays of them."""
         in_unit("confidence", self.confidence)
         scores = as_floats(self.scores)
         bits = np.asarray(self.members)
@@ -324,7 +325,12 @@ class _Population:
         return bool(self.sizes.max() <= 1)
 
     def above(self, negated: float, side: str) -> int:
-        """Counts scores above another one (`left`), or from it on (`right`); minus it is passed."""
+        """Counts scores above another one (`left`), or from it on (`right`).
+
+        Args:
+            negated: minus that score.
+            side: as of `numpy.searchsorted`.
+        """
         return int(np.searchsorted(self.negated, negated, side))  # type: ignore[call-overload]
 
     def hits(self, k: int) -> Floats:
@@ -333,7 +339,7 @@ class _Population:
         return hits.astype(float)
 
     def most_below(self, rate: float, alpha: float) -> int:
-        """Returns the most highest scores of a rate surely below, -1 if there are none."""
+        """Counts the highest scores that are surely a share below `rate`; -1 if none surely is."""
 
         def may_reach(k: int) -> bool:
             remaining = self.sizes - self.hits(k)
@@ -342,7 +348,7 @@ class _Population:
         return first_where(may_reach, self.n) - 1
 
     def fewest_above(self, rate: float, alpha: float) -> int:
-        """Returns the fewest highest scores of a rate surely above, `n` + 1 if there are none."""
+        """Counts the highest scores that are surely a share above `rate`; `n` + 1 if none is."""
 
         def is_above(k: int) -> bool:
             return self.exceeds(self.hits(k), rate, alpha)
@@ -350,7 +356,15 @@ class _Population:
         return first_where(is_above, self.n + 1)
 
     def exceeds(self, hits: Floats, rate: float, alpha: float) -> bool:
-        """Returns `lower(hits, alpha) > rate`, in less time."""
+        """Returns whether the lower bound on the mean share of `hits` exceeds a rate.
+
+        It is `lower(hits, alpha) > rate`, without a search for the bound.
+
+        Args:
+            hits: of each training run, float64 [runs].
+            rate: the rate, in (0, 1).
+            alpha: error of the bound.
+        """
         if self.independent:
             total = float(hits.sum())
             if total == 0:

@@ -109,7 +109,10 @@ class Canaries(Logged):
         return sum(self.guesses) if isinstance(self.guesses, tuple) else self.guesses
 
     def _masks(self) -> tuple[Masks, int, int]:
-        """Returns trials with output, and after the first ones: failed trials, and all trials."""
+        """Returns masked trials with an output; after the first ones, failed trials and all trials.
+
+        The first trials are those whose bits are revealed from the start.
+        """
         scores, members = self._log.arrays()
         failed = np.isnan(scores)
         ran = ~failed
@@ -134,7 +137,8 @@ class OneRun(Canaries, Estimator):
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         """Bounds ε by the surest guesses, of independent training runs or of canaries."""
-        trials, level = len(self._log), (delta, confidence)
+        trials = len(self._log)
+        level = (delta, confidence)
         if self.independent:
             made, used = self._judged(delta, 1 - confidence)
             epsilon = independent_epsilon_lower(made.right, made.guesses, used, *level)
@@ -165,7 +169,7 @@ def balanced(scores: Scores, guesses: int) -> tuple[int, int]:
     """Divides guesses into "in" and "out": half of each, after scores that are not finite."""
     diverged = int(np.count_nonzero(~np.isfinite(scores)))
     wrong = min(diverged, guesses)
-    above = wrong + (guesses - wrong + 1) // 2
+    above = wrong + (guesses - wrong + 1) // 2  # an odd number has one more "in"
     return above, guesses - above
 
 
@@ -291,6 +295,7 @@ def _largest_mean(correct: int, guesses: int, epsilon: float) -> float:
 @functools.lru_cache
 def _log_ratios(correct: int, guesses: int) -> Floats:
     """Returns log pmf(v - 1 - i) - log pmf(v - 1) at ε = 0, to ten deviations below r/2."""
+    # A standard deviation of Bin(r, 1/2) is √r / 2; for small r, 64 more entries cost nothing.
     reach = max(correct - guesses // 2, 0) + 5 * math.isqrt(guesses) + 64
     last = max(correct - 1 - reach, 0)
     k = np.arange(correct - 1, last, -1, dtype=float)

@@ -92,7 +92,7 @@ def predicted(scores: Scores, members: Members) -> Floats:
         block = slice(first, first + _BLOCK)
         curves = _curves(quantiles[block])
         gains = log_expit(signs[block, None] * curves)
-        before = log_weights + np.cumsum(gains, axis=0) - gains
+        before = log_weights + np.cumsum(gains, axis=0) - gains  # weights before each canary
         inside = logsumexp(before + log_expit(curves), axis=1)
         outside = logsumexp(before + log_expit(-curves), axis=1)
         odds[finite[block]] = inside - outside
@@ -101,7 +101,11 @@ def predicted(scores: Scores, members: Members) -> Floats:
 
 
 def _curves(quantiles: Floats) -> Floats:
-    """Returns the log odds of "in" by each curve, float64 [m, curves]."""
+    """Returns the log odds of "in" by each curve of the mixture, float64 [m, curves].
+
+    Args:
+        quantiles: normal quantiles of the ranks of scores, float64 [m].
+    """
     both = [quantiles - centre for centre in _CENTRES]
     above = [np.maximum(quantiles - start, 0) for start in _STARTS]
     below = [np.minimum(quantiles + start, 0) for start in _STARTS]
@@ -136,7 +140,13 @@ class Evidence:
         members: Members,
         failed: int,
     ) -> "Evidence":
-        """Guesses bits, bool [m], by log odds of "in", float64 [m]."""
+        """Guesses bits by predicted odds, and sorts the canaries by how sure the guess is.
+
+        Args:
+            odds: log odds of "in", float64 [m].
+            members: the secret bits, bool [m].
+            failed: trials without an output.
+        """
         log_odds = np.abs(odds)
         order = np.argsort(log_odds, kind="stable")
         log_odds = log_odds[order]
@@ -173,7 +183,7 @@ class Evidence:
 
 
 def _sums_from(values: Floats | Members) -> Floats:
-    """Returns sums of each element and all behind it, and 0."""
+    """Returns the sums of each element and all behind it, and a 0 at the end: [n + 1]."""
     sums = np.cumsum(values[::-1])[::-1]
     return np.concatenate([sums, [0]])
 

@@ -90,14 +90,17 @@ class _Ramp:
 
     @classmethod
     def fitted(cls, scores: Scores, members: Members) -> "_Ramp":
-        """Fits the ramp to earlier scores, float64 [n], and their bits, bool [n]."""
+        """Fits the ramp to earlier scores, float64 [n], and their bits, bool [n].
+
+        It falls if a rising one would have guessed less than half of these trials correctly.
+        """
         diverged = Diverged()
         diverged.fold(scores, members)
-        excess = np.sign(diverged.inside - diverged.outside)
+        majority = np.sign(diverged.inside - diverged.outside)  # of diverged runs: 1 in, -1 out
         finite = np.isfinite(scores)
         inside = np.sort(scores[finite & members])
         outside = np.sort(scores[finite & ~members])
-        ramp = cls(inside, outside, (excess + 1) / 2)
+        ramp = cls(inside, outside, (majority + 1) / 2)
         correct = ramp.correct(scores[finite], members[finite])
         if correct.sum() >= finite.sum() / 2:
             return ramp
@@ -106,8 +109,12 @@ class _Ramp:
     def correct(self, scores: Scores, members: Members) -> Floats:
         """Returns the probability that each guess is correct, float64 [n]."""
         # If all runs of a world diverged so far, a finite score is evidence of the other one.
-        inside = normal_scores(scores, self.inside) if len(self.inside) else -_SURE
-        outside = normal_scores(scores, self.outside) if len(self.outside) else _SURE
+        inside: Floats | float = -_SURE
+        outside: Floats | float = _SURE
+        if len(self.inside):
+            inside = normal_scores(scores, self.inside)
+        if len(self.outside):
+            outside = normal_scores(scores, self.outside)
         middle = np.broadcast_to((inside + outside) / 2, scores.shape)
         phi = np.clip(0.5 + middle / _WIDTH * self.sign, 0.0, 1.0)
         phi = np.where(np.isfinite(scores), phi, self.diverged)

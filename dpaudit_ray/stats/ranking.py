@@ -124,7 +124,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Costs:
-    """A distribution on whole numbers: `probabilities` float64 [n] of `first`, `first` + 1, ..."""
+    """The distribution of a cost, a whole number.
+
+    Attributes:
+        first: the smallest cost.
+        probabilities: those of `first`, `first` + 1, ..., float64 [n].
+    """
 
     first: int
     probabilities: Floats
@@ -151,7 +156,10 @@ class Costs:
         return Costs(self.first + other.first, probabilities)
 
     def above(self, dropped: int) -> Costs:
-        """Returns it without its `dropped` smallest numbers, and those below rounding."""
+        """Returns the part of the distribution above its `dropped` smallest costs, not normalised.
+
+        Largest costs whose probability is lost in rounding are dropped, too.
+        """
         probabilities = self.probabilities[dropped:]
         large = np.flatnonzero(probabilities > ROUNDING / self.probabilities.size)
         end = int(large[-1]) + 1 if len(large) else 1
@@ -221,12 +229,13 @@ def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
     Args:
         weights: of the group, for its blocks.
         responses: of the claim.
-        surer: standard deviations by which more trials than expected are above each level.
+        surer: standard deviations by which more trials than expected are above each level: with 1,
+            the block up to rank r holds the answers that would be expected up to a lower rank.
     """
     size = weights.edges[-1]
     ends, errors = responses.cumulated(responses.mistakes)
-    edges = weights.edges / size
-    deviations = np.sqrt(edges * (1 - edges) / size)
+    edges = weights.edges / size  # shares of the group
+    deviations = np.sqrt(edges * (1 - edges) / size)  # of a binomial share
     edges = np.maximum.accumulate(edges - surer * deviations)
     edges = edges * ends[-1]
     mistakes = np.diff(np.interp(edges, ends, errors))
@@ -256,6 +265,7 @@ def _largest(
         logs = np.full(len(frequencies), -(surer**2) / 2)
         rates = _rates(weights, responses, surer)
         for size, rate, cost in zip(sizes, rates, weights.costs, strict=True):
+            # |1 - e + e exp(-it cost)|² of a trial that errs with probability e.
             away = 1 - np.cos(frequencies * cost)
             squared = 1 - 2 * rate * (1 - rate) * away
             logs += size / 2 * np.log(np.maximum(squared, 1e-300))
@@ -296,6 +306,7 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
         least = max(0, math.floor(size * total_share - reach))
         most = min(size, math.ceil(size * total_share + reach))
         next_counts = np.arange(least, most + 1)
+        # At the last level all trials are above: their number is known.
         if level == len(shares) - 1:
             next_counts = next_counts[-1:]
         log_factors = np.log(1 - mistake * drops)
@@ -306,6 +317,7 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
         probabilities = by_number[np.maximum(trials, 0)]
         probabilities = np.where(trials >= 0, probabilities, 0.0)
         sums = sums * np.exp(log_scale + log_before[:1] - log_before)
+        # A real matrix times complex numbers as pairs of reals takes half the time.
         real_sums = probabilities @ sums.view(np.float64)
         sums = real_sums.view(np.complex128)
         log_scale = _overlap(weights.edges, next_counts) @ log_factors - log_before[:1]
@@ -322,6 +334,7 @@ def _overlap(edges: Counts, ranks: Counts) -> Floats:
 
 
 def _poisson(counts: Counts, mean: float) -> Floats:
+    """Returns the Poisson probabilities of `counts`, float64 [n], for this mean."""
     log_factorials = gammaln(counts + 1)
     log_probabilities = xlogy(counts, mean) - mean - log_factorials
     return np.asarray(np.exp(log_probabilities))
@@ -386,6 +399,7 @@ def two_means(values: Scores) -> float:
     scale = largest or 1.0  # sums of the largest would overflow
     sums = np.cumsum(finite / scale)
     mean = float(sums[-1] / n) * scale
+    # The start: the median withstands outliers, the mean notices a small group.
     centre = float(np.median(finite)) / 2 + mean / 2
     for _ in range(_LLOYD):
         below = int(np.searchsorted(finite, centre, side="right"))
@@ -454,7 +468,7 @@ class Rank(Logged, Estimator):
         trials = len(self._log)
         if trials >= self.planned or trials < 2:
             return trials
-        steps = math.floor(math.log(trials) / math.log(_LOOK) + 1e-9)
+        steps = math.floor(math.log(trials) / math.log(_LOOK) + 1e-9)  # despite rounding
         return min(math.ceil(_LOOK**steps), trials)
 
     def _mistakes(self, scores: Scores, members: Members) -> Members:
@@ -515,4 +529,5 @@ def _excess_at(index: float, mistakes: Members, alpha: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _claim_at(index: float) -> Curve:
+    """Returns the claim "μ-GDP" for μ number `index` of the grid; fractions lie between two."""
     return gaussian(_SMALLEST * _RATIO**index)

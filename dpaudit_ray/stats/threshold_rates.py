@@ -85,6 +85,7 @@ class Worlds:
         last = len(pooled) - 2
         if most is None or last < most:
             return _between(pooled[:-1], pooled[1:])
+        # Rates near 0 and 1 make the largest ε, and change with every score there.
         near_end = np.geomspace(1, last + 1, most // 4).astype(np.int64) - 1
         evenly = np.linspace(0, last, most // 2).astype(np.int64)
         chosen = np.unique(np.concatenate([near_end, evenly, last - near_end]))
@@ -212,6 +213,8 @@ def _between(low: ArrayLike, high: ArrayLike) -> Scores:
 
 def epsilon_of_rates(fpr: ArrayLike, fnr: ArrayLike, delta: float) -> Any:
     """Returns the smallest ε ≥ 0 at which a test with these error rates is possible.
+
+    It is the larger of ln((1 - δ - α) / β) and ln((1 - δ - β) / α), for the rates α and β.
 
     Args:
         fpr: false-positive rates, float [n]; no test is inverted if they are above 1/2.

@@ -23,9 +23,16 @@ class TrialLog:
         self._trials = 0
 
     def append(self, scores: Scores, members: Members) -> None:
+        """Adds trials in order.
+
+        Args:
+            scores: float64 [n], not finite where diverged.
+            members: the secret bits, bool [n].
+        """
         self._add(np.where(np.isfinite(scores), scores, np.inf), members)
 
     def miss(self, members: Members) -> None:
+        """Adds trials without an output, with bits bool [n]."""
         self._add(np.full(len(members), np.nan), members)
 
     def __len__(self) -> int:
@@ -100,10 +107,18 @@ class Diverged:
 
 
 def settled(scores: Scores, members: Members, learn: int) -> Scores:
-    """Turns diverged trials among scores float64 [n] into guesses: +inf "in", -inf "out".
+    """Turns diverged trials into guesses: +inf "in", -inf "out".
 
-    Those among the first `learn` trials decide which, and become misses (NaN). With `learn` 0 all
+    Those among the first `learn` trials decide which, and become misses. With `learn` 0 all
     decide and are guessed: for choosing a threshold, not for a bound.
+
+    Args:
+        scores: float64 [n], ±inf where diverged, NaN where there was no output.
+        members: the secret bits, bool [n].
+        learn: number of trials that only teach.
+
+    Returns:
+        float64 [n], NaN for misses.
     """
     first = Diverged()
     end = learn or len(scores)

@@ -124,7 +124,13 @@ class Masks:
         revealed: int = 0,
         missed: int = 0,
     ) -> Judged:
-        """Reveals bits while fewer, surer guesses promise more `hit_rate`; guesses the others."""
+        """Reveals bits while fewer, surer guesses promise more `hit_rate`; guesses the others.
+
+        Args:
+            alpha: level of the lower bound on the rate.
+            revealed: right guesses that are excluded, as if their bits had been revealed.
+            missed: trials without an output, which count as wrong.
+        """
         while self._reveal(alpha, revealed, missed):
             self._refit()
         return self._guess(self._groups.size - self._revealed)
@@ -151,7 +157,11 @@ class Masks:
         self._doubt = np.minimum(self._chance, 1 - self._chance)
 
     def _reveal(self, alpha: float, revealed: int, missed: int) -> bool:
-        """Reveals some of the least certain trials; returns False if none should be."""
+        """Reveals some of the least certain trials; returns False if none should be.
+
+        Compares what some numbers of the surest guesses promise. If the best number is not all, it
+        reveals a part of the others, so that the fit can be repeated before the next part.
+        """
         masked = self._groups.size - self._revealed
         surest = np.argsort(self._doubt, kind="stable")
         surest = surest[masked[surest] > 0]
@@ -177,7 +187,11 @@ class Masks:
         return True
 
     def _guess(self, guessed: Counts) -> Judged:
-        """Guesses the first `guessed` masked trials of each group, int64 [groups]."""
+        """Guesses the first masked trials of each group as its likelier bit.
+
+        Args:
+            guessed: number of guesses in each group, int64 [groups].
+        """
         begin = self._groups.start + self._revealed
         end = begin + guessed
         inside = self._in_before[end] - self._in_before[begin]
