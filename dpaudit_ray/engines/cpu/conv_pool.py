@@ -85,6 +85,10 @@ def tile(positions: Pair, registers: int) -> Pair:
     """Returns rows and columns that are convolved together, a register for each position.
 
     As few positions as possible are computed twice, since tiles at the edges overlap others.
+
+    Args:
+        positions: rows and columns of the convolution's output.
+        registers: number of positions of a tile at most.
     """
 
     rows, columns = positions
@@ -95,7 +99,8 @@ def tile(positions: Pair, registers: int) -> Pair:
         return tiles * math.prod(tile), tiles
 
     heights = range(1, min(registers, rows) + 1)
-    shapes = itertools.product(heights, range(1, min(registers, columns) + 1))
+    widths = range(1, min(registers, columns) + 1)
+    shapes = itertools.product(heights, widths)
     return min((shape for shape in shapes if math.prod(shape) <= registers), key=cost)
 
 
@@ -159,6 +164,7 @@ class ConvPoolRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Pooled]:
+        """Implements `Rule.forward`: each model has its own images."""
         y, saved = self.forward_shared(theta, x, inputs=len(theta))
         return y.flatten(0, 1), saved
 
@@ -168,19 +174,30 @@ class ConvPoolRule(Rule):
         x: Tensor,
         inputs: int = 1,
     ) -> tuple[Tensor, Pooled]:
+        """Implements `Rule.forward_shared`.
+
+        Args:
+            theta: parameters [n, p].
+            x: images [inputs * B, c, h, w].
+            inputs: number of sets of images: 1 for all models together, or n.
+        """
         images = self.images(x, inputs)
         y, marks = self.pooled(theta, images, self.windows(x.shape[2:]))
         return y.movedim(-1, 2), Pooled(images, marks, x.shape[2:])
 
     def images(self, x: Tensor, inputs: int) -> Tensor:
-        """Returns x [inputs * B, c, h, w] surrounded by zeros: [inputs, B, H, row].
+        """Returns x surrounded by zeros and channels last: [inputs, B, H, row].
 
-        Behind the last image there is memory for a vector.
+        Behind the last image there is memory for a vector, which loops may read.
+
+        Args:
+            x: images [inputs * B, c, h, w].
+            inputs: number of sets of images.
         """
         pad = self.convolution.zero_pad
         if any(pad):
             x = F.pad(x, pad)
-        images = x.permute(0, 2, 3, 1)
+        images = x.permute(0, 2, 3, 1)  # [inputs * B, H, W, c]
         end = images.storage_offset() + images.numel() + _BEHIND
         has_room = end * images.itemsize <= images.untyped_storage().nbytes()
         if not images.is_contiguous() or not has_room:
@@ -268,6 +285,7 @@ class ConvPoolRule(Rule):
         return inside.permute(0, 3, 1, 2)
 
     def samples(self, theta: Tensor, saved: Pooled, g: Tensor) -> SampleGradients:
+        """Implements `Rule.samples`."""
         return self.samples_shared(theta, saved, [by_model(g, len(theta))], {})
 
     def samples_shared(
@@ -356,9 +374,11 @@ class _Samples(SampleGradients):
     squares: Tensor
 
     def squared_norms(self) -> Tensor:
+        """Returns squared norms [n, B]: the loops have computed them."""
         return self.squares
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        """Writes weighted sums into `out`: weights [1, B] times formed gradients, by model."""
         rows = weights.unsqueeze(1)
         sums = torch.bmm(rows, self.formed.flatten(2))
         sums = sums.view(len(out), *self.formed.shape[2:])
@@ -442,6 +462,7 @@ class ConvChain:
         head = layers[len(pooled) :]
         if not pooled or not head or not is_flatten(head[0]):
             return None
+        # After the flattening, every other layer is linear, and those between are ReLUs.
         rules = [layer.rule for layer in head[1::2] if isinstance(layer, Layer)]
         linear = [rule for rule in rules if isinstance(rule, LinearRule)]
         activations = head[2::2]
@@ -456,20 +477,26 @@ class ConvChain:
             return False
         if x.shape[1] != self.convolutions[0].weight.shape[1]:
             return False
-        *sizes, size = self._sizes(x)
-        for rule, image_size in zip(self.convolutions, sizes, strict=True):
+        *image_sizes, last_size = self._sizes(x)
+        for rule, image_size in zip(self.convolutions, image_sizes, strict=True):
             if not rule.takes(image_size, x.dtype, 1):  # gradients of few samples are kept
                 return False
-        features = self.convolutions[-1].weight.shape[0] * math.prod(size)
+        channels = self.convolutions[-1].weight.shape[0]
+        features = channels * math.prod(last_size)
         return features == self.linear[0].weight.shape[1]
 
     def bytes_of_one(self, x: Tensor) -> int:
-        """Returns the bytes of one model's outputs and marks."""
+        """Returns the bytes that one model's forward pass keeps: outputs, and a mark per window.
+
+        Args:
+            x: the batch, images [B, c, h, w].
+        """
         pooled = 0
         for rule, size in zip(self.convolutions, self._sizes(x)[1:], strict=True):
             pooled += rule.weight.shape[0] * math.prod(size)
         outputs = pooled + sum(rule.weight.shape[0] for rule in self.linear)
-        return len(x) * (outputs * x.itemsize + pooled)  # a mark has one byte
+        mark_bytes = pooled  # one of each window
+        return len(x) * (outputs * x.itemsize + mark_bytes)
 
     def clipped_sums(
         self,
@@ -559,11 +586,19 @@ class _Head:
         theta: Tensor,
         features: Tensor,
     ) -> None:
+        """Computes the outputs of all layers.
+
+        Args:
+            rules: of the linear layers, in order.
+            theta: parameters [n, p].
+            features: output of the convolutions, [n, B, h, w, o], channels last.
+        """
         self._rules = rules
         self._theta = theta
         _, _, rows, columns, channels = features.shape
         self._order = (rows * columns, channels)
         self._weights = [rule.weight.of(theta) for rule in rules]
+        # The user's layer has its inputs channel by channel, features come position by position.
         self._weights[0] = _exchange(self._weights[0], self._order[::-1])
         self._activations = [features.flatten(2)]
         for i, (rule, weight) in enumerate(zip(rules, self._weights, strict=True)):

@@ -56,7 +56,17 @@ def line_room(
     channels: int,
     steps: Steps,
 ) -> tuple[Floats, Winners]:
-    """Allocates buffers for one convolved image, and for a row of windows and their marks."""
+    """Allocates buffers for one convolved image, and for a row of windows and their marks.
+
+    Args:
+        pooled: outputs and marks that are to be computed, [n, B, h, w, o].
+        channels: output channels of all models that share an image.
+        steps: distances between positions and between windows.
+
+    Returns:
+        The convolved image [rows, columns, channels]; values and marks of a row, [w, channels]
+        each.
+    """
     out = pooled[0]
     rows, columns = out.shape[2:4]
     convolved = np.empty((*steps.positions((rows, columns)), channels), dtype=out.dtype)
@@ -105,7 +115,20 @@ def _convolve(
     steps: Steps,
     static: Static,
 ) -> None:
-    """Convolves one image at all positions, into out [rows, columns, blocks · lanes]."""
+    """Convolves one image at all positions, tile by tile.
+
+    Tiles at the far edges are moved inwards, so that each is complete; some positions are computed
+    twice.
+
+    Args:
+        images: [m, B, H, row].
+        w: weights [m, blocks, height, width, lanes].
+        bias: [m, blocks · lanes].
+        sample: numbers of the set of images, and of the image in it.
+        out: [rows, columns, blocks · lanes], to be written.
+        steps: distances between positions.
+        static: sizes of `convolve`, with rows and columns of a tile.
+    """
     m, s = sample
     blocks, height, width, lanes = w.shape[1:]
     rows, columns, channels = out.shape
@@ -117,9 +140,10 @@ def _convolve(
         w_start = (m * blocks + block) * height * width * lanes
         bias_start = (m * blocks + block) * lanes
         for top in range(0, rows, tile_rows):
-            r = min(top, rows - tile_rows)
+            r = min(top, rows - tile_rows)  # row of the tile's first position
             for first in range(0, columns, tile_columns):
                 c = min(first, columns - tile_columns)
+                # In the order of `vector_code.convolve`.
                 numbers = (
                     image_start + r * steps.down * row + c * steps.across,
                     w_start,
@@ -145,7 +169,17 @@ def _pool(
     steps: Steps,
     static: Static,
 ) -> None:
-    """Pools a row of windows for all models, and copies it model by model."""
+    """Pools a convolved image row by row of windows, and copies each row model by model.
+
+    Args:
+        convolved: [rows, columns, channels], the outputs of all models that share the image.
+        floor: [1], what smaller values are replaced by.
+        pooled: outputs and marks [n, B, h, w, o], to be written.
+        lines: buffers for values and marks of one row of windows.
+        sample: numbers of the set of images and of the image in it, and of all such sets.
+        steps: distances between windows.
+        static: sizes of `pool`.
+    """
     out, marks = pooled
     line_out, line_marks = lines
     m, s, inputs = sample
@@ -237,9 +271,15 @@ def _starts(
     row: int,
     steps: Sequence[int],
 ) -> Integers:
-    """Returns the starts of rows and columns of cells in an image with rows of so many numbers."""
-    down, across = (np.arange(count, dtype=np.int32) for count in cells)
-    starts: Integers = down[:, None] * (steps[0] * row) + across * steps[1]
+    """Returns where cells of a grid start in a flat image, int32 [rows · columns].
+
+    Args:
+        cells: rows and columns of the grid.
+        row: numbers in a row of the image.
+        steps: rows of the image between two rows of cells, and numbers between two columns.
+    """
+    rows, columns = (np.arange(count, dtype=np.int32) for count in cells)
+    starts: Integers = rows[:, None] * (steps[0] * row) + columns * steps[1]
     return starts.astype(np.int32).reshape(-1)
 
 
@@ -327,7 +367,15 @@ def _spread_windows(
     steps: Steps,
     static: Static,
 ) -> None:
-    """Writes one sample's gradients by position into the grid: the sums over windows won."""
+    """Writes one sample's gradients by position into the grid: the sums over windows won.
+
+    Args:
+        g: gradients by window [h · w · o].
+        room: buffers by `scratch`; its marks name the winners.
+        windows: h, w and o.
+        steps: distances between windows.
+        static: sizes of `unpool`.
+    """
     rows, columns, outputs = windows
     gradients = room.grid.reshape(-1)
     gradients[:] = 0  # of all at once: by three axes it takes as long as all that follows
@@ -394,7 +442,16 @@ def _push_down(
     steps: Steps,
     static: Static,
 ) -> None:
-    """Writes one image's gradients from those by position and w [o, height, padded row]."""
+    """Writes one image's gradients, a sum of patches of weights, from those by position.
+
+    Args:
+        room: buffers by `scratch`; its grid has the gradients by position.
+        w: weights [o, height, padded row].
+        image_room: the image, to be written, and a buffer for numbers of outputs.
+        row: numbers in a row of the image.
+        steps: distances between positions.
+        static: sizes of `scatter`.
+    """
     image, listed = image_room
     rows, columns, outputs = room.grid.shape
     height, padded = w.shape[1:]
@@ -424,7 +481,15 @@ def _copy(source: Any, target: Any) -> None:
 def _list_positions(
     bits: Integers, positions: Integers, listed: tuple[Integers, Integers, Integers]
 ) -> None:
-    """Lists by output the positions with a gradient: starts in an image, gradients, number."""
+    """Lists the positions with a gradient, by output.
+
+    Every entry is written, and kept by counting it: a branch in the loop would take longer.
+
+    Args:
+        bits: gradients by position [positions · o], as integers.
+        positions: where each starts in an image.
+        listed: by output, to be written: starts, gradients, and their number.
+    """
     outputs = len(listed[0])
     for o in range(outputs):
         starts, values = listed[0][o], listed[1][o]
@@ -469,6 +534,7 @@ def _list_outputs(bits: Integers, listed: Integers) -> Any:
 
 @compiled
 def _sum(values: Floats) -> Any:
+    """Returns the sum of an array [n], in its dtype."""
     total = values.dtype.type(0)
     for i in range(len(values)):
         total += values[i]
@@ -515,9 +581,15 @@ def stage_of(
     steps: Steps,
     **settings: Any,
 ) -> Stage:
-    """Returns a stage with its buffers, sums of zero, and so many biases of each model.
+    """Returns a stage with its buffers and with sums of zero.
 
-    `settings` are its `width`, `edge`, `below` and `static`.
+    Args:
+        images: [m, B, H, row].
+        marks: of the windows [n, B, h, w, o].
+        w: weights [n, o, height, padded row].
+        biases: number of biases of each model.
+        steps: distances between positions and between windows.
+        settings: `width`, `edge`, `below` and `static` of the stage.
     """
     samples = (_SAMPLES, *w.shape[1:])
     return Stage(
@@ -614,7 +686,13 @@ def _form_at(
 
 @inlined
 def _push_below(stage: Stage, m: int, g: Floats) -> None:
-    """Writes gradients of the output below into g; those by position are in the stage's `room`."""
+    """Writes gradients of the output below into g.
+
+    Args:
+        stage: its `room` has the gradients by position.
+        m: number of the model.
+        g: to be written, without the zeros around the image.
+    """
     row = stage.images.shape[3]
     rows, numbers = stage.below
     _push_down(stage.room, stage.w[m], stage.image_room, row, stage.steps, stage.static[0])

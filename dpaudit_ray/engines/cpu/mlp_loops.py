@@ -41,6 +41,7 @@ class MlpLoops:
         layers = list(module.named_children()) if is_plain(module, nn.Sequential) else []
         has_flatten = bool(layers) and is_flatten(layers[0][1])
         chain = layers[1:] if has_flatten else layers
+        # Linear layers and ReLUs take turns, and a linear one is the last.
         are_linear = all(is_plain(layer, nn.Linear) for _, layer in chain[::2])
         are_rectifiers = all(is_plain(layer, nn.ReLU) for _, layer in chain[1::2])
         if len(chain) % 2 == 0 or not are_linear or not are_rectifiers:
@@ -52,8 +53,9 @@ class MlpLoops:
             if not widths:
                 widths.append(layer.in_features)
             widths.append(layer.out_features)
-            weight, bias = slots[f"{name}.weight"], slots.get(f"{name}.bias")
-            starts.append((weight.start, -1 if bias is None else bias.start))
+            bias = slots.get(f"{name}.bias")
+            bias_start = -1 if bias is None else bias.start
+            starts.append((slots[f"{name}.weight"].start, bias_start))
         if max(widths) > WIDEST:
             return None
         return cls(np.array(widths, np.int64), np.array(starts, np.int64), has_flatten)
@@ -79,7 +81,8 @@ class MlpLoops:
         """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
         columns = np.ascontiguousarray(step.x.flatten(1).numpy().T)
         layers = (self.widths, self.starts)
-        units, classes = int(self.widths[1:].sum()), int(self.widths[-1])
+        units = int(self.widths[1:].sum())  # outputs of all layers, one behind another
+        classes = int(self.widths[-1])
         for models in slices(len(theta), at_once):
             group = theta[models].contiguous().numpy()
             activations = theta.new_empty(len(group), units, len(step.y))
@@ -87,7 +90,8 @@ class MlpLoops:
             _forward(group, columns, *layers, acts)
             outputs = activations[:, -classes:]
             top = output_gradients(outputs, step.y, step.loss).numpy()
-            batch = (columns, top, weights[models].contiguous().numpy())
+            group_weights = weights[models].contiguous().numpy()
+            batch = (columns, top, group_weights)
             _backward(group, acts, layers, batch, step.clip_norm, out[models].numpy())
 
 
@@ -167,7 +171,7 @@ def _backward(
                 down = grads[first - inputs : first]
                 _push_down(theta[m, starts[layer, 0] :], below, above, down)
                 first -= inputs
-        for s in range(len(squares)):
+        for s in range(len(squares)):  # from here on, these are the factors of the samples
             norm = math.sqrt(squares[s])
             squares[s] = weights[m, s] * (clip / norm if norm > clip else 1.0)
         for layer in range(last + 1):
@@ -184,7 +188,14 @@ def _add_squares(
     bias: bool,
     squares: Floats,
 ) -> None:
-    """Adds |g|² (|x|² + 1) of every sample, without the 1 if there is no bias."""
+    """Adds |g|² (|x|² + 1) of every sample, without the 1 if there is no bias.
+
+    Args:
+        below: inputs x of the layer, [inputs, B].
+        above: gradients g of its outputs, [outputs, B].
+        bias: whether the layer has one.
+        squares: [B], to which they are added.
+    """
     g_squares, x_squares = np.zeros_like(squares), np.zeros_like(squares)
     if bias:
         x_squares[:] = 1
@@ -205,7 +216,14 @@ def _push_down(
     above: Floats,
     down: Floats,
 ) -> None:
-    """Writes the gradients of a layer's inputs, through the ReLU that made them, into `down`."""
+    """Writes the gradients of a layer's inputs, through the ReLU that made them.
+
+    Args:
+        weight: flat parameters from the layer's weights on.
+        below: inputs of the layer, [inputs, B]; 0 where the ReLU let nothing through.
+        above: gradients of its outputs, [outputs, B].
+        down: [inputs, B], to be written.
+    """
     inputs, batch = below.shape
     for i in range(inputs):
         row, source = down[i], below[i]
@@ -222,7 +240,15 @@ def _push_down(
 def _write_sums(
     below: Floats, above: Floats, factors: Floats, start: Integers, out: Floats
 ) -> None:  # fmt: skip
-    """Writes Σ_s factor · g xᵀ and Σ_s factor · g of one layer into out [p]; scales `above`."""
+    """Writes Σ_s factor · g xᵀ and Σ_s factor · g of one layer.
+
+    Args:
+        below: inputs x of the layer, [inputs, B].
+        above: gradients g of its outputs, [outputs, B]; multiplied by the factors in place.
+        factors: clip factor times weight of every sample, [B].
+        start: where weights and biases begin in `out`; -1 for no biases.
+        out: flat parameters of one model [p], to be written.
+    """
     zero = out.dtype.type(0)
     for o in range(len(above)):
         g, summed = above[o], zero

@@ -89,6 +89,14 @@ class _Emitter:
         signature: Any,
         args: Any,
     ) -> None:
+        """Unpacks the arguments of an intrinsic.
+
+        Args:
+            context: numba's code generator for this machine.
+            builder: of LLVM instructions.
+            signature: types of the three tuples.
+            args: values of the three tuples.
+        """
         array_types, number_types, static_types = signature.args
         self.builder = builder
         self.lanes, *self.sizes = (kind.count for kind in static_types.types)
@@ -104,6 +112,7 @@ class _Emitter:
         self.zero = self.full(self.vector, 0.0)
 
     def full(self, kind: Any, value: float) -> Any:
+        """Returns a constant vector of type `kind`, with this number in every lane."""
         return ir.Constant(kind, [value] * self.lanes)
 
     def at(self, base: Any, *offsets: Any) -> Any:
@@ -126,10 +135,15 @@ class _Emitter:
         return self.builder.load(self._cast(pointer, self.vector), align=1)
 
     def store(self, value: Any, pointer: Any) -> None:
+        """Writes a vector to any address, aligned or not."""
         self.builder.store(value, self._cast(pointer, value.type), align=1)
 
     def splat(self, scalar: Any) -> Any:
-        """Returns a vector with the number in every lane."""
+        """Returns a vector with the number in every lane.
+
+        LLVM has no instruction for that: it puts the number into lane 0, and copies this lane to
+        all.
+        """
         kind = ir.VectorType(scalar.type, self.lanes)
         undefined = ir.Constant(kind, ir.Undefined)
         single = self.builder.insert_element(undefined, scalar, _I32(0))
@@ -172,6 +186,8 @@ def _vectorised(emit_code: Callable[[_Emitter], None]) -> Any:
         numbers: Any,
         static: Any,
     ) -> Any:
+        """Returns numba's signature for these types of arguments, and the code generator."""
+
         def generate(
             context: Any,
             builder: Any,

@@ -117,7 +117,9 @@ class Passes:
             squares = torch.zeros_like(weights)
             for models, samples in gradients:
                 squares[models] += samples.squared_norms()
-            weights = step.clip_norm / squares.sqrt_().clamp_(min=step.clip_norm) * weights
+            norms = squares.sqrt_()
+            factors = step.clip_norm / norms.clamp_(min=step.clip_norm)
+            weights = factors * weights
         for models, samples in gradients:
             samples.weighted_sums(out[models], weights[models])
 
@@ -153,7 +155,11 @@ class Passes:
         return gradients
 
     def _forward_and_backward(self, models: slice, step: Step) -> list[Record]:
-        """Returns the records of a group's layers. ValueError: outputs of another shape."""
+        """Takes a group of models through the network and back; returns the records of its layers.
+
+        Raises:
+            ValueError: outputs are not a row of scores for each example.
+        """
         self._enter(models)
         with torch.enable_grad():
             outputs = self._called(step.x)
@@ -171,6 +177,7 @@ class Passes:
             return outputs
 
         def output(example: Tensor, anchor: Tensor, values: Sequence[Tensor]) -> Tensor:
+            """Returns the output of one model on one example, [c]."""
             self.anchor = anchor
             for parameter, value in zip(self.bare, values, strict=True):
                 setattr(parameter.layer, parameter.name, value)
@@ -179,8 +186,10 @@ class Passes:
 
         examples = repeated(x, len(self.theta))
         anchors = self.anchor.expand(len(examples))
-        self._leaves = [parameter.slot.of(self.theta) for parameter in self.bare]
-        self._leaves = [leaf.repeat_interleave(len(x), 0).requires_grad_() for leaf in self._leaves]
+        self._leaves = []
+        for parameter in self.bare:
+            by_example = parameter.slot.of(self.theta).repeat_interleave(len(x), 0)
+            self._leaves.append(by_example.requires_grad_())
         with _PlainAttention():
             mapped: Tensor = vmap(output)(examples, anchors, self._leaves)
         return mapped
@@ -269,6 +278,7 @@ class _PlainAttention(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
+        """Replaces the fused attention; calls every other function of torch as it is."""
         if func is scaled_dot_product_attention:
             return torch._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
         return func(*args, **(kwargs or {}))
@@ -326,6 +336,7 @@ class _Apply(torch.autograd.Function):
         layer: Layer,
         shared: bool,
     ) -> Tensor:
+        """Applies the rule; `_anchor` needs a gradient, so that `backward` is always called."""
         y, layer.saved = layer.passes.layer_output(layer.rule, x.detach(), shared)
         return y.detach()  # no view, which torch lets nobody change in place (`y += x`)
 
@@ -335,6 +346,7 @@ class _Apply(torch.autograd.Function):
         inputs: tuple[Tensor, Tensor, Layer, bool],
         output: Tensor,
     ) -> None:
+        """Takes what the rule saved from the layer to the node of the graph."""
         _, _, ctx.layer, ctx.shared = inputs
         ctx.saved, ctx.layer.saved = ctx.layer.saved, None
 
@@ -361,6 +373,7 @@ class _Apply(torch.autograd.Function):
         ctx: Any,
         g: Tensor,
     ) -> tuple[Tensor | None, None, None, None]:
+        """Records the gradient of the output; computes that of the input only if it is needed."""
         rule, passes = ctx.layer.rule, ctx.layer.passes
         passes.records.append(Record(rule, ctx.saved, g, ctx.shared))
         if not ctx.needs_input_grad[0]:

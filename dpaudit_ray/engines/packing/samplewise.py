@@ -59,7 +59,8 @@ class Samplewise:
         """
         out = torch.zeros_like(theta)
         n, size = theta.shape
-        # By sizes alone, so that bits are the same in every attempt at a pack.
+        # How many gradients exist at once follows from sizes alone, not from free memory: so bits
+        # are the same in every attempt at a pack.
         numbers = _NUMBERS if theta.device.type == "cpu" else _ON_GPU
         most_models = min(numbers // (size * max(1, len(y))), self.mapped)
         for models in slices(n, max(1, most_models)):
@@ -80,7 +81,11 @@ class Samplewise:
         return self._gradients(row[None], x, y)[0]
 
     def _gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Returns `gradients` of every model, float [n, B, p]."""
+        """Returns `gradients` of every model, float [n, B, p].
+
+        By `vmap` over examples, and over models if there are several, or else one example after
+        another.
+        """
         if self.mapped:
             with _mappable(self.module):
                 if len(theta) == 1:
@@ -147,7 +152,10 @@ class Samplewise:
 
 
 def norms_of(gradients: Tensor) -> Tensor:
-    """Returns norms over the last dimension, in parts, so that few squares are added in a row."""
+    """Returns norms over the last dimension: the norm of the norms of its parts.
+
+    So few squares are added in a row, which would lose digits.
+    """
     parts = torch.split(gradients, _ADDED, dim=-1)
     norms = torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts])
     total: Tensor = torch.linalg.vector_norm(norms, dim=0)
@@ -162,8 +170,10 @@ def _under_every_name(module: nn.Module, parameters: Mapping[str, Tensor]) -> di
     values = {id(p): parameters[name] for name, p in trained(module).items()}
     everywhere: dict[str, Tensor] = {}
     for path, layer in module.named_modules():
-        own = layer.named_parameters(path, recurse=False, remove_duplicate=False)
-        everywhere.update((name, values[id(p)]) for name, p in own if id(p) in values)
+        in_layer = layer.named_parameters(path, recurse=False, remove_duplicate=False)
+        for name, parameter in in_layer:
+            if id(parameter) in values:
+                everywhere[name] = values[id(parameter)]
     return everywhere
 
 
@@ -211,15 +221,20 @@ def _mappable(module: nn.Module) -> Iterator[None]:
 def _with_state(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """Returns the arguments of a recurrent layer, with zeros for a missing state."""
+    """Returns the arguments of a recurrent layer, with zeros for a missing state.
+
+    It is a forward pre-hook: torch calls it with the positional and keyword arguments of the call.
+    """
     if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
         return args, kwargs
     x = args[0]
     if isinstance(layer, nn.RNNBase):
-        directions = 2 if layer.bidirectional else 1
-        batch = (x.shape[not layer.batch_first],) if x.dim() == 3 else ()
-        layers = layer.num_layers * directions
-        h = x.new_zeros(layers, *batch, layer.proj_size or layer.hidden_size)
+        layers = layer.num_layers * (2 if layer.bidirectional else 1)
+        batch: tuple[int, ...] = ()
+        if x.dim() == 3:
+            batch = (x.shape[0 if layer.batch_first else 1],)
+        output_size = layer.proj_size or layer.hidden_size
+        h = x.new_zeros(layers, *batch, output_size)
         c = x.new_zeros(layers, *batch, layer.hidden_size)
     else:
         assert isinstance(layer, nn.RNNCellBase)

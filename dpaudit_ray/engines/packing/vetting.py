@@ -70,10 +70,12 @@ def vet(
     bound = _IN_FLOAT64 if x.dtype == torch.float64 else _BOUND
 
     def check(outputs: Tensor, expected: Tensor) -> None:
+        """Compares outputs of the first examples with those that they have in another batch."""
         if relative_error(outputs[: len(expected)], expected) > bound:
             raise _refusal(_MIXES)
 
     def part(rows: slice | Tensor, batch: Tensor, expected: Tensor) -> Tensor:
+        """Calls the module on some rows of a batch only; returns its outputs."""
         outputs = _called(module, batch[rows])
         check(outputs, expected[rows])
         return outputs
@@ -148,6 +150,7 @@ def halves(
 
 
 def _refusal(problem: str) -> SpecError:
+    """Returns the error that the model cannot be audited, for a reason as a verb phrase."""
     return SpecError("mechanism.model", problem)
 
 
@@ -196,7 +199,8 @@ def _send_outputs(sender: Connection, module: nn.Module, x: Tensor) -> None:
     torch.set_num_threads(1)  # threads are not forked
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()  # nobody needs to read that it ends by a signal
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)  # standard error
     with suppress(Exception):  # then it sends nothing, which says so
         sender.send(_called(module, x).numpy())
 
@@ -238,6 +242,7 @@ class Reads(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
+        """Calls a function of torch; if an argument depends on the tensors, so do its results."""
         named = dict(kwargs or {})
         result = func(*args, **named)
         if any(id(leaf) in self._dependent for leaf in tree_leaves((args, named))):
@@ -263,8 +268,9 @@ def _state(module: nn.Module) -> dict[str, object]:
     """
     state: dict[str, object] = {}
     for path, layer in module.named_modules():
-        classes = (cls for cls in type(layer).__mro__ if not cls.__module__.startswith("torch."))
-        for owner in (*classes, layer):
+        classes = type(layer).__mro__
+        users = [cls for cls in classes if not cls.__module__.startswith("torch.")]
+        for owner in (*users, layer):
             for name, value in vars(owner).items():
                 if isinstance(value, int | float | str):
                     state[f"{path}.{name}".lstrip(".")] = value
@@ -289,6 +295,7 @@ def _check_state(
 
 
 def _differ(value: object, before: object) -> bool:
+    """Returns whether a value of the state has changed, in any bit."""
     if isinstance(value, Tensor) and isinstance(before, Tensor):
         return relative_error(value, before) > 0
     return value is not before and value != before

@@ -131,10 +131,12 @@ class Formed(SampleGradients):
     parts: tuple[tuple[Slot, Tensor], ...]
 
     def squared_norms(self) -> Tensor:
+        """Returns squared norms [n, B]: the sum of those of all parameters."""
         norms = [torch.linalg.vector_norm(gradients, dim=2) for _, gradients in self.parts]
         return torch.stack([norm**2 for norm in norms]).sum(0)
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        """Writes weighted sums into `out`: weights [1, B] times gradients [B, size], by model."""
         rows = weights.unsqueeze(1)
         for slot, gradients in self.parts:
             target = slot.of(out)

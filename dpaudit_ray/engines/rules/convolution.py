@@ -47,6 +47,7 @@ class Conv2dRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Implements `Rule.forward` by one grouped convolution: a model is a group of channels."""
         n = len(theta)
         y = self._convolve(_side_by_side(x, n), theta, n * self._groups)
         return _in_turn(y, n), x
@@ -56,6 +57,7 @@ class Conv2dRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Implements `Rule.forward_shared`: one convolution has the outputs of all models."""
         if self._groups > 1:
             return super().forward_shared(theta, x)
         y = self._convolve(x, theta, groups=1)
@@ -90,10 +92,12 @@ class Conv2dRule(Rule):
         g = g.flatten(2)
         positions = g.shape[2]
         if groups == 1 and not should_form_gradients(batch, positions, self._inputs, outputs):
-            return _Unformed(self, x.chunk(models), g.view(models, batch, outputs, positions))
+            g = g.view(models, batch, outputs, positions)
+            return _Unformed(self, x.chunk(models), g)
         columns = self._inputs + 1  # the last one is the bias
         if self._is_depthwise:
-            gradients = torch.cat([self._formed_by_channel(x, g), g.sum(2).view(-1, 1)], 1)
+            biases = g.sum(2).view(-1, 1)
+            gradients = torch.cat([self._formed_by_channel(x, g), biases], 1)
         else:
             # Each group is treated as a sample of a smaller convolution.
             g = g.reshape(len(g) * groups, -1, positions)
@@ -207,7 +211,13 @@ class Conv2dRule(Rule):
         return torch.cat(parts)
 
     def write_sum(self, out: Tensor, x: Tensor, g: Tensor) -> None:
-        """Writes the sum of one model's gradients into its row `out` [1, p]; g is weighted."""
+        """Writes the sum of one model's gradients over the batch into its parameters.
+
+        Args:
+            out: parameters of one model, [1, p].
+            x: inputs [B, c, h, w].
+            g: gradients of the outputs, times each example's weight, [B, o, T].
+        """
         weight = self.weight.of(out)[0]
         y_gradient = g.reshape(*g.shape[:2], *self.output_size(x.shape[2:]))
         weight.copy_(self._backward(weight, x, y_gradient, of_x=False))
@@ -215,7 +225,10 @@ class Conv2dRule(Rule):
             self.bias.of(out)[0].copy_(g.sum((0, 2)))
 
     def output_size(self, size: Sequence[int]) -> Pair:
-        """Returns height and width of the output, from those of the input."""
+        """Returns height and width of the output, from those of the input.
+
+        Along either axis it is ⌊(size + 2 padding - dilation (kernel - 1) - 1) / stride⌋ + 1.
+        """
         sizes = []
         for axis in (0, 1):
             kernel = self._dilation[axis] * (self._kernel[axis] - 1) + 1
@@ -239,12 +252,14 @@ class _WithBias(SampleGradients):
     gradients: Tensor
 
     def squared_norms(self) -> Tensor:
+        """Returns squared norms [n, B]: leaves the last column out if the layer has no bias."""
         columns = slice(None) if self.bias is not None else slice(-1)
         gradients = self.gradients[..., columns]
         norms: Tensor = torch.linalg.vector_norm(gradients.flatten(2), dim=2)
         return norms**2
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        """Writes weighted sums into `out`: a row of weights times the gradients, by model."""
         sums = torch.bmm(weights.unsqueeze(1), self.gradients.flatten(2))
         sums = sums.view(len(out), *self.gradients.shape[2:])
         weight = self.weight.of(out)
@@ -268,10 +283,12 @@ class _Unformed(SampleGradients):
     g: Tensor
 
     def squared_norms(self) -> Tensor:
+        """Returns squared norms [n, B]: forms the gradients model by model, and drops them."""
         pairs = zip(self.inputs, self.g, strict=True)
         return torch.stack([self.rule.squared_norms(x, g) for x, g in pairs])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        """Writes weighted sums into `out`: one model's gradient of a batch, whose g is weighted."""
         scaled = self.g * weights[:, :, None, None]
         for row, x, g in zip(torch.split(out, 1), self.inputs, scaled, strict=True):
             self.rule.write_sum(row, x, g)
@@ -293,6 +310,7 @@ def _in_turn(x: Tensor, n: int) -> Tensor:
 
 
 def _pair(numbers: Sequence[int]) -> Pair:
+    """Returns an option of a layer, such as its stride, as (vertical, horizontal)."""
     return int(numbers[0]), int(numbers[1])
 
 
@@ -325,7 +343,11 @@ _PADDINGS = {
 
 
 def padding(layer: nn.Conv2d) -> nn.Module | None:
-    """Returns the padding as a layer; None if it is the same number of zeros on both sides."""
+    """Returns the padding as a layer; None if it is the same number of zeros on both sides.
+
+    None means that the convolution pads by itself. A padding of "same" may need one more on one
+    side.
+    """
     left, right, top, bottom = (int(p) for p in layer._reversed_padding_repeated_twice)
     is_symmetric = left == right and top == bottom
     if is_symmetric and (layer.padding_mode == "zeros" or left == top == 0):

@@ -28,6 +28,12 @@ def should_form_gradients(
     """Returns whether to form gradients, and to keep them until the clip factors are known.
 
     If they are kept, the clipped sum is a mere reduction.
+
+    Args:
+        samples: of a model, B.
+        positions: of a sample, T.
+        inputs: numbers at each position, D.
+        outputs: gradients of outputs at each position, O.
     """
     size = inputs * outputs
     return size <= positions**2 * (inputs + outputs) and samples * size <= _KEPT
@@ -93,12 +99,14 @@ class _Ghost(SampleGradients):
     g: Tensor
 
     def squared_norms(self) -> Tensor:
+        """Returns squared norms [n, B]: by the formula of the module."""
         x = self.x.flatten(0, 1)
         g = self.g.flatten(0, 1)
         squares = squared_norms(x, g, bias=self.bias is not None)
         return squares.view(self.x.shape[:2])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        """Writes weighted sums into `out`: a sum over samples and positions at once."""
         scaled = self.g * weights[:, :, None, None]
         sums = torch.bmm(scaled.flatten(1, 2).mT, self.x.flatten(1, 2))
         self.weight.of(out).copy_(sums)

@@ -25,6 +25,7 @@ class LinearRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Implements `Rule.forward`: one product for each model, of all positions of sequences."""
         weight = self.weight.of(theta)
         n, outputs, inputs = weight.shape
         if x.dim() > 2:
@@ -40,6 +41,7 @@ class LinearRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Implements `Rule.forward_shared`; vectors take one product for all models."""
         if x.dim() > 2:
             return super().forward_shared(theta, x)
         weight = self.weight.of(theta)
@@ -49,6 +51,7 @@ class LinearRule(Rule):
         return self._add_bias(y, theta).permute(1, 2, 0), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        """Implements `Rule.input_gradient`: Wᵀ g of every vector, or of every position."""
         weight = self.weight.of(theta)
         n, outputs, inputs = weight.shape
         if x.dim() > 2:
@@ -74,6 +77,7 @@ class LinearRule(Rule):
         parts: Sequence[Tensor],
         cache: dict[object, Tensor],
     ) -> SampleGradients:
+        """Implements `Rule.samples_shared`; vectors need no copy of the inputs for each model."""
         if x.dim() > 2:
             return super().samples_shared(theta, x, parts, cache)
         g = parts[0] if len(parts) == 1 else torch.cat(list(parts))  # no copy of a single part
@@ -108,6 +112,7 @@ class _VectorProducts(SampleGradients):
     shared: bool
 
     def squared_norms(self) -> Tensor:
+        """Returns squared norms [n, B]: |g|² |x|², or |g|² (|x|² + 1) with a bias."""
         x_squares = (self.x * self.x).sum(1)
         if self.bias is not None:
             x_squares = x_squares + 1
@@ -117,6 +122,7 @@ class _VectorProducts(SampleGradients):
         return g_squares.view(self.n, -1) * x_squares
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        """Writes weighted sums into `out`: Σ_j (w_j g_j) x_jᵀ is one matrix product."""
         n, batch = weights.shape
         scaled = self.g * weights.reshape(-1, 1)
         target = self.weight.of(out)
@@ -164,6 +170,7 @@ class EmbeddingRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Implements `Rule.forward` for tokens x [n*B, ...]: looks rows up in stacked weights."""
         weight = self.weight.of(theta)
         n, tokens, _ = weight.shape
         # Row of each model's first token in the stacked weights.
@@ -176,6 +183,7 @@ class EmbeddingRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Implements `Rule.forward_shared` for tokens x [B, ...]."""
         return self.weight.of(theta)[:, x], x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
@@ -200,6 +208,7 @@ class _Rows(SampleGradients):
     g: Tensor  # [n, B, T, d]
 
     def squared_norms(self) -> Tensor:
+        """Returns squared norms [n, B]: Σ g_s · g_t over pairs of equal tokens."""
         g = self.g.flatten(0, 1)
         tokens = self.tokens.flatten(0, 1)
         same_token = tokens.unsqueeze(2) == tokens.unsqueeze(1)
@@ -208,6 +217,7 @@ class _Rows(SampleGradients):
         return squares.view(self.tokens.shape[:2])
 
     def weighted_sums(self, out: Tensor, weights: Tensor) -> None:
+        """Writes weighted sums into `out`: adds each weighted g to its token's row."""
         scaled = self.g * weights[:, :, None, None]
         scaled = scaled.flatten(1, 2)
         rows = self.tokens.flatten(1).unsqueeze(2).expand_as(scaled)
@@ -232,6 +242,7 @@ class AffineRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Implements `Rule.forward`; x is normalised already."""
         x_by_model = by_model(x, len(theta))
         return self._output(theta, x_by_model).flatten(0, 1), x
 
@@ -240,9 +251,11 @@ class AffineRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Implements `Rule.forward_shared`; x is normalised already."""
         return self._output(theta, x.unsqueeze(0)), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        """Implements `Rule.input_gradient`, of the normalised input: w ⊙ g."""
         g = by_model(g, len(theta))
         gradient = self._broadcast(self.weight, theta, g.dim()) * g
         return gradient.flatten(0, 1)
@@ -263,7 +276,15 @@ class AffineRule(Rule):
         return y
 
     def _broadcast(self, slot: Slot, theta: Tensor, dimensions: int) -> Tensor:
-        """Returns parameters in a shape that multiplies activations [n, B, ...]."""
+        """Returns parameters in a shape that multiplies activations [n, B, ...].
+
+        Channels come before positions, [n, 1, c, 1, ...]; entries of a LayerNorm after them.
+
+        Args:
+            slot: of scale or bias.
+            theta: parameters [n, p].
+            dimensions: number of the activations' dimensions.
+        """
         parameter = slot.of(theta)
         further = dimensions - parameter.dim() - 1  # dimensions of positions
         if self._by_channel:
@@ -274,6 +295,8 @@ class AffineRule(Rule):
         """Returns gradients [n*B, ...] summed over positions: [n, B, size of the parameter]."""
         if not self._by_channel:
             g = g.flatten(-len(self.weight.shape))
-        if g.dim() > 2:
-            g = g.flatten(2).sum(2) if self._by_channel else g.flatten(1, -2).sum(1)
+        if g.dim() > 2 and self._by_channel:
+            g = g.flatten(2).sum(2)
+        elif g.dim() > 2:
+            g = g.flatten(1, -2).sum(1)
         return by_model(g, n)
