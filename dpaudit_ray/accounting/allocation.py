@@ -35,6 +35,11 @@ class Allocation(Accountant):
 
 
 def _losses_of(training: Training) -> Any:
+    """Returns the library's privacy loss distribution of a training.
+
+    Raises:
+        UnansweredError: it is another sampling or adjacency, or takes too long.
+    """
     if training.sampling is not Sampling.BALLS_AND_BINS:
         raise UnansweredError("allocation answers for balls-and-bins")
     if training.adjacency is Adjacency.REPLACE:

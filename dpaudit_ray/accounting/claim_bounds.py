@@ -44,9 +44,12 @@ def epsilon(
 
 
 def epsilon_of(training: Claim, delta: float, accountant: str = "gaussian") -> UpperBound:
-    """Returns ε of a training at δ, with the accountant that answered and why.
+    """Returns ε of a claim at δ, with the accountant that answered and why.
 
-    Another claim answers for itself, whatever the accountant.
+    Args:
+        training: the claim; if it is not a training, it answers for itself.
+        delta: δ, in (0, 1).
+        accountant: one of `accountants()` or an import path.
     """
     if not isinstance(training, Training):
         return UpperBound(training.epsilon_at(delta), STATED)
@@ -55,9 +58,12 @@ def epsilon_of(training: Claim, delta: float, accountant: str = "gaussian") -> U
 
 
 def delta_of(training: Claim, epsilon: float, accountant: str = "gaussian") -> UpperBound:
-    """Returns δ of a training at ε, with the accountant that answered and why; 1 without noise.
+    """Returns δ of a claim at ε, with the accountant that answered and why; 1 without noise.
 
-    Another claim answers for itself, whatever the accountant.
+    Args:
+        training: the claim; if it is not a training, it answers for itself.
+        epsilon: ε, at least 0.
+        accountant: one of `accountants()` or an import path.
     """
     nonnegative("epsilon", epsilon)
     if not isinstance(training, Training):
@@ -68,7 +74,14 @@ def delta_of(training: Claim, epsilon: float, accountant: str = "gaussian") -> U
 def curve(
     training: Training, steps: Sequence[int], delta: float, accountant: str = "gaussian"
 ) -> Floats:
-    """Returns upper bounds on ε of a training after each of `steps`, float64 [len(steps)]."""
+    """Returns upper bounds on ε of a training after each of `steps`, float64 [len(steps)].
+
+    Args:
+        training: its own number of steps is ignored.
+        steps: numbers of steps.
+        delta: δ, in (0, 1).
+        accountant: one of `accountants()` or an import path.
+    """
     in_unit("delta", delta)
     named = find(accountant)
     trainings = [training.after(int(count)) for count in steps]
@@ -77,7 +90,7 @@ def curve(
     if counts:
         longest = max(proven, key=lambda t: t.steps)
         try:
-            bounds = iter(named.epsilons(longest, counts, delta))
+            bounds = iter(named.epsilons(longest, counts, delta))  # all counts in one computation
             return np.array([next(bounds) if t.known is None else t.known for t in proven])
         except UnansweredError:
             pass  # each count may still be answered separately, or by the fallback
@@ -178,7 +191,8 @@ def clt_epsilon(
 ) -> float:
     """Returns ε by the central limit theorem for GDP (Bu et al. 2020).
 
-    It is NOT an upper bound, but some 3 % too small. Arguments are those of `epsilon`.
+    It is NOT an upper bound, but some 3 % too small. Training is taken as μ-GDP, with
+    μ = q √(T (e^(1/σ²) - 1)) for rate q, T steps and noise σ. Arguments are those of `epsilon`.
     """
     training = Training(noise_multiplier, steps, sample_rate)
     in_unit("delta", delta)

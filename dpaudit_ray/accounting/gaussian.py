@@ -24,6 +24,7 @@ class Gaussian(Accountant):
         events: tuple[Training, ...],
         delta: float,
     ) -> float:
+        """Returns ε of all events together, which are Gaussian DP with √Σ μ²."""
         total_mu = math.hypot(*map(mu, events))  # squares of μ add up
         return float(gdp.epsilon(total_mu, delta))
 

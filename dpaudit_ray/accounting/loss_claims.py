@@ -33,6 +33,7 @@ class LaplaceReleases(Claim):
     unit: str = "record"
 
     def __post_init__(self) -> None:
+        """Checks the fields. Raises ValueError."""
         check_number("laplace", self.laplace)
         _check_releases(self.releases)
         check_unit(self.unit)
@@ -43,6 +44,7 @@ class LaplaceReleases(Claim):
         return self.releases / self.laplace
 
     def delta_at(self, epsilon: float) -> float:
+        """Returns δ at ε; of one release 1 - e^((ε - 1/scale) / 2)."""
         if epsilon >= self.pure:
             return 0.0
         if self.releases == 1:
@@ -50,6 +52,7 @@ class LaplaceReleases(Claim):
         return _laplace_sum(self.laplace, self.releases).delta(epsilon)
 
     def epsilon_at(self, delta: float) -> float:
+        """Returns ε at δ, by the same formula for one release."""
         if delta == 0:
             return self.pure
         if self.releases == 1:
@@ -80,6 +83,7 @@ class LossDistribution(Claim):
     unit: str = "record"
 
     def __post_init__(self) -> None:
+        """Checks the fields, and makes tuples of the lists. Raises ValueError."""
         for name in ("losses", "chances"):
             values = getattr(self, name)
             if not isinstance(values, list | tuple) or not values:
@@ -96,15 +100,17 @@ class LossDistribution(Claim):
         check_unit(self.unit)
 
     def delta_at(self, epsilon: float) -> float:
+        """Returns δ at ε: the mean of max(1 - e^(ε - loss), 0), for one release."""
         losses = np.array(self.losses)
         chances = np.array(self.chances)
         if self.releases == 1:
             excess = np.clip(-np.expm1(epsilon - losses), 0.0, None)
-            never = max(1 - math.fsum(self.chances), 0.0)
-            return float(excess @ chances) + never
+            infinite = max(1 - math.fsum(self.chances), 0.0)
+            return float(excess @ chances) + infinite
         return min(self._sum.delta(epsilon), 1.0)
 
     def epsilon_at(self, delta: float) -> float:
+        """Returns ε at δ; at δ = 0 the largest loss, if none is infinite."""
         if delta == 0 and math.fsum(self.chances) >= 1 - 1e-12:
             return self.releases * max(*self.losses, 0.0)
         return super().epsilon_at(delta)
@@ -129,18 +135,26 @@ class LossDistribution(Claim):
 
 
 def _check_releases(releases: int) -> None:
+    """Raises ValueError unless the number of releases is an integer of at least 1."""
     if not isinstance(releases, int) or isinstance(releases, bool) or releases < 1:
         raise ValueError(f"releases must be a whole number of at least 1, got {releases!r}")
 
 
 @lru_cache
 def _laplace_sum(scale: float, releases: int) -> LossSum:
-    """Composes Laplace releases; both orders of the inputs have the same losses."""
+    """Composes Laplace releases; both orders of the inputs have the same losses.
+
+    The loss at an output x is (|x - 1| - |x|) / scale: it lies within ±1/scale.
+
+    Args:
+        scale: of the noise, over the sensitivity.
+        releases: number of releases.
+    """
     largest = 1 / scale
     width = 2 * largest / _CELLS
     losses = np.linspace(-largest, largest, _CELLS + 1)
     inside = np.exp((losses - largest) / 2) / 2  # P[L ≤ l] with the record
-    outside = 1 - np.exp(-(losses + largest) / 2) / 2
+    outside = 1 - np.exp(-(losses + largest) / 2) / 2  # likewise without it
     cells = np.diff(inside)
     cells_outside = np.diff(outside)
     # A half of each distribution has the largest loss, or the smallest.
@@ -157,7 +171,13 @@ def _listed_sum(
     chances: tuple[float, ...],
     releases: int,
 ) -> LossSum:
-    """Composes listed losses."""
+    """Composes listed losses, each in its cell of the grid.
+
+    Args:
+        losses: possible losses of one release.
+        chances: their probabilities with the record; those without it are e^-loss times as large.
+        releases: number of releases.
+    """
     values = np.array(losses)
     largest = max(float(np.abs(values).max()), 1e-3)
     width = 2 * largest / _CELLS
@@ -168,7 +188,8 @@ def _listed_sum(
     np.add.at(inside, cell, masses)
     outside = np.zeros(_CELLS)
     np.add.at(outside, cell, masses * np.exp(-values))
-    return _composed(inside, outside, -_CELLS // 2, width, releases, 1 - math.fsum(chances))
+    never = 1 - math.fsum(chances)
+    return _composed(inside, outside, -_CELLS // 2, width, releases, never)
 
 
 def _composed(

@@ -56,6 +56,7 @@ class Pld(Accountant):
     name = "pld"
 
     def epsilon(self, training: Training, delta: float) -> float:
+        """Returns ε by the exact formula if batches are known, else an upper bound by the grid."""
         if training.sample_rate == 1:
             return _EXACT.epsilon(training, delta)
         bound = _epsilon((training,), delta, pessimistic=True)
@@ -64,9 +65,10 @@ class Pld(Accountant):
         return bound
 
     def delta(self, training: Training, epsilon: float) -> float:
+        """Returns δ by the exact formula if batches are known, else an upper bound by the grid."""
         if training.sample_rate == 1:
             return _EXACT.delta(training, epsilon)
-        width = _width(training, 1e-10)
+        width = _width(training, 1e-10)  # fine enough for any δ that matters
         sums = _composed((training,), width, pessimistic=True)
         return max(total.delta(epsilon) for total in sums)
 
@@ -75,6 +77,7 @@ class Pld(Accountant):
         events: tuple[Training, ...],
         delta: float,
     ) -> float:
+        """Returns an upper bound on ε of all events together."""
         return _epsilon(events, delta, pessimistic=True)
 
     def remark(self, training: Training) -> str:
@@ -93,12 +96,15 @@ def advantage(training: Training) -> float:
     """
     rate = training.sample_rate
     steps = training.steps
-    in_some_batch = -math.expm1(steps * math.log1p(-rate)) if rate < 1 else 1.0
+    in_some_batch = 1.0
+    if rate < 1:
+        in_some_batch = -math.expm1(steps * math.log1p(-rate))  # 1 - (1 - q)^T
     if training.unit_noise <= _SURE:
         return in_some_batch
     largest_loss = quick_epsilon(training.unit_noise, steps, rate, 1e-5)
     # The error of a cell's rounding grows with the root of the steps.
-    width = _doubled(max(1e-2 / math.sqrt(steps), largest_loss / _LARGEST_GRID / 10))
+    finest = 1e-2 / math.sqrt(steps)
+    width = _doubled(max(finest, largest_loss / _LARGEST_GRID / 10))
     sums = _composed((training,), width, pessimistic=True)
     return min(in_some_batch, max(total.delta(0.0) for total in sums))
 
@@ -209,6 +215,7 @@ class Losses:
 
     @cached_property
     def _log_masses(self) -> Floats:
+        """Natural logarithms of the masses, -inf for 0."""
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.masses))
 
@@ -235,7 +242,7 @@ def step_losses(
     far = _FAR * noise
     ends = np.array([-far - replace, 1 + far])
     loss = _mixed(ends, noise, rate)
-    if replace:
+    if replace:  # the other record pulls the other way
         loss = loss - _mixed(-ends, noise, rate)
     first = math.floor(loss[0] / width)
     last = math.ceil(loss[1] / width)
@@ -269,7 +276,13 @@ def _position(
 
     With noise σ and rate q, the loss of `add-remove` is log(1 - q + q exp((x - 1/2)/σ²)). That of
     `replace` is log((1 - q + q exp((2x - 1)/2σ²)) / (1 - q + q exp((-2x - 1)/2σ²))), so that
-    sinh(x/σ² - loss/2) = (1 - q)/q exp(1/2σ²) sinh(loss/2). Logarithms avoid overflow.
+    sinh(x/σ² - loss/2) = y with y = (1 - q)/q exp(1/2σ²) sinh(loss/2). Logarithms avoid overflow.
+
+    Args:
+        loss: float64 [n].
+        noise: σ, the standard deviation over the clipping norm.
+        rate: q, the sampling rate.
+        replace: whether one record is replaced, instead of added or removed.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if not replace:
@@ -277,7 +290,7 @@ def _position(
             position = noise**2 * (loss + log_remainder - math.log(rate)) + 0.5
             # NaN is for losses below log(1 - q), which no output has.
             return np.asarray(np.where(np.isnan(position), -math.inf, position))
-        half_loss = np.abs(loss) / 2
+        half_loss = np.abs(loss) / 2  # x has the sign of the loss, and its size that of |loss|
         log_sinh = half_loss + np.log(-np.expm1(-2 * half_loss)) - math.log(2)
         log_y = np.log1p(-rate) + log_sinh - math.log(rate) + 1 / (2 * noise**2)
         log_root = 0.5 * np.logaddexp(0.0, 2 * log_y)  # of √(1 + y²)
@@ -437,13 +450,17 @@ class LossSum:
         return max(end + side * self._slip, 0.0)
 
     def _delta(self, theta: float, epsilon: float) -> float:
-        """Bounds δ at ε by losses weighted with e^(θ loss)."""
+        """Bounds δ at ε by losses weighted with e^(θ loss).
+
+        It is the formula of the module, and a margin for the error of transforms and of the window.
+        """
         log_moment, points, masses, error = self._weighted(theta)
         first = np.searchsorted(points, epsilon, side="right")
         excesses = points[first:] - epsilon
         weights = -np.expm1(-excesses) * np.exp(-theta * excesses)
         total = float(weights @ masses[first:])
-        margin = error * float(np.linalg.norm(weights)) + 2 * math.exp(-_TAIL)
+        window_error = 2 * math.exp(-_TAIL)  # beyond either end
+        margin = error * float(np.linalg.norm(weights)) + window_error
         scale = math.exp(min(log_moment - theta * epsilon, 700.0))  # e^709 would overflow
         side = self._side
         rounding = 1 + side * (self._steps * _ROUNDING)
@@ -451,6 +468,7 @@ class LossSum:
         return bound + self._never if side > 0 else bound
 
     def _log_moment(self, theta: float) -> float:
+        """Computes K(θ) of all steps: log moments add up."""
         return sum(count * step.log_moment(theta) for step, count in self._parts)
 
     def _best(self, cost: Callable[[float], float]) -> float:
@@ -489,7 +507,7 @@ class LossSum:
         for step, count in self._parts:
             low += count * float(step.points.min())
             high += count * float(step.points.max())
-        for power in range(-5, 3):
+        for power in range(-5, 3):  # each tilt is valid: the best one is the tightest
             tilt = 4.0**power / spread
             low = max(low, chernoff(-tilt))
             high = min(high, chernoff(tilt))
@@ -519,6 +537,7 @@ class LossSum:
         offset = 0
         for step, count in self._parts:
             masses = step.weighted(theta)
+            # Transforms are circular: masses beyond the window fold into it, and back out.
             positions = np.arange(len(masses)) % size
             folded = np.bincount(positions, masses, size)
             with np.errstate(divide="ignore", invalid="ignore"):

@@ -31,6 +31,7 @@ class Prv(Accountant):
     name = "prv"
 
     def epsilon(self, training: Training, delta: float) -> float:
+        """Returns an upper bound on ε, within 0.01."""
         return self.epsilons(training, [training.steps], delta)[0]
 
     def epsilons(
@@ -39,7 +40,9 @@ class Prv(Accountant):
         steps: Sequence[int],
         delta: float,
     ) -> list[float]:
-        accountant = _library_accountant((training,), delta / 1000)  # one grid, for the most steps
+        """Returns upper bounds on ε after each of `steps`, from one grid for the most of them."""
+        # The library may err by so much in δ: a thousandth moves ε in its fourth digit.
+        accountant = _library_accountant((training,), delta / 1000)
         return _epsilons(accountant, delta, [[count] for count in steps])
 
     def delta(self, training: Training, epsilon: float) -> float:
@@ -56,6 +59,7 @@ class Prv(Accountant):
         events: tuple[Training, ...],
         delta: float,
     ) -> float:
+        """Returns an upper bound on ε of all events together."""
         accountant = _library_accountant(events, delta / 1000)
         return _epsilons(accountant, delta, [[part.steps for part in events]])[0]
 
@@ -105,6 +109,11 @@ def _rounding_error(accountant: Any, counts: list[int]) -> float:
 
 
 def _library_accountant(events: tuple[Training, ...], delta_error: float) -> Any:
+    """Returns the library's accountant for events with at most their numbers of steps.
+
+    Raises:
+        UnansweredError: the library fails, or would need too large a grid.
+    """
     accountant = _built_or_failed(events, delta_error)
     if isinstance(accountant, UnansweredError):
         raise accountant
@@ -122,6 +131,7 @@ def _built_or_failed(events: tuple[Training, ...], delta_error: float) -> Any:
 
 @_library_failures()
 def _build(events: tuple[Training, ...], delta_error: float) -> Any:
+    """Builds the library's accountant on a grid that is wide and fine enough for these events."""
     from prv_accountant import PRVAccountant
     from prv_accountant.accountant import compute_safe_domain_size
     from scipy import fft
@@ -129,6 +139,7 @@ def _build(events: tuple[Training, ...], delta_error: float) -> Any:
     variables = [_variable(part) for part in events]
     counts = [part.steps for part in events]
     reach = compute_safe_domain_size(variables, counts, EPSILON_ERROR, delta_error)
+    # The library's own formula for the width of a cell.
     mesh = EPSILON_ERROR / math.sqrt(sum(counts) / 2 * math.log(12 / delta_error))
     points = 2 * reach / mesh
     if not points <= GRID_LIMIT:
@@ -142,6 +153,7 @@ def _build(events: tuple[Training, ...], delta_error: float) -> Any:
 
 
 def _variable(training: Training) -> Any:
+    """Returns the privacy loss of one step, as the library takes it."""
     from prv_accountant import GaussianMechanism, PoissonSubsampledGaussianMechanism
 
     if training.sample_rate == 1:

@@ -37,6 +37,7 @@ class Rdp(Accountant):
         events: tuple[Training, ...],
         delta: float,
     ) -> float:
+        """Returns ε of all events together: divergences of one order add up."""
         divergences_of_events = [_training_divergences(part) for part in events]
         total = np.sum(divergences_of_events, axis=0)
         return to_epsilon(total, ORDERS, delta)[0]
@@ -71,7 +72,15 @@ def to_epsilon(
     orders: ArrayLike,
     delta: float,
 ) -> tuple[float, float]:
-    """Converts divergences to (ε, best order) at δ; Balle et al. 2020, Theorem 21."""
+    """Converts divergences to (ε, best order) at δ; Balle et al. 2020, Theorem 21.
+
+    ε is the least over orders α of divergence(α) + ln(1 - 1/α) - ln(δ α) / (α - 1).
+
+    Args:
+        rdp: Rényi divergence at each order, [n].
+        orders: above 1, [n].
+        delta: δ, in (0, 1).
+    """
     alphas = as_floats(orders)
     converted = np.asarray(rdp) + np.log1p(-1 / alphas)
     bounds = converted - np.log(delta * alphas) / (alphas - 1)
@@ -88,9 +97,16 @@ def quick_epsilon(
     """Computes ε of `Rdp` by integer orders, then near the best: ten times faster.
 
     ε has a single minimum over orders.
+
+    Args:
+        noise_multiplier: of the unit by which one record moves a sum.
+        steps: number of noisy sums.
+        sample_rate: probability that a record takes part in a step.
+        delta: δ, in (0, 1).
     """
 
     def best(orders: list[float]) -> tuple[float, float]:
+        """Returns (ε, order) by the best of these orders."""
         rdp = divergences(noise_multiplier, steps, sample_rate, orders)
         return to_epsilon(rdp, orders, delta)
 
@@ -100,6 +116,7 @@ def quick_epsilon(
 
 
 def _training_divergences(training: Training) -> Floats:
+    """Returns the divergences of all steps at each of `ORDERS`, float64 [orders]."""
     rate = training.sample_rate
     if rate == 1:
         return divergences(training.unit_noise, training.steps, 1)

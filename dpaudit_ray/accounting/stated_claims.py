@@ -35,18 +35,25 @@ class EpsilonDelta(Claim):
         check_unit(self.unit)
 
     def delta_at(self, epsilon: float) -> float:
+        """Returns δ at ε, by the formula of the class below the stated ε."""
         if epsilon >= self.epsilon:
             return self.delta
         log_ratio = np.logaddexp(0.0, epsilon) - np.logaddexp(0.0, self.epsilon)
         return 1 - (1 - self.delta) * math.exp(log_ratio)
 
     def epsilon_at(self, delta: float) -> float:
+        """Returns the ε that this implies at δ: the formula of the class, solved for ε'.
+
+        It is infinite at a δ below the stated one, and 0 where a guess without the output is as
+        good.
+        """
         if delta <= self.delta:
             return self.epsilon if delta == self.delta else math.inf
         if delta >= self.delta_at(0.0):
             return 0.0
-        share = math.log1p(-delta) - math.log1p(-self.delta)
-        return float(np.log(np.expm1(share + np.logaddexp(0.0, self.epsilon))))
+        log_share = math.log1p(-delta) - math.log1p(-self.delta)  # of (1 - δ') / (1 - δ)
+        log_sum = log_share + np.logaddexp(0.0, self.epsilon)  # of 1 + e^ε'
+        return float(np.log(np.expm1(log_sum)))
 
     @property
     def curve(self) -> Curve:
@@ -70,6 +77,7 @@ class Points(Claim):
     unit: str = "record"
 
     def __post_init__(self) -> None:
+        """Checks the points, and makes pairs of floats of them. Raises ValueError."""
         if not isinstance(self.points, list | tuple) or not self.points:
             raise ValueError(f"points must be a list of [ε, δ], got {self.points!r}")
         pairs = tuple(map(_pair, self.points))
@@ -103,6 +111,7 @@ class Points(Claim):
 
 
 def _pair(point: Any) -> tuple[float, float]:
+    """Returns a point as (ε, δ). Raises ValueError unless it is a valid claim."""
     if not isinstance(point, list | tuple) or len(point) != 2:
         raise ValueError(f"points must be a list of [ε, δ], got {point!r} in it")
     part = EpsilonDelta(*point)
@@ -133,6 +142,7 @@ class ZeroConcentrated(Claim):
         from scipy.optimize import minimize_scalar  # as long to import as all else of this package
 
         def log_delta(log_order: float) -> float:
+            """Returns the log of δ by one order, from the log of this order less 1."""
             over_1 = math.exp(log_order)  # the order, less 1
             order = 1 + over_1
             loss = over_1 * (order * self.rho - epsilon)
