@@ -73,7 +73,12 @@ class AdaptiveCanary(ChangingCanary):
         return GradientCanary(gradients.where(norms.isfinite(), 0.0))
 
     def examples(self, step: int, theta: Tensor) -> Tensor:
-        """Crafts an example for each of the models `theta`, float [n, p]: x [n, ...]."""
+        """Crafts an example for each model: x [n, ...].
+
+        Args:
+            step: its number, from 1, for the learning rate.
+            theta: the models, float [n, p].
+        """
         options = self.options
         low, high = self.ranges
         move = options.inner_rate * (high - low)
@@ -81,6 +86,6 @@ class AdaptiveCanary(ChangingCanary):
         y = self.query.y.repeat(len(theta))
         rate = options.look_ahead * self.public.rate(step)
         for _ in range(options.inner):
-            signs = self.public.look_ahead(theta, x, y, self.query, rate).sign()
-            x = (x - move * signs).clamp(low, high)
+            gradient = self.public.look_ahead(theta, x, y, self.query, rate)
+            x = (x - move * gradient.sign()).clamp(low, high)
         return x

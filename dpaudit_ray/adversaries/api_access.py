@@ -86,5 +86,5 @@ def least_likely_label(public: PublicKnowledge, x: Tensor, y: Tensor) -> Tensor:
     labels = torch.arange(public.classes, device=y.device)
     inputs = x.expand(len(labels), *x.shape[1:])
     losses = public.losses(public.initial[None], inputs, labels)[0]
-    losses[y] = -torch.inf
+    losses[y] = -torch.inf  # the right label is never the largest
     return losses.argmax().view(1)

@@ -63,6 +63,7 @@ class CraftedQuery(AddedRecord):
         low = low.minimum(record.x)
         high = high.maximum(record.x)
         move = self.rate * (high - low)
+        # Gradients of one half of the models move x, the other half chooses the best x so far.
         x = best_x = record.x
         best_gap = -math.inf
         for number in range(self.ascent + 1):
@@ -100,7 +101,14 @@ def _ascent(
     x: Tensor,
     y: Tensor,
 ) -> Tensor:
-    """Returns signs of the gradient of the `gap` by x, of its shape."""
+    """Returns signs of the gradient of the `gap` by x, of its shape.
+
+    Args:
+        public: computes losses and gradients.
+        worlds: models without the record, and as many with it, float [k, p] each.
+        x: the query, [1, ...].
+        y: its label, [1].
+    """
     import torch
 
     theta = torch.cat(worlds)

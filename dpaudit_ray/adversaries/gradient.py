@@ -37,6 +37,7 @@ class Watermarked(TrajectoryAdversary[GradientCanary]):
     statistic: Statistic = "likelihood-ratio"  # this is summed over the steps
 
     def check_size(self, parameters: int) -> None:
+        """Raises SpecError if the model has fewer parameters, or their number is odd."""
         if self.parameters is None:
             return
         if self.parameters > parameters or self.parameters % 2:

@@ -22,6 +22,7 @@ Labels = NDArray[np.int8]
 
 
 def _neuron(value: Any) -> Any:
+    """Returns a neuron's number, or "all". Raises ValueError for other values."""
     if value == "all" or (type(value) is int and value >= 0):
         return value
     raise ValueError("must be the number of a neuron, from 0 on, or all")
@@ -99,7 +100,9 @@ class Label(Adversary):
         if self.layer != "last" and self.row is not None:
             ones = np.sum(labels * determined, axis=-1)
             share = ones / np.maximum(determined.sum(axis=-1), 1)
-            inverted = share > 0.5 if self.positives == "minority" else share < 0.5
+            inverted = share < 0.5
+            if self.positives == "minority":
+                inverted = share > 0.5
             labels = np.where(inverted[..., None], 1 - labels, labels)
         return np.where(determined, labels, -1).astype(np.int8)
 

@@ -83,12 +83,16 @@ class Whitening:
         if strategy is None:
             return None
         steps = np.arange(1, len(strategy) + 1)
+        # π: 1 in the steps that have the canary.
         in_step = (steps - public.offset) % period == 0
         past = scores.new_zeros(len(strategy), *scores.shape)
         return cls(scores.new_tensor(strategy), strategy @ in_step, past)
 
     def evidence(self, step: int, projection: Tensor) -> Tensor:
         """Returns what a step adds to the log likelihood ratio, times σ².
+
+        The strategy times all releases so far gives white noise N(0, σ²), or with the canary
+        N(s, σ²) with s = (Cπ)_t: so the step adds s (white - s / 2).
 
         Args:
             step: its number, from 1; every step must be passed, in order.
@@ -114,12 +118,14 @@ class Sums:
         return self.total.clone()
 
     def state(self) -> dict[str, Tensor]:
+        """Implements `SavedObserver.state`: the sum, and if noise is correlated, all releases."""
         state = {"shown": self.total}
         if self.whitening is not None:
             state["past"] = self.whitening.past
         return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Implements `SavedObserver.restore`."""
         self.total = state["shown"]
         if self.whitening is not None:
             self.whitening.past = state["past"]
@@ -173,4 +179,5 @@ class Projected(Sums):
             self.total += evidence / public.noise_multiplier**2
 
     def _project(self, gradients: Tensor) -> Tensor:
+        """Returns the projection of gradients [n, p] on the canary, over C: [n]."""
         return (gradients[:, self.indices] * self.weights).sum(1)

@@ -34,9 +34,11 @@ class LogRatio(OutputAdversary):
     def scorer(
         self, draw: Draw, pair: tuple[Any, Any], rng: Generator, delta: float = 0.0
     ) -> Scorer:
+        """Implements `OutputAdversary.scorer` by the user's function."""
         log_ratio = imports.function(self.path, "adversary.path", "outputs", "pair")
 
         def score(outputs: Outputs) -> Any:
+            """Returns finite scores, [n]. Raises ValueError for another number of them."""
             scores = as_floats(log_ratio(outputs, pair))
             if scores.shape != (len(outputs),):
                 raise ValueError(

@@ -30,6 +30,7 @@ class Loss(LossAdversary):
         return mislabelled(public, rng, self.example)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> "Tensor":
+        """Scores n models by minus the loss of the canary, or minus the norm of its gradient."""
         if self.statistic == "loss":
             return super().score(canary, observed)
         norms: Tensor = observed.gradients(canary.x, canary.y).norm(dim=1)
@@ -37,7 +38,13 @@ class Loss(LossAdversary):
 
 
 def mislabelled(public: PublicKnowledge, rng: "Generator", index: int | None) -> SampleCanary:
-    """Returns example `index` of the data, or a random one, with a label of another class."""
+    """Returns an example of the data with a label of another class.
+
+    Args:
+        public: has the data.
+        rng: draws the class, and the example if none is named.
+        index: of the example; None for a random one.
+    """
     if index is None:
         index = int(rng.integers(public.examples))
     x, y = public.example(index)

@@ -83,6 +83,7 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
         return self.which == "dirac"
 
     def check_size(self, parameters: int) -> None:
+        """Raises SpecError if directions are too many for the parameters, or for memory."""
         if self.which == "dirac" and self.count > parameters:
             raise SpecError(
                 "adversary.canaries",
@@ -98,14 +99,19 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
             )
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
-        """Makes directions of norm C, [m, p]: sparse with one entry each, or dense; one is [p]."""
+        """Makes directions of norm C, [m, p], or [p] if there is one.
+
+        `dirac` directions are sparse, with one entry each. If canaries replace others, the second
+        half are the opposites of the first.
+        """
         import torch
 
         initial = public.initial
         shape = self.count, len(initial)
         if self.which == "dirac":
-            columns = torch.from_numpy(rng.permutation(len(initial))[: self.count])
-            indices = torch.stack([torch.arange(self.count), columns]).to(initial.device)
+            chosen = rng.permutation(len(initial))[: self.count]
+            rows = torch.arange(self.count)
+            indices = torch.stack([rows, torch.from_numpy(chosen)]).to(initial.device)
             entries = initial.new_full((self.count,), public.clip_norm)
             directions = torch.sparse_coo_tensor(indices, entries, shape, check_invariants=True)
         else:
@@ -126,6 +132,7 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
 
         directions = canary.direction
         if self.replaces:
+            # Sparse tensors cannot be sliced.
             first = torch.arange(self.count, device=directions.device)
             directions = directions.index_select(0, first)
         if self.count == 1:
@@ -144,6 +151,13 @@ class Products(Sums):
     period: int  # steps from one insertion to the next
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
+        """Adds the products of one release: as it is, or after the other gradients are subtracted.
+
+        Args:
+            step: its number, from 1.
+            before: θ_{t-1}, float [n, p].
+            update: the noisy mean gradient, float [n, p].
+        """
         public = self.public
         if self.whitening is None:
             if step % self.period == 0:
@@ -155,6 +169,7 @@ class Products(Sums):
         self.total += self.whitening.evidence(step, products)
 
     def _products(self, update: Tensor) -> Tensor:
+        """Returns products of summed gradients with the canaries, [n, m] or [n], in C²."""
         scale = self.public.batch_size / self.public.clip_norm**2
         products = (self.directions @ update.t()).t()
         return scale * products
@@ -175,6 +190,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
         return self.which == "mislabelled"
 
     def check_reserve(self, records: int) -> None:
+        """Raises SpecError if fewer records are reserved than canaries take."""
         if self._records > records:
             raise SpecError(
                 "adversary.canaries",
@@ -184,6 +200,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
 
     @property
     def _records(self) -> int:
+        """The number of records that canaries take: two for each if one replaces another."""
         return 2 * self.count if self.replaces else self.count
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:

@@ -80,6 +80,7 @@ class Encoder:
         missing = np.isnan(numbers).sum(axis=1)
         columns.append(missing[:, None])
         if self._bits:
+            # The bits of a double, as an integer: the last ones are the least significant.
             words = numbers.view(np.uint64)
             shifted = words[:, :, None] >> np.arange(_LOW_BITS, dtype=np.uint64)
             last_bits = shifted & np.uint64(1)
@@ -92,7 +93,11 @@ class Encoder:
         self,
         texts: Sequence[tuple[str, ...]],
     ) -> Floats:
-        """Returns which known texts each output has, and how many unknown ones."""
+        """Counts each known text in every output, float64 [n, texts + 1]; unknown ones last.
+
+        Args:
+            texts: of each output.
+        """
         flags = np.zeros((len(texts), len(self._texts) + 1))
         for row, of_output in enumerate(texts):
             for text in of_output:
@@ -101,7 +106,14 @@ class Encoder:
 
 
 def _facts(numbers: Floats) -> Floats:
-    """Returns facts about the order of numbers, float64 [n, d] to [n, 2 d + 4]."""
+    """Returns facts about the order of numbers, float64 [n, 2 d + 4].
+
+    They are the sorted numbers, differences of neighbours, the sum (over d, so that it is finite),
+    numbers of ties and of changes, and where the largest and the smallest are.
+
+    Args:
+        numbers: float64 [n, d], NaN where missing.
+    """
     filled = np.nan_to_num(numbers, nan=-_LARGEST)
     rising = np.sort(filled, axis=1)
     # Of running sums, the differences have the noise of single answers.
@@ -134,12 +146,13 @@ def _flat(outputs: Outputs) -> _Flat:
     width = int(lengths.max(initial=0))
     _check_width(width)
     numbers = np.full((len(rows), width), np.nan)
-    filled = np.arange(width) < lengths[:, None]
+    filled = np.arange(width) < lengths[:, None]  # shorter rows are filled up with NaN
     numbers[filled] = list(itertools.chain.from_iterable(rows))
     return _Flat(numbers, texts)
 
 
 def _check_width(width: int) -> None:
+    """Raises ValueError if an output has too many numbers."""
     if width > MOST_NUMBERS:
         raise ValueError(
             f"each output may have {MOST_NUMBERS} numbers, got {width}; release a summary of them"

@@ -120,7 +120,13 @@ class LossPath:
     steps: int = 0
 
     def see(self, step: int, before: Tensor, after: Tensor) -> None:
-        """Adds the query's loss in the models after a step, or keeps the larger one."""
+        """Adds the query's loss in the models after a step, or keeps the larger one.
+
+        Args:
+            step: its number, from 1.
+            before: θ_{t-1}, not used.
+            after: θ_t, float [n, p].
+        """
         losses = self.public.losses(after, self.query.x, self.query.y)[:, 0]
         if self.statistic == "mean":
             self.total = self.total + losses

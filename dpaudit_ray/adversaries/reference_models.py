@@ -40,13 +40,17 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
         return RecordCanary(x, y, indices.to(y.device))
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> "Tensor":
-        """Returns the logit of each record's label, float64 [n, records]; log p of a regression."""
+        """Returns log(p / (1 - p)) of each record's label, float64 [n, records].
+
+        p is the probability that a model gives the label. A regression's score is minus the loss.
+        """
         import torch
 
         columns = []
         classes = 1 if canary.y.is_floating_point() else int(canary.y.max()) + 1
-        blocks = (torch.split(tensor, _BLOCK) for tensor in (canary.x, canary.y))
-        for x, y in zip(*blocks, strict=True):
+        x_blocks = torch.split(canary.x, _BLOCK)
+        y_blocks = torch.split(canary.y, _BLOCK)
+        for x, y in zip(x_blocks, y_blocks, strict=True):
             log_p = -observed.losses(x, y).double()
             if classes > 1:  # 1 - p is the sum over the other classes: never just 0
                 wrong_labels = [(y + shift) % classes for shift in range(1, classes)]

@@ -72,6 +72,7 @@ class Along(Sums):
         added = public.gradients(before, canary.x, canary.y, clip_norm=public.clip_norm)
         remainder = update * public.batch_size - known_sum
         variance = (public.noise_multiplier * public.clip_norm) ** 2
+        # Log likelihood ratio of N(added, variance) against N(0, variance), both along `added`.
         ratio = (added * (remainder - added / 2)).sum(1) / variance
         q = public.sample_rate
         if q < 1:
