@@ -98,6 +98,7 @@ class Function(Mechanism):
     @field_validator("path", "prepare")
     @classmethod
     def _may_be_imported(cls, path: str | None, info: ValidationInfo) -> str | None:
+        """Returns the path, or None. Raises SpecError if the sweep may not import it."""
         return None if path is None else imports.check(path, str(info.field_name))
 
     @model_validator(mode="after")
@@ -212,11 +213,13 @@ class Function(Mechanism):
         options = self.options if parts is None else self.options | {"prepared": parts}
 
         def trial(member: bool, seed: int) -> float:
+            """Calls the function in this process; returns its score."""
             return isolated_trial.number(train(member, seed, **options), self.path)
 
         return TrialByTrial(trial)
 
     def _train(self) -> Callable[..., Any]:
+        """Imports the training. Raises SpecError if it does not take these options."""
         prepared = {} if self.prepare is None else {"prepared": ()}
         return imports.training(self.path, self.options | prepared, "mechanism")
 
@@ -293,6 +296,7 @@ class IsolatedTrials:
         }
 
     def __call__(self, member: bool, seed: int) -> float | Missed:
+        """Runs one trial in a child process; returns its score, or why it has none."""
         target = f"{isolated_trial.__name__}:run"
         request = self._request | {"member": member, "seed": seed}
         try:

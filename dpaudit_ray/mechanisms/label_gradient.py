@@ -187,6 +187,7 @@ class LabelGradient(Mechanism):
         _ = self.shape  # refuses other networks
 
     def check_records(self, adversary: Adversary) -> None:
+        """Raises SpecError if the adversary's neuron or batch does not fit the network."""
         cast(Label, adversary).check_widths(self.shape.sizes, self.target.batch_size)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Training:
@@ -220,6 +221,7 @@ class LabelGradient(Mechanism):
         seeds: PartSeeds,
         gpu: bool,
     ) -> Arrays:
+        """Trains the target; returns its models and batches as arrays (`Target`)."""
         training = self.target.training(seeds.sweep, gpu)
         return Target.trained(training, self.shape, self.steps, seeds.part).arrays
 
@@ -231,6 +233,7 @@ class LabelGradient(Mechanism):
         gpu: bool,
         prepared: Prepared = (),
     ) -> Session:
+        """Opens trials against the stored target."""
         return Trials.from_target(prepared[0], cast(Label, adversary), self.noise)
 
     def exact(
@@ -263,7 +266,7 @@ class LabelGradient(Mechanism):
             closed.append(np.nanmax(labels.epsilon, initial=0.0))
             complement.append(np.nanmax(both_answers, initial=0.0))
             if step in horizons:
-                growth = bounds.growth(len(release.records), step)
+                growth = bounds.growth(len(release.records), step)  # of the largest of more labels
                 values = {
                     "exact": gdp.epsilon(math.sqrt(squared_mu.max()), delta),
                     "closed-form": max(closed),
@@ -573,7 +576,7 @@ class Release:
     records: Integers
 
     def bounds(self, delta: float) -> bounds.LabelBounds:
-        """Returns bounds for the label of each record."""
+        """Returns bounds for the label of each record, with ε at `delta`."""
         return bounds.bounds_of_gram(
             self.gram,
             self.probabilities,
@@ -585,20 +588,35 @@ class Release:
         )
 
     def coefficients(self, y: Integers) -> Floats:
-        """Coefficient of each record's column in the sum without noise, for labels `y` [..., N]."""
+        """Returns the coefficient of each record's column in the sum without noise, [..., N].
+
+        It is (p - y), clipped so that the record's gradient has at most the norm C.
+
+        Args:
+            y: labels [..., N].
+        """
         norms = self.norms
         if norms is None:
             norms = np.sqrt(np.diag(self.gram))
         return bounds.clipped(norms, self.probabilities - y, self.noise.clip_norm)
 
     def sums(self, y: Integers, rng: np.random.Generator) -> Floats:
-        """Cᵀ g for labels `y` [n, N], float64 [n, N], with noise Cᵀ z, which is N(0, s² CᵀC)."""
+        """Returns Cᵀ g with noise Cᵀ z, which is N(0, s² CᵀC), float64 [n, N].
+
+        Args:
+            y: labels [n, N].
+            rng: of the noise.
+        """
         unit_noise = rng.normal(size=y.shape) @ self._root.T
         deviation = self.noise.clip_norm * self.noise.multiplier
         return self.coefficients(y) @ self.gram + deviation * unit_noise
 
     def solutions(self, sums: Floats) -> Floats:
-        """The attacker's solutions [n, N]; NaN if the system does not determine one."""
+        """Returns the attacker's solutions [n, N]; NaN if the system does not determine one.
+
+        Args:
+            sums: as of `sums`, [n, N].
+        """
         inverse, determined = self._solver
         return np.where(determined, sums @ inverse, np.nan)
 
@@ -611,6 +629,7 @@ class Release:
 
     @cached_property
     def _solver(self) -> tuple[Floats, NDArray[np.bool_]]:
+        """The inverse of `gram`, float64 [N, N], and which labels it determines, bool [N]."""
         return bounds.solver(self.gram)
 
 
@@ -631,12 +650,14 @@ class Trials:
     def from_target(cls, prepared: Arrays, adversary: Label, noise: Noise) -> Trials:
         """Opens a session against a stored target. Raises SpecError if it determines no label."""
         target = Target(prepared)
-        releases = [target.release(step, adversary, noise)[0] for step in range(target.steps)]
-        labels = [release.bounds(delta=0.0) for release in releases]
-        whole_gradient = adversary.statistic == "gradient"
-        distances = np.stack(
-            [bound.mu if whole_gradient else bound.mu_direction for bound in labels]
-        )
+        releases = []
+        mus = []
+        for step in range(target.steps):
+            release, _ = target.release(step, adversary, noise)
+            labels = release.bounds(delta=0.0)
+            releases.append(release)
+            mus.append(labels.mu if adversary.statistic == "gradient" else labels.mu_direction)
+        distances = np.stack(mus)
         if not np.isfinite(distances).any():
             raise SpecError(
                 "adversary.neuron",

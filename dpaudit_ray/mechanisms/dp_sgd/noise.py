@@ -77,6 +77,7 @@ class Correlated(Noise):
     def correlate(self, normals: "Tensor", number: int, state: State) -> None: ...
 
     def check(self, steps: int) -> None:
+        """Raises SpecError for too many steps: C would be too large."""
         if steps > _MOST_STEPS:
             raise SpecError(
                 "steps",
@@ -84,6 +85,7 @@ class Correlated(Noise):
             )
 
     def scale(self, steps: int) -> float:
+        """Returns the sensitivity of C g: noise of that deviation hides one record as σ does."""
         return self.sensitivity(steps, steps, self.separation)
 
     def sensitivity(self, steps: int, horizon: int, separation: int) -> float:
@@ -108,7 +110,7 @@ def _sensitivities(noise: Correlated, steps: int, separation: int) -> Matrix:
     """Computes the sensitivity of a training that ends after each step, float64 [steps]."""
     strategy = np.abs(noise.strategy(steps))
     largest = np.zeros(steps)
-    for first in range(min(separation, steps)):
+    for first in range(min(separation, steps)):  # the step o of the first participation
         squares = strategy[:, first::separation].sum(axis=1) ** 2
         largest = np.maximum(largest, np.cumsum(squares))
     return np.sqrt(largest)
@@ -126,6 +128,7 @@ class Toeplitz(Correlated):
         """Returns c, float64 [steps]."""
 
     def strategy(self, steps: int) -> Matrix:
+        """Returns C, whose diagonals are the coefficients."""
         numbers = np.arange(steps)
         lags = np.subtract.outer(numbers, numbers)
         return np.tril(self.column(steps)[lags])  # lags below 0 are above the diagonal
@@ -145,6 +148,7 @@ class Banded(Toeplitz):
 
     @model_validator(mode="after")
     def _has_one_matrix(self) -> Self:
+        """Checks that the band is stated once, and that coefficients never rise."""
         coefficients = self.coefficients
         if coefficients is None:
             if self.bandwidth is None:
@@ -203,6 +207,7 @@ class Blt(Toeplitz):
 
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
+        """Checks that each decay has a weight, and that coefficients never rise."""
         buffers = len(self.decays)
         if len(self.weights) != buffers or buffers == 0:
             raise SpecError(
@@ -217,6 +222,7 @@ class Blt(Toeplitz):
         return self
 
     def column(self, steps: int) -> Matrix:
+        """Returns 1, and then the weighted sums of powers of the decays."""
         powers = np.power.outer(np.array(self.decays), np.arange(steps - 1))
         return np.append(1.0, self.weights @ powers)
 

@@ -136,6 +136,7 @@ class PublicView:
         return total / len(theta) if weights is None else total
 
     def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Implements `PublicKnowledge.own_gradients`."""
         return self._of_each_model(self._gradient, theta, x, y)
 
     def look_ahead(
@@ -153,6 +154,7 @@ class PublicView:
             values = parameters_of(self._training.module, row)
 
             def query_loss(x: Tensor) -> Tensor:
+                """Returns the query's loss after a plain step of this model on (x, y)."""
                 gradients = grad(self._loss)(values, x, y)
                 stepped = {name: value - rate * gradients[name] for name, value in values.items()}
                 return self._loss(stepped, query.x[0], query.y[0])
@@ -168,7 +170,14 @@ class PublicView:
         x: Tensor,
         y: Tensor,
     ) -> Tensor:
-        """Calls `function` of θ [p], x [...] and y [] for all models, in small enough groups."""
+        """Calls a function for all models, by `vmap`, in small enough groups.
+
+        Args:
+            function: takes θ [p], x [...] and y [] of one model.
+            theta: models, float [n, p].
+            x: an example for each, [n, ...].
+            y: their labels, [n].
+        """
         if not self._is_checked:
             self._check(x[:1], y[:1])
             self._is_checked = True
@@ -197,6 +206,7 @@ class PublicView:
             )
 
     def _gradient(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Returns the gradient of one example at parameters `row` [p], float [p]."""
         parameters = parameters_of(self._training.module, row)
         gradients = grad(self._loss)(parameters, x, y)
         return torch.cat([part.flatten() for part in gradients.values()])
@@ -207,6 +217,7 @@ class PublicView:
 
 
 def _check_floating(x: Tensor) -> None:
+    """Raises SpecError if examples are tokens, which have no gradient."""
     if not x.is_floating_point():
         raise SpecError(
             "adversary.name",
@@ -252,6 +263,7 @@ def _with_stored_canary(
     tensors = {name: tensor(array, device) for name, array in stored.items()}
     if _START in tensors:
         training = training.starting(tensors.pop(_START))
+    # The names of the arrays are the fields of one class of canaries.
     kinds = {frozenset(kind.__dataclass_fields__): kind for kind in adversary.stored_canaries}
     canary = kinds[frozenset(tensors)](**tensors)
     training.check_claim(canary)
@@ -282,7 +294,14 @@ def train_shadows(
     part: int,
     seed: int,
 ) -> Arrays:
-    """Trains one pack of shadows; returns their final models: theta, float [at most 16, p]."""
+    """Trains one pack of shadows; returns their final models: theta, float [at most 16, p].
+
+    Args:
+        training: the audited one, whose options shadows have, too.
+        plan: the data and the number of shadows.
+        part: number of the pack, from 0.
+        seed: of the pack.
+    """
     x, y = _shadow_records(training, plan)
     elsewhere = training.elsewhere(x, y, derive("shadow batches", seed))
     canary_bits = training.initial.new_zeros(plan.models_of(part))
@@ -366,7 +385,7 @@ class DpSgdSession(ResumableSession):
         if canaries > 1:
             bits = bits.view(-1, canaries)
         inside = bits
-        if adversary.replaces:  # one canary of each pair is in
+        if adversary.replaces:  # one canary of each pair is in: m for bit 1, then m for bit 0
             rows = bits.view(len(bits), -1)
             inside = torch.cat([rows, 1 - rows], dim=1)
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
@@ -500,7 +519,7 @@ class FrozenSession:
         labels = adversary.relabel(lambda: training.model.outputs(theta, training.x)[0])
         if labels is not None:
             clip_norm = training.clip_norm
-            unit = canary.direction / clip_norm**2
+            unit = canary.direction / clip_norm**2  # gives projections in units of C
             for step, batch in enumerate(training.batches):
                 x = training.x[batch]
                 (total,) = training.sums(theta, x, labels[batch], clip_norm)
@@ -513,7 +532,11 @@ class FrozenSession:
         seed: int,
         horizons: Horizons,
     ) -> Scores:
-        """Draws noise along the canary only: no model changes, so none is trained."""
+        """Draws noise along the canary only: no model changes, so none is trained.
+
+        A step's projection is the canary if it is in and sampled, the other records, and noise N(0,
+        σ²).
+        """
         recipe, adversary = self.training.recipe, self.adversary
         public = PublicView(self.training)
         noise = np.random.default_rng(derive("frozen", seed))

@@ -70,6 +70,7 @@ class Inserted:
         return self._indices(bits)
 
     def _indices(self, bits: Tensor) -> tuple[Tensor, ...]:
+        """Returns the numbers of the bits that are set, by row, on the canary's device."""
         canary = self.canary
         values = canary.x if isinstance(canary, SampleCanary) else canary.direction
         return tuple(sent(row.nonzero()[:, 0], values.device) for row in bits)
@@ -109,9 +110,13 @@ class Insertion:
     offset: int = 0
 
     def at(self, step: int, theta: Tensor) -> Inserted | None:
-        """Returns the canary that joins models `theta` [n, p] at `step`, if any.
+        """Returns the canary that joins models at a step, if any.
 
-        It must be called for every step, in order.
+        It must be called for every step, in order: it draws the step's random bits.
+
+        Args:
+            step: its number, from 1.
+            theta: the models before it, float [n, p].
         """
         coins = next(self.coins)
         canary = self.canary
@@ -204,8 +209,9 @@ def check_apart(canary: Canary, bits: int) -> None:
     if isinstance(canary, GradientCanary):
         indices = canary.direction.to_sparse().coalesce().indices().cpu()
         canaries, parameters = (row.tolist() for row in indices)
-        owners = {(parameter, j % bits) for j, parameter in zip(canaries, parameters, strict=True)}
-        if len(owners) == len(set(parameters)):
+        pairs = zip(canaries, parameters, strict=True)
+        owners = {(parameter, canary_index % bits) for canary_index, parameter in pairs}
+        if len(owners) == len(set(parameters)):  # each parameter has one owner
             return
     raise SpecError(
         "adversary.name",
@@ -308,7 +314,13 @@ class PackedSteps:
         self._recipe.noise.correlate(update, self._steps_done + 1, self._noise_state)
 
     def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
-        """Adds the canary to rows of models that have it; no other row changes, not even by NaN."""
+        """Adds the canary to rows of models that have it; no other row changes, not even by NaN.
+
+        Args:
+            update: sums of gradients, float [n, p], changed in place.
+            theta: the models, float [n, p].
+            inserted: the canary, and the models that have it.
+        """
         canary = inserted.canary
         if isinstance(canary, GradientCanary):
             directions = canary.direction
@@ -334,6 +346,7 @@ class PackedSteps:
                     update[row] += compute(theta[row], x, y)
 
     def state(self) -> dict[str, Array]:
+        """Returns the state of the noise and of the optimizer, as arrays by name."""
         arrays = self._noise.state()
         for name, moment in self._state.items():
             arrays[_OPTIMIZER + name] = moment.cpu().numpy()
@@ -346,6 +359,7 @@ class PackedSteps:
         state: Mapping[str, Array],
         steps_done: int,
     ) -> None:
+        """Continues from `state` after so many steps. Raises KeyError for another engine's."""
         self._noise.restore(state)
         self._steps_done = steps_done
         for name, array in state.items():
@@ -413,7 +427,15 @@ class OpacusSteps:
         y: Tensor,
         inserted: Inserted | None,
     ) -> Tensor:
-        """Takes the step of one model, row `model` of `theta`; returns its noisy sum, float [p]."""
+        """Takes the step of one model; returns its noisy sum, float [p].
+
+        Args:
+            model: its number, a row of `theta`.
+            theta: parameters, float [n, p]; the row is changed in place.
+            x: the batch, [B, ...].
+            y: its targets [B].
+            inserted: a canary that joins some of the models' sums.
+        """
         x = x.clone()  # a module may change its input in place
         self._direction = None
         if inserted is not None and inserted.weights is not None:
@@ -471,6 +493,7 @@ class OpacusSteps:
         state: Mapping[str, Array],
         steps_done: int,
     ) -> None:
+        """Continues from `state` after so many steps. Raises KeyError for another engine's."""
         generator_state = torch.from_numpy(state["generator"].copy())
         self._optimizer.generator.set_state(generator_state)
         self._steps_done = steps_done

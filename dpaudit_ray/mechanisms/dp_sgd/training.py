@@ -87,8 +87,19 @@ def divide(
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """Splits records into those to train on, to measure models on, and for adversaries.
 
-    The split is drawn from the sweep's `seed`; records stay in their order. Raises SpecError if
-    held-out examples have another shape or a class of their own, or too few remain to train on.
+    The split is drawn from the sweep's `seed`; records stay in their order.
+
+    Args:
+        recipe: has the shares, or other data to measure models on.
+        data: all records.
+        seed: of the sweep.
+
+    Returns:
+        Records to train on, held-out ones, and reserved ones; None without any.
+
+    Raises:
+        SpecError: held-out examples have another shape or a class of their own, or too few records
+            remain to train on.
     """
     total = len(data.y)
     trained_count = recipe.trained_records(total)

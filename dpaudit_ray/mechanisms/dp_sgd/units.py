@@ -169,11 +169,13 @@ class Client(Group):
         return 0 if self.quantile is None else 1
 
     def extended(self, theta: "Tensor") -> "Tensor":
+        """Returns models with a further coordinate of 0: the clipping norm begins at C."""
         result = theta.new_zeros(*theta.shape[:-1], theta.shape[-1] + self.coordinates)
         result[..., : theta.shape[-1]] = theta
         return result
 
     def check(self, recipe: Server) -> None:
+        """Raises SpecError if the noise of counts takes more than its part (`shares`)."""
         if self.quantile is not None and recipe.noise_multiplier is not None:
             self.shares(recipe)
 
@@ -183,7 +185,7 @@ class Client(Group):
         batches = -(-len(y) // size)
         total = theta.new_zeros(theta.shape)
         for step in range(self.steps):
-            start = step % batches * size
+            start = step % batches * size  # batches in turn
             labels = y[start : start + size]
             sums = model.clipped_sums(theta - total, x[start : start + size], labels, math.inf)
             total += self.learning_rate / len(labels) * sums
@@ -214,7 +216,11 @@ class Client(Group):
     def contribution(
         self, recipe: Server, update: "Tensor", theta: "Tensor", clip_norm: float
     ) -> "Tensor":
-        """Clips an update to C_t and appends its half of the count, scaled by C and `shares`."""
+        """Clips an update to C_t and appends its half of the count, scaled by C and `shares`.
+
+        The half is +1/2 if the update is within C_t, else -1/2. Arguments are those of the base
+        class.
+        """
         if self.quantile is None:
             return super().contribution(recipe, update, theta, clip_norm)
         scale, count_scale = self.shares(recipe)
@@ -229,7 +235,11 @@ class Client(Group):
         return result
 
     def move(self, recipe: Server, theta: "Tensor", noisy: Noisy, state: State) -> None:
-        """Takes the server's step, and adapts the clipping norm to the noisy count."""
+        """Takes the server's step, and adapts the clipping norm to the noisy count.
+
+        log C_t falls by `clip_rate` times what the share of updates within C_t exceeds the quantile
+        by.
+        """
         if self.quantile is None:
             super().move(recipe, theta, noisy, state)
             return
@@ -290,7 +300,15 @@ class GroupedModel:
         clip_norm: float,
         weights: "Tensor | None" = None,
     ) -> "Tensor":
-        """Sums what units x [B, records, ...], y [B, records] contribute: float [n, p]."""
+        """Sums what units contribute: float [n, p].
+
+        Args:
+            theta: models, float [n, p], with all coordinates.
+            x: features of B units, [B, records, ...].
+            y: their labels [B, records].
+            clip_norm: C, or infinity.
+            weights: factor of each unit in each model, [n, B]; None for 1.
+        """
         total = theta.new_zeros(theta.shape)
         parameters = self._parameters(theta)
         for number in range(len(y)):
@@ -302,4 +320,5 @@ class GroupedModel:
     viewed_sums = clipped_sums
 
     def _parameters(self, theta: "Tensor") -> "Tensor":
+        """Returns the parameters of the network, without further coordinates."""
         return theta[:, : self.records.size]

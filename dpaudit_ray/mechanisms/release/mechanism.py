@@ -151,6 +151,7 @@ class Release(Mechanism):
         seeds: PartSeeds,
         gpu: bool,
     ) -> Arrays:
+        """Returns the ε that the adversary promises itself of one pair, by its own runs."""
         pattern, pair = named_pairs(self.pairs)[part]
         rng = np.random.default_rng(seeds.part)
         draws = self._draws(pair)
@@ -166,6 +167,7 @@ class Release(Mechanism):
         gpu: bool,
         prepared: Prepared = (),
     ) -> Session:
+        """Opens the pair with the largest promise, or the first one if there is no preparation."""
         pairs = named_pairs(self.pairs)
         best = 0
         if prepared:
@@ -228,6 +230,7 @@ class _Draws:
         runs: int,
         rng: Generator,
     ) -> Iterator[Any]:
+        """Yields each output of its own call; an exception is one, too."""
         for _ in range(runs):
             try:
                 outputs = self.release(data, rng, 1, **self.options)
@@ -252,6 +255,7 @@ class _Releases:
         seed: int,
         horizons: Horizons,
     ) -> Scores:
+        """Implements `Session.run`: one call for all trials of an input, one for the other."""
         scores = np.empty((len(members), 1))
         worlds = np.random.SeedSequence(seed).spawn(2)
         for member, world_seed in zip((False, True), worlds, strict=True):
@@ -299,7 +303,8 @@ def _check_apart(draw: _Draws) -> None:
     encoder = Encoder(calls[0])
     first, second = (encoder.columns(outputs) for outputs in calls)
     equal_in_a_call = all(np.array_equal(row, first[0], equal_nan=True) for row in first)
-    if equal_in_a_call and not np.array_equal(first, second, equal_nan=True):
+    equal_in_both = np.array_equal(first, second, equal_nan=True)
+    if equal_in_a_call and not equal_in_both:
         raise SpecError(
             "mechanism.path",
             f"{draw.path} gave {_PROBED} equal outputs in each call, which differ between calls; "
