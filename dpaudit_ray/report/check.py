@@ -116,13 +116,21 @@ class Checked:
         derived: Any = "",
         audit: str = "",
     ) -> None:
-        """Adds a `Difference`; values are shown with all their digits."""
+        """Adds a `Difference`; values are shown with all their digits.
+
+        Args:
+            file: that has the value.
+            position: of the value in the file, in words.
+            stored: the value; text is shown as it is.
+            derived: what follows from the scores or the sweep.
+            audit: label of its audit, if it has one.
+        """
         self.different += 1
         if self.different <= KEPT:
-            values = [
-                value if isinstance(value, str) else repr(value) for value in (stored, derived)
-            ]
-            self.differences.append(Difference(file, audit, position, *values))
+            texts = []
+            for value in (stored, derived):
+                texts.append(value if isinstance(value, str) else repr(value))
+            self.differences.append(Difference(file, audit, position, *texts))
 
     def compare(
         self,
@@ -136,6 +144,13 @@ class Checked:
 
         Mappings are compared key by key, and the keys make up the position. Of tuples, the first
         element that differs is named. Floats may differ in their last digits.
+
+        Args:
+            file: that has the value.
+            stored: the value, or a mapping of values.
+            derived: what follows from the scores or the sweep.
+            audit: label of its audit, if it has one.
+            position: of the value in the file, in words.
         """
         if isinstance(stored, Mapping) and isinstance(derived, Mapping):
             for key in dict.fromkeys([*stored, *derived]):
@@ -167,7 +182,13 @@ class Checked:
         reason: str,
         audit: str = "",
     ) -> None:
-        """Notes that something cannot be checked here, once for all audits."""
+        """Notes that something cannot be checked here, once for all audits.
+
+        Args:
+            subject: what is not checked.
+            reason: why not.
+            audit: label of the audit, if it concerns one.
+        """
         audits = self.unchecked.setdefault(f"{subject}: {reason}", [])
         if audit and audit not in audits[-1:]:
             audits.append(audit)

@@ -85,22 +85,24 @@ def chance_to_refute(test: Test, alpha: float) -> float:
     if hits.guesses == 0:
         return 0.0
     looks = (test.planned, *test.later)
+    # A shorter audit takes less time to simulate: if all of them refute, so do longer ones.
+    shorter_trials = [trials for trials in _SHORTER if trials < test.planned and len(looks) == 1]
     if test.log_odds:
         odds = test.fitted_odds()
-        if len(looks) == 1 and len(odds):
-            for trials in _SHORTER:
-                is_shorter = trials < test.planned
-                if is_shorter and _share_by_odds(test, odds, (trials,), trials, alpha, 1.0) == 1:
-                    return 1.0
-        return _share_by_odds(test, odds, looks, test.horizon, alpha) if len(odds) else 0.0
+        if len(odds) == 0:
+            return 0.0
+        for trials in shorter_trials:
+            if _share_by_odds(test, odds, (trials,), trials, alpha, required=1.0) == 1:
+                return 1.0
+        return _share_by_odds(test, odds, looks, test.horizon, alpha)
     alternative = _with_less_noise(test, hits.hits / hits.guesses, hits.guesses)
     if alternative is None:
         return 0.0
-    if len(looks) == 1 and not isinstance(alternative, Curve):
+    if not isinstance(alternative, Curve):
         smaller = math.floor(alternative / _GRAIN) * _GRAIN
-        for trials in _SHORTER:
+        for trials in shorter_trials:
             shorter = test.curve, (trials,), smaller, trials, alpha, test.delta
-            if trials < test.planned and _share_found(*shorter, required=1.0) == 1:
+            if _share_found(*shorter, required=1.0) == 1:
                 return 1.0  # fewer trials and a smaller effect are enough
     return _share_found(test.curve, looks, alternative, test.horizon, alpha, test.delta)
 
@@ -129,12 +131,17 @@ def _less_of_claimed_noise(curves: Callable[[float], Curve], rate: float) -> Cur
     """Returns the curve with ALTERNATIVE times the noise that a rate of correct guesses implies.
 
     None if that is as much noise as is claimed, or more.
+
+    Args:
+        curves: the claimed mechanism's curve by noise, in units of the claimed one.
+        rate: share of correct guesses with the noise as it is.
     """
 
     def excess(log_noise: float) -> float:
+        """Returns how much the best guesses against this noise exceed the rate."""
         return largest_accuracy(curves(math.exp(log_noise))) - rate
 
-    largest = -math.log(ALTERNATIVE)  # the noise from which nothing is left to find
+    largest = -math.log(ALTERNATIVE)  # ALTERNATIVE times this noise is the claimed one
     if excess(largest) >= 0:
         return None
     least = -math.log(_MOST_LEAK)
@@ -168,6 +175,7 @@ def _share_found(
     """
 
     def draw(rng: Generator) -> tuple[Scores, Members]:
+        """Draws the scores and bits of one audit."""
         members = rng.random(trials) < 0.5
         if isinstance(alternative, Curve):
             return Responses.from_curve(alternative).scores(members, rng), members
@@ -419,7 +427,13 @@ def _stronger(
 ) -> tuple[int, str] | None:
     """Returns trials and options with which an adversary would decide every audit of the run.
 
-    None if it would not, or if some adversary of the run has as much access.
+    Args:
+        run: the run.
+        index: number of the audit whose trials are multiplied.
+        adversary: the stronger one.
+
+    Returns:
+        None if it would not, or if some adversary of the run has as much access.
     """
     access = _access(adversary)
     for cell in run.sweep.cells:

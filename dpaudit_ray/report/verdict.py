@@ -215,6 +215,10 @@ def _all_evidence(
 
     It is an average, weighted by the share of the error that each test gives its e-process: so
     it reaches the bar whenever one of them does, and costs no error beyond theirs.
+
+    Args:
+        tests: of the audits that claim anything.
+        alpha: error of all of them together.
     """
     if not tests:
         return 0.0, -math.log(EVIDENCE_SHARE * alpha)
@@ -237,9 +241,8 @@ def _by_mechanism(
     for index in claiming or verdicts:
         verdict = verdicts[index]
         mechanism = run.sweep.cells[index].mechanism.model_dump_json()
-        by_mechanism[mechanism] = min(
-            by_mechanism.get(mechanism, verdict), verdict, key=list(Verdict).index
-        )
+        earlier = by_mechanism.get(mechanism, verdict)
+        by_mechanism[mechanism] = min(earlier, verdict, key=list(Verdict).index)
     return by_mechanism
 
 
@@ -253,7 +256,8 @@ def _judge_exact(run: Run, index: int) -> ExactVerdict:
     epsilon = math.nan
     step = audit.horizons[-1]
     if len(rows):
-        excess = (rows["epsilon_lower"] - rows["epsilon_upper"] * (1 + _ROUNDING)).to_numpy()
+        largest_allowed = rows["epsilon_upper"] * (1 + _ROUNDING)
+        excess = (rows["epsilon_lower"] - largest_allowed).to_numpy()
         within = excess.max() <= EXACT_TOLERANCE
         verdict = Verdict.CONSISTENT if within else Verdict.VIOLATION
         row = rows.iloc[-1 if within else int(np.argmax(excess))]
@@ -292,6 +296,7 @@ def _judge_audit(
         if isinstance(pack, PackScores):
             for trial, reason in pack.diverged.items():
                 reasons.append(f"trial {trial} {reason}")
+        # Only the e-process needs each look; all other parts take the packs of a file at once.
         for part in score_stream.parts_between_looks(audit, pack, lambda: test.due):
             score_stream.feed(watched, part)
             test.look()
@@ -372,7 +377,11 @@ class Answer:
 
 
 def current(run: Run, progress: Progress | None = None) -> Answer:
-    """Returns the stored answer if it is of the present trials; else computes and stores it."""
+    """Returns the stored answer if it is of the present trials; else computes and stores it.
+
+    It is stored with a seal of this user over its content and the stamps of the score files:
+    another answer, or the same one after a score file was written, is not believed.
+    """
     answer = stored_answer(run)
     if answer is not None:
         return answer
@@ -440,6 +449,7 @@ def _stamps(run: Run) -> str:
 
 
 def _digest(content: Any) -> str:
+    """Returns the SHA-256 of plain data, the same in every process."""
     text = json.dumps(content, default=str, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -494,6 +504,7 @@ def _headline(run: Run, verdict: Verdict, audits: Sequence[AuditAnswer]) -> Quot
     verdicts = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})
 
     def rank(index: int) -> tuple[bool, bool, bool, float]:
+        """Orders audits by how well their quote stands for the run."""
         mechanism = run.sweep.cells[index].mechanism.model_dump_json()
         decides = verdicts.get(mechanism) is verdict
         quote = audits[index].quote
@@ -673,6 +684,7 @@ def _help(run: Run, verdict: RunVerdict) -> Iterator[str]:
     """Yields next steps, the first one first."""
 
     def again(reason: str) -> Iterator[str]:
+        """Yields the hint to run the sweep once more, if such a sweep is valid."""
         fresh = detection.options_of_its_own(run, "again", {})
         if fresh is not None:
             yield f"a separate run with another seed: {reason}: {fresh[1]}"
