@@ -113,12 +113,15 @@ class Estimates:
         return rows
 
     def _exact(self) -> dict[int, tuple[Estimate, ...]]:
-        """Returns the bounds that need no trials, by step; computes them once."""
+        """Returns the bounds that need no trials, by step.
+
+        They are computed once; while parts of the preparation are missing, anew on each call.
+        """
         if self._exact_bounds is None:
             parts = self._prepared()
             cell = self._cell
-            level = (self._audit.horizons, cell.audit.delta)
-            bounds = cell.mechanism.exact(cell.adversary, *level, parts)
+            audit = self._audit
+            bounds = cell.mechanism.exact(cell.adversary, audit.horizons, cell.audit.delta, parts)
             if self._audit.preparation is not None and not parts:
                 return bounds
             self._exact_bounds = bounds
@@ -175,7 +178,12 @@ class Estimates:
         return self._state(EstimatorSpec(name=method), last)
 
     def _state(self, spec: EstimatorSpec, step: int) -> State:
-        """Makes an estimator for a recorded step, or one for each planned growth of the audit."""
+        """Makes an estimator for a recorded step, or one for each planned growth of the audit.
+
+        Args:
+            spec: its name and options.
+            step: the recorded step, for the claimed curves.
+        """
         audit = self._audit
         method = spec.method
         uniform = method.time_uniform()

@@ -101,6 +101,7 @@ class FaultAttribution:
         """
 
         def doubts(worker: Worker) -> tuple[bool, bool, bool, bool]:
+            """Returns reasons against a trainer, the gravest first."""
             same_node = suspect is not None and worker.node == suspect.node
             return not worker.trusted, not worker.proven, same_node, bool(worker.pack)
 

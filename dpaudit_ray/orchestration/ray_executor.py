@@ -112,6 +112,7 @@ class RayExecutor:
         return answer
 
     def wait(self, timeout: float) -> list[Future[Any]]:
+        """Returns trainers' answers that have arrived; waits up to `timeout` s for the first."""
         answers = []
         with suppress(queue.Empty):
             answers.append(self._arrived.get(timeout=timeout))
@@ -123,6 +124,7 @@ class RayExecutor:
         self._ray.kill(worker, no_restart=not restart)
 
     def nodes(self) -> Cluster:
+        """Lists the nodes that are alive, those that are drained, and memory kills."""
         keys = ("NodeID", "NodeManagerAddress", "NodeManagerPort", "Resources", "Labels")
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         nodes = [Node(*map(node.get, keys)) for node in alive]
@@ -171,7 +173,13 @@ class RayExecutor:
         is_trainers: bool,
         future: Future[Any],
     ) -> None:
-        """Passes on a result; Ray calls this in one of its threads."""
+        """Passes on a result; Ray calls this in one of its threads.
+
+        Args:
+            answer: gets the result, or the error in the words of this package.
+            is_trainers: whether a trainer answers; its answers are also queued for the driver.
+            future: of Ray, done.
+        """
         error = future.exception()
         if not error:
             answer.set_result(future.result())

@@ -194,7 +194,12 @@ class PackTrainer:
         return arrays.checked(prepared, f"the preparation of {mechanism.name}")
 
     def attempt(self, pack: Pack, afresh: bool = False) -> PackScores | Failure:
-        """Calls `train`, and returns whatever the user's code raises as a `Failure`."""
+        """Calls `train`; returns its scores, or whatever the user's code raises as a `Failure`.
+
+        Args:
+            pack: the trials.
+            afresh: as of `train`.
+        """
         self._parts(pack.audit)  # its errors are not of the user's code
         trials = self._brief.audits[pack.audit].canaries or pack.size
         return _attempt(lambda pack: self.train(pack, afresh), pack, trials)

@@ -46,6 +46,7 @@ class ResourceRequest:
         return cls({name: value for name, value in amounts.items() if value}, spec.label_selector)
 
     def __str__(self) -> str:
+        """Returns the amounts and labels in words, for messages."""
         words = [
             f"{value / GIB:.4g} GiB memory" if name == "memory" else f"{value:g} {name}"
             for name, value in self.resources.items()
@@ -127,9 +128,14 @@ class Capacity:
         self._cluster = self._executor.nodes()
         fitting = sum(self._fitting().values())
         target = max(1, fitting)
-        if self._cluster.grows and ready <= target:
-            target += max(PENDING, ready) if self._limit is None else self._limit
-        return target if self._limit is None else min(target, self._limit), fitting
+        may_grow = self._cluster.grows and ready <= target
+        if self._limit is None:
+            target += max(PENDING, ready) if may_grow else 0
+        elif may_grow:
+            target = self._limit
+        else:
+            target = min(target, self._limit)
+        return target, fitting
 
     @property
     def leaving(self) -> set[str]:
@@ -326,6 +332,7 @@ class Worker:
     since: float = 0.0
 
     def __str__(self) -> str:
+        """Returns its name, and its node once it has one."""
         return f"{self.name} on node {self.address}" if self.node else self.name
 
     @property
@@ -471,7 +478,8 @@ class MachineCompatibility:
         count = threads(work.sweep)
         on_cpu = work.sweep.resources.num_gpus == 0
         uses_torch = any(cell.mechanism.uses_torch for cell in work.sweep.cells)
-        self._threads = f", {count} threads" if count > 1 and on_cpu and uses_torch else ""
+        # The end of a kind's name: torch sums in another order on another number of threads.
+        self._threads_suffix = f", {count} threads" if count > 1 and on_cpu and uses_torch else ""
         self._code = work.plan.code[-1]
         self._work = work
         self._kinds = recorded_machines(work.run)
@@ -479,10 +487,18 @@ class MachineCompatibility:
         self.modules = tuple(self._code.modules)
 
     def admit(self, address: str, machine: provenance.Code) -> str | None:
-        """Records the machine of a trainer; returns why it may not train, None if it may."""
+        """Records the machine of a trainer, and warns if kinds of machines differ.
+
+        Args:
+            address: of its node.
+            machine: its code, versions and device.
+
+        Returns:
+            Why it may not train; None if it may.
+        """
         if why := provenance.unlike(self._code, machine):
             return why
-        kind = machine.device + self._threads
+        kind = machine.device + self._threads_suffix  # "AMD EPYC 9654, 4 threads"
         if address not in self._kinds.setdefault(kind, []):
             self._kinds[kind].append(address)
             self._work.run.write_json(MACHINES_FILE, self._kinds)

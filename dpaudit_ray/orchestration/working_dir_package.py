@@ -68,7 +68,15 @@ class Listing:
     unsent: list[Unsent] = field(default_factory=list)
 
     def add(self, folder: Path, below: "Listing") -> None:
-        """Adds a folder; several entries of one without a file that is sent become one."""
+        """Adds the listing of a folder below this one.
+
+        If nothing of that folder is sent, its entries that are not sent become one, with their
+        total.
+
+        Args:
+            folder: the folder.
+            below: its listing.
+        """
         self.sent |= below.sent
         self.withheld += below.withheld
         if len(below.unsent) > 1 and not below.sent:

@@ -214,6 +214,7 @@ def curves(
 
     @lru_cache(maxsize=64)  # a search for the effective noise tries ten at most
     def at_noise(noise: float) -> Curve:
+        """Returns the claimed mechanism's curve with this noise instead."""
         if not isinstance(claimed, Training):
             return claimed.weakened(noise).curve
         training = replace(claimed, noise_multiplier=noise)

@@ -160,11 +160,19 @@ class FinishedTrials:
         return prefix_ranges(self.audit, ranges, self.failed, self.consumed, self.end)
 
     def _from_memory(self, packs: PackRange) -> PackScores | None:
+        """Returns a pack that is in memory, and forgets it there; None for one to be read."""
         pack = self.audit.packs[packs.start]
         return self._recent.take(self, pack[0]) if packs.file == pack else None
 
     def read(self, packs: PackRange) -> ConsumedPack:
-        """Reads packs that follow each other, and checks that their bits are the planned ones."""
+        """Reads packs that follow each other, and checks that their bits are the planned ones.
+
+        Args:
+            packs: a range of one file, or a failed pack.
+
+        Raises:
+            RunDirectoryError: the file is damaged, or has the bits of another plan.
+        """
         audit = self.audit
         first, last = trials_of(audit, [packs])
         bits = audit.bits(self._seed, first, last)
@@ -374,7 +382,12 @@ class RecentPacks:
         self._packs = collections.OrderedDict[tuple[object, int], PackScores]()
 
     def put(self, owner: object, pack: PackScores) -> None:
-        """Keeps a pack, and drops the oldest ones if that is too much."""
+        """Keeps a pack, and drops the oldest ones if that is too much.
+
+        Args:
+            owner: the trials that it belongs to.
+            pack: its scores.
+        """
         self._packs[owner, pack.first] = pack
         self._bytes += pack.nbytes
         while self._bytes > self._limit:

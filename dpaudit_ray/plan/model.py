@@ -170,6 +170,11 @@ class PlannedAudit:
         """Returns the secret bits of trials first..last, bool [last - first + 1].
 
         Bits are drawn for the first training run of each pair; the second one has the opposite.
+
+        Args:
+            seed: of the sweep.
+            first: the first trial.
+            last: the last trial.
         """
         if not self.paired:
             return seeds.bits(seed, self.fingerprint, first, last)

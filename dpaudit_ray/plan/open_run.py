@@ -55,12 +55,14 @@ def finished(sweep: Sweep, run: RunDirectory) -> bool:
 
 
 def _complete_plan(sweep: Sweep, run: RunDirectory) -> Plan | None:
+    """Returns the plan of a complete run of this very sweep; None if there is no such run."""
     plan = record.load(run)
     same = plan is not None and plan.fingerprint == sweep.fingerprint
     return plan if same and run.complete else None
 
 
 def _raised(sweep: Sweep, plan: Plan) -> bool:
+    """Returns whether the sweep declares more trials of an audit than are planned."""
     pairs = zip(sweep.cells, plan.audits, strict=True)
     return any(audit.trials and cell.audit.trials > audit.trials for cell, audit in pairs)
 
@@ -157,6 +159,11 @@ def differences(
     """Yields the dotted keys at which two trees of plain data differ, and both values.
 
     None stands for a value that one of them lacks.
+
+    Args:
+        old: a mapping, or a value.
+        new: likewise.
+        key: dotted key of both.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for part in sorted({*old, *new}):
@@ -175,6 +182,7 @@ def _in_words(value: Any) -> str:
 
 
 def _listed(changes: list[str]) -> str:
+    """Returns the first four changes, and how many more there are."""
     more = [f"and {len(changes) - 4} more"] if len(changes) > 4 else []
     return "; ".join(changes[:4] + more)
 

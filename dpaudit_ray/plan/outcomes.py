@@ -214,8 +214,8 @@ class Record:
         """Replaces the packs that were given up. Raises StorageError."""
         failed_packs = {failure.pack: failure for failure in failures}
         entries = [
-            _FailedPack(pack.audit, pack.first, pack.last, f.kind, f.message, f.traceback)
-            for pack, f in failed_packs.items()
+            _FailedPack(pack.audit, *pack.bounds, failure.kind, failure.message, failure.traceback)
+            for pack, failure in failed_packs.items()
         ]
         self.replace(failed_packs=tuple(entries))
         self.failed = failed_packs
@@ -322,6 +322,11 @@ def decided(
     """Returns the trials that were enough, by index of the audits that `stop_when` has ended.
 
     A decision by another rule than the audit has now does not count.
+
+    Args:
+        run: the run directory.
+        sweep: has the rules.
+        plan: its plan.
     """
     entries = read(run, plan).decided
     trials = {}
@@ -333,6 +338,7 @@ def decided(
 
 
 def _rule(sweep: Sweep, index: int) -> Any:
+    """Returns an audit's rule as plain JSON; None without one."""
     rule = sweep.cells[index].audit.stop_when
     return rule and rule.model_dump()
 
@@ -455,4 +461,5 @@ def preparation_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
 
 
 def _waiting(part: Pack) -> tuple[int, ...]:
+    """Returns the numbers of the audits that wait for a part; none for a pack of trials."""
     return part.waiting if isinstance(part, Part) else ()

@@ -33,6 +33,7 @@ class MissedPack:
         return np.ones(len(self.members), dtype=bool)
 
     def part(self, first: int, last: int) -> MissedPack:
+        """Returns trials `first` to `last` of these."""
         start = first - self.first
         return MissedPack(first, self.members[start : last - self.first + 1])
 
@@ -118,7 +119,8 @@ class Trials:
             if isinstance(pack, PackScores):
                 scores[rows] = pack.scores
                 for name, values in pack.utility.items():
-                    utility.setdefault(name, np.full(shape, math.nan))[rows] = values
+                    column = utility.setdefault(name, np.full(shape, math.nan))
+                    column[rows] = values
         return cls(audit.horizons, members, scores, missed, utility).part(slice(end))
 
     @property

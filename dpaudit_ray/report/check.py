@@ -404,7 +404,13 @@ def _claims(
     cell: Cell,
     sources: _Sources,
 ) -> claims.Claims:
-    """Recomputes ε by every accountant at every recorded step; if it cannot, returns the plan's."""
+    """Recomputes ε by every accountant at every recorded step; if it cannot, returns the plan's.
+
+    Args:
+        audit: the audit's entry in the plan.
+        cell: the audit in the sweep.
+        sources: the run.
+    """
     checked = sources.checked
     derived = {}
     other_version = sources.plan.code[-1].versions.get("dpaudit", __version__) != __version__
@@ -432,11 +438,19 @@ def _packs(
     cell: Cell,
     sweep: Sweep,
 ) -> tuple[Bounds, ...]:
-    """Divides trials into packs, once for each number of trials that was declared."""
+    """Divides trials into packs, once for each number of trials that was declared.
+
+    Args:
+        audit: the audit's entry in the plan.
+        cell: the audit in the sweep.
+        sweep: has the size of packs.
+    """
     # A number that was raised before the first trial has left a short pack and no other trace.
     size = planner.pack_size(cell, sweep)
     short = [last + 1 for first, last in audit.packs[:-1] if last - first + 1 < size]
-    raised = short if len(short) == len(audit.declared) == 1 else ()
+    raised: list[int] = []
+    if len(short) == len(audit.declared) == 1:
+        raised = short
     packs: list[Bounds] = []
     for trials in sorted({*audit.declared, *raised}):
         start = packs[-1][1] + 1 if packs else 0
@@ -550,7 +564,7 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
     failed = outcomes.failed(run, plan)
     results = {}
     rows = []
-    behind = False
+    behind = False  # whether stored estimates are of fewer trials than are stored
     for index in sorted(sources.good):
         audit, cell = plan.audits[index], sources.sweep.cells[index]
         failures = {failure.pack.bounds for failure in failed if failure.pack.audit == index}
@@ -619,7 +633,14 @@ def _behind(
 def _compare_estimates(
     sources: _Sources, index: int, rows: list[EstimateRow], stored: pd.DataFrame
 ) -> None:
-    """Compares recomputed estimates of an audit with stored ones of as many trials."""
+    """Compares recomputed estimates of an audit with stored ones of as many trials.
+
+    Args:
+        sources: the run.
+        index: number of the audit.
+        rows: the recomputed estimates.
+        stored: the stored ones.
+    """
     audit, checked = sources.plan.audits[index], sources.checked
     recomputed = {_key(vars(row)): dict(vars(row)) for row in rows}
     stored_by_key = {_key(row): row for row in stored.to_dict("records")}
@@ -645,6 +666,7 @@ def _compare_estimates(
 
 
 def _key(row: Mapping[Any, Any]) -> str:
+    """Returns the position of an estimate in words: step, estimator and accountant."""
     return f"step {row['step']}, {row['estimator']}, {row['accountant']}"
 
 

@@ -248,6 +248,7 @@ def _write(
 
 
 def _sync(folder: Path) -> None:
+    """Waits until the names of a folder's files are on disk."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -140,7 +140,16 @@ class Place:
         name: str,
         patience: Patience = _ONCE,
     ) -> Self:
-        """Opens the directory `name` in a storage path, which is a folder or an address."""
+        """Opens the directory `name` in a storage path.
+
+        Args:
+            storage_path: a folder or an address.
+            name: name of the directory.
+            patience: how long each access is repeated.
+
+        Raises:
+            RunDirectoryError: the path names no place.
+        """
         parent = os.fspath(storage_path) if isinstance(storage_path, str | PathLike) else ""
         _, separator, path = parent.rpartition("://")
         if not path.strip("/") and (separator or not path):
@@ -151,9 +160,11 @@ class Place:
         return cls(f"{parent.rstrip('/')}/{name}", patience)
 
     def patient(self, patience: Patience) -> Self:
+        """Returns the same place, with another patience."""
         return type(self)(self.location, patience, self.owner)
 
     def owned_by(self, owner: str) -> Self:
+        """Returns the same place, to write to as this driver only."""
         return type(self)(self.location, self._patience, owner)
 
     def require_owned(self) -> None:
@@ -195,7 +206,12 @@ class Place:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Stops drivers from writing while it is open; yields whether storage has locks."""
+        """Stops drivers from writing while it is open; yields whether storage has locks.
+
+        Raises:
+            RunDirectoryError: another driver is in the middle of a write, or the lock cannot be
+                used.
+        """
         with ExitStack() as stack:
             try:
                 locked = stack.enter_context(self._folder.locked(LOCK, alone=True))
@@ -240,6 +256,7 @@ class Place:
         self._write(name, text.encode())
 
     def read_json(self, name: str) -> Any:
+        """Returns the value of a JSON file; None if there is no such file."""
         text = self.read_text(name)
         if text is None:
             return None
@@ -252,6 +269,13 @@ class Place:
         value: Any,
         passage: Passage | None = None,
     ) -> None:
+        """Replaces a JSON file.
+
+        Args:
+            name: path in the directory.
+            value: plain data.
+            passage: a condition under which the file becomes visible; by default that of the owner.
+        """
         content = json.dumps(value, indent=1).encode()
         self._write(name, content, passage)
 
@@ -361,6 +385,7 @@ class Place:
         content: bytes,
         passage: Passage | None = None,
     ) -> None:
+        """Replaces a file, as often as patience allows. Raises StorageError."""
         self._try(name, self._folder.write, name, content, passage)
 
     def _try(

@@ -114,6 +114,7 @@ class RunDirectory(ScoreFiles):
         return self.exists(_SUCCESS)
 
     def set_complete(self, complete: bool) -> None:
+        """Marks the run as complete, or removes the mark."""
         if complete:
             self._write(_SUCCESS, b"")
         else:

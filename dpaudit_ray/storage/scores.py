@@ -168,6 +168,7 @@ class PackScores:
         """Returns a table with a row per trial and step, with columns of measured utility."""
         n, k = self.scores.shape
         trials = np.arange(self.first, self.first + n)
+        # Rows go by trial, and then by step; the columns are in the order of the schema.
         names = [*self.utility]
         columns = [
             pa.repeat(audit, n * k),
@@ -205,6 +206,7 @@ class PackScores:
         return sha256.hexdigest()
 
     def encoded(self, audit: str) -> bytes:
+        """Returns the content of the score file, with the digest in its metadata."""
         metadata = {_DIGEST: self.digest(audit)}
         return encoded(self.table(audit).replace_schema_metadata(metadata))
 
@@ -244,6 +246,7 @@ class PackScores:
         unmeasured = table.drop([*measured])
 
         def reasons(name: str) -> dict[int, str]:
+            """Returns the texts of an optional column by trial, without empty ones."""
             if name not in table.column_names:
                 return {}
             texts = table[name].to_pylist()[::k]
