@@ -27,6 +27,7 @@ _HOMES = {"Result": "result", "run": "api", "DpauditError": "errors", "audit": "
 
 
 def __getattr__(name: str) -> Any:
+    """Imports a public name on first use, and raises AttributeError for any other."""
     # Resolved on first use, so that `import dpaudit_ray` loads neither scipy nor torch nor Ray.
     if name == "open":
         return __getattr__("Result").open

@@ -87,6 +87,7 @@ class Callbacks:
             return show
 
         def observe(progress: Progress) -> None:
+            """Shows the progress, and calls back for each audit with new trials."""
             show(progress)
             for index, audit in enumerate(progress.audits):
                 if audit.done > self._done.get(index, 0):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,6 +26,15 @@ from pydantic import (
 
 from . import imports
 from .errors import REQUIRED, SpecError, plain, suggestion, together, unknown_key, unknown_name
+
+
+def _may_be_imported(path: str, info: ValidationInfo) -> str:
+    """Returns an import path. Raises SpecError under its key if it may not be imported."""
+    return imports.check(path, str(info.field_name))
+
+
+# An option that names an object of a module, as `package.module:name`.
+ImportPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$"), AfterValidator(_may_be_imported)]
 
 
 class Strict(BaseModel):

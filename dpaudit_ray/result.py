@@ -258,6 +258,7 @@ def notebook_progress() -> Callable[[Progress], None]:
     display = ipython.display.display(html("dpaudit: starting"), display_id=True)
 
     def update(snapshot: Progress) -> None:
+        """Replaces the bar in the notebook's cell."""
         phase = f", {snapshot.phase}" if snapshot.phase and snapshot.left else ""
         display.update(
             html(

@@ -67,5 +67,6 @@ def _digest(
     parts: tuple[str | int, ...],
     size: int,
 ) -> bytes:
+    """Returns a BLAKE2b digest of the parts, `size` bytes; parts are joined by a separator."""
     name = "\x1f".join(map(str, parts))
     return hashlib.blake2b(name.encode(), digest_size=size).digest()

@@ -33,6 +33,7 @@ class EventClaim(Claim):
     unit: str = "record"
 
     def __post_init__(self) -> None:
+        """Checks the fields. Raises ValueError, or SpecError for code that is not trusted."""
         if not isinstance(self.event, str) or not re.fullmatch(r"[\w.]+:[\w.]+", self.event):
             raise ValueError(f"event must be module:name, got {self.event!r}")
         imports.check(self.event, _KEY)

@@ -63,6 +63,7 @@ class Training(Claim):
     unit: str = "record"
 
     def __post_init__(self) -> None:
+        """Checks the fields, and turns names into enumerations. Raises ValueError."""
         noise = self.noise_multiplier
         if not 0 <= noise < math.inf:
             raise ValueError(f"noise_multiplier must be at least 0 and finite, got {noise}")
@@ -140,6 +141,7 @@ def _choice(
     name: str,
     value: str,
 ) -> E:
+    """Returns the member of an enumeration by its value. Raises ValueError with all of them."""
     try:
         return kind(value)
     except ValueError:

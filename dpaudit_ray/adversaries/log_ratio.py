@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
-from pydantic import Field, field_validator
 
 from .. import imports
+from ..plugins import ImportPath
 from ..stats.error_rates import as_floats
 from .outputs import Outputs
 from .release import Draw, OutputAdversary, Scorer, rounded
@@ -20,12 +20,7 @@ class LogRatio(OutputAdversary):
     """
 
     name: Literal["log-ratio"] = "log-ratio"
-    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")  # function of outputs and the pair of inputs
-
-    @field_validator("path")
-    @classmethod
-    def _may_be_imported(cls, path: str) -> str:
-        return imports.check(path, "path")
+    path: ImportPath  # function of outputs and the pair of inputs
 
     def named_modules(self) -> tuple[str, ...]:
         """The module that `path` names."""

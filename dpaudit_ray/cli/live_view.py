@@ -136,6 +136,7 @@ def _urgency(
 
 
 def _totals(progress: Progress, more: str) -> Text:
+    """Returns the number of finished trials, failed ones, and then `more`."""
     text = Text(f"{progress.done:,} / {progress.trials:,} trials", style="bold")
     if failed := sum(progress.activity.failed.values()):
         text.append(f", {failed:,} failed", style=ALARM)
@@ -177,6 +178,7 @@ def _table(
 
 
 def _one_line(text: str | Text, style: str = "") -> Text:
+    """Returns text that is cut at the edge of the terminal, not folded."""
     line = Text(text, style) if isinstance(text, str) else text
     line.no_wrap = True
     line.overflow = "ellipsis"
@@ -307,6 +309,7 @@ class Display:
         self._phase = text
 
     def _print(self, text: str) -> None:
+        """Writes a line above the picture, or to standard error if there is none."""
         if self._live is None or not sys.stderr.isatty():
             terminal.complain(text)
         else:

@@ -119,6 +119,7 @@ def show_summary(run: Run, answer: Answer | None) -> None:
     verdicts = [str(audit.verdict) for audit in answer.audits] if answer else []
 
     def rank(index: int) -> tuple[bool, float, int]:
+        """Sorts violations first, and then by the share of the claim that was shown."""
         quote = quotes[index]
         shown_of_claim = (quote.epsilon or 0.0) / quote.claim if quote.claim else 0.0
         is_violation = bool(verdicts) and verdicts[index] == verdict.Verdict.VIOLATION

@@ -400,6 +400,7 @@ def _is_row_number(name: str, cells: Any) -> bool:
 
 
 def _is_number(cell: str) -> bool:
+    """Returns whether a cell is a finite number."""
     try:
         return math.isfinite(float(cell))
     except ValueError:

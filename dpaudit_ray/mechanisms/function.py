@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
 
 import numpy as np
-from pydantic import Field, PositiveFloat, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from .. import imports
 from ..accounting import STATED, Claim, Training
@@ -32,7 +32,7 @@ from ..accounting.claim import StatedClaim
 from ..adversaries.base import Adversary
 from ..errors import REQUIRED, ClusterError, SpecError
 from ..isolation import Limits, Sandbox
-from ..plugins import Count, Share
+from ..plugins import Count, ImportPath, Share
 from ..stats import TradeOff
 from ..stats.base import curve_free_method
 from . import isolated_trial
@@ -82,24 +82,18 @@ class Function(Mechanism):
     attacked_as = "function"
 
     name: Literal["function"] = "function"
-    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")  # package.module:name of the function
+    path: ImportPath  # package.module:name of the function
     options: dict[str, Any] = Field(default_factory=dict)  # arguments of every call
     claim: StatedClaim | None = None  # what it promises, if not Gaussian releases
     steps: StepCount | None = None  # Gaussian releases; null: `claim` has what is promised
     noise_multiplier: PositiveFloat | None = None  # σ of each release; null: `claim` has it
     sample_rate: Share = 1.0  # chance that a release has the canary
     curve: Literal["gaussian", "unknown"] = "unknown"  # what you know of the trade-off curve
-    prepare: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.]+$")  # to be called first
+    prepare: ImportPath | None = None  # to be called first
     parts: Count = 1  # so often, with 0, 1, ... parts - 1
     isolated: bool = True  # each trial in a process of its own
     trial_seconds: PositiveFloat | None = None  # limit of each; null: none
     trial_gib: PositiveFloat | None = None  # limit of its memory; null: none
-
-    @field_validator("path", "prepare")
-    @classmethod
-    def _may_be_imported(cls, path: str | None, info: ValidationInfo) -> str | None:
-        """Returns the path, or None. Raises SpecError if the sweep may not import it."""
-        return None if path is None else imports.check(path, str(info.field_name))
 
     @model_validator(mode="after")
     def _limits_need_a_process(self) -> Self:
@@ -193,6 +187,7 @@ class Function(Mechanism):
         seeds: PartSeeds,
         gpu: bool,
     ) -> Arrays:
+        """Calls `prepare` for one part; returns its arrays."""
         prepare = imports.function(str(self.prepare), "mechanism.prepare", "part", "seed")
         return cast(Arrays, prepare(part, seeds.part % 2**63))
 

@@ -20,6 +20,7 @@ class ConvNet(Model):
     name: Literal["convnet"] = "convnet"
 
     def build(self, shape: Shape, classes: int) -> "nn.Module":
+        """Builds two convolutions with pooling, and three linear layers."""
         from torch import nn
 
         channels, height, width = image(shape, self.name, least=16)
@@ -54,6 +55,7 @@ class Cnn4(Model):
     name: Literal["cnn4"] = "cnn4"
 
     def build(self, shape: Shape, classes: int) -> "nn.Module":
+        """Builds two convolutions with pooling, and two linear layers."""
         from torch import nn
 
         channels, height, width = image(shape, self.name, least=14)

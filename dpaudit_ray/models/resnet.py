@@ -24,6 +24,7 @@ class ResNet18(Model):
         return 11_173_962
 
     def build(self, shape: Shape, classes: int) -> "nn.Module":
+        """Builds a convolution and four stages of two blocks, with GroupNorm."""
         from torch import nn
 
         from .networks.blocks import BasicBlock, conv3x3, residual_network, stages
@@ -58,6 +59,7 @@ class Wrn16(Model):
         return count - 256 if k == 1 else count
 
     def build(self, shape: Shape, classes: int) -> "nn.Module":
+        """Builds a convolution and three stages of pre-activation blocks, with GroupNorm."""
         from torch import nn
 
         from .networks.blocks import PreActivationBlock, conv3x3, residual_network, stages

@@ -340,6 +340,7 @@ class ClaimTest(_Test):
     _reached: list[tuple[int, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
+        """Makes the parts: the e-process, a test for each declared number, and bounds."""
         self.process = Claim(planned=self.planned)
         self.hits = GuessCounter()
         numbers = (self.planned, *self.later)

@@ -45,6 +45,7 @@ class GroupSequential(Guesses):
     within_planned = True
 
     def __post_init__(self) -> None:
+        """Checks the options, and places looks evenly over the planned trials."""
         super().__post_init__()
         if self.looks < 1:
             raise ValueError(f"looks must be at least 1, got {self.looks}")

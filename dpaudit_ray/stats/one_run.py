@@ -71,6 +71,7 @@ class Canaries(Logged):
     needs_independence = True
 
     def __post_init__(self) -> None:
+        """Checks the number of guesses. Raises ValueError."""
         kinds = self.guesses if isinstance(self.guesses, tuple) else (self.guesses,)
         if min(kinds) < 0:
             raise ValueError(f"guesses must be at least 0, got {min(kinds)}")

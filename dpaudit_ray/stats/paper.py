@@ -70,6 +70,7 @@ class PaperEpsDelta(_BestThreshold):
     name = "paper-eps-delta"
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Bounds ε at the threshold that is best for these trials, as the paper does."""
         level = delta, confidence
         gain = functools.partial(epsilon_of_rates, delta=delta)
         epsilon, threshold = self._best(1 - confidence, gain)

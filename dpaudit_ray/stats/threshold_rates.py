@@ -117,6 +117,7 @@ class EpsDelta(Logged, Estimator):
     fair = False
 
     def __post_init__(self) -> None:
+        """Checks that only a fixed threshold has a value. Raises ValueError."""
         if self.threshold not in SHARES:
             choices = ", ".join(SHARES)
             raise ValueError(f"threshold must be one of {choices}, got {self.threshold!r}")

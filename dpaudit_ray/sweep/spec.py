@@ -22,6 +22,7 @@ _KEYS = ("name", "seed", *grid.SECTIONS, "grid", "resources")
 
 
 def _folder_name(name: str) -> str:
+    """Returns a sweep's name. Raises ValueError unless it can name a folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise ValueError(
             "names a folder: up to 100 letters, digits, '.', '_' or '-', a letter or digit first"

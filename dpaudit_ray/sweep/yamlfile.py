@@ -209,6 +209,7 @@ def dump_yaml(
 
 
 def _load(text: str, source: str) -> Any:
+    """Parses one YAML document; `source` names it in errors."""
     loader = _Loader(text, source)
     try:
         return loader.get_single_data()

@@ -127,6 +127,7 @@ class DpSgd(Recipe, Mechanism):
         return {data.key: data.load() for data in options if isinstance(data, Data)}
 
     def check_inputs(self) -> None:
+        """Loads the data, and checks its split, the unit, the views and the network."""
         from .training import divide
 
         data = self.data.load()
@@ -244,16 +245,20 @@ class DpSgd(Recipe, Mechanism):
         gpu: bool,
         prepared: Prepared = (),
     ) -> Session:
+        """Implements `Mechanism.open`."""
         from . import session
 
         return session.open_session(self.training(seed, gpu), adversary, craft_seed, prepared)
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
-        if (plan := adversary.shadow_plan) is not None:
-            return Preparation(plan.parts, {"mechanism": self.identity(), **plan.identity})
+        """Returns packs of shadows, or the canary if it is crafted once; None without either."""
+        settings = {"mechanism": self.identity()}
+        plan = adversary.shadow_plan
+        if plan is not None:
+            return Preparation(plan.parts, settings | plan.identity)
         if not adversary.crafted_once:
             return None
-        return Preparation(1, {"mechanism": self.identity(), "adversary": adversary.identity()})
+        return Preparation(1, settings | {"adversary": adversary.identity()})
 
     def prepare_part(
         self,
@@ -262,6 +267,7 @@ class DpSgd(Recipe, Mechanism):
         seeds: PartSeeds,
         gpu: bool,
     ) -> Arrays:
+        """Trains one pack of shadows, or crafts the canary."""
         from . import session
 
         training = self.training(seeds.sweep, gpu)

@@ -173,6 +173,7 @@ class Banded(Toeplitz):
         return tuple(coefficient / first for coefficient in self.coefficients)
 
     def check(self, steps: int) -> None:
+        """Raises SpecError for too many steps, or if the band is longer than the training."""
         super().check(steps)
         bandwidth = len(self._band)
         if bandwidth > steps:

@@ -51,6 +51,7 @@ def _share_or_data(raw: Any) -> Any:
 
 
 def _loss_name(name: str) -> str:
+    """Returns the name of a loss. Raises ValueError for an unknown one."""
     if ":" in name:
         return imports.check(name, "loss")
     if name not in ("cross-entropy", "mse"):

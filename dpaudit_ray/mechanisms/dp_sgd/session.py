@@ -151,6 +151,7 @@ class PublicView:
         _check_floating(x)
 
         def gradient_by_x(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            """Returns the gradient for one model, of the shape of its example x [...]."""
             values = parameters_of(self._training.module, row)
 
             def query_loss(x: Tensor) -> Tensor:

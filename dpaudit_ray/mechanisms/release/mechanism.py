@@ -27,6 +27,7 @@ from ...adversaries.base import Adversary
 from ...adversaries.outputs import Encoder, Outputs, Raised
 from ...adversaries.release import OutputAdversary, Scorer
 from ...errors import SpecError, first_line
+from ...plugins import ImportPath
 from ...stats.base import curve_free_method
 from ..base import (
     Arrays,
@@ -63,18 +64,10 @@ class Release(Mechanism):
     attacked_as = "release"
 
     name: Literal["release"] = "release"
-    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")  # package.module:name of the function
+    path: ImportPath  # package.module:name of the function
     pairs: PairSource  # neighbouring inputs
     claim: StatedClaim  # what it promises
     options: dict[str, Any] = Field(default_factory=dict)  # arguments of every call
-
-    @field_validator("path")
-    @classmethod
-    def _path_may_be_imported(
-        cls,
-        path: str,
-    ) -> str:
-        return imports.check(path, "path")
 
     @field_validator("pairs")
     @classmethod
@@ -82,6 +75,7 @@ class Release(Mechanism):
         cls,
         pairs: PairSource,
     ) -> PairSource:
+        """Returns the source of pairs. Raises SpecError if its code is not trusted."""
         return imports.check(pairs, "pairs") if isinstance(pairs, str) else pairs
 
     @property
@@ -100,6 +94,7 @@ class Release(Mechanism):
         self,
         record_every: int | None,
     ) -> Horizons:
+        """Returns the only step. Raises SpecError if the sweep records others."""
         if record_every is not None:
             raise SpecError(
                 "audit.record_every", f"is {record_every}, but a release has no steps; leave it out"
@@ -127,6 +122,7 @@ class Release(Mechanism):
         adversary: Adversary,
         horizon: int,
     ) -> Claim:
+        """Returns the stated claim."""
         return self.claim
 
     def preparation(
@@ -193,6 +189,7 @@ class Release(Mechanism):
         self,
         pair: Pair,
     ) -> "_Draws":
+        """Returns a function that runs the release on either input of a pair."""
         return _Draws(self._release(), pair, self.options, self.path)
 
 

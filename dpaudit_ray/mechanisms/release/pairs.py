@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from pydantic import Field, PositiveFloat, field_validator
+from pydantic import PositiveFloat, field_validator
 
 from ... import imports
 from ...errors import SpecError
-from ...plugins import Count, Strict
+from ...plugins import Count, ImportPath, Strict
 from ...stats.error_rates import Floats
 
 Pair = tuple[Any, Any]
@@ -54,16 +54,8 @@ class TablePairs(Strict):
     missing, infinite, extreme or outside of the domain.
     """
 
-    table: str = Field(pattern=r"^[\w.]+:[\w.]+$")  # function that returns the table
+    table: ImportPath  # function that returns the table
     units: tuple[str, ...] = ("add", "remove")  # what makes neighbours; "replace" is another
-
-    @field_validator("table")
-    @classmethod
-    def _may_be_imported(
-        cls,
-        path: str,
-    ) -> str:
-        return imports.check(path, "table")
 
     @field_validator("units", mode="before")
     @classmethod
@@ -71,6 +63,7 @@ class TablePairs(Strict):
         cls,
         units: Any,
     ) -> Any:
+        """Returns the units as a tuple. Raises ValueError for unknown ones."""
         choices = ("add", "remove", "replace")
         if not isinstance(units, list | tuple) or not units or set(units) - {*choices}:
             raise ValueError(f"must be some of {', '.join(choices)}, got {units!r}")
@@ -95,6 +88,7 @@ class TablePairs(Strict):
         records = values.astype(float)
 
         def as_given(rows: Floats) -> Any:
+            """Returns rows as the function returned its table: as an array, or a data frame."""
             if not is_frame:
                 return rows
             columns = getattr(table, "columns", None)
