@@ -11,7 +11,7 @@ from tests.readability import Measures
 PACKAGE = Path(da.__file__).parent
 ROOT = PACKAGE.parent
 # Limits at the last change that improved them.
-LIMITS = {"headless": 0, "pointer": 0, "name": 23, "str*bool": 0, "nested": 0, "walrus": 0}
+LIMITS = {"headless": 0, "pointer": 0, "name": 22, "str*bool": 0, "nested": 0, "walrus": 0}
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def test_package_stays_within_its_tokens(package):
 
 
 def test_lines_of_code_are_short(package):
-    assert package.density() <= 8.63
-    assert package.dense_percent() <= 4.2
+    assert package.density() <= 8.6
+    assert package.dense_percent() <= 4.1
 
 
 def test_no_file_is_much_denser_than_others(package):
