@@ -20,7 +20,7 @@ from ..plan.compaction import Compactor
 from ..plan.model import Pack, Part, Plan
 from ..plan.outcomes import Failure
 from ..storage.run_directory import RunDirectory
-from ..storage.scores import EstimateRow, PackScores
+from ..storage.scores import Bounds, EstimateRow, PackScores
 from ..sweep.spec import Sweep
 from .audit_state import AuditState, OpenSweep, Snapshot
 from .checkpoints import Checkpoints, Saved
@@ -49,7 +49,10 @@ class Aggregation:
         self.prepared = self._prepared.parts
         self._record = outcomes.Record(run, plan)
         self._retried = set[Pack]()  # failed packs that are run again: no misses until then
-        self._audits = [self._open_audit(index) for index in range(len(plan.audits))]
+        self._audits = [
+            AuditState(self._opened, index, self._misses(index))
+            for index in range(len(plan.audits))
+        ]
         if run.complete:
             self._reuse_exact_rows()
         self._due = time.monotonic() + FLUSH_SECONDS
@@ -90,7 +93,7 @@ class Aggregation:
             self._retried.discard(pack)
             if pack.bounds in self._audits[pack.audit].trials.failed:
                 # Its trainer was believed lost, and its trials are misses so far.
-                self._audits[pack.audit] = self._open_audit(pack.audit)
+                self._reopen(pack.audit)
             self._audits[pack.audit].add(scores)
 
     def save(self, pack: Pack, saved: Saved) -> None:
@@ -132,17 +135,14 @@ class Aggregation:
         with self._turn:
             self._retried.update(packs)
             for index in {pack.audit for pack in packs}:
-                self._audits[index] = self._open_audit(index)
+                self._reopen(index)
         self.flush()
 
     def progress(self, activity: Activity | None = None) -> Progress:
         """Returns the progress of all audits; cheap."""
         activity = activity or Activity()
         with self._turn:
-            audits = [
-                audit.progress(index, activity, *self._prepared.progress(index))
-                for index, audit in enumerate(self._audits)
-            ]
+            audits = [audit.progress(activity) for audit in self._audits]
         return Progress(tuple(audits), activity, self._checkpoints.last)
 
     def keep_up(self) -> None:
@@ -208,7 +208,11 @@ class Aggregation:
     def _is_stored(self, pack: Pack) -> bool:
         return pack.bounds in self._audits[pack.audit].trials.stored
 
-    def _open_audit(self, index: int) -> AuditState:
-        missed = self._record.failed.keys() - self._retried
-        failed = [pack.bounds for pack in missed if pack.audit == index]
-        return AuditState(self._opened, index, failed)
+    def _misses(self, index: int) -> list[Bounds]:
+        """Returns the packs of an audit that failed, and are not run again now."""
+        failed = self._record.failed.keys() - self._retried
+        return [pack.bounds for pack in failed if pack.audit == index]
+
+    def _reopen(self, index: int) -> None:
+        """Folds an audit's finished trials anew, since other packs count as misses now."""
+        self._audits[index] = self._audits[index].reopened(self._misses(index))

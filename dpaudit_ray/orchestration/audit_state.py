@@ -72,10 +72,18 @@ class AuditState:
         index: int,
         failed: Collection[Bounds],
     ) -> None:
+        """Folds the finished trials that are stored.
+
+        Args:
+            opened: the sweep.
+            index: number of the audit in its plan.
+            failed: bounds of packs that failed, whose trials are misses.
+        """
         plan = opened.plan
         audit = self._audit = plan.audits[index]
         cell = self._cell = opened.sweep.cells[index]
         self._opened = opened
+        self._index = index
         self.trials = FinishedTrials(opened.run, plan, index, failed, recent=opened.recent)
         self.estimates = Estimates(
             audit,
@@ -97,6 +105,10 @@ class AuditState:
         self.decided: int | None = None
         self._advance(settle=True)
 
+    def reopened(self, failed: Collection[Bounds]) -> "AuditState":
+        """Returns the audit as it is if these packs, and no others, have failed."""
+        return AuditState(self._opened, self._index, failed)
+
     def add(self, scores: PackScores) -> None:
         """Folds a pack that is stored, perhaps again, as of two attempts that were both stored."""
         self.trials.add(scores)
@@ -114,25 +126,13 @@ class AuditState:
         missed = list(self._missed.values())
         return Snapshot(packs, self.decided, self.trials.complete, missed)
 
-    def progress(
-        self,
-        index: int,
-        activity: Activity,
-        parts_done: int = 0,
-        parts: int = 0,
-    ) -> AuditProgress:
-        """Returns the progress of the audit.
-
-        Args:
-            index: its number in the plan.
-            activity: of the sweep's packs.
-            parts_done: parts of its preparation that are stored.
-            parts: all parts of its preparation.
-        """
+    def progress(self, activity: Activity) -> AuditProgress:
+        """Returns the progress of the audit; `activity` is that of the sweep's packs."""
         if self._shown is None:
             bound = self._comparable(self._opened.each_audit)
             self._shown = bound.given(self._cell.trade_off())
         missed = sum(kind.trials for kind in self._missed.values())
+        parts_done, parts = self._opened.prepared.progress(self._index)
         return AuditProgress(
             self._audit.label,
             self._audit.trials,
@@ -140,13 +140,13 @@ class AuditState:
             self._shown.epsilon_lower,
             self._audit.claim,
             self._cell.audit.delta,
-            activity.failed.get(index, 0) + missed,
-            activity.lost.get(index, 0),
+            activity.failed.get(self._index, 0) + missed,
+            activity.lost.get(self._index, 0),
             self.decided,
             self._shown.status.assumes(self._shown.mu_lower),
             parts_done,
             parts,
-            index in activity.refuted,
+            self._index in activity.refuted,
         )
 
     def _comparable(self, confidence: float) -> Estimate:
