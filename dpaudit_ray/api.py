@@ -132,10 +132,19 @@ class _Job:
         address: str | None,
         retry_failed: bool,
     ) -> Result:
-        """Runs what is missing; again if storage has lost files meanwhile."""
+        """Runs what is missing; again if storage has lost files, or had damaged ones.
+
+        Args:
+            executor: how trainers are started.
+            address: of the cluster to join; None to start one, or for another executor.
+            retry_failed: run packs again that have failed.
+        """
         enough = self._enough()
-        missing = sum(pack.size for pack in planning.remaining(self.directory, self.plan, enough))
-        trials = sum(enough.get(i, audit.trials) for i, audit in enumerate(self.plan.audits))
+        packs = planning.remaining(self.directory, self.plan, enough)
+        missing = sum(pack.size for pack in packs)
+        trials = 0
+        for index, audit in enumerate(self.plan.audits):
+            trials += enough.get(index, audit.trials)
         failures = [] if retry_failed else outcomes.failed(self.directory, self.plan)
         if missing < trials and self._remaining(failures):
             self.tell(f"resuming at {trials - missing:,} of {trials:,} trials")
@@ -170,7 +179,10 @@ class _Job:
         address: str | None,
         retry_failed: bool,
     ) -> Result:
-        """Runs what is missing, by Ray only if that is something; returns the run as it is then."""
+        """Runs what is missing, by Ray only if that is something; returns the run as it is then.
+
+        Arguments are those of `run`.
+        """
         failures = outcomes.failed(self.directory, self.plan)
         retried = []
         if retry_failed:
@@ -217,8 +229,11 @@ class _Job:
         from .report import verdict
 
         self.phase("judging the claims")
-        verdicts = [audit.verdict for audit in verdict.current(result.run).audits]
-        refuted = frozenset(i for i, v in enumerate(verdicts) if v is verdict.Verdict.VIOLATION)
+        refuted = frozenset(
+            index
+            for index, audit in enumerate(verdict.current(result.run).audits)
+            if audit.verdict is verdict.Verdict.VIOLATION
+        )
         now = Activity(trainers=dispatcher.trainers, last_result=time.time(), refuted=refuted)
         last = dispatcher.progress(now)
         if refuted - {i for i, audit in enumerate(last.audits) if audit.refuted}:

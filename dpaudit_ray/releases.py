@@ -85,9 +85,9 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
             sums = list(total(_change_examples(examples, change)))
         else:
             sums = list(total)
-            if (
-                change and change[0] == "appended"
-            ):  # clipped already, so a canary has the largest norm
+            if change and change[0] == "appended":
+                # These sums are clipped already. A canary's rows are 1,000 times the largest norm,
+                # to be clipped by the script: so they are divided by that here.
                 sums = [a + _like(a, row / 1e3) for a, row in zip(sums, change[1], strict=True)]
         source = noise if arrays is None else arrays
         noises = source() if callable(source) else source
@@ -146,10 +146,15 @@ def audited_release(
             unflatten: Any = None
 
             def released(change: Any, seed: int | None) -> list[Any]:
-                """Calls the function with one record changed, and with a given seed."""
+                """Calls the function with one record changed, and with a given seed.
+
+                Args:
+                    change: which record, and how; None for none.
+                    seed: of all its randomness; None leaves the generators as they are.
+                """
                 nonlocal unflatten
                 changed_records = unflatten_records(_change_examples(examples, change))
-                changed = bound.arguments
+                changed = bound.arguments  # those that the next call gets
                 changed.update(arguments | changed_records)
                 tensorflow = sys.modules.get("tensorflow")
                 if seed is not None and key is not None:
@@ -173,7 +178,10 @@ def audited_release(
 def _flatten(
     tree: Any,
 ) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Returns the arrays in tuples, lists, dictionaries and JAX's structures, and the inverse."""
+    """Returns the arrays of a structure in their order, and a function that puts others in.
+
+    Structures are tuples, lists, dictionaries, and those that JAX knows.
+    """
     jax = sys.modules.get("jax")
     if jax:
         arrays, structure = jax.tree.flatten(tree)
@@ -205,6 +213,7 @@ def _change_examples(examples: list[Any], change: Any) -> list[Any]:
 
 
 def _like(array: Any, row: Any) -> Any:
+    """Returns a NumPy row as an array of the library, dtype and device of `array`."""
     return array.new_tensor(row) if hasattr(array, "new_tensor") else row.astype(array.dtype)
 
 

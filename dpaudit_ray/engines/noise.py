@@ -81,9 +81,11 @@ class GpuNoise:
             self._next_block += (len(part) + 1) // 2
 
     def state(self) -> State:
+        """Returns the number of the next block, as an array by name."""
         return {"philox4x32": np.array([self._next_block], dtype=np.uint64)}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continues from `state`. Raises KeyError for the state of another generator."""
         self._next_block = int(state["philox4x32"][0])
 
 
@@ -98,10 +100,18 @@ def write_normals(
     key: Word,
     upper: Word,
 ) -> None:
-    """Writes normals into `out` [any number], from blocks `first_block` on, by a `table`."""
+    """Writes normals into a tensor.
+
+    Args:
+        out: to be written, float [any number].
+        table: the `coefficients`.
+        first_block: number of the first block of Philox; each block makes two normals.
+        key: of the stream, 64 bits.
+        upper: upper half of the counter, 64 bits, which is the same in all blocks of a stream.
+    """
     numbers = torch.arange((len(out) + 1) // 2, device=out.device) + first_block
     zeros = torch.zeros_like(numbers)
-    counter = (
+    counter = (  # four words of 32 bits, the lowest first
         numbers & _WORD,
         (numbers >> 32) & _WORD,
         zeros + (upper & _WORD),
@@ -130,6 +140,7 @@ def compiled_writer(device: torch.device) -> Writer:
     compiled = torch.compile(write_normals, fullgraph=True, dynamic=True)
 
     def write(out: Tensor, table: Tensor, *numbers: int) -> None:
+        """Calls the kernel with the numbers of `write_normals`."""
         # As tensors, since each number would be compiled anew; signed, of the same bits.
         signed = (number - (number >> 63 << 64) for number in numbers)
         compiled(out, table, *(torch.full((), n, dtype=torch.int64, device=device) for n in signed))
@@ -202,9 +213,12 @@ def coefficients(device: torch.device) -> Tensor:
 
 
 def normals(high: Tensor, low: Tensor, table: Tensor) -> Tensor:
-    """Returns normals in `UNIT`s, int64, from two words of 32 random bits each, int64 too.
+    """Returns normals in `UNIT`s, int64.
 
-    `table` has the `coefficients`.
+    Args:
+        high: words of 32 random bits, int64; the highest bit is the sign.
+        low: likewise, the 32 bits behind them.
+        table: the `coefficients`.
     """
     high_bits = high & 0x7FFFFFFF  # without the sign
     nonzero_word = torch.where(high_bits > 0, high_bits, low).clamp(min=1)

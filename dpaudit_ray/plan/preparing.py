@@ -72,7 +72,13 @@ def missing_parts(
     plan: Plan,
     packs: Iterable[Pack],
 ) -> list[Part]:
-    """Returns the parts that are not stored, and that these packs or audits without any await."""
+    """Returns the parts that are not stored, and that these packs or audits without any await.
+
+    Args:
+        run: the run directory.
+        plan: its plan.
+        packs: those that are still to be run.
+    """
     waiting = [pack.audit for pack in packs]
     waiting += _without_packs(plan)
     stored = {}
@@ -86,6 +92,7 @@ def missing_parts(
 
 
 def _without_packs(plan: Plan) -> list[int]:
+    """Returns the numbers of the audits that have no trials."""
     return [index for index, audit in enumerate(plan.audits) if not audit.packs]
 
 

@@ -74,8 +74,9 @@ class Pair:
     def differs(self) -> bool | None:
         """Whether their results differ; None without intervals or exact ε on both sides."""
         if self.left.quote.exact and self.right.quote.exact:
-            first, second = (float(side.entry["epsilon_lower"]) for side in self.sides)
-            return not math.isclose(first, second, rel_tol=_SAME)
+            left_epsilon = float(self.left.entry["epsilon_lower"])
+            right_epsilon = float(self.right.entry["epsilon_lower"])
+            return not math.isclose(left_epsilon, right_epsilon, rel_tol=_SAME)
         if math.isnan(self.left.rate) or math.isnan(self.right.rate):
             return None
         return self.left.high < self.right.low or self.right.high < self.left.low
@@ -146,6 +147,7 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
 
 
 def _changes(old: Any, new: Any) -> Changes:
+    """Returns the settings that differ, by dotted key, apart from names."""
     return tuple(Change(*change) for change in differences(old, new) if change[0] != "name")
 
 

@@ -172,7 +172,17 @@ def _scores(
     audit: PlannedAudit,
     cell: Cell,
 ) -> dict[str, Any]:
-    """Returns histograms of the last step's scores, and the rate of correct guesses."""
+    """Returns histograms of the last step's scores, and the rate of correct guesses.
+
+    Args:
+        run: the run.
+        audit: the audit in the plan.
+        cell: the audit in the sweep.
+
+    Returns:
+        "hits" with the number of guesses and rates in percent, and "scores" with both ends and
+        counts without and with the canary; either is left out if it is not defined.
+    """
     trials = run.trials(audit)
     content: dict[str, Any] = {}
     if audit.independent and len(trials.members):

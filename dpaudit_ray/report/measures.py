@@ -118,6 +118,7 @@ class ObservedTradeOff:
         # At least half an error per world: a perfect attack has no finite μ.
         smallest_sum = float((alpha + beta).min())
         error = max(smallest_sum, 1 / min(outside, inside)) / 2
+        # At the best threshold, both error rates of a μ-GDP test are Φ(-μ/2).
         mu = -2 * float(special.ndtri(error))
         return cls(alpha, beta, max(mu, 0.0))
 
@@ -149,7 +150,13 @@ class Profile:
 
     @classmethod
     def from_trials(cls, cell: Cell, audit: PlannedAudit, trials: Trials) -> "Profile":
-        """Computes both curves of an audit, whose trials are independent."""
+        """Computes both curves of an audit, whose trials are independent.
+
+        Args:
+            cell: the audit in the sweep.
+            audit: the audit in the plan.
+            trials: its trials.
+        """
         scores, members = trials.with_errors(), trials.members
         # Each of the worlds "in" and "out" gets n/2 trials on average, with a standard deviation of
         # √n/2. Four of these more are exceeded by one of them once in 16,000 audits. So one
@@ -157,7 +164,8 @@ class Profile:
         # own (`stats.error_rates`).
         n = len(scores)
         world_size = math.ceil(n / 2 + 2 * math.sqrt(n))
-        mu_bounds = profile.mu_profile(scores, members, cell.audit.confidence, size=world_size)
+        confidence = cell.audit.confidence
+        mu_bounds = profile.mu_profile(scores, members, confidence, size=world_size)
         observed = ObservedTradeOff.from_scores(scores, members)
         return cls(observed, mu_bounds.gaussian, claimed_curve(cell, audit))
 

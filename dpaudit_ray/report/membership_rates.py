@@ -104,9 +104,9 @@ class Reading:
     @property
     def curves(self) -> pd.DataFrame:
         """The ROC curve and its claim as a table with columns series, x, y, low, high."""
-        fpr = list(self.shown.roc)
         rates = [astuple(rate) for rate in self.shown.roc.values()]
-        observed = pd.DataFrame(rates, columns=["y", "low", "high"]).assign(x=fpr)
+        observed = pd.DataFrame(rates, columns=["y", "low", "high"])
+        observed["x"] = list(self.shown.roc)  # false-positive rates
         observed["high"] = observed["high"].shift(-1, fill_value=1.0)  # holds up to the next FPR
         x = np.geomspace(self.shown.least_fpr, 1, 100)
         allowed = pd.DataFrame({"x": x, "y": self.claim.true_positive_rate(x)})
@@ -128,9 +128,12 @@ def matrix(audit: PlannedAudit, trials: Trials) -> tuple[Scores, Members]:
     trials = trials.part(slice(rows * audit.together))
     scores = trials.with_errors()
     finite = scores[np.isfinite(scores)]
-    low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
-    scores = np.where(np.isnan(scores), low, scores).clip(low, high)
-    return scores.reshape(rows, -1), trials.members.reshape(rows, -1)
+    low = high = 0.0
+    if len(finite):
+        low, high = finite.min(), finite.max()
+    without_nan = np.where(np.isnan(scores), low, scores)
+    scores = without_nan.clip(low, high).reshape(rows, -1)
+    return scores, trials.members.reshape(rows, -1)
 
 
 def entries(run: Run) -> dict[str, dict[str, Any]]:

@@ -76,6 +76,10 @@ class Subject:
         return by_name
 
     def _risk(self, claim: Claim) -> Risk:
+        """Computes the most that a claim allows: accuracy, members found, and changed beliefs.
+
+        By Bayes' rule, odds of prior : (1 - prior) change by at most e^ε.
+        """
         curve = self._curve(claim)
         largest_epsilon = math.inf
         if self.delta > 0 or not isinstance(claim, Training):
@@ -106,6 +110,7 @@ class Subject:
             return png(figure)
 
     def _curve(self, claim: Claim) -> Curve:
+        """Returns the claimed curve, accurate at δ."""
         return curves(claim, self.accountant, self.delta or _DELTA)(claim.noise)
 
 
@@ -148,4 +153,5 @@ def of_run(run: Run) -> dict[str, Subject]:
 
 
 def _percent(share: float) -> str:
+    """Returns a share as a percentage with two decimals at most."""
     return percent(round(share, 4))

@@ -100,8 +100,9 @@ class Run:
         accountants = {audit.id: audit.accountant for audit in self.plan.audits}
         at_last_step = table["step"] == table["audit"].map(steps)
         by_first_accountant = table["accountant"] == table["audit"].map(accountants)
+        chosen = table[at_last_step & by_first_accountant]
         last_rows = dict[Any, dict[str, Row]]()
-        for row in table[at_last_step & by_first_accountant].to_dict("records"):
+        for row in chosen.to_dict("records"):
             last_rows.setdefault(row["audit"], {})[row["estimator"]] = row
         return last_rows
 
@@ -200,7 +201,7 @@ def _claim_is_gaussian(
     run: Run,
     table: pd.DataFrame,
 ) -> pd.Series[bool]:
-    """Returns `claims.is_gaussian` for each row of a table."""
+    """Returns whether each row's claim is Gaussian (`claims.is_gaussian`), bool [rows]."""
     gaussian = {}
     for audit, cell in run.pairs:
         for accountant in audit.claims:
@@ -220,6 +221,13 @@ def _above_claim(
     (`claims.is_gaussian`): the certified μ is then above that of the claim. So does one that was
     read through the claim's own curves, unless the accountant is user-defined: the certified hit
     rate refutes the claimed noise, and more.
+
+    Args:
+        table: rows of `estimates.parquet`.
+        is_gaussian: whether the claim of each row is, bool [rows].
+
+    Returns:
+        Whether each bound refutes its claim, bool [rows].
     """
     certified = table["status"] == Status.CERTIFIED
     by_mu = (table["status"] == Status.IF_GAUSSIAN) & is_gaussian

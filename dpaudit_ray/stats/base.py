@@ -263,7 +263,12 @@ def checked(
 
 
 def check_coins(members: Members, judge: Estimator) -> None:
-    """Raises ValueError if a share, or an order that `judge` learns from, is unlike coins'."""
+    """Raises ValueError if a share, or an order that `judge` learns from, is unlike coins'.
+
+    Args:
+        members: the secret bits, bool [n].
+        judge: the estimator that takes them.
+    """
     n = len(members)
     inside = int(members.sum())
     p_value = 2 * bdtr(min(inside, n - inside), n, 0.5)  # two-sided: P(Bin(n, 1/2) so far off)

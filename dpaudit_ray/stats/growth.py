@@ -71,6 +71,7 @@ class Growing:
         self.trials += len(scores)
 
     def miss(self, members: Members) -> None:
+        """Adds trials without an output, with bits bool [n]."""
         for state, _ in self._states:
             state.miss(members[: max(state.planned - self.trials, 0)])
         self.trials += len(members)

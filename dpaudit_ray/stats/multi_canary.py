@@ -64,7 +64,13 @@ class RunAccuracies:
             self._add(values[first:end], bits[first:end], have_output)
 
     def _add(self, scores: Scores, members: Members, ran: bool) -> None:
-        """Adds complete runs, all of which gave an output, or none."""
+        """Adds complete runs, all of which gave an output, or none.
+
+        Args:
+            scores: float64 [runs · canaries].
+            members: the secret bits, likewise.
+            ran: whether they gave an output; without, they have the outcome 0.
+        """
         starts = np.arange(0, len(scores), self.canaries)
         counted = self.counter.trials + starts >= WARMUP
         shares = np.zeros(len(starts))

@@ -47,7 +47,16 @@ class PairOutcomes(RunAccuracies):
         self._next_fit = -(-WARMUP // canaries) * canaries  # trials after which a ramp is fitted
 
     def _add(self, scores: Scores, members: Members, ran: bool) -> None:
-        """Splits the pairs wherever a new ramp is due, which is fitted twice as late each time."""
+        """Adds complete pairs, in parts: a ramp is fitted after twice as many trials as the last.
+
+        Args:
+            scores: float64 [pairs · trials of a pair].
+            members: the secret bits, likewise.
+            ran: whether they gave an output.
+
+        Raises:
+            ValueError: a canary is in both runs of a pair, or in neither.
+        """
         halves = members.reshape(-1, 2, self.canaries // 2)
         if (halves[:, 0] == halves[:, 1]).any():
             raise ValueError(
@@ -63,7 +72,10 @@ class PairOutcomes(RunAccuracies):
                 self._next_fit *= 2
 
     def _add_part(self, scores: Scores, members: Members, ran: bool) -> None:
-        """Adds each pair's share of right guesses: 0 if it did not run; skips the first."""
+        """Adds each pair's share of right guesses: 0 if it did not run; skips pairs before a ramp.
+
+        Arguments are those of `_add`.
+        """
         shares = np.zeros(len(scores) // self.canaries)
         if self._ramp is None:
             self.skipped += len(shares)

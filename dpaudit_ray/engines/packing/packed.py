@@ -215,7 +215,14 @@ class PackedModel:
         y: Tensor,
         clip_norm: float,
     ) -> Tensor:
-        """Returns `clipped_sums` of examples x [B, K, ...] with K views, by their mean loss."""
+        """Returns `clipped_sums` of examples with K views each, by their mean loss.
+
+        Args:
+            theta: parameters [n, p].
+            x: examples [B, K, ...].
+            y: classes, or numbers, [B].
+            clip_norm: C; infinity for no clipping.
+        """
         self.settle(x[:, 0], y)
         if self._viewed is None:
             self._viewed = Samplewise(self._source, self.loss, views=True)
@@ -231,7 +238,14 @@ class PackedModel:
         step: Step,
         weights: Tensor,
     ) -> None:
-        """Writes clipped sums of this thread's models into `out` [n, p], by loops or by passes."""
+        """Writes clipped sums of this thread's models, by compiled loops if they fit, or by passes.
+
+        Args:
+            out: [n, p], to be written.
+            theta: parameters [n, p].
+            step: batch, loss and clip norm.
+            weights: of the examples in each model, [n, B].
+        """
         loops = self._loops if theta.device.type == "cpu" else None
         if loops is not None and not loops.fits(theta, step.x):
             loops = None
@@ -272,7 +286,16 @@ class PackedModel:
         return self._groups.inner
 
     def _fitted(self, loops: "Loops | None", theta: Tensor, step: Step) -> Groups:
-        """Returns groups whose pass fits into memory, by the bytes that one model takes."""
+        """Returns groups whose pass fits into memory, by the bytes that one model takes.
+
+        Args:
+            loops: compiled loops that take the batch; None for passes.
+            theta: parameters of one model or more, [n, p].
+            step: the batch.
+
+        Raises:
+            MemoryError: the batch does not fit for one model alone.
+        """
         if loops is not None:
             return self._fast().fitted(loops.bytes_of_one(step.x) * self._threads)
         try:
@@ -286,6 +309,7 @@ class PackedModel:
         return self._fast().fitted(pass_bytes * self._threads)
 
     def _fast(self) -> Groups:
+        """Returns groups of the size that is fastest on a CPU, whatever the memory."""
         return Groups.for_cpu(self._source, self._convolutions_in_loops)
 
 
@@ -295,7 +319,14 @@ def _key(
     y: Tensor,
     options: Hashable,
 ) -> Hashable:
-    """Returns a key that equal modules of the same code share; None if an instance has own code."""
+    """Returns a key that equal modules of the same code share; None if an instance has own code.
+
+    Args:
+        module: its classes, buffers and parameters count.
+        x: a batch, whose numbers count.
+        y: likewise.
+        options: further parts of the key.
+    """
     code = []
     for part in module.modules():
         if "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks:

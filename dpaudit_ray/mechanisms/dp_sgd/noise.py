@@ -255,9 +255,14 @@ class Tree(Correlated):
         return matrix
 
     def correlate(self, normals: "Tensor", number: int, state: State) -> None:
-        """Returns S_t - S_(t-1). Remembers a sum for each position of a lowest set bit."""
+        """Makes S_t - S_(t-1) of the normals z_t, in place.
+
+        S_t is z_t plus the sum of its parent t - low(t), if that is above 0. The state has the last
+        sum for each lowest set bit: of t's parent and of t - 1, nothing newer has the same lowest
+        bit. Arguments are those of `Noise.correlate`.
+        """
         previous = number - 1
-        parent = number & previous
+        parent = number & previous  # without the lowest set bit, which is number & -number
         if parent:
             normals += state[f"{parent & -parent}"]
         total = normals.clone()
