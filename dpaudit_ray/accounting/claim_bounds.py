@@ -98,7 +98,12 @@ def curve(
 
 
 def remark(training: Claim, accountant: str) -> str:
-    """Returns a note on what an accountant's answer will assume; mostly ""."""
+    """Returns a note on what an accountant's answer will assume; mostly "".
+
+    Args:
+        training: the claim.
+        accountant: one of `accountants()` or an import path.
+    """
     if not isinstance(training, Training):
         return ""
     if training.known == math.inf:

@@ -163,7 +163,7 @@ def _width(training: Training, delta: float) -> float:
 
 
 def _doubled(width: float, least: float = FINEST) -> float:
-    """Rounds a width up to FINEST times a power of two, at least to `least`."""
+    """Rounds a grid width up to FINEST times a power of two, so that widths are shared."""
     doublings = math.ceil(math.log2(max(width, least) / FINEST))
     return float(FINEST * 2.0**doublings)
 
@@ -367,6 +367,8 @@ def _rounded_down(
     log_cells = upper[has_mass]
     cells = np.exp(log_cells)
     losses = log_cells - lower[has_mass]
+    # A grid that is shifted by s subtracts its remainder less s from each loss, and a cell more if
+    # the remainder is below s: on average width * P(remainder < s) - s, up to a constant.
     remainders = losses - np.floor(losses / width) * width
     order = np.argsort(remainders)
     rising = remainders[order]
@@ -374,7 +376,7 @@ def _rounded_down(
     mass_below = np.concatenate([[0.0], mass_before])
     shift = float(rising[np.argmin(width * mass_below - rising)])
     indices = np.floor((losses - shift) / width + 1e-9).astype(np.int64)
-    indices = np.maximum(indices, first - 2)
+    indices = np.maximum(indices, first - 2)  # losses far below all cells are dropped
     tolerance = _ROUNDING * (1 + np.abs(losses))
     is_below = indices * width + shift <= losses + tolerance
     start = int(indices.min())
@@ -406,8 +408,8 @@ class LossSum:
         self._slip = _ROUNDING * largest
 
     def delta(self, epsilon: float) -> float:
-        """Bounds δ at ε, in [0, 1]."""
-        shifted = epsilon - self._side * self._slip
+        """Bounds δ at ε, in [0, 1], by the weight θ that is best there."""
+        shifted = epsilon - self._side * self._slip  # allows for rounding of losses
 
         def log_delta(theta: float) -> float:
             return self._log_moment(theta) - theta * shifted

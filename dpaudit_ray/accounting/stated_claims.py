@@ -30,6 +30,7 @@ class EpsilonDelta(Claim):
     unit: str = "record"
 
     def __post_init__(self) -> None:
+        """Checks the fields. Raises ValueError."""
         check_number("epsilon", self.epsilon, open_end=False)
         check_delta("delta", self.delta)
         check_unit(self.unit)

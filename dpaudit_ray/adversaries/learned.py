@@ -282,6 +282,7 @@ def _shown(
     is_right = (log_odds > 0) == inside
     right = np.cumsum(is_right[surest])
     guesses = np.unique(np.geomspace(1, runs, _NUMBERS).astype(np.int64))
+    # Of that many runs, the output may reveal the world by an event of probability δ.
     revealed, _ = most_revealed(runs, delta, _LEVEL)
     counted = np.maximum(guesses - revealed, 1)
     counted_right = np.maximum(right[guesses - 1] - revealed, 0)

@@ -123,6 +123,7 @@ def _state(progress: Progress, index: int) -> str:
 
 
 def _order(progress: Progress, index: int) -> tuple[int, int]:
+    """Sorts audits by their state, and then by their number."""
     return _STATES.index(_state(progress, index)), index
 
 
@@ -144,6 +145,7 @@ def _totals(progress: Progress, more: str) -> Text:
 
 
 def _bound(audit: AuditProgress) -> str:
+    """Returns the bound so far as text, "!" in front if above the claim; a dash without one."""
     if audit.done == 0 or math.isnan(audit.epsilon_lower):
         return "–"
     return marked(epsilon_text(audit.epsilon_lower, digits=2), audit.above)
@@ -226,6 +228,7 @@ class Display:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        """Writes all that is queued, and the final sentence."""
         self._open = False
         self._request(self._finish, last=True)
         self._writer.join()

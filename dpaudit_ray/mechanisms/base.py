@@ -334,10 +334,16 @@ class Mechanism(Plugin):
         seeds: PartSeeds,
         gpu: bool,
     ) -> Arrays:
-        """Computes one part of `preparation`, from 0: arrays of numbers by name, to be stored.
+        """Computes one part of `preparation`: arrays of numbers by name, to be stored.
 
         It depends only on the arguments and the identity: it knows no secret bit and no other part,
-        and runs anywhere, in any order. With `gpu` it may compute on the trainer's.
+        and runs anywhere, in any order.
+
+        Args:
+            adversary: the attack.
+            part: number of the part, from 0.
+            seeds: of the sweep, and of this part.
+            gpu: whether it may compute on the trainer's GPU.
         """
         raise NotImplementedError(f"{self.name} has a preparation, and no prepare_part()")
 
@@ -361,7 +367,13 @@ class Mechanism(Plugin):
     def distributions(
         self, adversary: Adversary, delta: float, prepared: Prepared
     ) -> Mapping[str, NDArray[np.float64]]:
-        """Returns numbers that reports draw as histograms, by title, float64 [any number]."""
+        """Returns numbers that reports draw as histograms, by title, float64 [any number].
+
+        Args:
+            adversary: the attack.
+            delta: δ of bounds among them.
+            prepared: all parts of the preparation; empty until all are stored.
+        """
         return {}
 
 

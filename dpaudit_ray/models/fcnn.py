@@ -73,7 +73,14 @@ def perceptron(
     activation: str,
     classes: int,
 ) -> nn.Module:
-    """Returns a chain of linear layers on flattened examples, with the activation between them."""
+    """Returns a chain of linear layers on flattened examples, with the activation between them.
+
+    Args:
+        shape: of an example.
+        hidden: widths of the hidden layers.
+        activation: relu, tanh or gelu.
+        classes: number of classes; 0 for regression.
+    """
     from torch import nn
 
     kinds = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}

@@ -86,6 +86,13 @@ class PackCheckpoints:
     """
 
     def __init__(self, call: CallAggregator, pack: Pack, minutes: float) -> None:
+        """Has saved nothing yet.
+
+        Args:
+            call: calls a method of the aggregator.
+            pack: the trials.
+            minutes: from one checkpoint to the next.
+        """
         self._call = call
         self._pack = pack
         self._seconds = 60 * minutes

@@ -24,6 +24,7 @@ class OccasionalLines:
         self._last = time.monotonic()
 
     def show(self, line: str) -> None:
+        """Reports a line, unless another one was reported a moment before."""
         now = time.monotonic()
         if now - self._last >= _LINE_SECONDS:
             self._last = now

@@ -423,7 +423,11 @@ def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
 
 
 def alike_in_a_row(flags: Members) -> Iterator[tuple[slice, bool]]:
-    """Yields stretches of equal flags, bool [n], each with its flag; of a million at most."""
+    """Yields stretches of equal flags, each with its flag; of a million trials at most.
+
+    Args:
+        flags: bool [n].
+    """
     changes = (np.flatnonzero(np.diff(flags)) + 1).tolist()
     ends = sorted({*range(0, len(flags), _AT_ONCE), *changes, len(flags)})
     for start, stop in itertools.pairwise(ends):

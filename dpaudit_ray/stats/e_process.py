@@ -136,6 +136,7 @@ def anytime_lower(
     target = -math.log(alpha)
 
     def excess(rate: float) -> float:
+        """Returns how much the evidence against this hit rate exceeds ln(1 / α)."""
         return log_mixture(rate, hits, trials, prior) - target
 
     if trials == 0 or excess(0.5) <= 0:

@@ -30,6 +30,14 @@ def clopper_pearson_upper(successes: ArrayLike, trials: ArrayLike, alpha: ArrayL
     """Returns an upper bound that a proportion exceeds with probability `alpha` at most.
 
     Arguments broadcast. The bound is 1 if all trials are successes.
+
+    Args:
+        successes: 0 to `trials`; need not be whole numbers.
+        trials: number of independent trials.
+        alpha: in (0, 1).
+
+    Returns:
+        A float, or an array of the arguments' common shape.
     """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):
@@ -41,6 +49,14 @@ def clopper_pearson_lower(successes: ArrayLike, trials: ArrayLike, alpha: ArrayL
     """Returns a lower bound that a proportion falls below with probability `alpha` at most.
 
     Arguments broadcast. The bound is 0 if no trial is a success.
+
+    Args:
+        successes: 0 to `trials`; need not be whole numbers.
+        trials: number of independent trials.
+        alpha: in (0, 1).
+
+    Returns:
+        A float, or an array of the arguments' common shape.
     """
     k, n, a = _checked(successes, trials, alpha)
     with np.errstate(invalid="ignore"):

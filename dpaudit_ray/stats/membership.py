@@ -400,11 +400,13 @@ def _independent_levels(alpha: float) -> list[tuple[float, float]]:
     """
 
     def levels(radius: float) -> tuple[Floats, Floats]:
+        """Returns the two levels of each pair at this distance from the origin."""
         first = ndtr(-radius * np.cos(_ANGLES))
         second = ndtr(-radius * np.sin(_ANGLES))
         return first, second
 
     def excess(radius: float) -> float:
+        """Returns the chance that some pair has either error, less `alpha`."""
         first, second = levels(radius)  # first rises, second falls
         # While the first p-value is between two levels, the second one must be below the level that
         # goes with the lower of the two.

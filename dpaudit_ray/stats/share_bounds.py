@@ -65,6 +65,7 @@ def betting_lower(hits: Floats, sizes: Floats, alpha: float) -> float:
     """
 
     def excess(log_rate: float) -> float:
+        """Returns how much the evidence against this mean share exceeds ln(1 / α)."""
         log_wealth = evidence(hits, sizes, math.exp(log_rate))
         return log_wealth + math.log(alpha)
 
@@ -113,7 +114,13 @@ def binomial_p_value(total: float, units: int, rate: float) -> float:
 
 
 def _tail(counts: Floats, units: int, rate: float) -> Floats:
-    """Returns P(B > count) of a binomial number B, for counts from -1 on."""
+    """Returns P(B > count) of a binomial number B, float64 [n].
+
+    Args:
+        counts: whole numbers from -1 on, float64 [n].
+        units: number of trials of B.
+        rate: their probability.
+    """
     inner = np.clip(counts, 0, units - 1)
     tail = special.betainc(inner + 1, units - inner, rate)
     tail = np.where(counts >= units, 0.0, tail)

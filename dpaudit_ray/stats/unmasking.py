@@ -136,10 +136,15 @@ class Masks:
         return self._guess(self._groups.size - self._revealed)
 
     def fixed(self, guesses: int) -> Judged:
-        """Guesses this many of the surest masked trials, by the bits revealed so far."""
+        """Guesses so many of the surest masked trials, by the bits revealed so far.
+
+        Args:
+            guesses: their number; a negative one counts as 0.
+        """
         masked = self._groups.size - self._revealed
         surest = np.argsort(self._doubt, kind="stable")
         sizes = masked[surest]
+        # Guesses that are left for each group, after those for surer groups.
         remaining = guesses - (np.cumsum(sizes) - sizes)
         guessed = np.zeros_like(masked)
         guessed[surest] = np.minimum(sizes, np.maximum(remaining, 0))

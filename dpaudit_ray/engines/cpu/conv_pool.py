@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..packing.memory import slices
 from ..packing.passes import Chain, Layer, Passes, Step
 from ..rules.base import Rule, SampleGradients, by_model, is_flatten, is_plain
-from ..rules.convolution import Conv2dRule, Pair
+from ..rules.convolution import Conv2dRule, Pair, pair
 from ..rules.ghost_norm import should_form_gradients
 from ..rules.linear import LinearRule
 from ..rules.losses import Loss, output_gradients
@@ -39,19 +39,12 @@ def window_of(
     """Returns size and stride of a max-pooling that the loops take; None for any other layer."""
     if not isinstance(layer, nn.MaxPool2d) or not is_plain(layer, nn.MaxPool2d):
         return None
-    size = _pair(layer.kernel_size)
+    size = pair(layer.kernel_size)
     if max(size) > _LARGEST_WINDOW or layer.ceil_mode or layer.return_indices:
         return None
-    if _pair(layer.padding) != (0, 0) or _pair(layer.dilation) != (1, 1):
+    if pair(layer.padding) != (0, 0) or pair(layer.dilation) != (1, 1):
         return None
-    return size, _pair(layer.stride)
-
-
-def _pair(value: int | Sequence[int]) -> Pair:
-    """Returns an option of a layer, such as its stride, as (vertical, horizontal)."""
-    if isinstance(value, int):
-        return value, value
-    return value[0], value[1]
+    return size, pair(layer.stride)
 
 
 @dataclass(frozen=True)
@@ -295,7 +288,10 @@ class ConvPoolRule(Rule):
         parts: Sequence[Tensor],
         cache: dict[object, Tensor],
     ) -> SampleGradients:
-        """Forms each example's gradient of weights and biases, and its squared norm, by loops."""
+        """Forms each example's gradient of weights and biases, and its squared norm, by loops.
+
+        Arguments are those of `Rule.samples_shared`; `cache` is not used.
+        """
         like = parts[0]
         n, batch = saved.marks.shape[:2]
         outputs, _, height, _ = self.weight.shape
@@ -305,7 +301,7 @@ class ConvPoolRule(Rule):
         squares = like.new_empty(n, batch)
         images = saved.images.numpy()
         static = self.static(like.dtype)
-        start = 0
+        start = 0  # the first model of the part
         for g in parts:
             models = slice(start, start + len(g))
             start = models.stop
@@ -349,7 +345,11 @@ class ConvPoolRule(Rule):
         return down, across
 
     def windows(self, size: Sequence[int]) -> Pair:
-        """Returns rows and columns of the windows of images of this height and width."""
+        """Returns rows and columns of the pooling windows, 0 if none fits.
+
+        Args:
+            size: height and width of the images.
+        """
         counts = []
         for axis, positions in enumerate(self.convolution.output_size(size)):
             further = (positions - self.size[axis]) // self.stride[axis]

@@ -143,7 +143,10 @@ def _backward(
     clip: float,
     out: Floats,
 ) -> None:
-    """Writes clipped, weighted sums.
+    """Writes clipped, weighted sums of all models.
+
+    For each model it goes down all layers for the norms, and up again for the sums: gradients of
+    all outputs stay in cache between the two.
 
     Args:
         theta: parameters [n, p].

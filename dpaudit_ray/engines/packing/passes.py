@@ -73,10 +73,11 @@ class Passes:
     mapped = False  # whether `vmap` gives the module one example of one model at a time
 
     def __init__(self) -> None:
-        self.bare: list[Bare] = []
+        self.bare: list[Bare] = []  # parameters without a rule
         self._leaves: list[Tensor] = []  # values of these for every example, [n*B, ...]
         self.records: list[Record] = []  # in the order of the backward pass
-        self._applied: set[Rule] = set()
+        self._applied: set[Rule] = set()  # in this pass: a layer may be applied once
+        # Output and saved data of layers on the batch itself, which all groups share.
         self._shared: dict[Rule, tuple[Tensor, Any]] = {}
 
     def outputs(
@@ -291,7 +292,7 @@ class Layer(nn.Module):
         super().__init__()
         self.rule = rule
         self.passes = passes
-        self.saved: Any = None
+        self.saved: Any = None  # from the forward pass, until autograd has taken it
 
     @property
     def weight(self) -> Tensor:

@@ -132,7 +132,13 @@ class Samplewise:
         torch.cat(gradients, out=out)
 
     def _by_vmap(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Returns the gradient of every example, float [B, p], at parameters `row` [p]."""
+        """Returns the gradient of every example, float [B, p], by mapping one example's gradient.
+
+        Args:
+            row: parameters [p].
+            x: examples [B, ...].
+            y: their targets [B].
+        """
         values = parameters_of(self.module, row)
         by_example = vmap(grad(self.example_loss), in_dims=(None, 0, 0))
         gradients: dict[str, Tensor] = by_example(values, x, y)

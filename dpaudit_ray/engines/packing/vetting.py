@@ -295,7 +295,7 @@ def _check_state(
 
 
 def _differ(value: object, before: object) -> bool:
-    """Returns whether a value of the state has changed, in any bit."""
+    """Returns whether a value of the state has changed: numbers of tensors, or other values."""
     if isinstance(value, Tensor) and isinstance(before, Tensor):
         return relative_error(value, before) > 0
     return value is not before and value != before

@@ -31,12 +31,12 @@ class Conv2dRule(Rule):
         assert isinstance(layer, nn.Conv2d)
         super().__init__(layer, slots)
         self._groups = layer.groups
-        self._kernel = _pair(layer.kernel_size)
-        self.stride = _pair(layer.stride)
-        self._dilation = _pair(layer.dilation)
+        self._kernel = pair(layer.kernel_size)
+        self.stride = pair(layer.stride)
+        self._dilation = pair(layer.dilation)
         across, down = (0, 0)
         if padding(layer) is None:
-            across, down = _pair(layer._reversed_padding_repeated_twice[::2])
+            across, down = pair(layer._reversed_padding_repeated_twice[::2])
         self._padding = (down, across)
         self.zero_pad = (across, across, down, down)  # left, right, top, bottom, as for F.pad
         self._inputs = math.prod(self.weight.shape[1:])  # numbers of a patch
@@ -309,9 +309,11 @@ def _in_turn(x: Tensor, n: int) -> Tensor:
     return by_sample.transpose(0, 1).flatten(0, 1)
 
 
-def _pair(numbers: Sequence[int]) -> Pair:
+def pair(option: int | Sequence[int]) -> Pair:
     """Returns an option of a layer, such as its stride, as (vertical, horizontal)."""
-    return int(numbers[0]), int(numbers[1])
+    if isinstance(option, int):
+        return option, option
+    return int(option[0]), int(option[1])
 
 
 def as_2d(

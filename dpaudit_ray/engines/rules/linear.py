@@ -269,7 +269,12 @@ class AffineRule(Rule):
         return Formed(tuple(parts))
 
     def _output(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Returns the output of x [n, B, ...], or of x [1, B, ...] that all models share."""
+        """Returns w ⊙ x + b of n models, [n, B, ...].
+
+        Args:
+            theta: parameters [n, p].
+            x: normalised inputs [n, B, ...], or [1, B, ...] that all models share.
+        """
         y = self._broadcast(self.weight, theta, x.dim()) * x
         if self.bias is not None:
             y = y + self._broadcast(self.bias, theta, x.dim())

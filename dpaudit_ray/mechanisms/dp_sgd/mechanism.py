@@ -232,7 +232,12 @@ class DpSgd(Recipe, Mechanism):
         return adversary.fixed_gradient and adversary.apart and independent_coins
 
     def training(self, seed: int, gpu: bool) -> "DpSgdTraining":
-        """Loads the data and draws everything public about the training: θ_0 and batches."""
+        """Loads the data and draws everything public about the training: θ_0 and batches.
+
+        Args:
+            seed: of the sweep.
+            gpu: compute on the trainer's GPU.
+        """
         from .training import DpSgdTraining
 
         return DpSgdTraining.prepare(self.recipe, seed, gpu)

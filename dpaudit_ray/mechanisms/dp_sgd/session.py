@@ -59,6 +59,7 @@ class PublicView:
     """
 
     def __init__(self, training: DpSgdTraining) -> None:
+        """Grants the public part of a training, as methods and attributes of the protocol."""
         recipe = training.recipe
         self._training = training
         self._samplewise = Samplewise(training.module, training.model.loss)
@@ -147,7 +148,10 @@ class PublicView:
         query: SampleCanary,
         rate: float,
     ) -> Tensor:
-        """Differentiates through the step, by double back-propagation."""
+        """Implements `PublicKnowledge.look_ahead`: differentiates through the step by torch.func.
+
+        Arguments are those of `PublicKnowledge.look_ahead`.
+        """
         _check_floating(x)
 
         def gradient_by_x(row: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -162,6 +162,7 @@ class AlexNetBody(nn.Module):
         return torch.cat([self._features(chunk) for chunk in torch.split(x, _CHUNK)])
 
     def _features(self, x: Tensor) -> Tensor:
+        """Returns outputs of the body for images [N, 3, h, w], resized and normalised for it."""
         resized = functional.interpolate(x, (_SIDE, _SIDE), mode="bilinear", align_corners=False)
         result: Tensor = self.network((resized - self.mean) / self.deviation)
         return result
