@@ -530,7 +530,7 @@ class LossSum:
 
         low, high = self._window(theta)
         shift = sum(count * step.shift for step, count in self._parts)
-        start = math.floor((low - shift) / self._width)
+        start = math.floor((low - shift) / self._width)  # index of the window's first cell
         cells = math.ceil((high - low) / self._width) + 3
         size = fft.next_fast_len(cells, real=True)
         gamma = 8 * _UNIT * math.log2(2 * size)  # relative error of a transform, in norm
@@ -552,5 +552,6 @@ class LossSum:
         relative_error = 20 * self._steps * _UNIT + gamma
         error += relative_error * (float(np.linalg.norm(composed)) + error)
         points = (start + np.arange(size)) * self._width + shift
+        # Composed masses begin at the sum of all first losses, `offset`.
         masses = np.roll(composed, -((start - offset) % size))
         return self._log_moment(theta), points, masses, error

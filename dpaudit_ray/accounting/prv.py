@@ -41,7 +41,7 @@ class Prv(Accountant):
         delta: float,
     ) -> list[float]:
         """Returns upper bounds on ε after each of `steps`, from one grid for the most of them."""
-        # The library may err by so much in δ: a thousandth moves ε in its fourth digit.
+        # The library may err by a thousandth of δ, which `_epsilons` adds to its upper bound.
         accountant = _library_accountant((training,), delta / 1000)
         return _epsilons(accountant, delta, [[count] for count in steps])
 

@@ -142,8 +142,11 @@ def compiled_writer(device: torch.device) -> Writer:
     def write(out: Tensor, table: Tensor, *numbers: int) -> None:
         """Calls the kernel with the numbers of `write_normals`."""
         # As tensors, since each number would be compiled anew; signed, of the same bits.
-        signed = (number - (number >> 63 << 64) for number in numbers)
-        compiled(out, table, *(torch.full((), n, dtype=torch.int64, device=device) for n in signed))
+        tensors = []
+        for number in numbers:
+            signed = number - (number >> 63 << 64)
+            tensors.append(torch.full((), signed, dtype=torch.int64, device=device))
+        compiled(out, table, *tensors)
 
     values = torch.empty(_COMPARED, device=device)
     expected = torch.empty_like(values)

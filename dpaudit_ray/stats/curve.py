@@ -100,8 +100,10 @@ class Responses:
     def from_curve(cls, curve: Curve) -> "Responses":
         """Builds the mechanism that leaks the most under `curve`.
 
-        Slopes of δ(x) at the points give the shares, from the surest answer down; the remainder
-        goes to the last level that it reaches, ε = 0 at the latest.
+        A level with log odds e, drawn with probability s, answers wrongly with probability s / (1 +
+        e^e). Each level adds a kink to δ(x), x = e^ε: there, the slope changes by that probability.
+        So the slopes at the points give the shares, from the surest answer down; the remainder goes
+        to the last level that it reaches, ε = 0 at the latest.
         """
         e, d = _hull(curve)
         x = np.exp(e)

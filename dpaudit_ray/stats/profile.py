@@ -44,6 +44,9 @@ def mu_profile(
 ) -> MuProfile:
     """Computes μ at each threshold between scores, with a two-sided simultaneous band.
 
+    At a threshold with error rates α and β, μ is Φ⁻¹(1 - α) - Φ⁻¹(β). Bounds on both rates at all
+    thresholds together give bounds on μ at all of them.
+
     Args:
         scores: float [R], higher = more "in"; not finite if the run diverged.
         members: the secret bits, bool [R].

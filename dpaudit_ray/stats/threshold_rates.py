@@ -129,7 +129,11 @@ class EpsDelta(Logged, Estimator):
         super().__post_init__()
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """Bounds ε by both error rates at a threshold that other trials have fixed."""
+        """Bounds ε by both error rates at a threshold that other trials have fixed.
+
+        The first trials choose it, as the one of their largest bound, and are not counted
+        afterwards.
+        """
         alpha = 1 - confidence
         gain = functools.partial(epsilon_of_rates, delta=delta)
         scores, members = self._log.arrays()

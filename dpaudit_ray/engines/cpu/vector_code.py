@@ -208,9 +208,12 @@ def _vectorised(emit_code: Callable[[_Emitter], None]) -> Any:
 def convolve(emit: _Emitter) -> None:
     """Convolves one vector of output channels at adjacent positions, some rows by some columns.
 
-    `arrays`: x, w, bias, out; `numbers`: their starts, the distance of two positions' rows in x,
-    the length of an image row, the rows and the row length of a patch, and the distances of two
-    positions' rows and columns in out. `static`: lanes, rows, columns, distance of columns in x.
+    out[r, c] = bias + Σ_ij w[i, j] · x[i + r · down, j + c · step] is summed in registers, one for
+    each position.
+
+    `arrays`: x, w, bias, out. `numbers`: their starts, the distance `down` of two positions' rows
+    in x, the length of an image row, rows and row length of a patch, and the distances of two
+    positions' rows and columns in out. `static`: lanes, rows, columns, distance `step` of columns.
     """
     builder = emit.builder
     x_at, w_at, bias_at, out_at, down, row, height, width, below, beside = emit.numbers
@@ -320,11 +323,12 @@ def gather(emit: _Emitter) -> None:
 
 @_vectorised
 def scatter(emit: _Emitter) -> None:
-    """Adds Σ g · weights, over the listed outputs, to some rows of one patch of the image.
+    """Adds Σ_e g[list[e]] · w[list[e]] to some rows of one patch of an image.
 
-    `arrays`: the image; g, a number for each output; w, the weights of each output; and the list.
-    `numbers`: where to start in the first three; the lengths of the list, of an image row, and of
-    an output's weights. `static`: lanes, rows of the patch, and vectors in each.
+    `arrays`: the image; g, a number for each output; w, the weights of each output, row by row as
+    the patch; and the list of outputs. `numbers`: where to start in the first three; the lengths of
+    the list, of an image row, and of an output's weights. `static`: lanes, rows of the patch, and
+    vectors in each.
     """
     builder = emit.builder
     image_at, g_at, w_at, count, row_length, weights_length = emit.numbers

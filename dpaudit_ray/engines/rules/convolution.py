@@ -192,7 +192,15 @@ class Conv2dRule(Rule):
         of_x: bool,
         groups: int = 1,
     ) -> Tensor:
-        """Returns the gradient of the input if `of_x`, else that of the weight."""
+        """Returns the gradient of the input or of the weight, by torch's own backward pass.
+
+        Args:
+            weight: kernels [outputs, inputs / groups, height, width].
+            x: input [N, c, h, w].
+            g: gradient of the output [N, o, h', w'].
+            of_x: whether to return the gradient of x; else that of `weight`.
+            groups: of channels.
+        """
         no_bias, transposed, output_padding = None, False, (0, 0)
         gradients = torch.ops.aten.convolution_backward(
             g, x, weight, no_bias, self.stride, self._padding, self._dilation,

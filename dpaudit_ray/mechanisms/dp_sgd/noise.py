@@ -107,7 +107,16 @@ class Correlated(Noise):
 
 @functools.lru_cache(maxsize=64)
 def _sensitivities(noise: Correlated, steps: int, separation: int) -> Matrix:
-    """Computes the sensitivity of a training that ends after each step, float64 [steps]."""
+    """Computes the sensitivity of a training that ends after each step, float64 [steps].
+
+    It is |Cπ|, of the rows of C so far, for the worst step of a record's first participation
+    (`Correlated.sensitivity`).
+
+    Args:
+        noise: has the strategy C.
+        steps: of the training.
+        separation: steps from one participation of a record to the next.
+    """
     strategy = np.abs(noise.strategy(steps))
     largest = np.zeros(steps)
     for first in range(min(separation, steps)):  # the step o of the first participation

@@ -162,9 +162,9 @@ class Landscape(Mechanism):
         )
         # The canary and the noise of a step, which both are relative to, are known from here on.
         threshold_option = cast(LandscapeAdversary, adversary).threshold
-        threshold = (
-            process.canary / 2 if isinstance(threshold_option, str) else float(threshold_option)
-        )
+        threshold = process.canary / 2  # also where a search for the threshold starts
+        if not isinstance(threshold_option, str):
+            threshold = float(threshold_option)
         relative_width = 1.0 if self.width == "tuned" else float(self.width)
         width = process.step_noise * relative_width
         process = replace(process, threshold=threshold, width=width)
