@@ -298,7 +298,7 @@ def show_cost(core_hours: float, price: float | None, most: float | None) -> Non
 
 
 def show_code(code: Code) -> None:
-    """Prints the modules of the user that a sweep runs: its file is code, as they are."""
+    """Prints the user's modules that a sweep runs, which a reader should trust or read first."""
     if code.modules:
         names = ", ".join(f"{name} ({digest[:12]})" for name, digest in code.modules.items())
         terminal.explain(

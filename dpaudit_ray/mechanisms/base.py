@@ -95,6 +95,7 @@ class Measured:
         results = [cls.of(run) for run in runs]
 
         def interleave(arrays: list[Scores]) -> Scores:
+            """Returns arrays [n, horizons] block by block in turn, [n · arrays, horizons]."""
             horizons = arrays[0].shape[1]
             blocks = [array.reshape(-1, each, horizons) for array in arrays]
             return np.stack(blocks, axis=1).reshape(-1, horizons)

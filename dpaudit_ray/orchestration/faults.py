@@ -138,7 +138,10 @@ class Deadlines:
         self._missed[pack] += 1
 
     def seconds(self, pack: Pack) -> float:
-        """Returns the limit for a pack; a guess until a pack of its audit was timed."""
+        """Returns the limit for a pack; a guess until a pack of its audit was timed.
+
+        The guess doubles each time that the pack was silent for longer.
+        """
         if self._fixed != "auto":
             return self._fixed
         limit = FIRST * 2.0 ** self._missed[pack]

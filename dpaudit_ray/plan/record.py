@@ -198,7 +198,16 @@ def _other(run: RunDirectory) -> RunDirectoryError:
 
 
 def filled(sweep: Sweep, plan: Plan, run: RunDirectory) -> Sweep:
-    """Returns the sweep with records of the plan for classes and data that cannot be read here."""
+    """Returns the sweep with records of the plan for classes and data that cannot be read here.
+
+    Args:
+        sweep: as the run directory has it.
+        plan: its plan, which records claims.
+        run: the run directory, for errors.
+
+    Raises:
+        RunDirectoryError: the plan is another sweep's.
+    """
     _check_numbers(sweep, plan, run)
     cells = []
     for cell, audit in zip(sweep.cells, plan.audits, strict=True):

@@ -44,6 +44,7 @@ def _label_key(key: str) -> str:
 
 
 def _label_selector(value: str) -> str:
+    """Returns a label selector of Ray. Raises ValueError for another form."""
     if not re.fullmatch(_LABELS, value):
         raise ValueError("must be a label's value, !value, in(value,value) or !in(value,value)")
     return value

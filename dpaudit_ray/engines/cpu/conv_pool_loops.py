@@ -509,7 +509,16 @@ def _list_windows(
     starts: tuple[Integers, Integers, Integers],
     listed: Listed,
 ) -> None:
-    """Lists what `_list_positions` does, where a position wins one window at most."""
+    """Lists by output the positions with a gradient, where a position wins one window at most.
+
+    Then each window has one such position at most, and its mark names it: the grid is not needed.
+
+    Args:
+        g: gradients by window [h · w · o].
+        marks: of the windows [h · w · o].
+        starts: in an image: of positions, of windows, and of a window's entries by mark.
+        listed: by output, to be written: starts, gradients, and their number.
+    """
     outputs = len(listed[0])
     _, windows, entries = starts
     for o in range(outputs):

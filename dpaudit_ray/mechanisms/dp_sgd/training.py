@@ -189,11 +189,13 @@ class DpSgdTraining:
         input_type = input_dtype(module.to(device, dtype), x)
 
         def loaded(part: Dataset) -> Examples:
+            """Returns other data on the device, as the model takes them."""
             part_x = _features(part, body, device, dtype)
             part_y = torch.from_numpy(part.y.copy())
             return as_input(part_x, input_type), part_y.to(device)
 
         def grouped(records: Examples) -> Examples:
+            """Returns records [N, ...] by unit of privacy: as they are, or [units, records, ...]."""
             features, labels = records
             return recipe.unit.grouped(features), recipe.unit.grouped(labels)
 
@@ -203,6 +205,7 @@ class DpSgdTraining:
         units_x, units_y = grouped((x, y))
         batches_seed = derive("batches", seed, recipe.seed)
         batches = _batches(recipe, len(units_y), batches_seed, device)
+        # The way in which the model is packed is chosen on a batch of the largest size.
         largest = max(recipe.batch_size, *map(len, batches))
         largest = min(largest, recipe.physical_batch_size or largest)
         # A user's code may do otherwise the next time, whatever its numbers are.
