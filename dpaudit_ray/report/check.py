@@ -205,12 +205,7 @@ class Checked:
         except RunDirectoryError as error:
             if isinstance(error.__cause__, OSError):
                 raise
-            self.differs(
-                file,
-                "",
-                first_line(error.__cause__ or error),
-                audit=audit,
-            )
+            self.differs(file, "", first_line(error.__cause__ or error), audit=audit)
 
 
 @dataclass(frozen=True)
@@ -419,11 +414,7 @@ def _claims(
         try:
             if is_data(name):
                 raise DpauditError("they take its author's code")
-            values = claims.by(
-                claims.asked(cell),
-                cell.audit.delta,
-                name,
-            )
+            values = claims.by(claims.asked(cell), cell.audit.delta, name)
             checked.count("claims", len(values))
             if other_version and claims.difference(audit.claims, cell) is None:
                 raise DpauditError("another version of dpaudit computed them")

@@ -50,12 +50,7 @@ class HitRate:
         alpha = (1 - confidence) / 2
         low = clopper_pearson_lower(counter.hits, counter.guesses, alpha)
         high = clopper_pearson_upper(counter.hits, counter.guesses, alpha)
-        return cls(
-            counter.guesses,
-            counter.hits,
-            float(low),
-            float(high),
-        )
+        return cls(counter.guesses, counter.hits, float(low), float(high))
 
 
 def utilities(

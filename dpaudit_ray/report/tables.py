@@ -164,11 +164,7 @@ def bounds(run: Run) -> pd.DataFrame:
     table = run.table.assign(above_claim=above)
     claimed = table.set_index([*key, "accountant"])["epsilon_upper"].unstack()
     by_accountant = claimed.add_prefix("claim_").reset_index()
-    rows = table.drop_duplicates(key).merge(
-        by_accountant,
-        on=key,
-        how="left",
-    )
+    rows = table.drop_duplicates(key).merge(by_accountant, on=key, how="left")
     return with_options(run, rows)
 
 

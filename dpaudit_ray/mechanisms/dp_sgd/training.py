@@ -195,7 +195,7 @@ class DpSgdTraining:
             return as_input(part_x, input_type), part_y.to(device)
 
         def grouped(records: Examples) -> Examples:
-            """Returns records [N, ...] by unit of privacy: as they are, or [units, records, ...]."""
+            """Returns records [N, ...] by unit of privacy: as they are, or [units, size, ...]."""
             features, labels = records
             return recipe.unit.grouped(features), recipe.unit.grouped(labels)
 
