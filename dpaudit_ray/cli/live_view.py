@@ -312,7 +312,7 @@ class Display:
         self._phase = text
 
     def _print(self, text: str) -> None:
-        """Writes a line above the picture, or to standard error if there is none."""
+        """Writes a line above the picture, or to standard error without a picture."""
         if self._live is None or not sys.stderr.isatty():
             terminal.complain(text)
         else:

@@ -149,7 +149,7 @@ def head(quotes: Sequence[Quote]) -> str:
 
 
 def show_answer(run: Run, answer: Answer | None) -> None:
-    """Prints verdict, reason and next steps; `answer` is None if it takes too long to judge."""
+    """Prints verdict, reason and next steps; None for an answer that takes too long."""
     if answer is None:
         terminal.explain(
             "this run has too many trials to be judged here: "

@@ -227,7 +227,7 @@ class _Draws:
         runs: int,
         rng: Generator,
     ) -> Iterator[Any]:
-        """Yields each output of its own call; an exception is one, too."""
+        """Yields the output of each of `runs` calls for one output; an exception is an output, too."""
         for _ in range(runs):
             try:
                 outputs = self.release(data, rng, 1, **self.options)
