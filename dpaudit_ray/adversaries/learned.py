@@ -95,6 +95,7 @@ class Learned(OutputAdversary):
         cls,
         model: str,
     ) -> str:
+        """Returns the model. Raises ValueError unless it is one of the names."""
         if model not in ("auto", CELLS, *_AUTO):
             names = classifiers()
             if model not in names:
@@ -108,6 +109,7 @@ class Learned(OutputAdversary):
         rng: Generator,
         delta: float = 0.0,
     ) -> Scorer:
+        """Implements `OutputAdversary.scorer`: fits the best way of learning to all own runs."""
         encoder, x, y = self._own_runs(draw, self.fit, rng)
         learn, _ = self._best(x, y, rng, delta)
         stages = [_Stage(0.0, learn(x, y))]
@@ -151,13 +153,24 @@ class Learned(OutputAdversary):
         rng: Generator,
         delta: float = 0.0,
     ) -> float:
+        """Implements `OutputAdversary.promise`: the result of the best way on held-out runs."""
         _, x, y = self._own_runs(draw, self.search, rng)
         return self._best(x, y, rng, delta)[1]
 
     def _own_runs(
         self, draw: Draw, runs: int, rng: Generator
     ) -> tuple[Encoder, Floats, NDArray[np.bool_]]:
-        """Returns an encoder and columns of runs of each world, shuffled, with their worlds."""
+        """Returns an encoder and columns of runs of each world, shuffled, with their worlds.
+
+        Args:
+            draw: runs the mechanism.
+            runs: number of runs, half of each world.
+            rng: randomness of runs and of their order.
+
+        Returns:
+            The encoder; columns, float64 [runs, k]; whether each run had the second input, bool
+            [runs].
+        """
         outside, inside = _both_worlds(draw, runs, rng)
         encoder = Encoder(_joined(outside, inside), self.bits)
         return encoder, *_shuffled(encoder, outside, inside, rng)
@@ -196,6 +209,13 @@ class Learned(OutputAdversary):
         runs: int,
         seed: int,
     ) -> Iterator[tuple[str, Learn]]:
+        """Yields names and functions of the ways of learning that are compared.
+
+        Args:
+            cells: number of distinct outputs; counts need several runs for each.
+            runs: number of own runs.
+            seed: of classifiers.
+        """
         names = _AUTO if self.model == "auto" else (self.model,)
         for name in names:
             if name != CELLS:
@@ -283,6 +303,7 @@ def _shown(
     right = np.cumsum(is_right[surest])
     guesses = np.unique(np.geomspace(1, runs, _NUMBERS).astype(np.int64))
     # Of that many runs, the output may reveal the world by an event of probability δ.
+    # Of that many runs, the output may reveal the world by an event of probability δ.
     revealed, _ = most_revealed(runs, delta, _LEVEL)
     counted = np.maximum(guesses - revealed, 1)
     counted_right = np.maximum(right[guesses - 1] - revealed, 0)
@@ -334,6 +355,7 @@ def _learn(
         model.fit(x, y)
 
     def predict(columns: Floats) -> Floats:
+        """Returns log odds by the fitted classifier, float64 [n]."""
         with threadpool_limits(1):
             inside = model.predict_proba(columns)[:, 1]
         clipped = np.clip(inside, _LEAST, 1 - _LEAST)
@@ -353,6 +375,7 @@ def _count(
     log_odds = np.log(inside + 0.5) - np.log(in_cell - inside + 0.5)
 
     def predict(columns: Floats) -> Floats:
+        """Returns the log odds of each row's cell; 0 for an output that was never counted."""
         hashes = _hashes(columns)
         nearest = np.searchsorted(hash_of_cell, hashes) % len(hash_of_cell)
         return np.where(hash_of_cell[nearest] == hashes, log_odds[nearest], 0.0)
@@ -361,7 +384,13 @@ def _count(
 
 
 def _hashes(columns: Floats) -> NDArray[np.uint64]:
-    """Returns a number for each row, float64 [n, k], that only equal rows share, almost surely."""
+    """Returns a number for each row that only equal rows share, almost surely.
+
+    Every entry is mixed, and multiplied by a random odd number; products are added modulo 2^64.
+
+    Args:
+        columns: float64 [n, k].
+    """
     words = (columns + 0.0).view(np.uint64)  # -0 becomes 0
     factors = np.random.default_rng(0).integers(2**64, size=words.shape[1], dtype=np.uint64)
     mixed = words ^ (words >> np.uint64(32))

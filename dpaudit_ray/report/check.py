@@ -261,12 +261,7 @@ def check_run(
     if plan is None or sweep is None or checked.different:
         checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
         return checked
-    sources = _Sources(
-        run,
-        record.filled(sweep, plan, run),
-        plan,
-        checked,
-    )
+    sources = _Sources(run, record.filled(sweep, plan, run), plan, checked)
     _check_plan(sources, sweep)
     _check_names(sources)
     before = checked.different
@@ -670,12 +665,7 @@ def _check_records(sources: _Sources, results: Mapping[int, Snapshot]) -> None:
         audit = sources.plan.audits[index]
         kinds = [kind for kind in missed if kind.audit == audit.id]
         stored = _record(kinds, decided.get(index))
-        checked.compare(
-            outcomes.FILE,
-            stored,
-            _record(result.missed, result.decided),
-            audit.label,
-        )
+        checked.compare(outcomes.FILE, stored, _record(result.missed, result.decided), audit.label)
         checked.count("missed trials", sum(kind.trials for kind in result.missed))
         checked.count("decisions", result.decided is not None)
 

@@ -232,10 +232,10 @@ def _share_by_odds(
 ) -> float:
     """Returns the share of simulated audits that refute a claim, by scores that are log odds.
 
-    A rate of correct guesses does not distinguish rare, sure ones from many that are less sure. So scores
-    are drawn from those of the audit, and bits by log odds that are 1 / ALTERNATIVE times as large:
-    privacy losses of Laplace noise and of random answers grow by that factor, those of Gaussian
-    noise by more.
+    A rate of correct guesses does not distinguish rare, sure ones from many that are less sure. So
+    scores are drawn from those of the audit, and bits by log odds that are 1 / ALTERNATIVE times as
+    large: privacy losses of Laplace noise and of random answers grow by that factor, those of
+    Gaussian noise by more.
 
     Args:
         test: the test of the claim.

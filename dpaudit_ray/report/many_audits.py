@@ -156,12 +156,7 @@ def numbers(
 
 def data(content: Any) -> markupsafe.Markup:
     """Returns JSON that may stand in a page: nothing in it ends a script or opens a tag."""
-    text = json.dumps(
-        content,
-        ensure_ascii=False,
-        separators=(",", ":"),
-        allow_nan=False,
-    )
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return markupsafe.Markup(text)

@@ -227,7 +227,7 @@ class _Draws:
         runs: int,
         rng: Generator,
     ) -> Iterator[Any]:
-        """Yields the output of each of `runs` calls for one output; an exception is an output, too."""
+        """Yields outputs, each by a separate call; an exception is an output, too."""
         for _ in range(runs):
             try:
                 outputs = self.release(data, rng, 1, **self.options)
