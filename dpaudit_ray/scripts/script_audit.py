@@ -70,7 +70,7 @@ class Options:
     gib: float | None = None
     seed: int = 0
     secret_size: bool = False
-    silenced: Mapping[str, str] = field(default_factory=dict)
+    silenced: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 class Audit:

@@ -304,3 +304,8 @@ def test_typed_keys_of_jax(script):
     found = assert_private(f"{script}:main", budget=1800, layers=(0,), conclusive=False)
     assert not found.findings
     assert {look.name: look.done for look in found.looks}["noise and clipping"]
+
+
+def test_options_are_keys():
+    """The table of the zoo keeps verdicts by target and options."""
+    assert len({Options(), Options(silenced={"DPA001": "known"}), Options(seed=1)}) == 3
