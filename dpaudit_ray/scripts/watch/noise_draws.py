@@ -83,7 +83,8 @@ def draw_noise(actual: Release, draw: Callable[[int], Release]) -> NoiseDraws:
     for square, part in zip(squared, mean, strict=True):
         around_mean = square - draws * float(np.dot(part, part))
         spread.append(around_mean if around_mean > _ROUNDING * square else 0.0)
-    has_gaps = any(bool(((part > 0) & (part < draws)).any()) for part in zeros)
+    counts = np.concatenate(zeros)
+    has_gaps = bool(((counts > 0) & (counts < draws)).any())
     return NoiseDraws(draws, spread, mean, constant, has_gaps)
 
 

@@ -299,11 +299,13 @@ class OptimizerWatch(StepWatch):
         draws = run.loaders.last
         draw = np.concatenate(draws or [np.zeros(0, dtype=np.int64)])
         pinned_runs.choose_record(run, draw)
+        # With half of the records exchanged, all rows differ.
+        rows = [] if run.request.pinned == "halved" else _row_lengths(passes)
         self._pinned = PinnedStep(
             line=calling_line(),
             member=run.request.is_about(draw),
             release=(),
-            rows=() if run.request.pinned == "halved" else tuple(_row_lengths(passes)),
+            rows=tuple(rows),
             rounding=max((torch.finfo(t.dtype).eps for t in computed), default=0.0),
             state=state_of_all(generators) + b"".join(map(sample_digest, params)).hex(),
             drawn=len(draw),
