@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     open = Result.open
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"
 __all__ = ["Claim", "DpauditError", "Result", "__version__", "accounting", "audit", "membership",
            "open", "run", "stats"]  # fmt: skip
 
