@@ -75,9 +75,12 @@ def of_bounds(bounds: pd.DataFrame) -> Chart:
         label = " ".join(filter(None, (first["title"], first["label"])))
         if first["title"] == first["label"]:
             label = first["label"]
-        repetitions = numbers(line["bound"].dropna()) if len(line) > 1 else []
-        row = [lines(label), rounded(first["mean"]), rounded(first["claim"])]
-        rows.append([*row, first["kind"], repetitions])
+        repetitions = []
+        if len(line) > 1:
+            repetitions = numbers(line["bound"].dropna())
+        mean = rounded(first["mean"])
+        claim = rounded(first["claim"])
+        rows.append([lines(label), mean, claim, first["kind"], repetitions])
     return {"title": "", "x": epsilon_at(last["delta"]), "rows": rows}
 
 
@@ -156,7 +159,8 @@ def _last_scores(trials: Trials) -> Chart:
         margin = 0.0 if high > low else 0.5
         edges = np.linspace(low - margin, high + margin, _BINS + 1)
         for world, name in _WORLDS.items():
-            counted, _ = np.histogram(values[finite & (members == world)], edges)
+            of_world = finite & (members == world)
+            counted, _ = np.histogram(values[of_world], edges)
             tables.append(outline(name, edges, counted))
     diverged = int((~finite).sum())
     title = "Scores at the last step"
@@ -188,7 +192,9 @@ def _trade_off(curves: Profile) -> Chart:
         "observed": (observed.alpha[chosen], observed.beta[chosen]),
         f"Gaussian, μ = {observed.mu:.2f}": (rates, gaussian_trade_off(rates, observed.mu)),
     }
-    tables = [pd.DataFrame({"series": name, "x": x, "y": y}) for name, (x, y) in series.items()]
+    tables = []
+    for name, (x, y) in series.items():
+        tables.append(pd.DataFrame({"series": name, "x": x, "y": y}))
     names = "false-positive rate α", "false-negative rate β"
     kinds = dict.fromkeys(series, "curve") | {"claim": "claim"}
     return chart("Trade-off of error rates", pd.concat(tables), *names, kinds)
