@@ -83,7 +83,8 @@ def test_more_hits_show_more():
     family = Family(Training(1.0, 10, 0.2))
     found = [family.epsilon(rate, DELTA) for rate in (0.4, 0.5, 0.51, 0.55, 0.6, 0.95, 1.0)]
     recorded = [0.1654669637456372, 1.1387175750981413, 3.0995730319143098, 1072.172895466014]
-    assert found == pytest.approx([0.0, 0.0, *recorded, recorded[-1]], rel=1e-9)
+    # The search ends within 1e-9 in log δ; processors differ by as much.
+    assert found == pytest.approx([0.0, 0.0, *recorded, recorded[-1]], rel=1e-8)
     assert Family(Training(1.0, 0, 0.2)).epsilon(0.9, DELTA) == 0
 
 
