@@ -5,7 +5,6 @@
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=8
-#SBATCH --gpus-per-task=1
 #SBATCH --exclusive
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@180

@@ -133,6 +133,13 @@ def test_the_queue_has_room_for_the_job():
         assert needed <= int(resource["nominalQuota"].removesuffix("Gi"))
 
 
+def test_cluster_files_ask_for_no_gpu_unless_a_comment_is_followed():
+    for path in (*KUBERAY, CLUSTER / "kuberay" / "raycronjob.yaml", CLUSTER / "slurm.sh"):
+        lines = path.read_text().splitlines()
+        asking = [line for line in lines if "gpu" in line.lower().partition("# ")[0]]
+        assert not asking, path.name
+
+
 def test_the_job_may_stop_and_is_tried_again_only_where_that_may_heal(tmp_path):
     """KubeRay repeats whatever fails; `python` is played here, and ends as it is told."""
     spec = kuberay("rayjob.yaml")
