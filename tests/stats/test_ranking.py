@@ -19,7 +19,7 @@ from dpaudit_ray.stats.ranking import (
     two_means,
 )
 from dpaudit_ray.stats.trial_log import Diverged
-from tests.long import LONG, long
+from tests.long import LONG, long, paired
 from tests.stats.reference import drawn_costs, drawn_mistakes, gaussian_trials, randomised_response
 
 approx = pytest.approx
@@ -47,8 +47,9 @@ def test_the_sum_of_two_costs_is_a_convolution():
     )
 
 
-@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
-@pytest.mark.parametrize("n", [50, 3000])
+@pytest.mark.parametrize(
+    ("n", "mu"), paired([50, 3000], [0.3, 1.0, 3.0], "another size has this μ")
+)
 def test_each_bound_on_mu_is_refuted_itself(n, mu):
     """Interpolated between refuted and other values, one in three bounds was not."""
     for seed in range(6):
@@ -186,6 +187,7 @@ def test_rank_errs_at_every_level_no_more_than_it_may(size, mu):
         assert not too_many(int((found <= limit).sum()), draws, alpha)
 
 
+@long("the levels of fewer trials are tested for every size")
 def test_rank_errs_in_5_percent_at_5000_trials():
     """From guesses to μ. 4000 audits; 4.3 standard errors, 1e-5."""
     coins, rng, wrong = Responses.from_curve(gaussian(0.262)), np.random.default_rng(8), 0
