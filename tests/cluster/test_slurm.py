@@ -231,7 +231,7 @@ class Place:
                 (self.packs() >= 3 and all(file.exists() for file in everywhere))
                 or self.scheduler.job(job)["JobState"] not in ("PENDING", "RUNNING")
             ),
-            120,
+            300,
         )
         assert self.scheduler.job(job)["JobState"] == "RUNNING", self.log
 
