@@ -29,7 +29,7 @@ trap 'again=yes; stop' USR1    # the time limit is near
 
 # Cancelled, preempted, out of time, a node lost: what comes next is Slurm's to say. It has signalled
 # Ray as well, so there are no packs to wait for, and this job may start again elsewhere in a moment.
-# shellcheck disable=SC2329    # the trap calls it
+# shellcheck disable=SC2317,SC2329    # the trap calls it
 ended() {
   trap - EXIT
   rm -f "$token"
@@ -69,13 +69,25 @@ mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=$(scontrol show node "${nodes[0]}" | grep -oP 'NodeAddr=\K\S+')
 port=$((20000 + SLURM_JOB_ID % 6000 * 2))    # two of this job's own, as jobs of others may share a node
 
+# On a node: Ray, until it is told to leave. The head may be too busy to answer a node that joins.
+# shellcheck disable=SC2016    # expanded on the node
+on_node='asked=; trap "asked=yes" TERM
+  for tries in 1 2 3 4 5; do
+    place=$(mktemp -d /tmp/dpaudit.XXXXXX) code=0
+    ray start --block --temp-dir="$place/ray" "$@" || code=$?
+    rm -rf "$place"
+    if [[ $code == 0 || $* == *--head* ]]; then break; fi
+    if [[ ! $asked ]]; then sleep 5; fi
+    if [[ $asked ]]; then break; fi
+    echo "slurm.sh: Ray has ended on $SLURMD_NODENAME (start $tries of 5)" >&2
+  done
+  exit "$code"'
+
 join() {    # NODE ARGUMENTS...: one Ray node, in a step of its own
-  # shellcheck disable=SC2016    # expanded on the node
   srun --nodes=1 --ntasks=1 --nodelist="$1" --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    bash -c 'trap : TERM; place=$(mktemp -d /tmp/dpaudit.XXXXXX); code=0
-      ray start --block --temp-dir="$place/ray" "$@" || code=$?; rm -rf "$place"; exit "$code"' \
-    join "${@:2}" --num-cpus="$SLURM_CPUS_PER_TASK" --dashboard-agent-listen-port=0 \
-    --min-worker-port=0 --max-worker-port=0 --disable-usage-stats &    # free ones: every Ray takes 10002 to 19999
+    bash -c "$on_node" join "${@:2}" --num-cpus="$SLURM_CPUS_PER_TASK" \
+    --dashboard-agent-listen-port=0 --min-worker-port=0 --max-worker-port=0 \
+    --disable-usage-stats &    # free ports: every Ray takes 10002 to 19999
   steps+=($!)
 }
 

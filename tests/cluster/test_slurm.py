@@ -73,6 +73,14 @@ GresTypes=gpu
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+# A node's first `ray start`, as where the head is too busy to answer it in Ray's time.
+REFUSED_ONCE = """#!/bin/sh
+if [ "$1" = start ] && [ ! -e "{folder}/refused" ] && ! echo "$*" | grep -q -- --head; then
+  touch "{folder}/refused"
+  exit 1
+fi
+exec "{ray}" "$@"
+"""
 NODE = "NodeName=n{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=1 Gres=gpu:1"
 
 
@@ -258,7 +266,11 @@ def place(scheduler: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "slow_training.py").write_text(TRAINING)
-    (folder / "activate").write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')
+    programs = Path(sys.executable).parent
+    (folder / "activate").write_text(f'export PATH="{folder}/bin:{programs}:$PATH"\n')
+    (folder / "bin").mkdir()
+    (folder / "bin/ray").write_text(REFUSED_ONCE.format(folder=folder, ray=programs / "ray"))
+    (folder / "bin/ray").chmod(0o755)
     sweep = {
         "name": "slow", "seed": 3, "adversary": "own",
         "mechanism": {
@@ -282,6 +294,7 @@ def test_signalled_before_the_limit_it_queues_again_and_completes(place):
     """Slurm itself sends what --signal asks for, at its next look at the limits (every 30 s)."""
     job = place.submit()
     place.trains(job)
+    assert "Ray has ended on n2 (start 1 of 5)" in place.log
     started = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
     ours = [command for command in started if "/raylet " in command and "/tmp/dpaudit." in command]
     assert len(ours) == 2

@@ -108,7 +108,7 @@ def test_two_sweeps_on_nodes_that_come_and_go(growing, light, pace, tmp_path):
     assert raylets() == 0
     with driver(growing, long, tmp_path / "first") as first:
         first.wait_for(lambda: len(actors(os.getpid(), "Trainer")) == 2)
-        assert first.output.count("waiting for nodes: ") == 1
+        assert "waiting for nodes: " in first.output
         with driver(growing, short, tmp_path / "second") as second:
             assert second.ends() == 0, second.output
         before = first.packs
