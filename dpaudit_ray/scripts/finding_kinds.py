@@ -290,6 +290,11 @@ KINDS: dict[str, FindingKind] = {
         "DPA066", "sampling", _V, "records that take part every {b} steps, as claimed",
         "record {record} in steps {first} and {second}",
         "order batches so that a record is only in each separation-th step, or claim less"),
+    "prepared by others": FindingKind(
+        "DPA067", "preparation", _W, "each record prepared without regard to the others",
+        "{changed} of {records} records that changed when {rows} rows were: a scale, filling, "
+        "encoding, choice or mixture is computed from several rows, and no noise is for that",
+        "compute it from public records, or add noise to it and account for that"),
 }
 # fmt: on
 

@@ -56,6 +56,11 @@ class RunRequest:
         tables: digests of the data set's arrays. The "exchanged" run has other records in half of
             them until training is private.
         answers: ε that engines gave an earlier run, by a digest of the question.
+        follows: the script's arrays are listed until training is private.
+        arrays: digests of arrays of which rows are changed where they appear. The run then ends
+            where training becomes private.
+        targets: indices of those rows; none for rows with the extremes of columns.
+        moved: indices of the rows whose values they get; one in the middle without targets.
     """
 
     seed: int
@@ -72,6 +77,10 @@ class RunRequest:
     record: int | None = None
     tables: tuple[str, ...] = ()
     answers: dict[str, float] = field(default_factory=dict)
+    follows: bool = False
+    arrays: tuple[str, ...] = ()
+    targets: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
 
     def is_about(self, draw: Any) -> bool:
         """Returns whether a pinned run changes something of a draw's step."""
@@ -283,6 +292,36 @@ class PinnedStep(Entry):
     drawn: int = 0
     change: str = ""
     missing: int | None = None
+
+
+@dataclass(frozen=True)
+class Appeared:
+    """An array of the script: its digest where it appears, its rows, the event, and the line.
+
+    Arrays that the same line makes have the same event.
+    """
+
+    digest: str
+    rows: int
+    event: int
+    line: str
+
+
+SUMMARY = 3  # numbers
+Summary = tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared(Entry):
+    """Arrays of the script until training became private, and a summary of each record then.
+
+    The numbers of a summary are random combinations of all values of the record. `targets` are
+    indices of the rows that were changed.
+    """
+
+    targets: tuple[int, ...] = ()
+    arrays: tuple[Appeared, ...] = ()
+    records: tuple[Summary, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ from .. import __version__
 from ..errors import ScriptError, SpecError, plain
 from ..isolation import Limits
 from ..report.verdict import Verdict
-from . import canary_trials, checks, claims, processor, script_runs
+from . import canary_trials, checks, claims, preparation, processor, script_runs
 from .canary_trials import CanaryTrials
 from .checks import Inspection, PinnedRun, PinnedRuns
-from .protocol import Made, RunRequest, Trial, entries_of
+from .preparation import PreparationRuns
+from .protocol import Appeared, Made, Prepared, RunRequest, Trial, entries_of
 from .script_findings import LAYERS, AuditedCode, Finding, Judgement, ScriptVerdict
 from .script_runs import EndedRun, Runner, Target
 from .unchecked import unchecked_in
@@ -40,6 +41,8 @@ _FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials 
 _MOST_EXTENDED = 3.0  # times the budget, for runs that wait for a processor
 _MOST_FAILURES = 3  # runs with canaries that raise, before no more are tried
 _MOST_RUN_TRIALS = 400
+_MOST_UNITS = 5  # lines of a script whose arrays may have the private records
+_FEWEST_ROWS = 3  # that are found again in the private records
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -131,7 +134,12 @@ class Audit:
             record=first.record, result=result, delta=self._delta, promised=promised
         )
         self._judgement = checks.judge(inspection)
-        for more in (self._with_second_run, self._with_pinned_runs, self._with_sizes):
+        for more in (
+            self._with_second_run,
+            self._with_pinned_runs,
+            self._with_preparation,
+            self._with_sizes,
+        ):
             if not self._violations:
                 inspection = more(inspection)
                 self._judgement = checks.judge(inspection)
@@ -204,6 +212,66 @@ class Audit:
                 runs["other_randomness"] = self._pinned_run("other_randomness", record)
                 return
 
+    def _with_preparation(self, inspection: Inspection) -> Inspection:
+        """Adds runs with changed rows, which end before training, if the records have arrays."""
+        alone = inspection.pinned.unchanged if inspection.pinned else None
+        if alone is None or alone.prepared is None:
+            return inspection
+        self._progress("repeating the preparation with other records")
+        before = alone.prepared
+        for unit in preparation.units(before)[:_MOST_UNITS]:
+            cycles = preparation.cycles(unit[0].rows)
+            rotated = self._prepared_with(unit, *preparation.moves(cycles))
+            if rotated is None:
+                continue
+            own = preparation.lineage(before, rotated, cycles)
+            rows = sum(map(len, cycles))
+            runs = PreparationRuns(unit[0].line, len(before.records), rows, 0)
+            if len(own.rows) < _FEWEST_ROWS:
+                mixed = preparation.mixed_records(before, rotated, cycles)
+                if mixed and unit[0].rows == runs.records:
+                    return replace(inspection, preparation=replace(runs, changed=mixed))
+                continue
+            is_whole = len(own.rows) == rows
+            runs = replace(runs, rows=len(own.rows))
+            for targets in (own.rows, own.rows[::-1], ()):
+                if not (targets or is_whole):  # extremes may be in rows that are public
+                    continue
+                sources = targets[:1] * len(targets)
+                after = self._prepared_with(unit, targets, sources)
+                if after is None:
+                    continue
+                places = own.places if targets else ()
+                changed = preparation.changed_others(before, after, after.targets, places)
+                if changed:
+                    return replace(
+                        inspection,
+                        preparation=replace(runs, rows=len(after.targets), changed=changed),
+                    )
+            return replace(inspection, preparation=runs)
+        return inspection
+
+    def _prepared_with(
+        self,
+        unit: list[Appeared],
+        targets: tuple[int, ...],
+        sources: tuple[int, ...],
+    ) -> Prepared | None:
+        """Returns the prepared records of a run that changes rows; None if it fails.
+
+        Without targets, rows with the extremes of columns are changed.
+        """
+        run = self._run_once(
+            "pinned",
+            share=_PINNED,
+            pinned="unchanged",
+            follows=True,
+            arrays=tuple(array.digest for array in unit),
+            targets=targets,
+            moved=sources,
+        )
+        return next(iter(entries_of(run.record, Prepared)), None)
+
     def _pinned_run(
         self,
         kind: Any,
@@ -211,7 +279,14 @@ class Audit:
         tables: tuple[str, ...] = (),
     ) -> PinnedRun:
         """Returns one run with pinned releases. Raises ScriptError if it is missing."""
-        run = self._run_once("pinned", share=_PINNED, pinned=kind, record=record, tables=tables)
+        run = self._run_once(
+            "pinned",
+            share=_PINNED,
+            pinned=kind,
+            record=record,
+            tables=tables,
+            follows=kind == "unchanged",
+        )
         if run.ended.how == "hung":
             why = "the run with pinned releases took too long; give a larger --budget"
             raise ScriptError(why)
@@ -240,6 +315,11 @@ class Audit:
     @property
     def _affordable_runs(self) -> int:
         return int(max(0.0, self._left) / self._seconds * self._runner.width)
+
+    @property
+    def _follows_preparation(self) -> bool:
+        """Whether the preparation of the records was checked."""
+        return any(look.name == "preparation" and look.applies for look in self._judgement.looks)
 
     @property
     def _is_decided(self) -> bool:
@@ -414,7 +494,7 @@ class Audit:
             sentence=self._judgement.sentence,
             composed=self._composed,
             ratios=self._judgement.ratios,
-            unchecked=unchecked_in(self._target.script, self._result),
+            unchecked=unchecked_in(self._target.script, self._result, self._follows_preparation),
             waited=self._waited,
             code=self._code(),
         )

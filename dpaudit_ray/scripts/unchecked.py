@@ -5,10 +5,12 @@ from pathlib import Path
 
 from .protocol import RunResult
 
-_ALWAYS = (
-    "data before training: filtering, duplicates, and constants computed from the records",
-    "random generators and floating-point arithmetic",
+_DATA = "data before training: filtering, duplicates, and constants computed from the records"
+_FOLLOWED_DATA = (
+    "data before training: filtering by thresholds, and what happened before the script"
 )
+_NUMBERS = "random generators and floating-point arithmetic"
+_SCALING = "scaling by the records"
 # Words in a script's code, and what they hint at.
 _HINTS = {
     r"class_weight|compute_class_weight|bincount|WeightedRandomSampler": "class weights",
@@ -16,13 +18,23 @@ _HINTS = {
     r"best_(?:epoch|loss|acc|model)|early_stop|EarlyStopping|patience|"
     r"(?:if|while) .*(?:loss|acc).* [<>]": "the choice of an epoch",
     r"\bprint\(|logger\.|logging\.|wandb|tensorboard|SummaryWriter": "printed or logged values",
-    r"\.mean\(0|\.std\(0|StandardScaler|mean\(axis=0|std\(axis=0": "scaling by the records",
+    r"\.mean\(0|\.std\(0|StandardScaler|mean\(axis=0|std\(axis=0": _SCALING,
 }
 
 
-def unchecked_in(script: Path, result: RunResult) -> tuple[str, ...]:
-    """Returns a line for each thing that no check covers in this script, with its first line."""
-    unchecked = list(_ALWAYS)
+def unchecked_in(
+    script: Path,
+    result: RunResult,
+    follows_preparation: bool,
+) -> tuple[str, ...]:
+    """Returns a line for each thing that no check covers in this script, with its first line.
+
+    Args:
+        script: its file.
+        result: of its inspected run.
+        follows_preparation: the records were followed until training was private.
+    """
+    unchecked = [_FOLLOWED_DATA if follows_preparation else _DATA, _NUMBERS]
     try:
         source = script.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -31,7 +43,8 @@ def unchecked_in(script: Path, result: RunResult) -> tuple[str, ...]:
         code = line.partition("#")[0]
         for pattern, hint in _HINTS.items():
             is_listed = any(item.startswith(hint) for item in unchecked)
-            if not is_listed and re.search(pattern, code):
+            is_checked = follows_preparation and hint == _SCALING
+            if not (is_listed or is_checked) and re.search(pattern, code):
                 unchecked.append(f"{hint} ({script.name}:{number})")
     if result.processes:
         unchecked.append(result.unwatched_processes)

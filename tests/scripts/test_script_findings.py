@@ -179,13 +179,23 @@ def test_files_are_written_or_the_reason_told(tmp_path):
 def test_hints_of_what_is_not_checked_name_the_first_line(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("x = 1\n# print(x)\nprint(x)\nprint(x)\nweights = class_weight(y)\n")
-    lines = unchecked.unchecked_in(script, RunResult(made=1))
+    lines = unchecked.unchecked_in(script, RunResult(made=1), False)
     assert lines[2:] == ("printed or logged values (train.py:3)", "class weights (train.py:5)")
     processes = (StartedProcesses("torchrun", "train.py:3", 4),)
-    *_, started = unchecked.unchecked_in(script, RunResult(made=1, processes=processes))
+    *_, started = unchecked.unchecked_in(script, RunResult(made=1, processes=processes), False)
     assert started == "processes that it starts (4 torchrun, train.py:3) were not watched"
-    (custom,) = set(unchecked.unchecked_in(tmp_path / "none.py", RunResult())) - set(lines)
+    (custom,) = set(unchecked.unchecked_in(tmp_path / "none.py", RunResult(), False)) - set(lines)
     assert "custom loop" in custom
+
+
+def test_scaling_is_no_hint_where_the_preparation_was_followed(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("x = x / x.std(0)\n")
+    hints = [
+        unchecked.unchecked_in(script, RunResult(made=1), follows) for follows in (False, True)
+    ]
+    assert "scaling by the records (train.py:1)" in hints[0]
+    assert not any("scaling by the records" in hint for hint in hints[1])
 
 
 def test_a_busy_machine_is_named():

@@ -11,6 +11,7 @@ from .check import Check, Inspection, PinnedRun, PinnedRuns, why_cut, with_line
 from .law_of_noise import LawOfNoise
 from .noise import Noise
 from .pinned_releases import PinnedReleases, differences
+from .preparation import Preparation
 from .promise import Promise
 from .records_apart import RecordsApart
 from .records_elsewhere import RecordsElsewhere
@@ -41,6 +42,7 @@ CHECKS: tuple[Check, ...] = (
     Updates(),
     Release(),
     RecordsElsewhere(),
+    Preparation(),
     Seeds(),
     PinnedReleases(),
     SecretSize(),

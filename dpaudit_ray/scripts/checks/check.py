@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..claims import events_of
+from ..preparation import PreparationRuns
 from ..protocol import (
     Cut,
     PinnedStep,
+    Prepared,
     Record,
     RunResult,
     StepInspection,
@@ -29,12 +31,14 @@ class PinnedRun:
         steps: each with whether it has the record that the run is about.
         record: in words, such as "record 7, the longest record,".
         cut: why it ended early, or "".
+        prepared: the records before training, if it followed them.
     """
 
     result: RunResult
     steps: tuple[PinnedStep, ...]
     record: str = "one record"
     cut: str = ""
+    prepared: Prepared | None = None
 
     @classmethod
     def from_record(cls, result: RunResult, record: Record) -> "PinnedRun":
@@ -43,7 +47,8 @@ class PinnedRun:
         if result.chosen_as:
             name += f", {result.chosen_as},"
         steps = tuple(entries_of(record, PinnedStep))
-        return cls(result=result, steps=steps, record=name, cut=why_cut(record))
+        prepared = next(iter(entries_of(record, Prepared)), None)
+        return cls(result=result, steps=steps, record=name, cut=why_cut(record), prepared=prepared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,7 @@ class Inspection:
         delta: δ of the claim.
         promised: ε that `@audited` or the caller states; None if none does.
         pinned: runs with pinned releases; None before they ran, or if they cannot.
+        preparation: what runs showed that end before training; None if no array is followed.
         reseeded: result of a second run; None if there was none.
         larger: entries of a run with one record more; None if the number of records is no secret.
     """
@@ -88,6 +94,7 @@ class Inspection:
     delta: float
     promised: float | None = None
     pinned: PinnedRuns | None = None
+    preparation: PreparationRuns | None = None
     reseeded: RunResult | None = None
     larger: Record | None = None
 

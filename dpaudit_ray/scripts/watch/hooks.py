@@ -48,7 +48,7 @@ def import_if_there(name: str) -> Any:
         return None
 
 
-_is_users = functools.cache(imports.is_users)
+is_users = functools.cache(imports.is_users)
 
 
 def users_frames() -> list[FrameType]:
@@ -56,7 +56,7 @@ def users_frames() -> list[FrameType]:
     frames = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             frames.append(frame)
         frame = frame.f_back
     return frames

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import StackDataset
 
 from ..protocol import ArraysGiven, Draws, History, Participation, PinnedStep
 from . import pinned_runs
@@ -140,6 +141,8 @@ class Stream(StepWatch):
                 run.put(ArraysGiven(kind="noise"))
             if records and not run.releases and (inspects or run.request.pinned):
                 pinned_runs.find_tables(run, records)
+                if run.followed and run.pinned.tables:
+                    run.followed.end(StackDataset(*run.pinned.tables))
             if inspects and sum(self.sizes) <= _MOST_ROWS:
                 self._note_draw(records)
             change = self.begin_trial(self.rate)

@@ -202,6 +202,7 @@ class WatchedRun:
         releases: number of releases so far.
         was_cut: the time budget ended the run.
         lines: the script's line for each place that a finding names.
+        followed: the script's arrays until training is private, a `Followed`; None if not needed.
     """
 
     request: RunRequest
@@ -223,6 +224,7 @@ class WatchedRun:
     releases: int = 0
     was_cut: bool = False
     lines: dict[str, str] = field(default_factory=dict)
+    followed: Any = None
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.request.seconds)

@@ -22,6 +22,7 @@ from . import (
     opacus_optimizers,
     other_updates,
     pinned_runs,
+    preparation,
     publications,
     record_choice,
     release_functions,
@@ -145,6 +146,8 @@ def _install(state: WatchedRun) -> None:
     opacus_optimizers.install(state)
     if state.request.pinned:
         pinned_runs.install(state)
+    if state.request.follows:
+        preparation.install(state)
     if state.request.inspects or (state.request.pinned and state.request.record is None):
         record_choice.install(state)
 

@@ -1,0 +1,31 @@
+"""Preparation of the records before training."""
+
+from ..script_findings import Judgement
+from .check import Check, Inspection
+
+
+class Preparation(Check):
+    """Judges whether prepared records change with other records than their own."""
+
+    name = "preparation"
+    question = "Is each record prepared for training without regard to the others?"
+    inapplicable = "no array in the script's variables becomes the private records row by row"
+
+    def applies(self, inspection: Inspection) -> bool:
+        return inspection.preparation is not None
+
+    def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        runs = inspection.preparation
+        if runs is None:
+            return judgement
+        if runs.changed:
+            judgement.find(
+                "prepared by others",
+                runs.line,
+                rows=runs.rows,
+                changed=runs.changed,
+                records=runs.records,
+            )
+            return judgement.miss("the claim does not cover how records were prepared")
+        rows = f"{runs.rows} rows that appear at {runs.line}"
+        return judgement.observe(f"{rows} were changed, and no record of another row")
