@@ -295,6 +295,10 @@ KINDS: dict[str, FindingKind] = {
         "{changed} of {records} records that changed when {rows} rows were: a scale, filling, "
         "encoding, choice or mixture is computed from several rows, and no noise is for that",
         "compute it from public records, or add noise to it and account for that"),
+    "set by records": FindingKind(
+        "DPA068", "preparation", _W, "settings that no record decides",
+        "{names} that changed when {rows} rows were, before training was private",
+        "choose constants, or choose by public records"),
 }
 # fmt: on
 

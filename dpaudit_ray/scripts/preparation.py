@@ -1,15 +1,16 @@
 """Finds out whether a script prepares each record without looking at the others.
 
 The private records come from some array of the script, row by row or not. In one run, rows of an
-array change places in cycles of different lengths: if the prepared records move in the same cycles,
-these rows are theirs. In the next run, some of these rows become equal. Their records may change
-then, and no others.
+array change their order in cycles of different lengths: if the prepared records move in the same
+cycles, these rows are theirs. In the next run, some of these rows become equal. Their records may
+change then, and no others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from .protocol import Appeared, Prepared
 
 _LONGEST_CYCLE = 40
-_SHARE = 10  # one in so many rows changes its place
+_SHARE = 10  # one in so many rows takes part in a cycle
 _MOST_RECORDS = 1.5  # for each row that was changed
 _TOLERANCES = (1e-4, 1e-3, 1e-2)  # of the spread, by which a statistic may have changed
 _EXACT = 1e-6  # of the spread: the same operations on the same numbers
@@ -28,29 +29,31 @@ Cycle = list[int]  # each row gets the values of the one before it, the first th
 
 @dataclass(frozen=True)
 class PreparationRuns:
-    """What runs with changed rows showed.
+    """Result of runs with changed rows.
 
     Attributes:
         line: the script's line where the array of the rows appears.
         records: number of prepared records.
         rows: number of rows that were changed.
         changed: number of records that changed with them, though they should not; 0 if none did.
+        settings: names of settings of training that changed with them.
     """
 
     line: str
     records: int
     rows: int
-    changed: int
+    changed: int = 0
+    settings: tuple[str, ...] = ()
 
 
 def units(prepared: Prepared) -> list[list[Appeared]]:
     """Groups arrays by the line that made them; the first appearance of a digest counts."""
     groups: dict[tuple[int, int], list[Appeared]] = {}
-    known: set[str] = set()
+    digests: set[str] = set()
     for array in prepared.arrays:
-        if array.digest not in known:
+        if array.digest not in digests:
             groups.setdefault((array.event, array.rows), []).append(array)
-        known.add(array.digest)
+        digests.add(array.digest)
     return list(groups.values())
 
 
@@ -62,23 +65,26 @@ def cycles(rows: int) -> list[Cycle]:
             break
         lengths.append(length)
     # Rows at the beginning may decide on an order, as that in which words appear.
-    places = iter(np.linspace(rows // _SHARE, rows - 1, sum(lengths)).astype(int).tolist())
-    return [[next(places) for _ in range(length)] for length in lengths]
+    spread_rows = np.linspace(rows // _SHARE, rows - 1, sum(lengths)).astype(int)
+    return [part.tolist() for part in np.split(spread_rows, np.cumsum(lengths)[:-1])]
 
 
 def moves(cycles: Iterable[Cycle]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns rows that get other values, and the rows that these come from."""
-    pairs = [(row, cycle[place - 1]) for cycle in cycles for place, row in enumerate(cycle)]
-    targets, sources = zip(*pairs, strict=True)
-    return targets, sources
+    targets: list[int] = []
+    sources: list[int] = []
+    for cycle in cycles:
+        targets += cycle
+        sources += [cycle[-1], *cycle[:-1]]
+    return tuple(targets), tuple(sources)
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Rows of an array that are private records, and the places of these among the records."""
+    """Rows of an array that are private records, and the positions of these in the data set."""
 
     rows: tuple[int, ...] = ()
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
 
 
 def lineage(
@@ -93,15 +99,54 @@ def lineage(
         return Lineage()
     distances = np.abs(first - second).max(1) / _spread(first)
     for tolerance in _TOLERANCES:
-        moved = np.flatnonzero(distances > tolerance)
-        if len(moved) > len(first) / 2:  # a statistic has changed, or the order of all
+        positions = np.flatnonzero(distances > tolerance)
+        if len(positions) > len(first) / 2:  # a statistic has changed, or the order of all
             continue
-        found = _record_cycles(first[moved], second[moved], tolerance * _spread(first))
-        lengths = {len(cycle) for cycle in found}
-        rows = [row for cycle in cycles if len(cycle) in lengths for row in cycle]
+        record_cycles = _record_cycles(
+            first[positions], second[positions], tolerance * _spread(first)
+        )
+        lengths = set(map(len, record_cycles))
+        rows = list(chain.from_iterable(cycle for cycle in cycles if len(cycle) in lengths))
         if rows:
-            return Lineage(tuple(rows), tuple(int(moved[k]) for cycle in found for k in cycle))
+            members = positions[list(chain.from_iterable(record_cycles))]
+            return Lineage(tuple(rows), tuple(members.tolist()))
     return Lineage()
+
+
+def _record_cycles(
+    first: Numbers,
+    second: Numbers,
+    tolerance: float,
+) -> list[Cycle]:
+    """Returns the cycles in which summaries [n, SUMMARY] moved, by their indices."""
+    came_from: dict[int, int] = {}
+    for index, summary in enumerate(second):
+        (equal,) = np.nonzero(np.abs(first - summary).max(1) <= tolerance)
+        if len(equal) == 1:
+            came_from[index] = int(equal[0])
+    record_cycles = []
+    while came_from:
+        start, index = came_from.popitem()
+        cycle = [start]
+        while index in came_from:
+            cycle.append(index)
+            index = came_from.pop(index)
+        if index == start:
+            record_cycles.append(cycle)
+    return record_cycles
+
+
+def changed_settings(
+    before: Prepared,
+    rotated: Prepared,
+    after: Prepared,
+) -> tuple[str, ...]:
+    """Returns the names of settings that changed rows decide, and their order does not."""
+    return tuple(
+        name
+        for name, text in before.settings.items()
+        if rotated.settings.get(name) == text != after.settings.get(name)
+    )
 
 
 def mixed_records(
@@ -119,34 +164,11 @@ def mixed_records(
     return changed if _MOST_RECORDS * rows < changed <= len(before.records) / 2 else 0
 
 
-def _record_cycles(
-    first: Numbers,
-    second: Numbers,
-    tolerance: float,
-) -> list[Cycle]:
-    """Returns the cycles in which summaries [places, SUMMARY] moved."""
-    came_from: dict[int, int] = {}
-    for place, summary in enumerate(second):
-        (equal,) = np.nonzero(np.abs(first - summary).max(1) <= tolerance)
-        if len(equal) == 1:
-            came_from[place] = int(equal[0])
-    found = []
-    while came_from:
-        start, place = came_from.popitem()
-        cycle = [start]
-        while place in came_from:
-            cycle.append(place)
-            place = came_from.pop(place)
-        if place == start:
-            found.append(cycle)
-    return found
-
-
 def changed_others(
     before: Prepared,
     after: Prepared,
     rows: Sequence[int],
-    places: Sequence[int],
+    positions: Sequence[int],
 ) -> int:
     """Counts records that changed though their rows did not; 0 unless that is certain.
 
@@ -154,10 +176,10 @@ def changed_others(
         before: of a run with nothing changed.
         after: of a run in which rows were changed.
         rows: these rows.
-        places: of their records, as far as that is known.
+        positions: of their records in the data set, as far as that is known.
     """
-    if len(before.records) == len(after.records) and places:
-        changed = _missing(np.delete(np.array(before.records), places, axis=0), after)
+    if len(before.records) == len(after.records) and positions:
+        changed = _missing(np.delete(np.array(before.records), positions, axis=0), after)
         if changed:
             return changed
     changed = _missing(np.array(before.records), after)
@@ -165,16 +187,16 @@ def changed_others(
 
 
 def _missing(records: Numbers, after: Prepared) -> int:
-    """Counts records [n, SUMMARY] that a run does not have, in any place."""
-    found = np.sort([record[0] for record in after.records])
+    """Counts records [n, SUMMARY] that a run does not have, at any position."""
+    candidates = np.sort([record[0] for record in after.records])
     tolerance = _EXACT * _spread(records[:, 0])
     count = 0
-    place = 0
-    for number in np.sort(records[:, 0]):  # each is found once
-        while place < len(found) and found[place] < number - tolerance:
-            place += 1
-        if place < len(found) and found[place] <= number + tolerance:
-            place += 1
+    index = 0
+    for number in np.sort(records[:, 0]):  # each candidate is taken once
+        while index < len(candidates) and candidates[index] < number - tolerance:
+            index += 1
+        if index < len(candidates) and candidates[index] <= number + tolerance:
+            index += 1
         else:
             count += 1
     return count

@@ -48,7 +48,7 @@ class RunRequest:
         one_more: the data set gets one record more.
         pinned: releases are replaced by random numbers of a seed. "unchanged" changes nothing else;
             "exchanged" has another record in place of `record`; "varied" exchanges a record of
-            each batch, or leaves one out; "halved" has every other record twice;
+            each batch, or leaves one out; "halved" has one record in place of every other;
             "other_noise" has other noise in the steps with `record`; "other_randomness" has other
             random numbers after them.
         record: index of the record that a pinned run is about; None if it is about each batch's,
@@ -60,7 +60,7 @@ class RunRequest:
         arrays: digests of arrays of which rows are changed where they appear. The run then ends
             where training becomes private.
         targets: indices of those rows; none for rows with the extremes of columns.
-        moved: indices of the rows whose values they get; one in the middle without targets.
+        sources: indices of the rows whose values they get; one in the middle without targets.
     """
 
     seed: int
@@ -80,7 +80,7 @@ class RunRequest:
     follows: bool = False
     arrays: tuple[str, ...] = ()
     targets: tuple[int, ...] = ()
-    moved: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
 
     def is_about(self, draw: Any) -> bool:
         """Returns whether a pinned run changes something of a draw's step."""
@@ -315,11 +315,15 @@ Summary = tuple[float, float, float]
 class Prepared(Entry):
     """Arrays of the script until training became private, and a summary of each record then.
 
-    The numbers of a summary are random combinations of all values of the record. `targets` are
-    indices of the rows that were changed.
+    The numbers of a summary are random combinations of all values of the record.
+
+    Attributes:
+        targets: indices of the rows that were changed.
+        settings: of training, as texts by their names.
     """
 
     targets: tuple[int, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict)
     arrays: tuple[Appeared, ...] = ()
     records: tuple[Summary, ...] = ()
 

@@ -224,30 +224,29 @@ class Audit:
             rotated = self._prepared_with(unit, *preparation.moves(cycles))
             if rotated is None:
                 continue
-            own = preparation.lineage(before, rotated, cycles)
+            lineage = preparation.lineage(before, rotated, cycles)
             rows = sum(map(len, cycles))
-            runs = PreparationRuns(unit[0].line, len(before.records), rows, 0)
-            if len(own.rows) < _FEWEST_ROWS:
+            runs = PreparationRuns(unit[0].line, len(before.records), rows)
+            if len(lineage.rows) < _FEWEST_ROWS:
                 mixed = preparation.mixed_records(before, rotated, cycles)
                 if mixed and unit[0].rows == runs.records:
                     return replace(inspection, preparation=replace(runs, changed=mixed))
                 continue
-            is_whole = len(own.rows) == rows
-            runs = replace(runs, rows=len(own.rows))
-            for targets in (own.rows, own.rows[::-1], ()):
+            is_whole = len(lineage.rows) == rows
+            runs = replace(runs, rows=len(lineage.rows))
+            for targets in (lineage.rows, lineage.rows[::-1], ()):
                 if not (targets or is_whole):  # extremes may be in rows that are public
                     continue
-                sources = targets[:1] * len(targets)
-                after = self._prepared_with(unit, targets, sources)
+                after = self._prepared_with(unit, targets, targets[:1] * len(targets))
                 if after is None:
                     continue
-                places = own.places if targets else ()
-                changed = preparation.changed_others(before, after, after.targets, places)
-                if changed:
-                    return replace(
-                        inspection,
-                        preparation=replace(runs, rows=len(after.targets), changed=changed),
-                    )
+                positions = lineage.positions if targets else ()
+                changed = preparation.changed_others(before, after, after.targets, positions)
+                settings = preparation.changed_settings(before, rotated, after)
+                if changed or settings:
+                    rows = len(after.targets)
+                    runs = replace(runs, rows=rows, changed=changed, settings=settings)
+                    break
             return replace(inspection, preparation=runs)
         return inspection
 
@@ -268,7 +267,7 @@ class Audit:
             follows=True,
             arrays=tuple(array.digest for array in unit),
             targets=targets,
-            moved=sources,
+            sources=sources,
         )
         return next(iter(entries_of(run.record, Prepared)), None)
 

@@ -38,7 +38,7 @@ def changed(prepare) -> int:
     equal = rows()
     equal[list(own.rows)] = equal[own.rows[0]]
     before, after = run_of(prepare(rows())), run_of(prepare(equal))
-    return preparation.changed_others(before, after, own.rows, own.places)
+    return preparation.changed_others(before, after, own.rows, own.positions)
 
 
 def by_constants(x: np.ndarray) -> np.ndarray:
@@ -82,7 +82,7 @@ def test_rows_that_are_records_are_found(prepare):
     own = found(prepare)
     cycles = preparation.cycles(ROWS)
     assert sorted(own.rows) == sorted(row for cycle in cycles for row in cycle)
-    assert len(own.places) == len(own.rows)
+    assert len(own.positions) == len(own.rows)
 
 
 @pytest.mark.parametrize("prepare", [kept_by_size, training_part])
@@ -128,6 +128,13 @@ def test_a_row_in_many_records_is_counted_where_their_number_changes():
     after = run_of(np.repeat(rows(), 2, axis=0)[: 2 * ROWS - 200])
     assert preparation.changed_others(before, after, range(100), ()) == 200
     assert preparation.changed_others(before, after, range(150), ()) == 0
+
+
+def test_settings_count_that_rows_decide_and_their_order_does_not():
+    before = Prepared(settings={"bound": "1.0", "rate": "0.1", "parameters": "a"})
+    rotated = Prepared(settings={"bound": "1.0", "rate": "0.1", "parameters": "b"})
+    after = Prepared(settings={"bound": "2.0", "rate": "0.1", "parameters": "c"})
+    assert preparation.changed_settings(before, rotated, after) == ("bound",)
 
 
 def test_arrays_of_a_line_are_one_unit_and_copies_none():

@@ -61,7 +61,7 @@ class PinnedRuns:
         other_noise: with other noise in the steps that have the record; None if it was not needed.
         other_randomness: with other random numbers outside of steps; None if it was not needed.
         varied: with a record of each batch exchanged or left out; None for loops without Opacus.
-        halved: with half of the records in place of the others; None if not needed.
+        halved: with one record in place of every other; None if not needed.
         missing: why a run is missing that was needed; "" if none is.
     """
 

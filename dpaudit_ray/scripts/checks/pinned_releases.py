@@ -137,7 +137,7 @@ class PinnedReleases(Check):
         if pinned.varied is not None:
             summary += ", and with one of each batch exchanged or left out"
         if pinned.halved is not None:
-            summary += ", and with every other record in place of its neighbour"
+            summary += ", and with one record in place of every other"
         return judgement.observe(summary)
 
 

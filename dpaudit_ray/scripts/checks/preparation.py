@@ -1,7 +1,7 @@
 """Preparation of the records before training."""
 
 from ..script_findings import Judgement
-from .check import Check, Inspection
+from .check import Check, Inspection, listed
 
 
 class Preparation(Check):
@@ -26,6 +26,10 @@ class Preparation(Check):
                 changed=runs.changed,
                 records=runs.records,
             )
+        if runs.settings:
+            names = listed(runs.settings)
+            judgement.find("set by records", runs.line, names=names, rows=runs.rows)
+        if judgement.findings:
             return judgement.miss("the claim does not cover how records were prepared")
         rows = f"{runs.rows} rows that appear at {runs.line}"
         return judgement.observe(f"{rows} were changed, and no record of another row")

@@ -319,9 +319,12 @@ def exchange(data: Any, record: int) -> None:
 
 
 def exchange_half(data: Any) -> dict[int, int]:
-    """Puts each second record in the place of the one before it; returns indices, likewise."""
+    """Puts the second record in the place of every other one; returns their indices, likewise.
+
+    A share or a threshold that is rounded changes with so many equal records, too.
+    """
     size = len(data) if hasattr(data, "__len__") else 0  # of a stream, nothing is exchanged
-    substitutes = {index: index + 1 for index in range(0, size - 1, 2)}
+    substitutes = dict.fromkeys(range(0, size - 1, 2), 1)
     _overwrite(data, substitutes)
     return substitutes
 

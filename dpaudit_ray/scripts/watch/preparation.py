@@ -46,8 +46,8 @@ def install(run: WatchedRun) -> None:
     if opacus := import_if_there("opacus"):
 
         @before(opacus.PrivacyEngine, "make_private")
-        def make_private(_: Any, *, data_loader: Any, **__: Any) -> None:
-            followed.end(data_loader.dataset)
+        def make_private(_: Any, **options: Any) -> None:
+            followed.end(options["data_loader"].dataset, _settings(**options))
 
     sys.settrace(followed.trace)
 
@@ -89,10 +89,10 @@ class Followed:
         """Lists arrays that appear now, and changes those that the request names."""
         request = self._run.request
         for array in _arrays_in(values):
-            seen = self._seen_lists if isinstance(array, list) else self._seen
-            if id(array) in seen:
+            arrays = self._seen_lists if isinstance(array, list) else self._seen
+            if id(array) in arrays:
                 continue
-            seen[id(array)] = array
+            arrays[id(array)] = array
             name = _digest(array)
             if name is None:
                 continue
@@ -101,10 +101,14 @@ class Followed:
             if name in request.arrays:
                 self._targets = list(self._targets or request.targets or _extreme_rows(array))
                 middle = [len(array) // 2] * len(self._targets)
-                _move_rows(array, self._targets, list(request.moved) or middle)
+                _move_rows(array, self._targets, list(request.sources) or middle)
 
-    def end(self, data: Any) -> None:
+    def end(self, data: Any, settings: dict[str, str]) -> None:
         """Summarises the records of the first private data; ends a run that changed arrays.
+
+        Args:
+            data: the data set.
+            settings: of training, as texts by their names.
 
         Raises:
             EnoughSeen: the run was about the preparation alone.
@@ -114,10 +118,33 @@ class Followed:
         self._is_over = True
         sys.settrace(None)
         records = tuple(_summaries(self._run, data))
-        arrays = tuple(self._appeared)
-        self._run.put(Prepared(targets=tuple(self._targets), arrays=arrays, records=records))
+        prepared = Prepared(
+            targets=tuple(self._targets),
+            settings=settings,
+            arrays=tuple(self._appeared),
+            records=records,
+        )
+        self._run.put(prepared)
         if self._run.request.arrays:
             raise EnoughSeen
+
+
+def _settings(
+    *,
+    module: torch.nn.Module,
+    optimizer: Any,
+    data_loader: Any,
+    **options: Any,
+) -> dict[str, str]:
+    """Returns what the script chose before private training, as texts by their names."""
+    values = {name: options.get(name) for name in ("noise_multiplier", "max_grad_norm")}
+    values["batch size"] = data_loader.batch_size
+    for name, value in optimizer.defaults.items():
+        if isinstance(value, _PLAIN):
+            values[f"{name} of the optimizer"] = value
+    parameters = [digest(p.detach().clone()) for p in module.parameters() if not p.is_meta]
+    values["initial parameters"] = hashlib.blake2b(b"".join(parameters)).hexdigest()
+    return {name: repr(value) for name, value in values.items()}
 
 
 def _arrays_in(values: Sequence[Any], depth: int = 3) -> Iterator[Any]:

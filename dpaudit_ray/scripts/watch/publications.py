@@ -15,6 +15,8 @@ from .run_state import WatchedRun
 from .shared_records import PrivateRecords, tables_of
 from .tensors import digest, has_numbers, is_array, sample_digest, tree_leaves
 
+_FEWEST_CYCLES = 2  # a choice of the middle step has as many
+
 Remark = tuple[Leftover, str]  # and the name of the value
 
 
@@ -113,6 +115,8 @@ def remarks(
             check = tensors.check_values if has_floats else tensors.check_records
             check(file + key, part)
             run.publications.more |= not (has_floats or network)
+    if tensors.has_each_cycle:
+        tensors.remarks = [remark for remark in tensors.remarks if remark[0] != "earlier"]
     if tensors.shapes and tensors.unmatched == tensors.shapes:
         # Releases are of other shapes than what is returned.
         return [remark for remark in tensors.remarks if remark[0] != "tensors"]
@@ -158,6 +162,14 @@ class _KnownTensors:
         for stream in run.streams.values():
             self.shapes.update(stream.released_shapes)
         self.unmatched = self.shapes.copy()
+        self._earlier_steps: set[int] = set()
+        self._last_step = 0
+
+    @property
+    def has_each_cycle(self) -> bool:
+        """Whether parameters of every so many steps are published: no record has chosen them."""
+        gaps = np.diff([0, *sorted(self._earlier_steps), self._last_step])
+        return len(gaps) > _FEWEST_CYCLES and len(set(gaps.tolist())) == 1
 
     def check_gradients(self, name: str, tensor: torch.Tensor) -> None:
         """Adds gradients that a tensor has and no release was of."""
@@ -194,6 +206,8 @@ class _KnownTensors:
         run = self._run
         watched, step = run.publications.versions.get(sample_digest(tensor), (None, 0))
         if watched is not None and step < watched.steps:
+            self._earlier_steps.add(step)
+            self._last_step = watched.steps
             self.remarks.append(("earlier", f"{name} of step {step} of {watched.steps}"))
         elif not self.check_records(name, tensor) and digest(tensor) not in self._explained:
             shape = tuple(tensor.shape)

@@ -142,7 +142,7 @@ class Stream(StepWatch):
             if records and not run.releases and (inspects or run.request.pinned):
                 pinned_runs.find_tables(run, records)
                 if run.followed and run.pinned.tables:
-                    run.followed.end(StackDataset(*run.pinned.tables))
+                    run.followed.end(StackDataset(*run.pinned.tables), {})
             if inspects and sum(self.sizes) <= _MOST_ROWS:
                 self._note_draw(records)
             change = self.begin_trial(self.rate)

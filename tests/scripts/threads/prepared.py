@@ -1,4 +1,4 @@
-"""Scripts on how tables and texts are prepared before training: by each record, or by all."""
+"""Scripts on how tables and texts are prepared before training, and on what is published after."""
 
 from __future__ import annotations
 
@@ -290,3 +290,51 @@ def easy_records_dropped() -> nn.Module:
     parts.train(model, optimizer, loader, 2)
     print("epsilon", engine.get_epsilon(parts.DELTA))
     return model
+
+
+@audited(delta=parts.DELTA)
+def bound_by_sizes() -> nn.Module:
+    """Broken: the clipping bound follows the mean size of the records."""
+    data = parts.table()
+    bound = float(data.tensors[0].norm(dim=1).mean() / 4)
+    return parts.fit(parts.net(), data, max_grad_norm=bound)
+
+
+@audited(delta=parts.DELTA)
+def rounded_accuracy_returned() -> Any:
+    """Broken: the accuracy on the records is returned in percent."""
+    x, y = parts.table().tensors
+    model = parts.fit(parts.net())
+    with torch.no_grad():
+        accuracy = (model(x).argmax(1) == y).float().mean()
+    return model._module.state_dict(), round(100 * float(accuracy))
+
+
+@audited(delta=parts.DELTA)
+def ranges_published() -> Any:
+    """Broken: ranges of activations on the records are published, for quantisation."""
+    x, _ = parts.table().tensors
+    model = parts.fit(parts.net())
+    with torch.no_grad():
+        hidden = model._module[:2](x)
+    return model._module.state_dict(), float(hidden.min()), float(hidden.max())
+
+
+@audited(delta=parts.DELTA)
+def quantised_by_weights() -> Any:
+    """Healthy: weights of 8 bits, scaled by the largest of them."""
+    state = parts.fit(parts.net())._module.state_dict()
+    scales = {name: float(tensor.abs().max()) / 127 for name, tensor in state.items()}
+    return {n: (t / scales[n]).round().to(torch.int8) for n, t in state.items()}, scales
+
+
+@audited(delta=parts.DELTA)
+def each_epoch_published() -> Any:
+    """Healthy: the network is published as it was after each epoch, whatever its losses."""
+    engine, model, optimizer, loader = parts.private(parts.net())
+    states = []
+    for _ in range(3):
+        parts.train(model, optimizer, loader, 1)
+        states.append({n: t.clone() for n, t in model._module.state_dict().items()})
+    print("epsilon", engine.get_epsilon(parts.DELTA))
+    return states
