@@ -166,7 +166,7 @@ UNDECIDED = {
     "extremes_scaled": "records elsewhere",
     "fakes_follow_batch": "how batches were made",
     "imputed_by_medians": "how records were prepared",
-    "information_loss": "updates",
+    "information_loss": "without noise",
     "lags_added": "how records were prepared",
     "made_between_neighbours": "how records were prepared",
     "neighbours_averaged": "how records were prepared",

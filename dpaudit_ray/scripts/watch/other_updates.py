@@ -26,7 +26,8 @@ def note_input(
     for p in module.parameters():
         if id(p) not in private:
             entry = (p, type(module).__name__, set[bytes]())
-            run.updates.fed.setdefault((id(p), trains), entry)[2].add(row)
+            is_trained = trains and p.requires_grad  # a frozen network is only asked
+            run.updates.fed.setdefault((id(p), is_trained), entry)[2].add(row)
 
 
 def count_step(run: WatchedRun, optimizer: Any) -> None:

@@ -222,7 +222,8 @@ def _extreme_rows(array: Any) -> list[int]:
     elif _is_table(array):
         values = array.select_dtypes("number").to_numpy(dtype=float)
     else:
-        values = np.asarray(array, dtype=float)
+        # Of a copy: memory that numpy has exported does not count as the tensor's own.
+        values = np.array(array.clone() if is_array(array) else array, dtype=float)
     columns = np.nan_to_num(values.reshape(len(array), -1)[:, :_MOST_COLUMNS])
     return sorted({*map(int, columns.argmin(0)), *map(int, columns.argmax(0))})
 

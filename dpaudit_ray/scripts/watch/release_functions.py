@@ -141,8 +141,9 @@ class Stream(StepWatch):
                 run.put(ArraysGiven(kind="noise"))
             if records and not run.releases and (inspects or run.request.pinned):
                 pinned_runs.find_tables(run, records)
-                if run.followed and run.pinned.tables:
-                    run.followed.end(StackDataset(*run.pinned.tables), {})
+                tables = run.pinned.tables
+                if run.followed and tables and len(tables[0]) > len(records[0]):
+                    run.followed.end(StackDataset(*tables), {})
             if inspects and sum(self.sizes) <= _MOST_ROWS:
                 self._note_draw(records)
             change = self.begin_trial(self.rate)

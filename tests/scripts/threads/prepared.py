@@ -158,7 +158,7 @@ def scaled_by_limits() -> nn.Module:
 
 @audited(delta=parts.DELTA)
 def neighbours_averaged() -> nn.Module:
-    """Broken for rows: each is averaged with its nearest neighbour, so is in two records."""
+    """Broken, for rows: each is averaged with its nearest neighbour, so is in two records."""
     x, y = parts.table().tensors
     near = torch.cdist(x, x).fill_diagonal_(9e9).argmin(1)
     return parts.fit(parts.net(), TensorDataset((x + x[near]) / 2, y))
@@ -166,7 +166,7 @@ def neighbours_averaged() -> nn.Module:
 
 @audited(delta=parts.DELTA)
 def lags_added() -> nn.Module:
-    """Broken for readings: each record has the two readings before its own, too."""
+    """Broken, for readings: each record has the two readings before its own, too."""
     x, y = parts.table().tensors
     return parts.fit(parts.net(), TensorDataset(x + 0.5 * x.roll(1, 0) + 0.25 * x.roll(2, 0), y))
 
