@@ -102,14 +102,15 @@ class Wagers:
 
     trials: int = 0
     epochs: list[Counts] = field(default_factory=list)
-    centre: float = math.nan
-    spread: float = math.nan
-    _end: int = _FIRST_EPOCH
-    _origin: float = math.nan
+    centre: float = math.nan  # of the thresholds; NaN until they are placed
+    spread: float = math.nan  # standard deviation of scores, the unit of OFFSETS
+    _epoch_end: int = _FIRST_EPOCH  # number of trials
+    _origin: float = math.nan  # the first finite score: sums of differences from it round less
+    # Numbers of finite scores, sums and sums of squares, [3, worlds], worlds as (out, in).
     _moments: Floats = field(default_factory=lambda: np.zeros((3, 2)))
-    _diverged: Counts = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
-    _log: TrialLog = field(default_factory=TrialLog)
-    _cut: Cut | None = None
+    _diverged: Counts = field(default_factory=lambda: np.zeros(2, dtype=np.int64))  # (out, in)
+    _log: TrialLog = field(default_factory=TrialLog)  # up to `cut.LAST` trials
+    _cut: Cut | None = None  # places thresholds by ranks; None if class means do it
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials in order.
@@ -120,7 +121,7 @@ class Wagers:
         """
         for part in self._parts(len(scores)):
             self._count(self._outcomes(scores[part], members[part]))
-            self._remember(scores[part], members[part])
+            self._add_moments(scores[part], members[part])
 
     def miss(self, members: Members) -> None:
         """Adds trials that are wrong in every slot."""
@@ -133,16 +134,19 @@ class Wagers:
         return sum(self.epochs, start=np.zeros(OUTCOMES, dtype=np.int64))
 
     def _parts(self, trials: int) -> Iterator[slice]:
-        """Splits trials where an epoch ends, and places thresholds again once the part is in."""
+        """Yields parts of the next trials, split where an epoch ends.
+
+        Once the caller has added a part that ends an epoch, thresholds are placed again.
+        """
         start = 0
         while start < trials:
-            stop = min(trials, start + self._end - self.trials)
+            stop = min(trials, start + self._epoch_end - self.trials)
             yield slice(start, stop)
             self.trials += stop - start
             start = stop
-            if self.trials == self._end:
-                self._place()
-                self._end *= 2
+            if self.trials == self._epoch_end:
+                self._place_thresholds()
+                self._epoch_end *= 2
                 self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
 
     def _count(self, outcomes: NDArray[np.int64]) -> None:
@@ -156,7 +160,12 @@ class Wagers:
         scores: Scores,
         members: Members,
     ) -> NDArray[np.int64]:
-        """Returns the number of the outcome of each trial, int64 [n], below OUTCOMES."""
+        """Returns each trial's outcome at the current thresholds, int64 [n] below OUTCOMES.
+
+        Args:
+            scores: float64 [n], not finite where diverged.
+            members: the secret bits, bool [n].
+        """
         finite = np.isfinite(scores)
         with np.errstate(invalid="ignore", over="ignore"):
             distance = scores - self.centre
@@ -182,8 +191,8 @@ class Wagers:
         if_finite = np.where(passed_up > 0, up, down)
         return np.where(finite, if_finite, if_diverged)
 
-    def _remember(self, scores: Scores, members: Members) -> None:
-        """Counts, sums and sums of squares per world, from the first finite score as origin."""
+    def _add_moments(self, scores: Scores, members: Members) -> None:
+        """Adds trials, float64 and bool [n], to the sums that thresholds are placed by."""
         finite = np.isfinite(scores)
         if math.isnan(self._origin) and finite.any():
             self._origin = float(scores[finite][0])
@@ -199,9 +208,9 @@ class Wagers:
         if self.trials < cut.LAST:
             self._log.append(scores, members)
 
-    def _place(self) -> None:
-        """Puts thresholds between the worlds; beyond all scores if one world diverged."""
-        count, total, square = self._moments
+    def _place_thresholds(self) -> None:
+        """Puts thresholds between the worlds; beyond all scores if all of one world diverged."""
+        count, total, square = self._moments  # [worlds] each
         if count.min() == 0:
             if (count + self._diverged).min() > 0:
                 self.centre = math.inf if count[1] == 0 else -math.inf
@@ -209,14 +218,14 @@ class Wagers:
             return
         with np.errstate(over="ignore", invalid="ignore"):
             means = total / count
-            squares = square - count * means**2
-            variance = float(np.sum(squares) / count.sum())
+            squared_deviations = square - count * means**2
+            variance = float(np.sum(squared_deviations) / count.sum())
             self.centre = float(means.mean()) + self._origin
         self.spread = math.nan
         if math.isfinite(variance):
             self.spread = math.sqrt(max(variance, 0.0))
         if self.trials <= cut.LAST:
-            self._cut = cut.learnt(*self._log.arrays())
+            self._cut = cut.fit(*self._log.arrays())
         else:
             self._log = TrialLog()
         if self._cut is not None:
@@ -232,6 +241,7 @@ class ConstantStakes:
     """
 
     def __init__(self, epsilons: ArrayLike, deltas: ArrayLike) -> None:
+        """Computes the log factors of a trial at points (ε, δ), [points] each."""
         # Arrays are [points, slots, stakes].
         odds = np.exp(-as_floats(epsilons))[:, None, None]
         mean = as_floats(deltas)[:, None, None] * SHARES[:, None]
@@ -240,7 +250,11 @@ class ConstantStakes:
         self._log_abstain = np.log1p(-share * mean)
 
     def log_wealth(self, counts: Counts) -> Floats:
-        """Returns logs of supermartingales after these outcomes, [points, slots, stakes]."""
+        """Returns the log wealth of each bet, [points, slots, stakes]: a supermartingale each.
+
+        Args:
+            counts: number of trials with each outcome, int64 [OUTCOMES].
+        """
         right = (WINS @ counts)[:, None]
         wrong = (LOSSES @ counts)[:, None]
         abstained = int(counts.sum()) - right - wrong
@@ -249,9 +263,16 @@ class ConstantStakes:
 
 
 class Portfolio:
-    """Bets of one stream of trials against one claim: all slots, at some points of the curve."""
+    """Bets of one stream of trials against one claim: all slots, at some points of the curve.
+
+    Attributes:
+        curve: the claim.
+        factors: factor of the wealth by each bet, one row for a point and slot, [bets, OUTCOMES].
+        constant: constant stakes at points of the curve.
+    """
 
     def __init__(self, curve: Curve) -> None:
+        """Computes the factors of bets against a claim."""
         self.curve = curve
         # Factors V of the module's docstring, [points of the curve, slots, outcomes]: Y is 0 if a
         # slot abstains, 1 if it is right; δ is its share, half for one direction. A wrong guess
@@ -262,12 +283,15 @@ class Portfolio:
         right = abstaining * (1 + odds)
         otherwise = np.where(LOSSES, 0.0, abstaining[..., None])
         factors = np.where(WINS, right[..., None], otherwise)
-        self.values = factors.reshape(-1, OUTCOMES)
+        self.factors = factors.reshape(-1, OUTCOMES)
         self.constant = _constant_stakes(curve)
-        self._log_factors: dict[int, Floats] = {}  # by epoch, [cautions, OUTCOMES]
+        self._log_factors: dict[int, Floats] = {}  # by epoch, [_CAUTIONS, OUTCOMES]
 
     def log_wealth(self, epochs: list[Counts]) -> float:
-        """Natural logarithm of the wealth after these epochs, from a stake of 1."""
+        """Returns the natural logarithm of the wealth after these epochs, from a stake of 1.
+
+        Each epoch is bet on by the mixture that would have grown on all epochs before it.
+        """
         logs = np.zeros(len(_CAUTIONS))
         past = np.zeros(OUTCOMES, dtype=np.int64)
         for epoch, counts in enumerate(epochs):
@@ -289,8 +313,8 @@ class Portfolio:
         if not counts.any():
             return mixed
         for _ in range(_BETS):
-            slopes = self.values @ (counts / mixed)
-            best = self.values[int(np.argmax(slopes))]
+            slopes = self.factors @ (counts / mixed)  # of log wealth, by the share of each bet
+            best = self.factors[int(np.argmax(slopes))]
             difference = best - mixed
             low, high = 0.0, _LARGEST_SHARE
             # Bisects the share at which growth is largest: where its derivative falls to 0.
@@ -372,7 +396,10 @@ class Claim(Wagered, Estimator):
         return float(log_mean([self._plain(curve), *constant, recommended]))
 
     def _plain(self, curve: Curve) -> float:
-        """Bets on guesses around the midpoint against the claimed accuracy, all stakes mixed."""
+        """Returns the log wealth of bets against the claimed accuracy, with all stakes mixed.
+
+        They are on guesses around the midpoint. At ε = 0 the accuracy is (1 + δ) / 2 at most.
+        """
         advantage = float(curve.deltas[curve.epsilons == 0].min(initial=1.0))
         rate = (1 + advantage) / 2
         if rate >= 1:
@@ -383,7 +410,7 @@ class Claim(Wagered, Estimator):
         return log_mixture(rate, hits, hits + misses)
 
     def _constant(self, stakes: ConstantStakes) -> tuple[float, float]:
-        """Bets constant stakes at points of a curve: in all slots, and on diverged trials alone."""
+        """Returns the log wealth of constant stakes: in all slots, and on diverged trials alone."""
         wealth = stakes.log_wealth(self._wagers.counts)
         bold = wealth[:, -1, -_BOLD:]  # the last slot guesses diverged trials only
         return float(log_mean(wealth.ravel())), float(log_mean(bold.ravel()))
@@ -392,8 +419,9 @@ class Claim(Wagered, Estimator):
         """Bounds μ by the largest Gaussian curve that is refuted, and converts it to ε."""
         target = -math.log(1 - confidence)
 
-        def excess(mu: float) -> float:  # without a portfolio: this runs after every pack
-            curve = gaussian(mu)
+        def excess(mu: float) -> float:
+            """Returns the log wealth against μ-GDP, without a portfolio, less ln(1 / α)."""
+            curve = gaussian(mu)  # a portfolio would take too long: this runs after every pack
             constant = self._constant(_constant_stakes(curve))
             return float(log_mean([self._plain(curve), *constant])) - target
 

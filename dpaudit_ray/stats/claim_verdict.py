@@ -68,11 +68,13 @@ class DeclaredTest:
             raise ValueError(f"planned must be at least 1, got {planned}")
         looks = max(min(LOOKS, planned // _FEWEST), 1)
         ends = (math.ceil(planned * look / looks) for look in range(1, looks + 1))
-        self._ends = tuple(ends)  # numbers of trials after which it looks
+        self._ends = tuple(ends)  # numbers of trials at the looks, rising to `planned`
         self._log = TrialLog()
         self._log_odds = log_odds
-        self._groups: list[Members] = []  # mistakes between two looks, the surest guess first
-        self._diverged = Diverged()
+        # For each look so far: whether guesses on the trials since the look before were wrong, the
+        # surest guess first.
+        self._mistakes: list[Members] = []
+        self._diverged = Diverged()  # before the last look
 
     @property
     def trials(self) -> int:
@@ -103,7 +105,7 @@ class DeclaredTest:
         """
         weights_of_looks, limits = boundary(curve, self._ends, alpha * _SHARE)
         cost = 0
-        for look, mistakes in enumerate(self._groups):
+        for look, mistakes in enumerate(self._mistakes):
             cost += weights_of_looks[look].cost(mistakes)
             if cost <= limits[look]:
                 return self._ends[look]
@@ -113,27 +115,29 @@ class DeclaredTest:
         return None
 
     def _rank(self) -> None:
-        """Ranks the trials before each look that is due, and adds their mistakes to `_groups`.
+        """Guesses and ranks the trials before each look that is due, and adds it to `_mistakes`.
 
-        Guesses are around the midpoint of all outputs. If earlier bits show that means do not
-        separate the worlds, they are around the `cut` of earlier trials instead. Log odds are
-        guessed around 0.
+        A score above a centre is guessed "in". The centre is the midpoint of all outputs; the `cut`
+        of earlier trials, if their bits show that means do not separate the worlds; and 0 for log
+        odds.
         """
         scores, members = self._log.arrays()
-        first = self._ends[len(self._groups) - 1] if self._groups else 0
-        for end in self._ends[len(self._groups) :]:
+        first = self._ends[len(self._mistakes) - 1] if self._mistakes else 0
+        for end in self._ends[len(self._mistakes) :]:
             if end > len(scores):
                 break
-            group, bits = scores[first:end], members[first:end]
-            earlier = None if self._log_odds else cut.learnt(scores[:first], members[:first])
-            if earlier is None:
-                middle = 0.0 if self._log_odds else two_means(scores[:end])
-                position = group
-            else:
-                position = np.where(np.isfinite(group), earlier.position(group), group)
-                middle = 0.0
-            self._groups.append(ranked_mistakes(position, bits, middle, self._diverged))
-            self._diverged.fold(group, bits)
+            new_scores = positions = scores[first:end]
+            bits = members[first:end]
+            centre = 0.0
+            if not self._log_odds:
+                earlier_cut = cut.fit(scores[:first], members[:first])
+                if earlier_cut is None:
+                    centre = two_means(scores[:end])
+                else:
+                    from_cut = earlier_cut.position(new_scores)
+                    positions = np.where(np.isfinite(new_scores), from_cut, new_scores)
+            self._mistakes.append(ranked_mistakes(positions, bits, centre, self._diverged))
+            self._diverged.fold(new_scores, bits)
             first = end
 
     def _diverging(self, curve: Curve, alpha: float) -> float:

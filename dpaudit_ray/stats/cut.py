@@ -65,17 +65,21 @@ class Cut:
         return (inside + normal_scores(scores, self.outside)) / 2
 
 
-def learnt(scores: Scores, members: Members) -> Cut | None:
-    """Fits a cut to the trials so far, float64 [n] and bool [n]; None where means suffice."""
-    return _fitted(scores[:LAST].tobytes(), members[:LAST].tobytes())
+def fit(scores: Scores, members: Members) -> Cut | None:
+    """Fits a cut to the first `LAST` trials, float64 [n] and bool [n]; None where means suffice."""
+    return _fit_bytes(scores[:LAST].tobytes(), members[:LAST].tobytes())
 
 
 @functools.lru_cache(maxsize=1024)  # 5 MB; bounds, tests and stop rule fit the same trials
-def _fitted(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
+def _fit_bytes(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
     """Returns the cut by ranks if it makes clearly fewer mistakes than the midpoint of the means.
 
     None stands for the midpoint. It is kept without a search if scores look normal: means are near
     medians, the standard deviation fits the middle half, and few trials are guessed wrong.
+
+    Args:
+        score_bytes: the bytes of scores, float64 [n]: unlike arrays, they are keys of the cache.
+        member_bytes: those of the secret bits, bool [n].
     """
     scores = np.frombuffer(score_bytes)
     members = np.frombuffer(member_bytes, bool)
@@ -107,15 +111,15 @@ def _fitted(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
         return None
     inside.sort()
     outside.sort()
-    cut, fewest = _of_ranks(inside, outside)
-    differ = 0
+    cut, cut_mistakes = _fit_ranks(inside, outside)
+    disagreements = 0  # trials that cut and means guess differently
     for world in (inside, outside):
         guesses_by_means = world > means_middle
-        differ += int((guesses_by_means != cut.guesses(world)).sum())
-    return cut if fewest <= mistakes + _MORE * math.sqrt(differ) else None
+        disagreements += int((guesses_by_means != cut.guesses(world)).sum())
+    return cut if cut_mistakes <= mistakes + _MORE * math.sqrt(disagreements) else None
 
 
-def _of_ranks(inside: Floats, outside: Floats) -> tuple[Cut, int]:
+def _fit_ranks(inside: Floats, outside: Floats) -> tuple[Cut, int]:
     """Fits a cut to ranks; returns it with its number of mistakes."""
     pooled = np.concatenate([inside, outside])
     pooled.sort()

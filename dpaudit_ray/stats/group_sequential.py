@@ -65,7 +65,10 @@ class GroupSequential(Guesses):
             self._counter.miss(members[part])
 
     def _parts(self, trials: int) -> Iterator[slice]:
-        """Splits trials at every look, and looks as soon as the part before it was added."""
+        """Yields parts of the next trials, split at every look.
+
+        Once the caller has added the part before a look, the look notes guesses and hits.
+        """
         start = 0
         ends = self._ends - self._counter.trials
         for end in ends[(ends > 0) & (ends <= trials)].tolist():
@@ -133,9 +136,10 @@ def _excess(
     looks: Sequence[Look],
     budget: Floats,
 ) -> float:
-    """Computes P(as many hits at the last look, no crossing before) - the error due at this look.
+    """Returns how much the p-value of a hit rate exceeds the error that is due at the last look.
 
-    Arguments are those of `refuted_rate`, and a hit rate.
+    The p-value is P(as many hits or more at the last look, no crossing before). So a negative
+    result refutes the rate. Arguments are those of `refuted_rate`, and the hit rate.
     """
     paths = np.ones(1)  # P(no crossing yet, first + i hits), [i]
     first = 0
@@ -146,16 +150,16 @@ def _excess(
         step = guesses - guesses_before
         guesses_before = guesses
         if step not in increments:
-            k, logs = _choices(step)
-            logs = logs + k * math.log(rate) + (step - k) * math.log1p(-rate)
-            increments[step] = np.asarray(np.exp(logs))
+            k, log_ways = _choices(step)
+            log_probabilities = log_ways + k * math.log(rate) + (step - k) * math.log1p(-rate)
+            increments[step] = np.asarray(np.exp(log_probabilities))
         paths = _convolved(paths, increments[step])
         tails = paths[::-1].cumsum()  # sums from the most hits down, [n]
         n = len(tails)
         allowed = float(budget[index]) - crossed
         if index == len(looks) - 1:
-            more = n - 1 - (hits - first)
-            return float(tails[more] if 0 <= more < n else 0.0) - allowed
+            from_most = n - 1 - (hits - first)  # index of `hits`, counted from the most hits down
+            return float(tails[from_most] if 0 <= from_most < n else 0.0) - allowed
         crossing = int(tails.searchsorted(allowed, side="right"))  # counts from the boundary on
         if crossing:
             crossed += float(tails[crossing - 1])

@@ -54,9 +54,15 @@ class Growing:
         states: Sequence[Estimator],
         shares: Sequence[float],
     ) -> None:
+        """Begins without trials.
+
+        Args:
+            states: one for each declared number of trials, rising.
+            shares: of the error, for each of them.
+        """
         self._states = tuple(zip(states, shares, strict=True))
         self.trials = 0
-        self.interim_valid = states[0].interim_valid  # whether before its trials are in
+        self.interim_valid = states[0].interim_valid  # as of `Estimator`
 
     @staticmethod
     def time_uniform() -> bool:

@@ -38,11 +38,11 @@ class GuessCounter:
     guesses: int = 0
     hits: int = 0
     diverged: tuple[int, int] = (0, 0)  # (out, in)
-    _sums: tuple[float, float] = (0.0, 0.0)
-    _counts: tuple[int, int] = (0, 0)
-    _log: TrialLog = field(default_factory=TrialLog)
-    _cut: Cut | None = None
-    _due: int = cut.FIRST  # trials after which a cut is learnt
+    _sums: tuple[float, float] = (0.0, 0.0)  # of finite scores, (out, in)
+    _counts: tuple[int, int] = (0, 0)  # finite scores, (out, in)
+    _log: TrialLog = field(default_factory=TrialLog)  # up to `cut.LAST` trials
+    _cut: Cut | None = None  # in place of the midpoint
+    _next_fit: int = cut.FIRST  # trials after which the cut is fitted again
 
     def fold(
         self,
@@ -63,21 +63,21 @@ class GuessCounter:
         parts: list[tuple[Members, Members]] = []
         start = 0
         while start < len(scores) or not parts:
-            self._learn()
-            batches = math.ceil((self._due - self.trials) / batch)
+            self._refit_cut()
+            batches = math.ceil((self._next_fit - self.trials) / batch)
             stop = start + batches * batch
             parts.append(self._fold(scores[start:stop], members[start:stop], batch))
             start = stop
         guessed, right = (np.concatenate(part) for part in zip(*parts, strict=True))
         return guessed, right
 
-    def _learn(self) -> None:
+    def _refit_cut(self) -> None:
         """Fits the cut again if that is due; the next time is after GROWTH times as many trials."""
-        if self._due <= self.trials and self._due <= cut.LAST:
-            self._cut = cut.learnt(*self._log.arrays())
-        while self._due <= self.trials:
-            self._due = math.ceil(cut.GROWTH * self._due)
-        if self._due > cut.LAST:
+        if self._next_fit <= self.trials and self._next_fit <= cut.LAST:
+            self._cut = cut.fit(*self._log.arrays())
+        while self._next_fit <= self.trials:
+            self._next_fit = math.ceil(cut.GROWTH * self._next_fit)
+        if self._next_fit > cut.LAST:
             self._log = TrialLog()  # a sweep has many of them
 
     def _fold(
@@ -124,7 +124,7 @@ class GuessCounter:
         self._sums = (float(sums[0][-1]), float(sums[1][-1]))
         self._counts = (int(counts[0][-1]), int(counts[1][-1]))
         self.diverged = (int(diverged[0][-1]), int(diverged[1][-1]))
-        if self._due <= cut.LAST:
+        if self._next_fit <= cut.LAST:
             self._log.append(scores, members)
         return guessed, right
 

@@ -257,7 +257,13 @@ class Membership:
         return ranked[low[ranked] > 0.5]
 
     def _interval(self, value: float, hits: Floats, sizes: Floats) -> Interval:
-        """Returns a value with bounds on the mean share of `hits`, float64 [units] like `sizes`."""
+        """Returns an estimated share with bounds on the true one.
+
+        Args:
+            value: the estimate.
+            hits: of each independent unit, such as a training run or a pair of them; float64 [n].
+            sizes: largest possible hits of each unit, float64 [n].
+        """
         alpha = (1 - self.confidence) / 2
 
         def lower(hits: Floats) -> float:
@@ -339,7 +345,10 @@ class _Population:
         return hits.astype(float)
 
     def most_below(self, rate: float, alpha: float) -> int:
-        """Counts the highest scores that are surely a share below `rate`; -1 if none surely is."""
+        """Returns the largest number of highest scores that is surely less than a share `rate`.
+
+        It is -1 if not even 0 scores surely are; `alpha` is the error of "surely".
+        """
 
         def may_reach(k: int) -> bool:
             remaining = self.sizes - self.hits(k)
@@ -348,7 +357,10 @@ class _Population:
         return first_where(may_reach, self.n) - 1
 
     def fewest_above(self, rate: float, alpha: float) -> int:
-        """Counts the highest scores that are surely a share above `rate`; `n` + 1 if none is."""
+        """Returns the smallest number of highest scores that is surely more than a share `rate`.
+
+        It is `n` + 1 if not even all are; `alpha` is the error of "surely".
+        """
 
         def is_above(k: int) -> bool:
             return self.exceeds(self.hits(k), rate, alpha)

@@ -28,13 +28,14 @@ class RunAccuracies:
     """
 
     def __init__(self, canaries: int) -> None:
+        """Begins without trials; each run has `canaries` of them."""
         if canaries < 1:
             raise ValueError(f"canaries must be at least 1, got {canaries}")
         self.canaries = canaries
         self.counter = GuessCounter(WARMUP)
         self.skipped = 0  # runs without an outcome
-        self._shares: list[Scores] = []
-        # Scores, bits and whether they have a score, of a run that is not complete yet.
+        self._shares: list[Floats] = []  # outcomes so far, in parts
+        # Scores, bits and whether there was an output, of a run that is not complete yet.
         self._pending = (np.empty(0), np.empty(0, bool), np.empty(0, bool))
 
     def fold(

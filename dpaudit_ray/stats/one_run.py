@@ -110,9 +110,11 @@ class Canaries(Logged):
         return sum(self.guesses) if isinstance(self.guesses, tuple) else self.guesses
 
     def _masks(self) -> tuple[Masks, int, int]:
-        """Returns masked trials with an output; after the first ones, failed trials and all trials.
+        """Masks the bits of trials with an output, but for the first ones, which are revealed.
 
-        The first trials are those whose bits are revealed from the start.
+        Returns:
+            The masked trials; of the trials after the first ones, how many failed, and how many
+            there are.
         """
         scores, members = self._log.arrays()
         failed = np.isnan(scores)
@@ -141,9 +143,10 @@ class OneRun(Canaries, Estimator):
         trials = len(self._log)
         level = (delta, confidence)
         if self.independent:
-            made, used = self._judged(delta, 1 - confidence)
-            epsilon = independent_epsilon_lower(made.right, made.guesses, used, *level)
-            return self._estimate(epsilon, math.nan, level, trials, made.threshold)
+            guessed, guessable = self._guess_independent(delta, 1 - confidence)
+            counts = guessed.right, guessed.guesses, guessable
+            epsilon = independent_epsilon_lower(*counts, *level)
+            return self._estimate(epsilon, math.nan, level, trials, guessed.threshold)
 
         def lower(correct: int, guesses: int, canaries: int, split: float) -> float:
             return epsilon_lower(correct, guesses, canaries, delta, split)
@@ -151,18 +154,23 @@ class OneRun(Canaries, Estimator):
         epsilon = self._of_one_training(lower, confidence)
         return self._estimate(epsilon, math.nan, level, trials)
 
-    def _judged(
+    def _guess_independent(
         self,
         delta: float,
         alpha: float,
     ) -> tuple[Judged, int]:
-        """Returns guesses on independent runs, failed ones included, and the number of trials."""
+        """Returns guesses on independent runs, failed ones included, and how many may be guessed.
+
+        Args:
+            delta: δ of the bound.
+            alpha: its error probability.
+        """
         masks, failed, trials = self._masks()
         if self.fixed:
             guesses = masks.fixed(self.fixed - failed)
         else:
-            allowed, spent_alpha = most_revealed(trials, delta, alpha)
-            guesses = masks.adaptive(alpha - spent_alpha, allowed, failed)
+            revealed, spent_alpha = most_revealed(trials, delta, alpha)
+            guesses = masks.adaptive(alpha - spent_alpha, revealed, failed)
         return replace(guesses, guesses=guesses.guesses + failed), trials
 
 
@@ -180,7 +188,7 @@ def hits_of(
     positive: int,
     negative: int,
 ) -> tuple[int, int]:
-    """Counts correct guesses, and guesses (Algorithm 1).
+    """Returns the numbers of correct guesses and of guesses (Algorithm 1).
 
     Args:
         scores: float64 [m]; those that are not finite are guessed first, and wrong.
@@ -190,8 +198,9 @@ def hits_of(
     """
     finite = np.isfinite(scores)
     order = np.argsort(scores[finite], kind="stable")
-    bits = members[finite][order]
+    bits = members[finite][order]  # by rising score
     n = len(bits)
+    # Wrong guesses on diverged canaries use up guesses of "in" first, then those of "out".
     wrong = min(len(scores) - n, positive + negative)
     above = min(max(positive - wrong, 0), n)
     below = negative - max(wrong - positive, 0)
@@ -318,11 +327,13 @@ def independent_epsilon_lower(
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, trials, delta)
-    allowed, spent_alpha = most_revealed(trials, delta, 1 - confidence)
-    if correct <= allowed:
+    revealed, spent_alpha = most_revealed(trials, delta, 1 - confidence)
+    if correct <= revealed:
         return 0.0
+    # All revealed bits count as correct guesses; the others are correct with a rate below
+    # e^ε / (1 + e^ε), whose inverse is the logit.
     alpha = 1 - confidence - spent_alpha
-    rate = clopper_pearson_lower(correct - allowed, guesses - allowed, alpha)
+    rate = clopper_pearson_lower(correct - revealed, guesses - revealed, alpha)
     return max(0.0, float(logit(rate)))
 
 

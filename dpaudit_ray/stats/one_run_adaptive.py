@@ -61,15 +61,15 @@ class OneRunAdaptive(Logged, Estimator):
         scores, members = self._log.arrays()
         ran = ~np.isnan(scores)
         failed = len(scores) - int(ran.sum())
-        odds = predicted(scores[ran], members[ran])
+        odds = predict(scores[ran], members[ran])
         evidence = Evidence.from_odds(odds, members[ran], failed)
         level = delta, confidence
         canaries = max(self.planned, len(scores))
-        epsilon = evidence.refuted(canaries, delta, 1 - confidence)
+        epsilon = evidence.largest_refuted(canaries, delta, 1 - confidence)
         return self._estimate(epsilon, math.nan, level, len(scores))
 
 
-def predicted(scores: Scores, members: Members) -> Floats:
+def predict(scores: Scores, members: Members) -> Floats:
     """Predicts each canary's bit by the ranks of all scores and the bits before.
 
     Args:
@@ -118,19 +118,22 @@ def _curves(quantiles: Floats) -> Floats:
 class Evidence:
     """Evidence of guesses against each ε: the wealth of stakes on the canaries with c > q.
 
+    Canaries are sorted by c, the predicted probability of their guess. Those with c > q are the
+    last ones, so sums over them are entries of sums from each canary to the last.
+
     Attributes:
         log_odds: of c, rising, float64 [n].
-        gains: for each canary the sum of log c if correct, log(1 - c) if wrong, over itself and all
-            behind it, and a 0 at the end; float64 [n + 1].
-        correct: likewise, numbers of correct guesses.
-        wrong: likewise, numbers of wrong ones.
-        failed: trials that lose the largest stake.
+        gains_from: sums of log c for correct guesses and log(1 - c) for wrong ones, from each
+            canary to the last, and a 0 at the end; float64 [n + 1].
+        correct_from: numbers of correct guesses, likewise.
+        wrong_from: numbers of wrong guesses, likewise.
+        failed: number of trials without an output, which lose the largest stake.
     """
 
     log_odds: Floats
-    gains: Floats
-    correct: Floats
-    wrong: Floats
+    gains_from: Floats
+    correct_from: Floats
+    wrong_from: Floats
     failed: int
 
     @classmethod
@@ -158,16 +161,19 @@ class Evidence:
         return cls(log_odds, _sums_from(gains), right, wrong, failed)
 
     def log_wealth(self, epsilon: Floats) -> Floats:
-        """Returns the log of the product of all factors, at each ε."""
-        first = np.searchsorted(self.log_odds, epsilon, side="right")
+        """Returns the log wealth of the bets against each ε, float64 [n] like `epsilon`.
+
+        It sums log(c / q) for correct guesses and log((1 - c) / (1 - q)) for wrong ones.
+        """
+        first = np.searchsorted(self.log_odds, epsilon, side="right")  # of the canaries with c > q
         log_q = log_expit(epsilon)
-        log_wrong = log_expit(-epsilon)  # log(1 - q)
-        wealth = self.gains[first] - self.correct[first] * log_q
-        wealth = wealth - self.wrong[first] * log_wrong
-        largest_loss = log_expit(-LARGEST) - log_wrong
+        log_not_q = log_expit(-epsilon)  # log(1 - q)
+        wealth = self.gains_from[first] - self.correct_from[first] * log_q
+        wealth = wealth - self.wrong_from[first] * log_not_q
+        largest_loss = log_expit(-LARGEST) - log_not_q
         return np.asarray(wealth + self.failed * largest_loss)
 
-    def refuted(self, canaries: int, delta: float, alpha: float) -> float:
+    def largest_refuted(self, canaries: int, delta: float, alpha: float) -> float:
         """Returns the last ε of the grid before the first that is not refuted; 0 if none is.
 
         Args:
@@ -175,7 +181,7 @@ class Evidence:
             delta: in [0, 1].
             alpha: error probability, in (0, 1).
         """
-        refuted = self.log_wealth(GRID) >= needed(canaries, delta, alpha)
+        refuted = self.log_wealth(GRID) >= refuting_log_wealth(canaries, delta, alpha)
         last = len(GRID) - 1
         if not refuted.all():
             last = int(np.argmin(refuted)) - 1
@@ -189,11 +195,11 @@ def _sums_from(values: Floats | Members) -> Floats:
 
 
 @functools.lru_cache
-def needed(canaries: int, delta: float, alpha: float) -> Floats:
-    """Returns the log wealth that refutes each ε of the grid.
+def refuting_log_wealth(canaries: int, delta: float, alpha: float) -> Floats:
+    """Returns the log wealth that refutes each ε of the grid, float64 [GRID].
 
     It is the least over i of -log(a) - i log(q), where a + mδ / (i + 1) = α. Arguments are those of
-    `Evidence.refuted`.
+    `Evidence.largest_refuted`.
     """
     remaining = alpha - canaries * delta / (_LEAKS + 1)
     with np.errstate(divide="ignore"):

@@ -67,6 +67,7 @@ class OneRunFdp(Canaries, Estimator):
     _lower = staticmethod(mu_lower)  # for canaries of one training run
 
     def bound(self, delta: float, confidence: float) -> Estimate:
+        """Bounds μ by correct guesses, and converts it to the ε of a Gaussian mechanism."""
         total = len(self._log)
         threshold = math.nan
         if self.independent:
@@ -94,7 +95,15 @@ def _refuted(
     canaries: int,
     level: float,
 ) -> bool:
-    """Returns whether the masses of Algorithm 3, started at `level`, exceed those of μ-GDP."""
+    """Returns whether μ is refuted: the masses ρ + η of Algorithm 3 exceed guesses / canaries.
+
+    Args:
+        mu: the candidate.
+        correct: number of correct guesses, from which the masses are followed down to 0.
+        guesses: number of guesses.
+        canaries: those with a random bit, guessed or not.
+        level: error probability, the mass at `correct` that the masses start from.
+    """
     rho = level * correct / canaries
     eta = level * (guesses - correct) / canaries
     limit = guesses / canaries

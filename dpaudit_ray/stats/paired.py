@@ -39,11 +39,12 @@ class PairOutcomes(RunAccuracies):
     """
 
     def __init__(self, canaries: int) -> None:
+        """Begins without trials; a pair has `canaries` of them, half in each of its runs."""
         super().__init__(canaries)
         if canaries % 2:
             raise ValueError(f"a pair has an even number of trials, got {canaries}")
         self._log = TrialLog()
-        self._ramp: _Ramp | None = None
+        self._ramp: _Ramp | None = None  # None before the first fit: pairs are skipped
         self._next_fit = -(-WARMUP // canaries) * canaries  # trials after which a ramp is fitted
 
     def _add(self, scores: Scores, members: Members, ran: bool) -> None:

@@ -18,13 +18,15 @@ from .base import Estimator, Members, Scores
 from .lower_bound import Estimate, Status
 from .one_run import epsilon_lower, p_value
 from .threshold_rates import Gain, Worlds, best_test, epsilon_of_rates, mu_of_rates
-from .trial_log import Logged, settled
+from .trial_log import Logged, with_diverged_guessed
 
 _COUNTS_TRIED = 24  # numbers of guesses of each kind, in addition to 0
 
 
 @dataclass
 class _BestThreshold(Logged, Estimator):
+    """Base of the papers' bounds at the threshold that is best on the judged trials themselves."""
+
     status = Status.PAPER
     fair = False
 
@@ -33,12 +35,16 @@ class _BestThreshold(Logged, Estimator):
         alpha: float,
         gain: Gain,
     ) -> tuple[float, float]:
-        """Returns the largest gain and its threshold, as `best_test`.
+        """Returns the largest bound over all thresholds, and its threshold.
 
         No paper mentions diverged trials: they are errors at every threshold.
+
+        Args:
+            alpha: error probability at each threshold, half of which is for either error rate.
+            gain: maps upper bounds on both error rates to a bound on ε or μ.
         """
         scores, members = self._log.arrays()
-        scores = settled(scores, members, len(scores))
+        scores = with_diverged_guessed(scores, members, len(scores))
         worlds = Worlds.from_scores(scores, members)
         return best_test(worlds, alpha, gain)
 

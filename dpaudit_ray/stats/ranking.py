@@ -444,19 +444,19 @@ class Rank(Logged, Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._computed = (0, 0.0, 0.0)  # trials, confidence, and the bound on μ from these
+        self._last_bound = (0, 0.0, 0.0)  # trials, confidence, and the bound on μ from these
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         """Bounds μ by the order of mistakes, from the surest guess to the least sure."""
         trials = self._trials_used()
         scores, members = self._log.arrays()
         scores, members = scores[:trials], members[:trials]
-        if self._computed[:2] != (trials, confidence):
+        if self._last_bound[:2] != (trials, confidence):
             mistakes = np.empty(0, bool)
             if members.any() and not members.all():  # one world alone is an accident
                 mistakes = self._mistakes(scores, members)
-            self._computed = (trials, confidence, mu_lower(mistakes, 1 - confidence))
-        mu = self._computed[2]
+            self._last_bound = (trials, confidence, mu_lower(mistakes, 1 - confidence))
+        mu = self._last_bound[2]
         epsilon = float(gdp.epsilon(mu, delta))
         finite = scores[np.isfinite(scores)]
         threshold = float(np.median(finite)) if len(finite) else math.nan

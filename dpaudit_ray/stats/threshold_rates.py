@@ -19,7 +19,7 @@ from scipy.special import ndtri
 from .base import Estimator, Members, Scores
 from .error_rates import Counts, Rates, as_floats, clopper_pearson_upper
 from .lower_bound import Estimate, Status
-from .trial_log import LEARN, Logged, settled
+from .trial_log import LEARN, Logged, with_diverged_guessed
 
 # Maps upper bounds on false-positive and false-negative rates [n] to bounds on ε or μ [n].
 Gain = Callable[[Rates, Rates], Rates]
@@ -33,7 +33,7 @@ class Worlds:
     """Scores of both worlds, sorted.
 
     Attributes:
-        outside: scores without the canary; ±inf if `settled`.
+        outside: scores without the canary; ±inf if `with_diverged_guessed`.
         inside: scores with it, likewise.
         failed_outside: failed trials without the canary: errors at every threshold.
         failed_inside: failed trials with it.
@@ -60,7 +60,7 @@ class Worlds:
         """Splits the scores of an entire audit, float64 [R]; not finite means diverged."""
         marked = np.where(np.isfinite(scores), scores, np.inf)
         learn = math.ceil(LEARN * len(marked))
-        return cls.from_scores(settled(marked, members, learn), members)
+        return cls.from_scores(with_diverged_guessed(marked, members, learn), members)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -143,10 +143,10 @@ class EpsDelta(Logged, Estimator):
         if self.threshold != "fixed":
             first = learn = math.ceil(SHARES[self.threshold] * self.planned)
             past_members = members[:first]
-            past_scores = settled(scores[:first], past_members, 0)
+            past_scores = with_diverged_guessed(scores[:first], past_members, 0)
             past = Worlds.from_scores(past_scores, past_members)
             _, threshold = best_test(past, alpha, gain)
-        scores = settled(scores, members, learn)[first:]
+        scores = with_diverged_guessed(scores, members, learn)[first:]
         inside = members[first:]
         sizes = int((~inside).sum()), int(inside.sum())
         epsilon = 0.0

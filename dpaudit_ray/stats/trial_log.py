@@ -106,11 +106,12 @@ class Diverged:
         return total > 0 and abs(self.inside - self.outside) >= _CLEAR * total**0.5
 
 
-def settled(scores: Scores, members: Members, learn: int) -> Scores:
-    """Turns diverged trials into guesses: +inf "in", -inf "out".
+def with_diverged_guessed(scores: Scores, members: Members, learn: int) -> Scores:
+    """Returns scores in which diverged trials are guesses: +inf for "in", -inf for "out".
 
-    Those among the first `learn` trials decide which, and become misses. With `learn` 0 all
-    decide and are guessed: for choosing a threshold, not for a bound.
+    The guess is the world in which more of the first `learn` trials diverged; these become misses,
+    since their bits were used. With `learn` 0 all trials decide and are guessed: for choosing a
+    threshold, not for a bound.
 
     Args:
         scores: float64 [n], ±inf where diverged, NaN where there was no output.

@@ -107,6 +107,7 @@ class Masks:
         first: int,
         log_odds: bool = False,
     ) -> None:
+        """Groups the trials by score, reveals the bits of the first ones, and fits P(in)."""
         self._scores = scores
         self._groups = groups = Groups.from_scores(scores, log_odds)
         # Trials that are in, among the first k of the order.
@@ -115,7 +116,7 @@ class Masks:
         early = _running_count(groups.order < first)
         revealed = early[groups.start + groups.size] - early[groups.start]
         self._revealed = revealed.astype(np.int64)  # [groups]
-        self._fit: Floats | None = None
+        self._fit: Floats | None = None  # parameters of the last fit, from which the next begins
         self._refit()
 
     def adaptive(

@@ -105,7 +105,7 @@ def test_means_cut_scores_of_common_shapes(shape):
         members = rng.random(2000) < 0.5
         scores = draw(size=2000) + 2 * members
         learnt += any(
-            cut.learnt(scores[:n], members[:n]) is not None
+            cut.fit(scores[:n], members[:n]) is not None
             for n in (20, 25, 32, 40, 50, 63, 100, 200, 500, 2000)
         )
     assert learnt <= 2
@@ -157,7 +157,7 @@ def test_ranks_tell_the_cut_of_a_search_through_all():
         z = rng.normal(size=40) + rng.uniform(-3, 3) * members
         scores = np.round(np.exp(2 * z), number % 3)
         split = scores[members], scores[~members]
-        chosen, mistakes = cut._of_ranks(*map(np.sort, split))
+        chosen, mistakes = cut._fit_ranks(*map(np.sort, split))
         below, rising = slow_cut(scores, members)
         assert (int((scores <= chosen.threshold).sum()), chosen.rising) == (below, rising)
         guessed = (scores > chosen.threshold) == chosen.rising
@@ -167,7 +167,7 @@ def test_ranks_tell_the_cut_of_a_search_through_all():
 def test_positions_are_distances_of_normal_scores():
     """Of exp(z), in deviations from the middle of worlds at 0 and 2; ranks of 400 tell them."""
     z = special.ndtri((np.arange(400) + 0.5) / 400)
-    learnt, _ = cut._of_ranks(np.exp(z + 2), np.exp(z))
+    learnt, _ = cut._fit_ranks(np.exp(z + 2), np.exp(z))
     at = np.array([0.0, 0.6, 1.4, 2.0])
     assert learnt.position(np.exp(at)) == pytest.approx(at - 1, abs=0.1)
     assert np.sign(learnt.position(np.array([-math.inf, 1e9]))).tolist() == [-1, 1]

@@ -7,7 +7,7 @@ from dpaudit_ray import stats
 from dpaudit_ray.stats import guess_count_bound
 from dpaudit_ray.stats.claim_verdict import ClaimTest
 from dpaudit_ray.stats.curve import gaussian
-from dpaudit_ray.stats.trial_log import Diverged, settled
+from dpaudit_ray.stats.trial_log import Diverged, with_diverged_guessed
 from tests.long import paired
 from tests.stats.reference import SINGLE, gaussian_trials, several_canaries
 
@@ -114,9 +114,11 @@ def test_a_guess_by_what_diverged_before():
 def test_what_teaches_is_not_judged():
     scores = np.array([np.inf, 1.0, np.inf, np.inf, 2.0, np.nan])
     members = np.array([False, True, False, True, True, False])
-    found = settled(scores, members, 2)
+    found = with_diverged_guessed(scores, members, 2)
     np.testing.assert_array_equal(found, [np.nan, 1.0, -np.inf, -np.inf, 2.0, np.nan])
-    np.testing.assert_array_equal(settled(scores, members, 6)[[0, 2, 3]], [np.nan] * 3)
+    np.testing.assert_array_equal(
+        with_diverged_guessed(scores, members, 6)[[0, 2, 3]], [np.nan] * 3
+    )
     assert Diverged(0, 5).sure
     assert not Diverged(3, 5).sure
 

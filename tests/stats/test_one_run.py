@@ -12,7 +12,7 @@ from scipy.stats import binom
 from dpaudit_ray import stats
 from dpaudit_ray.stats import gdp, one_run
 from dpaudit_ray.stats.one_run import epsilon_lower, hits_of
-from dpaudit_ray.stats.one_run_adaptive import GRID, STEP, Evidence, needed, predicted
+from dpaudit_ray.stats.one_run_adaptive import GRID, STEP, Evidence, predict, refuting_log_wealth
 from dpaudit_ray.stats.paper import largest_of_pairs
 from jobs.studies import order_statistics
 from tests.long import LONG, paired
@@ -259,7 +259,7 @@ def test_predictions_and_wealth_are_those_of_a_loop():
     rng = np.random.default_rng(0)
     bits = rng.random(150) < 0.5
     scores = np.round(1.5 * bits + rng.normal(size=150), 1)  # with ties
-    odds = predicted(scores, bits)
+    odds = predict(scores, bits)
     np.testing.assert_allclose(odds, slow_odds(scores, bits), rtol=1e-7, atol=1e-9)
     evidence = Evidence.from_odds(odds, bits, failed=2)
     for epsilon in (0.0, 0.3, 1.0, 4.0):
@@ -278,20 +278,20 @@ def test_no_bit_is_known_before_it_is_guessed():
     scores = bits + rng.normal(size=9000)
     later = bits.copy()
     later[5000:] ^= True
-    np.testing.assert_array_equal(predicted(scores, bits)[:5001], predicted(scores, later)[:5001])
-    assert not np.allclose(predicted(scores, bits)[5001:], predicted(scores, later)[5001:])
+    np.testing.assert_array_equal(predict(scores, bits)[:5001], predict(scores, later)[:5001])
+    assert not np.allclose(predict(scores, bits)[5001:], predict(scores, later)[5001:])
 
 
 def test_wealth_that_is_needed_is_the_least_of_all_leaks():
-    np.testing.assert_allclose(needed(10, 0.0, 0.05), np.log(20))
+    np.testing.assert_allclose(refuting_log_wealth(10, 0.0, 0.05), np.log(20))
     q, i = special.expit(GRID[::500]), np.arange(4096)[:, None]
     left = 0.05 - 5000 * 1e-5 / (i + 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         best = np.where(left > 0, -np.log(left) - i * np.log(q), np.inf).min(axis=0)
-    found = needed(5000, 1e-5, 0.05)[::500]
+    found = refuting_log_wealth(5000, 1e-5, 0.05)[::500]
     assert (found >= best - 1e-12).all()
     np.testing.assert_allclose(found, best, rtol=0.02)  # i on a grid
-    assert np.isinf(needed(5000, 0.5, 0.05)).all()
+    assert np.isinf(refuting_log_wealth(5000, 0.5, 0.05)).all()
 
 
 def test_ratios_reach_ten_deviations_below_the_peak():
